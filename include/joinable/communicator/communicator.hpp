@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <concepts>
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/work.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/buffer.hpp>
+
+namespace joinable::inline v0 {
+
+/// How a reduction combines two elements. The bit operations are for integers only.
+enum class ReduceOp : std::uint8_t { sum, product, min, max, bit_and, bit_or };
+
+/// The enumerator's name, for error texts.
+[[nodiscard]] constexpr std::string_view name_of(ReduceOp op) noexcept {
+    constexpr std::string_view names[] = {"sum", "product", "min", "max", "bit_and", "bit_or"};
+    return names[static_cast<std::size_t>(op)];
+}
+
+/// How long a collective waits for the other ranks unless set_deadline() says otherwise.
+inline constexpr std::chrono::nanoseconds default_deadline = std::chrono::minutes{5};
+
+namespace detail {
+
+template <class C>
+concept has_rank = requires(C const& comm) {
+    { comm.rank() } -> std::convertible_to<int>;
+};
+template <class C>
+concept has_size = requires(C const& comm) {
+    { comm.size() } -> std::convertible_to<int>;
+};
+template <class C>
+concept has_all_reduce = requires(C& comm, Buffer buffer, ReduceOp op) {
+    { comm.all_reduce(buffer, op) } -> Work;
+};
+template <class C>
+concept has_broadcast = requires(C& comm, Buffer buffer, int root) {
+    { comm.broadcast(buffer, root) } -> Work;
+};
+template <class C>
+concept has_barrier = requires(C& comm) { comm.barrier(); };
+
+template <class C>
+concept has_all_gather = requires(C& comm, ConstBuffer in, Buffer out) {
+    { comm.all_gather(in, out) } -> Work;
+};
+template <class C>
+concept has_reduce_scatter = requires(C& comm, ConstBuffer in, Buffer out, ReduceOp op) {
+    { comm.reduce_scatter(in, out, op) } -> Work;
+};
+template <class C>
+concept has_abort = requires(C& comm, AbortReason reason) {
+    comm.abort(reason);
+    { comm.is_spent() } -> std::convertible_to<bool>;
+};
+template <class C>
+concept has_set_deadline = requires(C& comm, std::chrono::nanoseconds deadline) {
+    { comm.set_deadline(deadline) } -> std::convertible_to<std::chrono::nanoseconds>;
+};
+template <class C>
+concept has_missing = requires(C const& comm) {
+    { comm.missing() } -> std::convertible_to<std::vector<int>>;
+};
+
+} // namespace detail
+
+/// A group of ranks that run collectives together.
+///
+/// `comm` is an lvalue of `C`.
+/// | expression                     | result             | meaning                                       |
+/// |--------------------------------|--------------------|-----------------------------------------------|
+/// | `comm.rank()`                  | convertible to int | this rank, in [0, size()); never changes      |
+/// | `comm.size()`                  | convertible to int | number of ranks, >= 1; the same on every rank |
+/// | `comm.all_reduce(buffer, op)`  | Work               | combines `buffer` over all ranks, in place    |
+/// | `comm.broadcast(buffer, root)` | Work               | copies the buffer of `root` to all ranks      |
+/// | `comm.barrier()`               |                    | blocks until every rank has called it         |
+///
+/// Not checkable, still required: every rank calls the same collectives in the same order; a
+/// collective that throws because of another rank leaves the communicator spent. Thread safety:
+/// one thread at a time per object; ranks are independent. Need not be movable.
+/// Archetype: tests/support/archetypes.hpp. Models: SelfCommunicator, ThreadCommunicator.
+template <class C>
+concept Communicator = detail::has_rank<C> && detail::has_size<C> && detail::has_all_reduce<C> &&
+                       detail::has_broadcast<C> && detail::has_barrier<C>;
+
+/// A communicator that concatenates one buffer of each rank, in rank order, on every rank.
+///
+/// | expression                 | result | meaning                                                  |
+/// |----------------------------|--------|----------------------------------------------------------|
+/// | `comm.all_gather(in, out)` | Work   | `out.count == in.count * size()`; all ranks alike        |
+template <class C>
+concept AllGathers = Communicator<C> && detail::has_all_gather<C>;
+
+/// A communicator that combines buffers over all ranks and leaves each rank its share.
+///
+/// | expression                         | result | meaning                                          |
+/// |------------------------------------|--------|--------------------------------------------------|
+/// | `comm.reduce_scatter(in, out, op)` | Work   | `in.count == out.count * size()`; rank r gets    |
+/// |                                    |        | the combined elements from r * out.count on      |
+template <class C>
+concept ReduceScatters = Communicator<C> && detail::has_reduce_scatter<C>;
+
+/// A communicator on which one rank can end the waiting of all.
+///
+/// | expression           | result              | meaning                                            |
+/// |----------------------|---------------------|----------------------------------------------------|
+/// | `comm.abort(reason)` |                     | local; every wait that cannot complete throws      |
+/// |                      |                     | `reason` on every rank; the first writer wins      |
+/// | `comm.is_spent()`    | convertible to bool | whether somebody aborted                           |
+template <class C>
+concept Aborts = Communicator<C> && detail::has_abort<C>;
+
+/// A communicator whose waits end in `TimedOut` (default: `default_deadline`).
+///
+/// | expression             | result                    | meaning                                     |
+/// |------------------------|---------------------------|---------------------------------------------|
+/// | `comm.set_deadline(d)` | std::chrono::nanoseconds  | local; for waits that start later; returns  |
+/// |                        |                           | the deadline that was in force              |
+template <class C>
+concept HasDeadline = Communicator<C> && detail::has_set_deadline<C>;
+
+/// A communicator that can tell which ranks have not arrived in the oldest pending collective.
+///
+/// | expression       | result           | meaning                                               |
+/// |------------------|------------------|-------------------------------------------------------|
+/// | `comm.missing()` | std::vector<int> | local; ascending; empty when nothing is pending       |
+template <class C>
+concept ReportsMissing = Communicator<C> && detail::has_missing<C>;
+
+/// Says in one sentence what a class lacks to be a Communicator.
+template <class C>
+consteval bool models_communicator() {
+    static_assert(detail::has_rank<C>, "Communicator: expected a member 'int rank() const'");
+    static_assert(detail::has_size<C>, "Communicator: expected a member 'int size() const'");
+    static_assert(
+        detail::has_all_reduce<C>,
+        "Communicator: expected a member 'Work all_reduce(Buffer, ReduceOp)' (in place)"
+    );
+    static_assert(
+        detail::has_broadcast<C>,
+        "Communicator: expected a member 'Work broadcast(Buffer, int root)' (in place)"
+    );
+    static_assert(detail::has_barrier<C>, "Communicator: expected a member 'void barrier()'");
+    return Communicator<C>;
+}
+
+/// The work that `C` returns from its all-reduce.
+template <Communicator C>
+using work_of =
+    std::remove_cvref_t<decltype(std::declval<C&>().all_reduce(Buffer{}, ReduceOp::sum))>;
+
+} // namespace joinable::inline v0

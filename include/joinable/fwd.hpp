@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+/// @file
+/// Declarations of everything that other code specialises or names before it is defined.
+///
+/// Customization points, all of them class templates whose primary is undefined or a default:
+/// | template               | adapts                                       | header                 |
+/// |------------------------|----------------------------------------------|------------------------|
+/// | `tensor_traits<T>`     | an engine's tensor                           | tensor/traits.hpp      |
+/// | `parameter_traits<P>`  | an engine's parameter (a value and gradient) | tensor/parameter.hpp   |
+/// | `hook_order<Hook>`     | where a hook of another library runs         | hook/ordering.hpp      |
+
+namespace joinable::inline v0 {
+
+enum class DType : std::uint8_t;
+struct Buffer;
+struct ConstBuffer;
+class Shape;
+class AnyView;
+template <class T>
+class StridedView;
+
+template <class T>
+struct tensor_traits;
+template <class P>
+struct parameter_traits;
+template <class Hook>
+struct hook_order;
+
+enum class ReduceOp : std::uint8_t;
+
+class JoinState;
+class Round;
+class PendingRound;
+struct RoundNotice;
+struct JoinResult;
+
+} // namespace joinable::inline v0

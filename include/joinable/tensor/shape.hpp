@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <initializer_list>
+#include <limits>
+#include <span>
+
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable::inline v0 {
+
+/// The most dimensions that a tensor may have.
+inline constexpr std::size_t max_tensor_rank = 8;
+
+/// The extents or the strides of a tensor: a list of at most `max_tensor_rank` numbers that never
+/// allocates. A scalar has none.
+class Shape {
+public:
+    constexpr Shape() = default;
+    constexpr Shape(std::initializer_list<std::size_t> values)
+        : Shape{std::span<std::size_t const>{values.begin(), values.size()}} {}
+
+    /// @throws ContractViolation  more than `max_tensor_rank` values.
+    explicit constexpr Shape(std::span<std::size_t const> values) {
+        for (std::size_t const value : values) {
+            push_back(value);
+        }
+    }
+
+    constexpr void push_back(std::size_t value) {
+        if (rank_ == max_tensor_rank) {
+            throw ContractViolation{
+                detail::concat("a tensor has at most ", max_tensor_rank, " dimensions")
+            };
+        }
+        values_[rank_++] = value;
+    }
+
+    [[nodiscard]] constexpr std::size_t size() const noexcept { return rank_; }
+    [[nodiscard]] constexpr bool empty() const noexcept { return rank_ == 0; }
+    constexpr std::size_t& operator[](std::size_t i) noexcept { return values_[i]; }
+    constexpr std::size_t operator[](std::size_t i) const noexcept { return values_[i]; }
+    [[nodiscard]] constexpr std::size_t const* begin() const noexcept { return values_.data(); }
+    [[nodiscard]] constexpr std::size_t const* end() const noexcept {
+        return values_.data() + rank_;
+    }
+    [[nodiscard]] constexpr std::size_t const* data() const noexcept { return values_.data(); }
+
+    friend constexpr bool operator==(Shape const& a, Shape const& b) noexcept {
+        for (std::size_t i = 0; i < a.rank_ && a.rank_ == b.rank_; ++i) {
+            if (a.values_[i] != b.values_[i]) {
+                return false;
+            }
+        }
+        return a.rank_ == b.rank_;
+    }
+
+private:
+    std::array<std::size_t, max_tensor_rank> values_{};
+    std::size_t rank_ = 0;
+};
+
+/// The number of elements: the product of the extents, 1 for a scalar.
+/// @throws ContractViolation  the product does not fit in std::size_t.
+[[nodiscard]] constexpr std::size_t numel(Shape const& extents) {
+    std::size_t product = 1;
+    bool overflow = false;
+    for (std::size_t const extent : extents) {
+        if (extent == 0) {
+            return 0;
+        }
+        overflow = overflow || product > std::numeric_limits<std::size_t>::max() / extent;
+        product *= extent;
+    }
+    if (overflow) {
+        throw ContractViolation{"the product of a tensor's extents does not fit in std::size_t"};
+    }
+    return product;
+}
+
+/// The strides, in elements, of a dense tensor whose last dimension varies fastest.
+[[nodiscard]] constexpr Shape row_major_strides(Shape const& extents) {
+    Shape strides = extents;
+    std::size_t stride = 1;
+    for (std::size_t i = extents.size(); i-- > 0;) {
+        strides[i] = stride;
+        stride *= extents[i];
+    }
+    return strides;
+}
+
+/// Whether elements lie one after another in row-major order. The stride of a dimension of extent
+/// 1 does not matter, and a tensor without elements is contiguous.
+[[nodiscard]] constexpr bool is_contiguous(Shape const& extents, Shape const& strides) {
+    if (extents.size() != strides.size()) {
+        return false;
+    }
+    std::size_t stride = 1;
+    bool contiguous = true;
+    for (std::size_t i = extents.size(); i-- > 0;) {
+        if (extents[i] == 0) {
+            return true;
+        }
+        contiguous = contiguous && (extents[i] == 1 || strides[i] == stride);
+        stride *= extents[i];
+    }
+    return contiguous;
+}
+
+} // namespace joinable::inline v0

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <iterator>
+#include <type_traits>
+
+#include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/shape.hpp>
+#include <joinable/tensor/traits.hpp>
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+template <class T>
+using traits_of = tensor_traits<std::remove_cvref_t<T>>;
+
+template <class T>
+using lvalue_of = std::add_lvalue_reference_t<std::remove_reference_t<T>>;
+
+template <class T>
+concept has_tensor_traits = requires { sizeof(traits_of<T>); };
+
+template <class T>
+concept has_static_dtype =
+    requires { typename traits_of<T>::value_type; } && Element<typename traits_of<T>::value_type>;
+
+template <class T>
+concept has_run_time_dtype = requires(std::remove_cvref_t<T> const& t) {
+    { traits_of<T>::dtype(t) } -> std::same_as<DType>;
+};
+
+template <class Range>
+concept range_of_integers = requires(Range const& range) {
+    std::begin(range);
+    std::end(range);
+    requires std::integral<std::remove_cvref_t<decltype(*std::begin(range))>>;
+};
+
+template <class T>
+concept has_extents = requires(std::remove_cvref_t<T> const& t) {
+    { traits_of<T>::extents(t) } -> range_of_integers;
+};
+
+template <class T>
+concept has_strides = requires(std::remove_cvref_t<T> const& t) {
+    { traits_of<T>::strides(t) } -> range_of_integers;
+};
+
+template <class T>
+concept has_device = requires(std::remove_cvref_t<T> const& t) {
+    { traits_of<T>::device(t) } -> std::same_as<DeviceId>;
+};
+
+/// The traits of a view take a const tensor whatever its elements are, those of a container take
+/// it as it is: asking with the lvalue as given covers both.
+template <class T>
+concept has_data = requires(lvalue_of<T> t) {
+    { traits_of<T>::data(t) } -> std::convertible_to<void const*>;
+};
+
+template <class T>
+concept has_writable_data = requires(lvalue_of<T> t) {
+    { traits_of<T>::data(t) } -> std::convertible_to<void*>;
+};
+
+template <class Range>
+Shape shape_of(Range const& range) {
+    Shape shape;
+    for (auto const value : range) {
+        if constexpr (std::signed_integral<std::remove_cvref_t<decltype(value)>>) {
+            if (value < 0) {
+                throw ContractViolation{concat(
+                    "an extent or a stride of a tensor is ", value, ", but must not be negative"
+                )};
+            }
+        }
+        shape.push_back(static_cast<std::size_t>(value));
+    }
+    return shape;
+}
+
+} // namespace detail
+
+/// A tensor that can be read: `tensor_traits` describes it.
+///
+/// `t` is an lvalue of `T`, with its constness.
+/// | expression                   | result                | meaning                                  |
+/// |------------------------------|-----------------------|------------------------------------------|
+/// | `tensor_traits<T>`           | complete              | how the type is adapted                  |
+/// | `::value_type` or `dtype(t)` | Element, or `DType`   | the type of the elements                 |
+/// | `::data(t)`                  | a pointer             | the first element                        |
+/// | `::extents(t)`               | a range of integers   | one per dimension, at most 8             |
+/// | `::strides(t)` (optional)    | a range of integers   | in elements; row-major without it        |
+/// | `::device(t)` (optional)     | `DeviceId`            | where the memory is; the host without it |
+///
+/// Not checkable, still required: the memory stays where it is while a collective uses it.
+/// Models: std::vector, std::array, std::span, StridedView, AnyView.
+template <class T>
+concept Tensor =
+    detail::has_tensor_traits<T> && (detail::has_static_dtype<T> || detail::has_run_time_dtype<T>) &&
+    detail::has_data<T> && detail::has_extents<T>;
+
+/// A tensor whose elements can be written: `data(t)` is a pointer to non-const.
+template <class T>
+concept WritableTensor = Tensor<T> && detail::has_writable_data<T>;
+
+/// Says in one sentence what a type lacks to be a Tensor: `static_assert(models_tensor<My>());`.
+template <class T>
+consteval bool models_tensor() {
+    static_assert(
+        detail::has_tensor_traits<T>,
+        "Tensor: specialise joinable::tensor_traits for this type (see tensor/traits.hpp)"
+    );
+    if constexpr (detail::has_tensor_traits<T>) {
+        static_assert(
+            detail::has_static_dtype<T> || detail::has_run_time_dtype<T>,
+            "Tensor: tensor_traits needs value_type (an element type that has a DType) or "
+            "'static DType dtype(T const&)'"
+        );
+        static_assert(
+            detail::has_data<T>, "Tensor: tensor_traits needs 'static U* data(T&)' for this type"
+        );
+        static_assert(
+            detail::has_extents<T>,
+            "Tensor: tensor_traits needs 'static auto extents(T const&)', a range of integers"
+        );
+    }
+    return Tensor<T>;
+}
+
+/// The dtype of a tensor.
+template <Tensor T>
+[[nodiscard]] constexpr DType dtype(T const& tensor) {
+    if constexpr (detail::has_static_dtype<T>) {
+        return dtype_of<typename detail::traits_of<T>::value_type>;
+    } else {
+        return detail::traits_of<T>::dtype(tensor);
+    }
+}
+
+/// The extents of a tensor.
+template <Tensor T>
+[[nodiscard]] constexpr Shape extents(T const& tensor) {
+    return detail::shape_of(detail::traits_of<T>::extents(tensor));
+}
+
+/// The strides of a tensor, in elements.
+/// @throws ContractViolation  as many strides as extents are needed, none of them negative.
+template <Tensor T>
+[[nodiscard]] constexpr Shape strides(T const& tensor) {
+    if constexpr (detail::has_strides<T>) {
+        Shape const given = detail::shape_of(detail::traits_of<T>::strides(tensor));
+        if (std::size_t const rank = extents(tensor).size(); given.size() != rank) {
+            throw ContractViolation{detail::concat(
+                "a tensor has ", rank, " extents but ", given.size(), " strides; give one for each"
+            )};
+        }
+        return given;
+    } else {
+        return row_major_strides(extents(tensor));
+    }
+}
+
+/// The device on which a tensor's memory is.
+template <Tensor T>
+[[nodiscard]] constexpr DeviceId device(T const& tensor) {
+    if constexpr (detail::has_device<T>) {
+        return detail::traits_of<T>::device(tensor);
+    } else {
+        return {};
+    }
+}
+
+/// The number of elements of a tensor.
+template <Tensor T>
+[[nodiscard]] constexpr std::size_t numel(T const& tensor) {
+    return numel(extents(tensor));
+}
+
+/// Whether a tensor's elements lie one after another in row-major order.
+template <Tensor T>
+[[nodiscard]] constexpr bool is_contiguous(T const& tensor) {
+    return is_contiguous(extents(tensor), strides(tensor));
+}
+
+/// The memory of a contiguous tensor, to be written.
+/// @throws ContractViolation  the tensor is not contiguous.
+template <WritableTensor T>
+[[nodiscard]] constexpr Buffer to_buffer(T&& tensor) {
+    if (!is_contiguous(tensor)) {
+        throw ContractViolation{
+            "a collective needs a contiguous tensor; copy the strided one into a dense one first"
+        };
+    }
+    return {detail::traits_of<T>::data(tensor), numel(tensor), dtype(tensor)};
+}
+
+/// The memory of a contiguous tensor, to be read.
+/// @throws ContractViolation  the tensor is not contiguous.
+template <Tensor T>
+[[nodiscard]] constexpr ConstBuffer to_const_buffer(T const& tensor) {
+    if (!is_contiguous(tensor)) {
+        throw ContractViolation{
+            "a collective needs a contiguous tensor; copy the strided one into a dense one first"
+        };
+    }
+    return {detail::traits_of<T>::data(tensor), numel(tensor), dtype(tensor)};
+}
+
+} // namespace joinable::inline v0

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include <joinable/fwd.hpp>
+#include <joinable/tensor/dtype.hpp>
+
+namespace joinable::inline v0 {
+
+/// Where a tensor's memory lives.
+enum class DeviceKind : std::uint8_t { host, cuda };
+
+/// One device: the host, or an accelerator by its index.
+struct DeviceId {
+    DeviceKind kind = DeviceKind::host;
+    int index = 0;
+
+    friend constexpr bool operator==(DeviceId, DeviceId) = default;
+};
+
+/// Adapts a tensor type. Specialise it for the engine's own type, `T` without const or reference:
+///
+/// | member                                           | required                                 |
+/// |--------------------------------------------------|------------------------------------------|
+/// | `using value_type = U;`                          | one of the two: the dtype is static ...  |
+/// | `static DType dtype(T const& t);`                | ... or known at run time                 |
+/// | `static U* data(T& t);`                          | to be written (`void*` with run-time     |
+/// |                                                  | dtype); of a const tensor if T is a view |
+/// | `static U const* data(T const& t);`              | to be read                               |
+/// | `static auto extents(T const& t);`               | a range of integers, at most 8           |
+/// | `static auto strides(T const& t);`               | optional, in elements; else row-major    |
+/// | `static DeviceId device(T const& t);`            | optional; else the host                  |
+template <class T>
+struct tensor_traits; // primary undefined: a type without a specialisation is no tensor
+
+template <Element U, class Allocator>
+struct tensor_traits<std::vector<U, Allocator>> {
+    using value_type = U;
+    static U* data(std::vector<U, Allocator>& t) noexcept { return t.data(); }
+    static U const* data(std::vector<U, Allocator> const& t) noexcept { return t.data(); }
+    static std::array<std::size_t, 1> extents(std::vector<U, Allocator> const& t) noexcept {
+        return {{t.size()}};
+    }
+};
+
+template <Element U, std::size_t N>
+struct tensor_traits<std::array<U, N>> {
+    using value_type = U;
+    static constexpr U* data(std::array<U, N>& t) noexcept { return t.data(); }
+    static constexpr U const* data(std::array<U, N> const& t) noexcept { return t.data(); }
+    static constexpr std::array<std::size_t, 1> extents(std::array<U, N> const&) noexcept {
+        return {{N}};
+    }
+};
+
+template <class U, std::size_t Extent>
+    requires Element<std::remove_const_t<U>>
+struct tensor_traits<std::span<U, Extent>> {
+    using value_type = std::remove_const_t<U>;
+    static constexpr U* data(std::span<U, Extent> const& t) noexcept { return t.data(); }
+    static constexpr std::array<std::size_t, 1> extents(std::span<U, Extent> const& t) noexcept {
+        return {{t.size()}};
+    }
+};
+
+} // namespace joinable::inline v0

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+/// @file
+/// Everything that needs no threads: guards over a communicator of the engine's own.
+
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/work.hpp>
+#include <joinable/config.hpp>
+#include <joinable/error.hpp>
+#include <joinable/fwd.hpp>
+#include <joinable/hook/join_hook.hpp>
+#include <joinable/hook/keywords.hpp>
+#include <joinable/hook/ordering.hpp>
+#include <joinable/join/guard.hpp>
+#include <joinable/join/options.hpp>
+#include <joinable/join/result.hpp>
+#include <joinable/join/roll_call.hpp>
+#include <joinable/join/round.hpp>
+#include <joinable/joinable.hpp>
+#include <joinable/participant/action.hpp>
+#include <joinable/participant/step.hpp>
+#include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/parameter.hpp>
+#include <joinable/tensor/shape.hpp>
+#include <joinable/tensor/tensor.hpp>
+#include <joinable/tensor/traits.hpp>

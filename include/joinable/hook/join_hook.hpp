@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <concepts>
+
+#include <joinable/fwd.hpp>
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+template <class H>
+concept has_main_hook_of_round = requires(H& hook, Round const& round) { hook.main_hook(round); };
+template <class H>
+concept has_main_hook = has_main_hook_of_round<H> || requires(H& hook) { hook.main_hook(); };
+template <class H>
+concept has_post_hook_of_result =
+    requires(H& hook, JoinResult const& result) { hook.post_hook(result); };
+template <class H>
+concept has_post_hook =
+    has_post_hook_of_result<H> || requires(H& hook) { hook.post_hook(bool{}); };
+template <class H>
+concept has_takes_part = requires(Round const& round) {
+    { H::takes_part(round) } -> std::convertible_to<bool>;
+};
+template <class H>
+inline constexpr bool gives_notice = requires { requires H::gives_notice; };
+
+} // namespace detail
+
+/// What a joined rank runs in place of a participant.
+///
+/// `hook` is an lvalue of `H`; constructed in place, need not be movable.
+/// | expression                                | meaning                                          |
+/// |-------------------------------------------|--------------------------------------------------|
+/// | `hook.main_hook()` or                     | runs the collectives of one round, the same and  |
+/// | `hook.main_hook(round)`                   | in the same order as the active ranks do         |
+/// | `hook.post_hook(is_last_joiner)` or       | runs once on every rank, when all have joined    |
+/// | `hook.post_hook(result)`                  | or the guard was stopped                         |
+/// | `H::takes_part(round)` (optional, static) | whether the round concerns it; may ask a Round   |
+/// |                                           | for its number, phase and will_sync only         |
+/// | `H::gives_notice` (optional, static bool) | its participant's notification carries a notice, |
+/// |                                           | so it must be the first of a round               |
+///
+/// Where it runs among other hooks: hook/ordering.hpp.
+template <class H>
+concept JoinHook = detail::has_main_hook<H> && detail::has_post_hook<H>;
+
+/// Says in one sentence what a class lacks to be a JoinHook.
+template <class H>
+consteval bool models_join_hook() {
+    static_assert(
+        detail::has_main_hook<H>,
+        "JoinHook: expected a member 'void main_hook()' or 'void main_hook(Round const&)'"
+    );
+    static_assert(
+        detail::has_post_hook<H>,
+        "JoinHook: expected a member 'void post_hook(bool is_last_joiner)' or "
+        "'void post_hook(JoinResult const&)'"
+    );
+    return JoinHook<H>;
+}
+
+} // namespace joinable::inline v0

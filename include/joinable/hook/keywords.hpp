@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+namespace joinable::inline v0 {
+
+/// One `keyword = value` as it was given to a guard.
+template <class K>
+struct KeywordArgument {
+    typename K::value_type value;
+};
+
+namespace detail {
+
+/// No silent change of meaning: a flag takes flags only, and a whole number no fraction.
+template <class From, class To>
+concept keyword_value =
+    std::convertible_to<From, To> &&
+    std::same_as<std::remove_cvref_t<From>, bool> == std::same_as<To, bool> &&
+    !(std::floating_point<std::remove_cvref_t<From>> && std::integral<To>);
+
+} // namespace detail
+
+/// The base of a keyword object `K` whose value is a `V`:
+/// @code
+/// inline constexpr struct sync_max_count_t : keyword<sync_max_count_t, bool> {
+///     using keyword::operator=;
+/// } sync_max_count{};
+/// @endcode
+/// `sync_max_count = true` is then an argument of `Join`, and `args.get(sync_max_count, false)`
+/// reads it in `join_hook`.
+template <class K, class V>
+struct keyword {
+    using value_type = V;
+
+    // NOLINTNEXTLINE(misc-unconventional-assign-operator): spells an argument, assigns nothing
+    constexpr KeywordArgument<K> operator=(detail::keyword_value<V> auto&& value) const {
+        return {static_cast<V>(std::forward<decltype(value)>(value))};
+    }
+};
+
+/// The keywords that a joinable accepts: `using join_keywords = keywords<sync_max_count_t>;`.
+template <class... Ks>
+struct keywords {};
+
+/// What a joinable's `join_hook` receives: one type whatever was passed, so that the type of the
+/// hook does not depend on the call.
+template <class Keywords>
+class arguments;
+
+template <class... Ks>
+class arguments<keywords<Ks...>> {
+public:
+    arguments() = default;
+
+    /// The value given for a keyword, or `otherwise`.
+    template <class K>
+    [[nodiscard]] constexpr typename K::value_type
+    get(K const&, typename K::value_type otherwise) const {
+        static_assert(
+            (std::same_as<K, Ks> || ...),
+            "arguments::get: this keyword is not in the joinable's join_keywords"
+        );
+        auto const& given = std::get<Slot<K>>(values_).value;
+        return given ? *given : otherwise;
+    }
+
+    /// Stores a value if this joinable accepts the keyword, otherwise does nothing.
+    template <class K>
+    constexpr void set(KeywordArgument<K> const& argument) {
+        if constexpr ((std::same_as<K, Ks> || ...)) {
+            std::get<Slot<K>>(values_).value = argument.value;
+        }
+    }
+
+private:
+    template <class K>
+    struct Slot {
+        std::optional<typename K::value_type> value;
+    };
+    std::tuple<Slot<Ks>...> values_;
+};
+
+namespace detail {
+
+template <class K, class Keywords>
+inline constexpr bool accepts_keyword = false;
+template <class K, class... Ks>
+inline constexpr bool accepts_keyword<K, keywords<Ks...>> = (std::same_as<K, Ks> || ...);
+
+/// Named by the compiler when its assertion fails, so that the message shows the keyword.
+template <class K, std::size_t TimesGiven, class... AcceptedKeywords>
+consteval bool check_keyword() {
+    static_assert(
+        (accepts_keyword<K, AcceptedKeywords> || ...),
+        "no participant of this Join accepts the keyword (see check_keyword<...>); is it misspelt?"
+    );
+    static_assert(
+        TimesGiven == 1, "the keyword is given twice (see check_keyword<...>); give it once"
+    );
+    return true;
+}
+
+} // namespace detail
+
+} // namespace joinable::inline v0

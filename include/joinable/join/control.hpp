@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include <joinable/communicator/communicator.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// A participant's communicator as the guard sees it: type-erased, so that the type of a guard
+/// does not depend on it, and small, because a guard only sums words and aborts.
+class ControlCommunicator {
+public:
+    ControlCommunicator() = default;
+    ControlCommunicator(ControlCommunicator const&) = delete;
+    ControlCommunicator& operator=(ControlCommunicator const&) = delete;
+    virtual ~ControlCommunicator() = default;
+
+    [[nodiscard]] virtual int rank() const = 0;
+    [[nodiscard]] virtual int size() const = 0;
+    /// Identity: two participants over one communicator object have the same.
+    [[nodiscard]] virtual void const* address() const noexcept = 0;
+
+    /// Starts summing `words` over all ranks, in place. One sum at a time.
+    virtual void post_sum(std::span<std::uint64_t> words) = 0;
+    virtual bool test_sum() = 0;
+    virtual void wait_sum() = 0;
+
+    /// Local. False where the communicator cannot abort.
+    virtual bool abort(AbortReason const& reason) = 0;
+
+    /// Local. The deadline that was in force, none where the communicator has no deadline.
+    virtual std::optional<std::chrono::nanoseconds>
+    exchange_deadline(std::chrono::nanoseconds deadline) = 0;
+
+    void sum(std::span<std::uint64_t> words) {
+        post_sum(words);
+        wait_sum();
+    }
+};
+
+template <Communicator Comm>
+class ControlOver final : public ControlCommunicator {
+public:
+    explicit ControlOver(Comm& comm) noexcept : comm_{comm} {}
+
+    [[nodiscard]] int rank() const override { return comm_.rank(); }
+    [[nodiscard]] int size() const override { return comm_.size(); }
+    [[nodiscard]] void const* address() const noexcept override { return &comm_; }
+
+    void post_sum(std::span<std::uint64_t> words) override {
+        work_.reset();
+        work_.emplace(
+            comm_.all_reduce(Buffer{words.data(), words.size(), DType::u64}, ReduceOp::sum)
+        );
+    }
+    bool test_sum() override { return work_->test(); }
+    void wait_sum() override {
+        work_->wait();
+        work_.reset();
+    }
+
+    bool abort(AbortReason const& reason) override {
+        if constexpr (Aborts<Comm>) {
+            comm_.abort(reason);
+        }
+        return Aborts<Comm>;
+    }
+
+    std::optional<std::chrono::nanoseconds>
+    exchange_deadline(std::chrono::nanoseconds deadline) override {
+        if constexpr (HasDeadline<Comm>) {
+            return comm_.set_deadline(deadline);
+        } else {
+            return {};
+        }
+    }
+
+private:
+    Comm& comm_;
+    std::optional<work_of<Comm>> work_;
+};
+
+} // namespace joinable::inline v0::detail

@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <exception>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <joinable/detail/type_name.hpp>
+#include <joinable/join/hooks.hpp>
+#include <joinable/joinable.hpp>
+
+namespace joinable::inline v0 {
+
+/// The participants of a guard: made by participants().
+template <class... Js>
+struct Participants {
+    std::tuple<Js&...> joinables;
+};
+
+namespace detail {
+
+template <class J>
+consteval bool check_participant() {
+    static_assert(
+        std::is_lvalue_reference_v<J>,
+        "participants: a temporary cannot take part; give it a name that outlives the Join"
+    );
+    static_assert(
+        !std::is_const_v<std::remove_reference_t<J>>,
+        "participants: a const object cannot take part, because the guard changes its join_state()"
+    );
+    return models_joinable<std::remove_cvref_t<J>>();
+}
+
+} // namespace detail
+
+/// Lists the joinables of a guard, and marks where the list ends. Non-const lvalues only; they must
+/// outlive the guard.
+template <class... Js>
+[[nodiscard]] Participants<std::remove_cvref_t<Js>...> participants(Js&&... joinables) {
+    static_assert(sizeof...(Js) > 0, "participants: a Join needs at least one participant");
+    static_assert(sizeof...(Js) < 32, "participants: a Join takes at most 31 participants");
+    static_assert((detail::check_participant<Js>() && ...));
+    return {std::tuple<std::remove_cvref_t<Js>&...>{joinables...}};
+}
+
+template <class Guard, class Range, class Announce>
+class GuardedRange;
+
+/// Lets ranks with different numbers of inputs run collectives together: ranks that have run out
+/// shadow the collectives of the others until everybody is done, and a failure of one rank becomes
+/// the same typed error on all.
+///
+/// @code
+/// joinable::Join guard{joinable::participants(ddp, step), {.end_policy = ...}, keyword = value};
+/// for (auto const& batch : my_shard) { ddp.forward(...); ddp.backward(...); step.step(); }
+/// auto const result = guard.finish();
+/// @endcode
+///
+/// A round is opened by the notification of a participant, or by next() or iterate(), alike on all
+/// ranks. Construction, finish() and the destructor are collective. When an exception leaves the
+/// guard the others see PeerFailed: between rounds they hear of it in their next roll call and the
+/// communicators stay usable, anywhere else the communicators are aborted. After a throw of the
+/// guard itself it is over, and its participants can enter another.
+/// Cost: one sum of seven words per round, one more message when a rank arrives or fails.
+template <class... Js>
+class [[nodiscard]] Join {
+    using Sequence = hook_sequence<Js...>;
+    using Hooks = detail::GuardHooks<Js...>;
+
+public:
+    /// Collective. @throws ContractViolation  a participant is in another guard, or twice in this one, or
+    /// the communicators differ in rank or size, or cannot keep the timeout. @throws PeerFailed another rank's
+    /// constructor threw. @throws Mismatch ranks construct different guards. Nothing stays attached.
+    template <class... Ks>
+    [[nodiscard("a Join guards until it is destroyed: give it a name")]]
+    explicit Join(Participants<Js...> list, KeywordArgument<Ks>... keywords)
+        : Join{list, JoinOptions{}, keywords...} {}
+
+    template <class... Ks>
+    [[nodiscard("a Join guards until it is destroyed: give it a name")]]
+    Join(Participants<Js...> list, JoinOptions options, KeywordArgument<Ks>... keywords)
+        : options_{options}, controls_{make_controls(list.joinables, std::index_sequence_for<Js...>{})},
+          session_{communicators(Sequence{}), describe(Sequence{}), options} {
+        static_assert(detail::ordered_hooks<detail::MainPhase, join_hook_t<Js>...>::is_solved);
+        static_assert(detail::ordered_hooks<detail::PostPhase, join_hook_t<Js>...>::is_solved);
+        static_assert((check_keyword<Ks, Ks...>() && ...));
+        if (!options.enable) {
+            count_notifications(list.joinables);
+            return;
+        }
+        std::exception_ptr error;
+        try {
+            prepare(list.joinables, keywords...);
+        } catch (...) {
+            error = std::current_exception();
+        }
+        session_.enter(order_digest(Sequence{}, post_hook_sequence<Js...>{}), error);
+        attach(list.joinables, Sequence{});
+    }
+
+    Join(Join const&) = delete;
+    Join& operator=(Join const&) = delete;
+
+    /// Finishes, unless that was done or an exception is in flight. May throw what finish() throws.
+    ~Join() noexcept(false) {
+        if (!options_.enable || session_.is_over()) {
+            return;
+        }
+        if (std::uncaught_exceptions() > exceptions_on_entry_) {
+            session_.leave_by_exception();
+        } else {
+            finish();
+        }
+    }
+
+    /// Opens a round: collective over the active ranks. `have_input` false sends nothing; finish()
+    /// will say it. Returns whether to run a round; false = leave the loop, also when all ranks
+    /// agreed to stop. @throws what a roll call throws: see PendingRound::wait.
+    bool next(bool have_input, RoundNotice const& notice = {}) {
+        if (!options_.enable) {
+            own_rounds_ += have_input ? 1 : 0;
+            counts_by_next_ = true;
+            return have_input;
+        }
+        return session_.next(have_input, notice);
+    }
+
+    /// next() over a range: `for (auto& batch : guard.iterate(batches, announce))`. `announce(element)`
+    /// gives the notice of its round. Leaving the loop by break is joining.
+    template <class Range, class Announce = detail::DefaultNotice>
+    [[nodiscard]] auto iterate(Range&& range, Announce announce = {}) {
+        return GuardedRange<Join, Range, Announce>{
+            *this, std::forward<Range>(range), std::move(announce)
+        };
+    }
+
+    /// Votes to stop all ranks together: the next roll call says so, and no rank runs that round.
+    /// Local. @throws ContractViolation  rounds are opened by notification.
+    void vote_stop() {
+        if (options_.enable) {
+            session_.vote_stop();
+        }
+    }
+
+    /// Local. Keeps the text that peers see if an exception leaves the guard.
+    void fail(std::string_view text) { session_.record_failure(text); }
+
+    [[nodiscard]] bool enabled() const noexcept { return options_.enable; }
+
+    /// The round that was opened last.
+    [[nodiscard]] Round const& round() const noexcept { return session_.round(); }
+
+    /// Collective: joins, shadows the others until all have joined or stopped, runs the post hooks.
+    /// Calling it again returns the same. @throws what a roll call or a hook throws; the guard is
+    /// over then.
+    JoinResult finish() {
+        if (!options_.enable) {
+            JoinResult result;
+            result.rounds = result.own_rounds = counts_by_next_ ? own_rounds_ : notifications_;
+            auto const& control = *controls_.front();
+            result.authoritative_rank = control.rank();
+            result.last_joiners = {control.rank()};
+            return result;
+        }
+        return session_.finish(*hooks_);
+    }
+
+private:
+    // The guard is made of what each participant adds to it, kept in argument order.
+    using Controls = std::array<std::unique_ptr<detail::ControlCommunicator>, sizeof...(Js)>;
+
+    template <class K, class... Given>
+    static consteval bool check_keyword() {
+        return detail::check_keyword<
+            K,
+            (static_cast<std::size_t>(std::same_as<K, Given>) + ...),
+            typename detail::join_keywords_of<Js>::type...>();
+    }
+
+    template <std::size_t... I>
+    static Controls make_controls(std::tuple<Js&...> const& joinables, std::index_sequence<I...>) {
+        return {{std::make_unique<detail::ControlOver<join_communicator_t<Js>>>(
+            std::get<I>(joinables).join_communicator()
+        )...}};
+    }
+
+    /// Distinct, in hook order: the first serves the roll calls.
+    template <std::size_t... I>
+    std::vector<detail::ControlCommunicator*> communicators(std::index_sequence<I...>) const {
+        std::vector<detail::ControlCommunicator*> distinct;
+        auto const add = [&](detail::ControlCommunicator* candidate) {
+            for (auto const* known : distinct) {
+                if (known->address() == candidate->address()) {
+                    return;
+                }
+            }
+            distinct.push_back(candidate);
+        };
+        (add(controls_[I].get()), ...);
+        return distinct;
+    }
+
+    template <std::size_t... I>
+    static std::vector<detail::ParticipantInfo> describe(std::index_sequence<I...>) {
+        return {Hooks::template describe<I>()...};
+    }
+
+    template <std::size_t... Main, std::size_t... Post>
+    static detail::Digest
+    order_digest(std::index_sequence<Main...>, std::index_sequence<Post...>) {
+        detail::Digest digest;
+        (digest.add(Main), ...);
+        (digest.add(Post), ...);
+        return digest;
+    }
+
+    void count_notifications(std::tuple<Js&...> const& joinables) {
+        constexpr std::size_t first = detail::first_of(Sequence{});
+        std::get<first>(attachments_).count(std::get<first>(joinables).join_state(), notifications_);
+    }
+
+    /// The local checks and the hooks: what fails here fails together in the entry exchange.
+    template <class... Ks>
+    void prepare(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords) {
+        detail::ControlCommunicator const& first = *controls_.front();
+        if (first.size() > detail::max_world_size) {
+            throw ContractViolation{detail::concat(
+                "a guard takes at most ", detail::max_world_size, " ranks, given ", first.size()
+            )};
+        }
+        for (auto const& control : controls_) {
+            if (control->rank() != first.rank() || control->size() != first.size()) {
+                throw ContractViolation{detail::concat(
+                    "the communicators of a guard's participants must have the same ranks in the "
+                    "same order, but one says rank ",
+                    first.rank(), " of ", first.size(), " and another rank ", control->rank(),
+                    " of ", control->size()
+                )};
+            }
+        }
+        std::apply(
+            [](Js&... participant) {
+                std::vector<JoinState const*> seen;
+                auto const check = [&](JoinState const& state, std::string_view name) {
+                    for (JoinState const* other : seen) {
+                        if (other == &state) {
+                            throw ContractViolation{detail::concat(
+                                "a ", name, " is twice among the participants of a guard"
+                            )};
+                        }
+                    }
+                    seen.push_back(&state);
+                    if (detail::Attachment::is_attached(state)) {
+                        throw ContractViolation{detail::concat(
+                            "a ", name, " already takes part in another guard; end that one first"
+                        )};
+                    }
+                };
+                (check(participant.join_state(), detail::type_name<Js>()), ...);
+            },
+            joinables
+        );
+        if (options_.timeout) {
+            deadlines_.exchange(communicators(Sequence{}), *options_.timeout);
+        }
+        hooks_.emplace(joinables, keywords...);
+    }
+
+    template <std::size_t... I>
+    void attach(std::tuple<Js&...> const& joinables, std::index_sequence<I...>) {
+        std::size_t position = 0;
+        (std::get<I>(attachments_)
+             .attach(std::get<I>(joinables).join_state(), session_, position++),
+         ...);
+    }
+
+    JoinOptions options_;
+    int exceptions_on_entry_ = std::uncaught_exceptions();
+    Controls controls_;
+    detail::Deadlines deadlines_;
+    detail::Session session_;
+    std::optional<Hooks> hooks_;
+    std::array<detail::Attachment, sizeof...(Js)> attachments_;
+    std::size_t own_rounds_ = 0;
+    std::size_t notifications_ = 0;
+    bool counts_by_next_ = false;
+};
+
+/// What Join::iterate returns: an input range that opens a round before each element.
+template <class Guard, class Range, class Announce>
+class GuardedRange {
+    using Inner = decltype(std::begin(std::declval<std::remove_reference_t<Range>&>()));
+    using InnerEnd = decltype(std::end(std::declval<std::remove_reference_t<Range>&>()));
+
+public:
+    GuardedRange(Guard& guard, Range&& range, Announce announce)
+        : guard_{guard}, range_{std::forward<Range>(range)}, announce_{std::move(announce)} {}
+
+    class iterator {
+    public:
+        iterator(GuardedRange& parent, Inner position, InnerEnd end)
+            : parent_{&parent}, position_{std::move(position)}, end_{std::move(end)} {
+            open();
+        }
+        decltype(auto) operator*() const { return *position_; }
+        iterator& operator++() {
+            ++position_;
+            open();
+            return *this;
+        }
+        friend bool operator==(iterator const& it, std::default_sentinel_t) { return it.is_done_; }
+
+    private:
+        void open() {
+            is_done_ = position_ == end_ ? !parent_->guard_.next(false)
+                                         : !parent_->guard_.next(true, parent_->announce_(*position_));
+        }
+
+        GuardedRange* parent_;
+        Inner position_;
+        InnerEnd end_;
+        bool is_done_ = false;
+    };
+
+    iterator begin() { return {*this, std::begin(range_), std::end(range_)}; }
+    [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }
+
+private:
+    Guard& guard_;
+    Range range_;
+    Announce announce_;
+};
+
+} // namespace joinable::inline v0

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <joinable/detail/type_name.hpp>
+#include <joinable/joinable.hpp>
+
+namespace joinable::inline v0::detail {
+
+template <std::size_t First, std::size_t... Rest>
+consteval std::size_t first_of(std::index_sequence<First, Rest...>) {
+    return First;
+}
+
+/// The notice of a range whose elements announce nothing special.
+struct DefaultNotice {
+    template <class Element>
+    RoundNotice operator()(Element const&) const noexcept {
+        return {};
+    }
+};
+
+/// Restores the deadlines of communicators that a guard has overridden.
+class Deadlines {
+public:
+    Deadlines() = default;
+    Deadlines(Deadlines const&) = delete;
+    Deadlines& operator=(Deadlines const&) = delete;
+    ~Deadlines() {
+        for (auto const& [communicator, deadline] : before_) {
+            communicator->exchange_deadline(deadline);
+        }
+    }
+
+    /// @throws ContractViolation  a communicator has no deadline.
+    void exchange(
+        std::vector<ControlCommunicator*> const& communicators, std::chrono::nanoseconds deadline
+    ) {
+        for (ControlCommunicator* communicator : communicators) {
+            auto const before = communicator->exchange_deadline(deadline);
+            if (!before) {
+                throw ContractViolation{
+                    "JoinOptions::timeout needs communicators that have set_deadline()"
+                };
+            }
+            before_.emplace_back(communicator, *before);
+        }
+    }
+
+private:
+    std::vector<std::pair<ControlCommunicator*, std::chrono::nanoseconds>> before_;
+};
+
+/// A hook constructed in place, so that it need not be movable.
+template <class J>
+struct HookSlot {
+    template <class... Ks>
+    explicit HookSlot(J& joinable, KeywordArgument<Ks> const&... keywords)
+        : hook{joinable.join_hook(arguments_from(keywords...))} {}
+
+    join_hook_t<J> hook;
+
+private:
+    template <class... Ks>
+    static arguments_of<J> arguments_from(KeywordArgument<Ks> const&... keywords) {
+        arguments_of<J> args{};
+        (args.set(keywords), ...);
+        return args;
+    }
+};
+
+template <class Indices, class... Js>
+struct HookSlots;
+template <std::size_t I, class J>
+struct IndexedSlot : HookSlot<J> {
+    using HookSlot<J>::HookSlot;
+};
+template <std::size_t... I, class... Js>
+struct HookSlots<std::index_sequence<I...>, Js...> : IndexedSlot<I, Js>... {
+    template <class... Ks>
+    explicit HookSlots(
+        std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords
+    )
+        : IndexedSlot<I, Js>(std::get<I>(joinables), keywords...)... {}
+};
+
+/// The hooks of a guard, in argument order; run in the order that their labels ask for.
+template <class... Js>
+class GuardHooks final : public HookRunner {
+public:
+    template <class... Ks>
+    explicit GuardHooks(
+        std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords
+    )
+        : slots_{joinables, keywords...} {}
+
+    void run_main_hook(std::size_t position, Round const& round) override {
+        run_main(position, round, hook_sequence<Js...>{});
+    }
+    void run_post_hooks(JoinResult const& result, bool is_last_joiner) override {
+        run_post(result, is_last_joiner, post_hook_sequence<Js...>{});
+    }
+
+    /// What a session knows of the participant at argument index `I`.
+    template <std::size_t I>
+    static ParticipantInfo describe() {
+        using J = std::tuple_element_t<I, std::tuple<Js...>>;
+        using Hook = join_hook_t<J>;
+        if constexpr (has_takes_part<Hook>) {
+            return {type_name<J>(), [](Round const& round) -> bool {
+                        return Hook::takes_part(round);
+                    }};
+        } else {
+            return {type_name<J>(), nullptr};
+        }
+    }
+
+private:
+    template <std::size_t I>
+    auto& hook() {
+        using J = std::tuple_element_t<I, std::tuple<Js...>>;
+        return static_cast<IndexedSlot<I, J>&>(slots_).hook;
+    }
+
+    template <std::size_t... I>
+    void run_main(std::size_t position, Round const& round, std::index_sequence<I...>) {
+        std::size_t current = 0;
+        auto const run = [&](auto& hook) {
+            if constexpr (has_main_hook_of_round<std::remove_reference_t<decltype(hook)>>) {
+                hook.main_hook(round);
+            } else {
+                hook.main_hook();
+            }
+        };
+        ((current++ == position ? run(hook<I>()) : void()), ...);
+    }
+
+    template <std::size_t... I>
+    void run_post(JoinResult const& result, bool is_last_joiner, std::index_sequence<I...>) {
+        auto const run = [&](auto& hook) {
+            if constexpr (has_post_hook_of_result<std::remove_reference_t<decltype(hook)>>) {
+                hook.post_hook(result);
+            } else {
+                hook.post_hook(is_last_joiner);
+            }
+        };
+        (run(hook<I>()), ...);
+    }
+
+    HookSlots<std::index_sequence_for<Js...>, Js...> slots_;
+};
+
+} // namespace joinable::inline v0::detail

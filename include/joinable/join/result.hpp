@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <vector>
+
+namespace joinable::inline v0 {
+
+/// What happened inside a guard. The same on every rank, but for `own_rounds`, `shadow_rounds` and
+/// `waited`. Over a guard that was not enabled it counts this rank's own rounds alone.
+struct JoinResult {
+    std::size_t rounds = 0;        ///< rounds that some rank was active in
+    std::size_t own_rounds = 0;    ///< rounds with an input of this rank
+    std::size_t shadow_rounds = 0; ///< rounds that this rank shadowed
+    std::vector<std::size_t> rounds_per_rank;
+    std::vector<int> last_joiners; ///< the ranks that were active to the end, ascending
+    int authoritative_rank = 0;    ///< the highest last joiner
+    bool stopped_early = false;    ///< by a vote or EndPolicy::stop_at_first
+    /// Rounds after the last one that synced: what they accumulated is still in the gradients.
+    std::size_t unsynced_rounds = 0;
+    std::chrono::nanoseconds waited{}; ///< blocked in roll calls
+};
+
+} // namespace joinable::inline v0

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <joinable/join/options.hpp>
+
+namespace joinable::inline v0 {
+
+namespace detail {
+class Session;
+}
+
+/// One forward pass of the active ranks, as all ranks agreed on it. Outside a guard, and in one that
+/// is not enabled, all ranks count as active and only this rank's own weight is known.
+/// Cheap to copy; `is_active` is valid until the next round opens.
+class Round {
+public:
+    Round() = default;
+
+    /// Counted from 0 inside a guard.
+    [[nodiscard]] std::size_t number() const noexcept { return number_; }
+    [[nodiscard]] Phase phase() const noexcept { return phase_; }
+    /// Whether gradients are reduced.
+    [[nodiscard]] bool will_sync() const noexcept { return will_sync_; }
+    [[nodiscard]] int active_count() const noexcept { return active_count_; }
+    [[nodiscard]] inline bool is_active(int rank) const;
+    /// Whether notices carry weights.
+    [[nodiscard]] bool is_weighted() const noexcept { return is_weighted_; }
+    /// The sum of all ranks' weights; outside a guard this rank's own.
+    [[nodiscard]] std::uint64_t weight_sum() const noexcept { return weight_sum_; }
+    /// This rank's weight; 0 on a rank that shadows.
+    [[nodiscard]] std::uint64_t weight() const noexcept { return weight_; }
+    /// The lowest active rank: whoever broadcasts fresh state.
+    [[nodiscard]] int buffer_source() const noexcept { return buffer_source_; }
+    /// Whether this rank has run out of inputs and only follows.
+    [[nodiscard]] bool is_shadow() const noexcept { return is_shadow_; }
+    /// Whether an enabled guard opened this round.
+    [[nodiscard]] bool in_guard() const noexcept { return session_ != nullptr; }
+
+    /// Keeps this participant's part of the round open until done(): call it right after the
+    /// notification when collectives follow later. Local; nothing outside a guard.
+    inline void hold();
+    /// Ends this participant's part: all its collectives of the round are complete. Local.
+    inline void done();
+
+private:
+    friend class detail::Session;
+    friend class PendingRound;
+
+    detail::Session* session_ = nullptr;
+    std::size_t position_ = 0;
+    std::size_t number_ = 0;
+    std::uint64_t weight_ = 0;
+    std::uint64_t weight_sum_ = 0;
+    int active_count_ = 1;
+    int buffer_source_ = 0;
+    Phase phase_ = Phase::train;
+    bool will_sync_ = true;
+    bool is_weighted_ = false;
+    bool is_shadow_ = false;
+};
+
+} // namespace joinable::inline v0

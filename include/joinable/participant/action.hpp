@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <concepts>
+#include <utility>
+
+#include <joinable/joinable.hpp>
+
+namespace joinable::inline v0 {
+
+/// Any collective as a participant, without a class: `Action log{comm, act, shadow};`.
+///
+/// Active ranks call `log(...)` once per round, which runs `act(...)`; joined ranks run `shadow()`
+/// (or `shadow(round)`), which must issue the same collectives in the same order.
+template <class Act, class Shadow, Communicator Comm>
+class Action {
+public:
+    Action(Comm& comm, Act act, Shadow shadow)
+        : comm_{comm}, act_{std::move(act)}, shadow_{std::move(shadow)} {}
+
+    /// Collective. Returns what `act` returns, throws what it throws.
+    template <class... Args>
+        requires std::invocable<Act&, Args...>
+    decltype(auto) operator()(Args&&... args) {
+        Round const round = notify_join_context(*this);
+        return detail::run_part(*this, round, [&]() -> decltype(auto) {
+            return act_(std::forward<Args>(args)...);
+        });
+    }
+
+    class Hook {
+    public:
+        explicit Hook(Action& action) noexcept : action_{action} {}
+        void main_hook(Round const& round) {
+            if constexpr (std::invocable<Shadow&, Round const&>) {
+                action_.shadow_(round);
+            } else {
+                action_.shadow_();
+            }
+        }
+        void post_hook(bool) noexcept {}
+
+    private:
+        Action& action_;
+    };
+
+    [[nodiscard]] Hook join_hook(arguments<keywords<>> const&) noexcept { return Hook{*this}; }
+    [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
+    [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+
+private:
+    Comm& comm_;
+    Act act_;
+    Shadow shadow_;
+    JoinState state_;
+};
+
+template <class Comm, class Act, class Shadow>
+Action(Comm&, Act, Shadow) -> Action<Act, Shadow, Comm>;
+
+} // namespace joinable::inline v0

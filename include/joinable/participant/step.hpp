@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <utility>
+
+#include <joinable/joinable.hpp>
+
+namespace joinable::inline v0 {
+
+/// A plain optimizer as a participant: `Step step{comm, [&] { optimizer.step(model); }};`.
+///
+/// Active ranks call step() once in every round that syncs; joined ranks run the same body there,
+/// on the same reduced gradients, so parameters and optimizer state stay the same on all ranks
+/// without any message. Runs after labels::gradients.
+template <class Body, Communicator Comm>
+class Step {
+public:
+    Step(Comm& comm, Body body) : comm_{comm}, body_{std::move(body)} {}
+
+    /// Local (the notification is its part of the round).
+    /// @throws ContractViolation  in a guard, in a round that does not sync: ranks would step apart.
+    void step() {
+        Round const round = notify_join_context(*this);
+        detail::run_part(*this, round, [&] { body_(); });
+    }
+
+    class Hook {
+    public:
+        using label = labels::step;
+        using runs_after = labels_of<labels::gradients>;
+
+        explicit Hook(Step& step) noexcept : step_{step} {}
+        static bool takes_part(Round const& round) noexcept { return round.will_sync(); }
+        void main_hook() { step_.body_(); }
+        void post_hook(bool) noexcept {}
+
+    private:
+        Step& step_;
+    };
+
+    [[nodiscard]] Hook join_hook(arguments<keywords<>> const&) noexcept { return Hook{*this}; }
+    [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
+    [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+
+private:
+    Comm& comm_;
+    Body body_;
+    JoinState state_;
+};
+
+template <class Comm, class Body>
+Step(Comm&, Body) -> Step<Body, Comm>;
+
+} // namespace joinable::inline v0

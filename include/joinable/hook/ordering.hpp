@@ -137,7 +137,7 @@ consteval auto edges_of() {
 /// first: unique, stable, and the same on every rank. What is left over is peeled from its end too,
 /// so that only hooks on a cycle remain to be blamed.
 template <std::size_t N>
-consteval Order<N> solve(Edges<N> const& edges, std::array<bool, N> const& preferred) {
+constexpr Order<N> solve(Edges<N> const& edges, std::array<bool, N> const& preferred) {
     Order<N> order;
     std::array<bool, N> done{};
     auto const is_free = [&](std::size_t i, bool from_the_end) {

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <joinable/hook/keywords.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <string>
+
+#include <doctest/doctest.h>
+
+namespace {
+
+using joinable::arguments;
+using joinable::keyword;
+using joinable::keywords;
+
+inline constexpr struct flag_t : keyword<flag_t, bool> {
+    using keyword::operator=;
+} flag{};
+inline constexpr struct count_t : keyword<count_t, std::size_t> {
+    using keyword::operator=;
+} count{};
+inline constexpr struct label_t : keyword<label_t, std::string> {
+    using keyword::operator=;
+} label{};
+
+template <class Keyword, class Value>
+concept accepts = requires(Keyword const& keyword, Value value) { keyword = value; };
+
+static_assert(accepts<flag_t, bool>);
+static_assert(!accepts<flag_t, int>); // a flag takes flags only
+static_assert(accepts<count_t, int>);
+static_assert(!accepts<count_t, double>); // no fraction is cut silently
+static_assert(!accepts<count_t, bool>);
+static_assert(accepts<label_t, char const*>);
+
+TEST_CASE("a keyword that was given is read back, another one keeps its default") {
+    arguments<keywords<flag_t, count_t, label_t>> args{};
+    args.set(flag = true);
+    args.set(label = "loss");
+    CHECK(args.get(flag, false));
+    CHECK(args.get(count, 7) == 7);
+    CHECK(args.get(label, "") == "loss");
+}
+
+TEST_CASE("a keyword that a joinable does not accept is not stored for it") {
+    arguments<keywords<count_t>> args{};
+    args.set(flag = true);
+    args.set(count = 3);
+    CHECK(args.get(count, 0) == 3);
+}
+
+} // namespace

@@ -230,17 +230,48 @@ public:
         return verdict;
     }
 
-    /// The same for entering a guard: all ranks are active, and no round is opened.
-    Verdict answer_entry(std::string_view text) {
-        Verdict const verdict = hear(text);
-        if (verdict == Verdict::mismatch) {
-            name_differences(
-                "ranks enter different guards",
-                "construct the same Join on every rank",
-                EntryCode::text
-            );
+    /// The same for an agreement that opens no round and in which all ranks are active. After a
+    /// mismatch the caller names the differences.
+    Verdict agree(std::string_view text) { return hear(text); }
+
+    /// Collective, after a mismatch: one slot per rank with its code and digest, so that the error
+    /// can say who said what. `describe` makes a code readable.
+    void name_differences(
+        std::string const& what, std::string_view advice, std::string (*describe)(std::uint32_t)
+    ) {
+        auto const size = static_cast<std::size_t>(control_.size());
+        std::vector<std::uint64_t> words(2 * size);
+        auto const me = static_cast<std::size_t>(control_.rank());
+        if (mine_.active != 0) {
+            words[2 * me] = mine_.code.sum + 1; // 0 is left to ranks that are not active
+            words[2 * me + 1] = mine_.digest.sum;
         }
-        return verdict;
+        control_.sum(words);
+        failure_ = {FailureKind::mismatch, {}, what + ":"};
+        std::optional<std::size_t> lowest;
+        for (std::size_t rank = 0; rank < size; ++rank) {
+            if (words[2 * rank] == 0) {
+                continue;
+            }
+            lowest = lowest.value_or(rank);
+            bool const differs = words[2 * rank] != words[2 * *lowest] ||
+                                 words[2 * rank + 1] != words[2 * *lowest + 1];
+            if (differs) {
+                failure_.ranks.push_back(static_cast<int>(rank));
+            }
+            if (differs || rank == *lowest) {
+                failure_.message += concat(
+                    rank == *lowest ? " rank " : "; rank ",
+                    rank,
+                    " says: ",
+                    describe(static_cast<std::uint32_t>(words[2 * rank] - 1)),
+                    " (digest ",
+                    words[2 * rank + 1],
+                    ")"
+                );
+            }
+        }
+        failure_.message += concat("; ", advice);
     }
 
     /// What all ranks said in the last roll call, summed.
@@ -321,45 +352,6 @@ private:
             " failed: ",
             said.empty() ? std::string{"an exception left the guard"} : said
         );
-    }
-
-    /// One slot per rank with its code and digest, so that the error can say who said what.
-    void name_differences(
-        std::string const& what, std::string_view advice, std::string (*describe)(std::uint32_t)
-    ) {
-        auto const size = static_cast<std::size_t>(control_.size());
-        std::vector<std::uint64_t> words(2 * size);
-        auto const me = static_cast<std::size_t>(control_.rank());
-        if (mine_.active != 0) {
-            words[2 * me] = mine_.code.sum + 1; // 0 is left to ranks that are not active
-            words[2 * me + 1] = mine_.digest.sum;
-        }
-        control_.sum(words);
-        failure_ = {FailureKind::mismatch, {}, what + ":"};
-        std::optional<std::size_t> lowest;
-        for (std::size_t rank = 0; rank < size; ++rank) {
-            if (words[2 * rank] == 0) {
-                continue;
-            }
-            lowest = lowest.value_or(rank);
-            bool const differs = words[2 * rank] != words[2 * *lowest] ||
-                                 words[2 * rank + 1] != words[2 * *lowest + 1];
-            if (differs) {
-                failure_.ranks.push_back(static_cast<int>(rank));
-            }
-            if (differs || rank == *lowest) {
-                failure_.message += concat(
-                    rank == *lowest ? " rank " : "; rank ",
-                    rank,
-                    " says: ",
-                    describe(static_cast<std::uint32_t>(words[2 * rank] - 1)),
-                    " (digest ",
-                    words[2 * rank + 1],
-                    ")"
-                );
-            }
-        }
-        failure_.message += concat("; ", advice);
     }
 
     ControlCommunicator& control_;

@@ -60,7 +60,14 @@ public:
         lanes.code = Agreement::of(code.encode());
         lanes.digest = Agreement::of(order.value());
         roll_call_.post(lanes);
-        Verdict const verdict = roll_call_.answer_entry(failure_of(local_error).message);
+        Verdict const verdict = roll_call_.agree(failure_of(local_error).message);
+        if (verdict == Verdict::mismatch) {
+            roll_call_.name_differences(
+                "ranks enter different guards",
+                "construct the same Join on every rank",
+                EntryCode::text
+            );
+        }
         if (local_error) {
             std::rethrow_exception(local_error);
         }

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <type_traits>
+
+#include <joinable/tensor/strided_view.hpp>
+
+namespace joinable::inline v0 {
+
+/// A non-owning writable tensor whose dtype is known at run time. A default one is empty: it
+/// stands for "no tensor".
+class AnyView {
+public:
+    AnyView() = default;
+
+    /// Views any writable tensor.
+    template <WritableTensor T>
+        requires(!std::same_as<std::remove_cvref_t<T>, AnyView>)
+    explicit AnyView(T&& tensor)
+        : AnyView{
+              detail::traits_of<T>::data(tensor),
+              joinable::dtype(tensor),
+              joinable::extents(tensor),
+              joinable::strides(tensor),
+              joinable::device(tensor)
+          } {}
+
+    AnyView(
+        void* data, DType dtype, Shape const& extents, Shape const& strides, DeviceId device = {}
+    ) noexcept
+        : data_{data}, extents_{extents}, strides_{strides}, device_{device}, dtype_{dtype},
+          is_tensor_{true} {}
+
+    /// Whether there is a tensor, be it one without elements.
+    explicit operator bool() const noexcept { return is_tensor_; }
+
+    [[nodiscard]] void* data() const noexcept { return data_; }
+    [[nodiscard]] DType dtype() const noexcept { return dtype_; }
+    [[nodiscard]] Shape const& extents() const noexcept { return extents_; }
+    [[nodiscard]] Shape const& strides() const noexcept { return strides_; }
+    [[nodiscard]] DeviceId device() const noexcept { return device_; }
+    [[nodiscard]] std::size_t numel() const { return joinable::numel(extents_); }
+    [[nodiscard]] bool is_contiguous() const {
+        return joinable::is_contiguous(extents_, strides_);
+    }
+
+    /// The same tensor with its dtype as a type.
+    /// @throws ContractViolation  the elements are no `T`.
+    template <Element T>
+    [[nodiscard]] StridedView<T> as() const {
+        if (dtype_ != dtype_of<T>) {
+            throw ContractViolation{detail::concat(
+                "a tensor of ", name_of(dtype_), " was asked for its elements as ",
+                name_of(dtype_of<T>)
+            )};
+        }
+        return {static_cast<T*>(data_), extents_, strides_};
+    }
+
+private:
+    void* data_ = nullptr;
+    Shape extents_;
+    Shape strides_;
+    DeviceId device_;
+    DType dtype_ = DType::f32;
+    bool is_tensor_ = false;
+};
+
+template <>
+struct tensor_traits<AnyView> {
+    static DType dtype(AnyView const& view) noexcept { return view.dtype(); }
+    static void* data(AnyView const& view) noexcept { return view.data(); }
+    static Shape const& extents(AnyView const& view) noexcept { return view.extents(); }
+    static Shape const& strides(AnyView const& view) noexcept { return view.strides(); }
+    static DeviceId device(AnyView const& view) noexcept { return view.device(); }
+};
+
+} // namespace joinable::inline v0

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <compare>
+#include <concepts>
+#include <cstddef>
+#include <initializer_list>
+#include <iterator>
+#include <limits>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include <joinable/tensor/tensor.hpp>
+
+namespace joinable::inline v0 {
+
+/// A non-owning tensor of up to `max_tensor_rank` dimensions whose elements may lie apart. Cheap to
+/// copy; iterates over all elements in row-major order of their indices.
+template <class T>
+class StridedView {
+public:
+    using value_type = std::remove_const_t<T>;
+
+    class iterator {
+    public:
+        using value_type = std::remove_const_t<T>;
+        using difference_type = std::ptrdiff_t;
+        using reference = T&;
+        using pointer = T*;
+        using iterator_category = std::random_access_iterator_tag;
+
+        iterator() = default;
+        iterator(StridedView const* view, std::size_t position) noexcept
+            : view_{view}, position_{position} {}
+
+        reference operator*() const noexcept { return view_->data_[view_->offset_of(position_)]; }
+        pointer operator->() const noexcept { return &**this; }
+        reference operator[](difference_type n) const noexcept { return *(*this + n); }
+        iterator& operator++() noexcept { return *this += 1; }
+        iterator& operator--() noexcept { return *this -= 1; }
+        iterator operator++(int) noexcept { return std::exchange(*this, *this + 1); }
+        iterator operator--(int) noexcept { return std::exchange(*this, *this - 1); }
+        iterator& operator+=(difference_type n) noexcept {
+            position_ = static_cast<std::size_t>(static_cast<difference_type>(position_) + n);
+            return *this;
+        }
+        iterator& operator-=(difference_type n) noexcept { return *this += -n; }
+        friend iterator operator+(iterator it, difference_type n) noexcept { return it += n; }
+        friend iterator operator+(difference_type n, iterator it) noexcept { return it += n; }
+        friend iterator operator-(iterator it, difference_type n) noexcept { return it -= n; }
+        friend difference_type operator-(iterator const& a, iterator const& b) noexcept {
+            return static_cast<difference_type>(a.position_) -
+                   static_cast<difference_type>(b.position_);
+        }
+        friend bool operator==(iterator const& a, iterator const& b) noexcept {
+            return a.position_ == b.position_;
+        }
+        friend auto operator<=>(iterator const& a, iterator const& b) noexcept {
+            return a.position_ <=> b.position_;
+        }
+
+    private:
+        StridedView const* view_ = nullptr; ///< iterators are valid as long as the view object
+        std::size_t position_ = 0;
+    };
+
+    StridedView() = default;
+
+    /// @throws ContractViolation  numbers of extents and strides differ.
+    StridedView(T* data, Shape const& extents, Shape const& strides)
+        : data_{data}, extents_{extents}, strides_{strides}, numel_{joinable::numel(extents)} {
+        if (extents.size() != strides.size()) {
+            throw ContractViolation{detail::concat(
+                "a view needs one stride per extent, but got ", extents.size(), " extents and ",
+                strides.size(), " strides"
+            )};
+        }
+    }
+
+    /// A view of const elements can always be made from one of mutable elements.
+    template <class U>
+        requires std::same_as<U const, T> && (!std::is_const_v<U>)
+    // NOLINTNEXTLINE(google-explicit-constructor)
+    StridedView(StridedView<U> const& other)
+        : StridedView{other.data(), other.extents(), other.strides()} {}
+
+    [[nodiscard]] T* data() const noexcept { return data_; }
+    [[nodiscard]] std::size_t numel() const noexcept { return numel_; }
+    [[nodiscard]] std::size_t size() const noexcept { return numel_; }
+    [[nodiscard]] Shape const& extents() const noexcept { return extents_; }
+    [[nodiscard]] Shape const& strides() const noexcept { return strides_; }
+    [[nodiscard]] bool is_contiguous() const {
+        return joinable::is_contiguous(extents_, strides_);
+    }
+
+    /// The element at one index per dimension. @pre every index is below its extent.
+    template <std::convertible_to<std::size_t>... Indices>
+    T& operator()(Indices... indices) const {
+        if (sizeof...(Indices) != extents_.size()) {
+            throw ContractViolation{detail::concat(
+                "a view of ", extents_.size(), " dimensions was given ", sizeof...(Indices),
+                " indices"
+            )};
+        }
+        std::size_t offset = 0;
+        std::size_t dimension = 0;
+        ((offset += static_cast<std::size_t>(indices) * strides_[dimension++]), ...);
+        return data_[offset];
+    }
+
+    [[nodiscard]] iterator begin() const noexcept { return {this, 0}; }
+    [[nodiscard]] iterator end() const noexcept { return {this, numel_}; }
+
+private:
+    [[nodiscard]] std::size_t offset_of(std::size_t position) const noexcept {
+        std::size_t offset = 0;
+        for (std::size_t d = extents_.size(); d-- > 0;) {
+            offset += position % extents_[d] * strides_[d];
+            position /= extents_[d];
+        }
+        return offset;
+    }
+
+    T* data_ = nullptr;
+    Shape extents_{0}; ///< a view that was not given anything has no elements
+    Shape strides_{1};
+    std::size_t numel_ = 0;
+};
+
+template <class T>
+    requires Element<std::remove_const_t<T>>
+struct tensor_traits<StridedView<T>> {
+    using value_type = std::remove_const_t<T>;
+    static T* data(StridedView<T> const& view) noexcept { return view.data(); }
+    static Shape const& extents(StridedView<T> const& view) noexcept { return view.extents(); }
+    static Shape const& strides(StridedView<T> const& view) noexcept { return view.strides(); }
+};
+
+namespace detail {
+
+/// The number of elements of storage that a view reaches over: 1 + the largest offset, 0 for an
+/// empty view. @throws ContractViolation  it does not fit in std::size_t.
+inline std::size_t reach(Shape const& extents, Shape const& strides) {
+    if (numel(extents) == 0) {
+        return 0;
+    }
+    constexpr auto max = std::numeric_limits<std::size_t>::max();
+    std::size_t last = 0;
+    for (std::size_t d = 0; d < extents.size(); ++d) {
+        std::size_t const steps = extents[d] - 1;
+        if (steps != 0 && strides[d] > (max - 1 - last) / steps) {
+            throw ContractViolation{
+                "the extents times the strides of a view do not fit in std::size_t"
+            };
+        }
+        last += steps * strides[d];
+    }
+    return last + 1;
+}
+
+} // namespace detail
+
+/// Views contiguous storage with any extents and strides, from element `offset` on. Local.
+/// @throws ContractViolation  the view would reach beyond the storage.
+template <class Storage>
+[[nodiscard]] auto as_strided(
+    Storage&& storage,
+    std::span<std::size_t const> extents,
+    std::span<std::size_t const> strides,
+    std::size_t offset = 0
+) {
+    using T = std::remove_pointer_t<decltype(std::data(storage))>;
+    StridedView<T> const whole{std::data(storage), Shape{extents}, Shape{strides}};
+    std::size_t const needed = detail::reach(whole.extents(), whole.strides());
+    std::size_t const given = std::size(storage);
+    if (offset > given || needed > given - offset) {
+        throw ContractViolation{detail::concat(
+            "a strided view needs ", needed, " elements from offset ", offset,
+            " on, but the storage has ", given, "; make extents, strides or the offset smaller"
+        )};
+    }
+    return StridedView<T>{whole.data() + offset, whole.extents(), whole.strides()};
+}
+
+template <class Storage>
+[[nodiscard]] auto as_strided(
+    Storage&& storage,
+    std::initializer_list<std::size_t> extents,
+    std::initializer_list<std::size_t> strides,
+    std::size_t offset = 0
+) {
+    return as_strided(
+        std::forward<Storage>(storage),
+        std::span<std::size_t const>{extents.begin(), extents.size()},
+        std::span<std::size_t const>{strides.begin(), strides.size()},
+        offset
+    );
+}
+
+/// The part of a view with indices [start, start + length) in one dimension. Local.
+/// @throws ContractViolation  there is no such dimension or no such range in it.
+template <class T>
+[[nodiscard]] StridedView<T>
+narrow(StridedView<T> const& view, std::size_t dimension, std::size_t start, std::size_t length) {
+    if (dimension >= view.extents().size()) {
+        throw ContractViolation{detail::concat(
+            "narrow: there is no dimension ", dimension, " in a view of ", view.extents().size()
+        )};
+    }
+    std::size_t const extent = view.extents()[dimension];
+    if (start > extent || length > extent - start) {
+        throw ContractViolation{detail::concat(
+            "narrow: ", length, " elements from ", start, " on are not in dimension ", dimension,
+            ", which has ", extent
+        )};
+    }
+    Shape extents = view.extents();
+    extents[dimension] = length;
+    // Nothing is viewed when nothing is left: the pointer must not leave the storage for that.
+    T* const data = length == 0 ? view.data() : view.data() + start * view.strides()[dimension];
+    return {data, extents, view.strides()};
+}
+
+} // namespace joinable::inline v0

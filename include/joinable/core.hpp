@@ -4,6 +4,11 @@
 /// @file
 /// Everything that needs no threads: guards over a communicator of the engine's own.
 
+#include <joinable/bucket/assignment.hpp>
+#include <joinable/bucket/broadcast_coalesced.hpp>
+#include <joinable/bucket/bucket.hpp>
+#include <joinable/bucket/options.hpp>
+#include <joinable/bucket/reducer.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/work.hpp>
 #include <joinable/config.hpp>
@@ -19,10 +24,15 @@
 #include <joinable/join/round.hpp>
 #include <joinable/joinable.hpp>
 #include <joinable/participant/action.hpp>
+#include <joinable/participant/data_parallel.hpp>
 #include <joinable/participant/step.hpp>
+#include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/copy.hpp>
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/parameter.hpp>
+#include <joinable/tensor/parameters.hpp>
 #include <joinable/tensor/shape.hpp>
+#include <joinable/tensor/strided_view.hpp>
 #include <joinable/tensor/tensor.hpp>
 #include <joinable/tensor/traits.hpp>

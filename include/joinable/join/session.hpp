@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include <joinable/join/failure.hpp>
+#include <joinable/detail/failure.hpp>
 #include <joinable/join/result.hpp>
 #include <joinable/join/roll_call.hpp>
 #include <joinable/join/round.hpp>

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <joinable/bucket/options.hpp>
-#include <joinable/join/failure.hpp>
+#include <joinable/detail/failure.hpp>
 #include <joinable/join/roll_call.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/parameters.hpp>

@@ -1,0 +1,557 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/board.hpp>
+#include <joinable/communicator/detail/reduce.hpp>
+#include <joinable/detail/failure.hpp>
+
+namespace joinable::inline v0 {
+
+class ThreadCommunicator;
+
+/// A collective between thread ranks. Destroyed unfinished it waits up to the deadline; while
+/// unwinding it aborts. When it is gone, no other rank touches this rank's buffers any more.
+class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] ThreadWork {
+public:
+    ThreadWork(ThreadWork&& other) noexcept
+        : comm_{std::exchange(other.comm_, nullptr)}, sequence_{other.sequence_},
+          exceptions_{other.exceptions_} {}
+    ThreadWork& operator=(ThreadWork&&) = delete;
+    inline ~ThreadWork();
+
+    /// Blocks until this rank's buffers are final. Waiting again returns at once.
+    /// @throws Mismatch  ranks said different things; no data moved.
+    /// @throws TimedOut, PeerFailed, ...  what the communicator was aborted with, unless every rank
+    ///         had arrived before.
+    inline void wait();
+    /// Makes progress; true once wait() would return at once. @throws as wait() does.
+    [[nodiscard]] inline bool test();
+
+private:
+    friend class ThreadCommunicator;
+    ThreadWork(ThreadCommunicator& comm, std::uint64_t sequence) noexcept
+        : comm_{&comm}, sequence_{sequence} {}
+
+    ThreadCommunicator* comm_;
+    std::uint64_t sequence_;
+    int exceptions_ = std::uncaught_exceptions();
+};
+
+/// Ranks are threads of this process: made by run_threads(), one object per rank.
+///
+/// Reductions combine every element in rank order, so results are the same bit for bit whoever
+/// arrives first. Collectives are asynchronous: whoever waits or tests does the work for all, so a
+/// rank that computes holds up nobody. Up to 64 are in flight, further ones finish the oldest.
+/// Ranks compare what they are about to do in every collective. No allocation, no lock and no
+/// system call unless a rank waits long.
+class ThreadCommunicator {
+public:
+    /// For run_threads; `board` outlives the communicator.
+    ThreadCommunicator(detail::Board& board, int rank) noexcept : board_{board}, rank_{rank} {}
+    ThreadCommunicator(ThreadCommunicator const&) = delete;
+    ThreadCommunicator& operator=(ThreadCommunicator const&) = delete;
+
+    [[nodiscard]] int rank() const noexcept { return rank_; }
+    [[nodiscard]] int size() const noexcept { return board_.size(); }
+
+    /// In place. @throws ContractViolation  a bit operation on floating-point elements.
+    ThreadWork all_reduce(Buffer buffer, ReduceOp op) {
+        detail::check_memory(buffer);
+        detail::check_reduction(buffer, op);
+        return post(
+            {detail::Collective::all_reduce, buffer.dtype, op, 0, buffer.count},
+            buffer.data,
+            buffer.data
+        );
+    }
+
+    /// @throws ContractViolation  `root` is no rank.
+    ThreadWork broadcast(Buffer buffer, int root) {
+        detail::check_memory(buffer);
+        detail::check_root(root, size());
+        return post(
+            {detail::Collective::broadcast, buffer.dtype, ReduceOp::sum, root, buffer.count},
+            buffer.data,
+            buffer.data
+        );
+    }
+
+    void barrier() {
+        post({detail::Collective::barrier, DType::u8, ReduceOp::sum, 0, 0}, nullptr, nullptr)
+            .wait();
+    }
+
+    /// `out` is `size()` times `in`; `in` may be this rank's part of `out`.
+    /// @throws ContractViolation  counts or dtypes do not fit.
+    ThreadWork all_gather(ConstBuffer in, Buffer out) {
+        detail::check_share(in, out, size());
+        return post(
+            {detail::Collective::all_gather, in.dtype, ReduceOp::sum, 0, in.count}, in.data, out.data
+        );
+    }
+
+    /// `in` is `size()` times `out`; they do not overlap.
+    /// @throws ContractViolation  counts or dtypes do not fit, or a bit operation on floats.
+    ThreadWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
+        detail::check_share(out, in, size());
+        detail::check_reduction(in, op);
+        return post(
+            {detail::Collective::reduce_scatter, in.dtype, op, 0, out.count}, in.data, out.data
+        );
+    }
+
+    /// Local. The first reason wins; every wait that cannot complete any more throws it.
+    void abort(AbortReason const& reason) { board_.abort(reason); }
+    [[nodiscard]] bool is_spent() const noexcept { return board_.is_spent(); }
+
+    /// Local; for waits that start later. Returns the deadline that was in force.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        return std::exchange(deadline_, deadline);
+    }
+
+    /// Local. Who has not arrived in this rank's oldest unfinished collective.
+    [[nodiscard]] std::vector<int> missing() const {
+        return retired_ == next_ ? std::vector<int>{} : board_.missing(retired_);
+    }
+
+private:
+    friend class ThreadWork;
+
+    struct Pending {
+        detail::Descriptor said;
+        void* out = nullptr;
+        bool is_inline = false;
+        bool is_done = false;
+    };
+    /// A large collective is cut into `chunks` ranges of `chunk` elements.
+    struct Cut {
+        std::size_t total;
+        std::size_t chunk;
+        std::size_t chunks;
+    };
+
+    // -- posting ---------------------------------------------------------------------------------
+
+    ThreadWork post(detail::Descriptor const& said, void const* in, void* out) {
+        make_room();
+        std::uint64_t const sequence = next_;
+        Pending& pending = pending_[sequence % detail::Board::slots];
+        std::size_t const bytes = said.count * size_of(said.dtype);
+        bool const fits = bytes <= detail::ArrivalLine::inline_bytes &&
+                          said.collective <= detail::Collective::barrier;
+        pending = {said, out, fits, false};
+        detail::ArrivalLine& line = board_.line(rank_, sequence);
+        std::uint64_t old = line.word.load(std::memory_order_relaxed);
+        if ((old & detail::ArrivalLine::frozen) != 0) {
+            throw_failure(board_.reason());
+        }
+        if (!fits) {
+            line.payload[0] = said.count;
+            line.payload[1] = reinterpret_cast<std::uintptr_t>(in);
+            line.payload[2] = reinterpret_cast<std::uintptr_t>(out);
+            reset(board_.progress(sequence).claimed, sequence);
+            reset(board_.progress(sequence).done, sequence);
+        } else if (bytes != 0) {
+            std::memcpy(line.payload.data(), in, bytes);
+        }
+        std::uint64_t const word = detail::ArrivalLine::encode(sequence, said, fits);
+        if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
+            throw_failure(board_.reason());
+        }
+        ++next_;
+        board_.room.wake();
+        return {*this, sequence};
+    }
+
+    /// The slot of the next collective is free when every rank has finished what used it before.
+    void make_room() {
+        constexpr std::uint64_t slots = detail::Board::slots;
+        if (next_ < slots + all_retired_) {
+            return;
+        }
+        if (retired_ + slots <= next_) {
+            finish(retired_);
+        }
+        auto const others_have_room = [&] {
+            all_retired_ = next_;
+            for (int rank = 0; rank < size(); ++rank) {
+                all_retired_ =
+                    std::min(all_retired_, board_.retired(rank).load(std::memory_order_acquire));
+            }
+            return next_ < slots + all_retired_;
+        };
+        auto const start = std::chrono::steady_clock::now();
+        while (!others_have_room()) {
+            if (board_.is_spent()) {
+                board_.abort({}); // only waits until the reason is there
+                throw_failure(board_.reason());
+            }
+            if (std::chrono::steady_clock::now() - start > deadline_) {
+                fail_for_missing(board_.missing(next_ - slots), "finish a collective");
+            }
+            std::this_thread::yield();
+        }
+    }
+
+    static void reset(std::atomic<std::uint64_t>& counter, std::uint64_t sequence) noexcept {
+        std::uint64_t old = counter.load();
+        std::uint64_t const fresh = sequence << 32U;
+        if (old >> 32U != fresh >> 32U) {
+            counter.compare_exchange_strong(old, fresh); // whoever posts first wins
+        }
+    }
+
+    // -- finishing -------------------------------------------------------------------------------
+
+    [[nodiscard]] bool is_done(std::uint64_t sequence) const noexcept {
+        return sequence < retired_ || pending_[sequence % detail::Board::slots].is_done;
+    }
+
+    enum class Arrival : std::uint8_t { waiting, complete, never };
+
+    [[nodiscard]] Arrival arrival_of(std::uint64_t sequence) noexcept {
+        for (int rank = 0; rank < size(); ++rank) {
+            std::uint64_t const word =
+                board_.line(rank, sequence).word.load(std::memory_order_acquire);
+            if ((word & detail::ArrivalLine::sequence_mask) !=
+                (sequence & detail::ArrivalLine::sequence_mask)) {
+                return (word & detail::ArrivalLine::frozen) != 0 ? Arrival::never
+                                                                  : Arrival::waiting;
+            }
+        }
+        return Arrival::complete;
+    }
+
+    [[nodiscard]] bool try_finish(std::uint64_t sequence) {
+        if (is_done(sequence)) {
+            return true;
+        }
+        switch (arrival_of(sequence)) {
+        case Arrival::waiting: return false;
+        case Arrival::never: throw_failure(board_.reason());
+        case Arrival::complete: break;
+        }
+        require_agreement(sequence);
+        Pending& pending = pending_[sequence % detail::Board::slots];
+        if (pending.is_inline) {
+            finish_inline(sequence, pending);
+        } else if (!run_chunks(sequence)) {
+            return false;
+        }
+        pending.is_done = true;
+        std::uint64_t retired = retired_;
+        while (retired < next_ && pending_[retired % detail::Board::slots].is_done) {
+            ++retired;
+        }
+        if (retired != retired_) {
+            retired_ = retired;
+            board_.retired(rank_).store(retired, std::memory_order_release);
+        }
+        return true;
+    }
+
+    void finish(std::uint64_t sequence) {
+        if (try_finish(sequence)) {
+            return;
+        }
+        auto const has_arrived = [&] { return arrival_of(sequence) != Arrival::waiting; };
+        if (!board_.room.wait(has_arrived, deadline_)) {
+            auto const missing = board_.missing(sequence);
+            if (!missing.empty()) {
+                abort_for_missing(
+                    missing,
+                    concat_descriptor(sequence)
+                );
+            }
+        }
+        while (!try_finish(sequence)) { // all have arrived: the last chunks are being computed
+            board_.room.wait([&] { return chunks_are_done(sequence); }, deadline_);
+        }
+    }
+
+    [[nodiscard]] std::string concat_descriptor(std::uint64_t sequence) const {
+        return pending_[sequence % detail::Board::slots].said.text();
+    }
+
+    void abort_for_missing(std::vector<int> const& missing, std::string const& what) {
+        double const seconds = std::chrono::duration<double>(deadline_).count();
+        board_.abort(
+            {FailureKind::timed_out,
+             missing,
+             detail::concat(
+                 detail::ranks_text(missing), " did not arrive within ", seconds,
+                 " s, while rank ", rank_, " waits in ", what
+             )}
+        );
+    }
+    [[noreturn]] void fail_for_missing(std::vector<int> const& missing, std::string const& what) {
+        abort_for_missing(missing, what);
+        throw_failure(board_.reason());
+    }
+
+    /// Every rank has arrived, so every rank computes the same from the same lines.
+    void require_agreement(std::uint64_t sequence) {
+        auto const word_of = [&](int rank) {
+            return board_.line(rank, sequence).word.load(std::memory_order_relaxed) &
+                   ~detail::ArrivalLine::frozen;
+        };
+        Pending const& pending = pending_[sequence % detail::Board::slots];
+        bool agrees = true;
+        for (int rank = 0; rank < size(); ++rank) {
+            agrees = agrees && word_of(rank) == word_of(rank_) &&
+                     (pending.is_inline ||
+                      board_.line(rank, sequence).payload[0] == pending.said.count);
+        }
+        if (agrees) {
+            return;
+        }
+        auto const said_by = [&](int rank) {
+            return detail::ArrivalLine::decode(word_of(rank), board_.line(rank, sequence).payload);
+        };
+        AbortReason reason{
+            FailureKind::mismatch, {}, "ranks run different collectives: rank 0 " + said_by(0).text()
+        };
+        for (int rank = 1; rank < size(); ++rank) {
+            if (!(said_by(rank) == said_by(0))) {
+                reason.ranks.push_back(rank);
+                reason.message += detail::concat(", rank ", rank, " ", said_by(rank).text());
+            }
+        }
+        board_.abort(reason);
+        throw_failure(reason);
+    }
+
+    void finish_inline(std::uint64_t sequence, Pending const& pending) {
+        detail::Descriptor const& said = pending.said;
+        auto const payload_of = [&](int rank) -> void const* {
+            return board_.line(rank, sequence).payload.data();
+        };
+        if (said.count == 0) {
+            return;
+        }
+        if (said.collective == detail::Collective::broadcast) {
+            std::memcpy(pending.out, payload_of(said.root), said.count * size_of(said.dtype));
+        } else {
+            detail::reduce_in_rank_order(
+                said.dtype, said.op, size(), said.count, payload_of,
+                [&](void const* tile, std::size_t, std::size_t n) { // one tile holds a line
+                    std::memcpy(pending.out, tile, n * size_of(said.dtype));
+                }
+            );
+        }
+    }
+
+    // -- chunks of large collectives -------------------------------------------------------------
+
+    [[nodiscard]] Cut cut(detail::Descriptor const& said) const noexcept {
+        auto const ranks = static_cast<std::size_t>(size());
+        bool const is_share = said.collective == detail::Collective::all_gather ||
+                              said.collective == detail::Collective::reduce_scatter;
+        std::size_t const total = is_share ? said.count * ranks : said.count;
+        // Small enough that all ranks get some, large enough that claiming costs nothing.
+        constexpr std::size_t smallest = std::size_t{16} << 10U;
+        constexpr std::size_t largest = std::size_t{256} << 10U;
+        std::size_t const bytes = total * size_of(said.dtype);
+        std::size_t const chunk =
+            std::clamp(bytes / (4 * ranks), smallest, largest) / size_of(said.dtype);
+        return {total, chunk, (total + chunk - 1) / chunk};
+    }
+
+    [[nodiscard]] bool chunks_are_done(std::uint64_t sequence) noexcept {
+        std::uint64_t const done = board_.progress(sequence).done.load(std::memory_order_acquire);
+        return (done & 0xffff'ffffU) ==
+               cut(pending_[sequence % detail::Board::slots].said).chunks;
+    }
+
+    /// Computes chunks until none is left. Whether all are done, by whomever.
+    bool run_chunks(std::uint64_t sequence) {
+        detail::Descriptor const& said = pending_[sequence % detail::Board::slots].said;
+        Cut const ranges = cut(said);
+        detail::ChunkProgress& progress = board_.progress(sequence);
+        while ((progress.claimed.load(std::memory_order_relaxed) & 0xffff'ffffU) < ranges.chunks) {
+            std::uint64_t const claimed = progress.claimed.fetch_add(1) & 0xffff'ffffU;
+            if (claimed >= ranges.chunks) {
+                break;
+            }
+            std::size_t const begin = static_cast<std::size_t>(claimed) * ranges.chunk;
+            run_chunk(sequence, said, begin, std::min(ranges.total, begin + ranges.chunk));
+            if ((progress.done.fetch_add(1) & 0xffff'ffffU) + 1 == ranges.chunks) {
+                board_.room.wake();
+            }
+        }
+        return chunks_are_done(sequence);
+    }
+
+    [[nodiscard]] std::byte* address(int rank, std::uint64_t sequence, std::size_t word) noexcept {
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): a rank of this process wrote it as an address
+        return reinterpret_cast<std::byte*>(
+            static_cast<std::uintptr_t>(board_.line(rank, sequence).payload[word])
+        );
+    }
+
+    void run_chunk(
+        std::uint64_t sequence, detail::Descriptor const& said, std::size_t begin, std::size_t end
+    ) {
+        std::size_t const element = size_of(said.dtype);
+        auto const in = [&](int rank) { return address(rank, sequence, 1); };
+        auto const out = [&](int rank) { return address(rank, sequence, 2); };
+        auto const copy_to = [&](int rank, std::size_t at, void const* from, std::size_t n) {
+            std::byte* const target = out(rank) + at * element;
+            if (target != from) {
+                std::memcpy(target, from, n * element);
+            }
+        };
+        auto const reduce = [&](auto const& store) {
+            detail::reduce_in_rank_order(
+                said.dtype, said.op, size(), end - begin,
+                [&](int rank) -> void const* { return in(rank) + begin * element; }, store
+            );
+        };
+        /// Calls `part(rank, from, to)` for the ranks whose shares [from, to) meets.
+        auto const for_each_share = [&](std::size_t from, std::size_t to, auto const& part) {
+            while (from < to) {
+                std::size_t const owner = from / said.count;
+                std::size_t const stop = std::min(to, (owner + 1) * said.count);
+                part(static_cast<int>(owner), from, stop);
+                from = stop;
+            }
+        };
+        switch (said.collective) {
+        case detail::Collective::all_reduce:
+            reduce([&](void const* tile, std::size_t offset, std::size_t n) {
+                for (int rank = 0; rank < size(); ++rank) {
+                    copy_to(rank, begin + offset, tile, n);
+                }
+            });
+            break;
+        case detail::Collective::reduce_scatter:
+            reduce([&](void const* tile, std::size_t offset, std::size_t n) {
+                for_each_share(begin + offset, begin + offset + n, [&](int owner, auto from, auto to) {
+                    auto const* const source = static_cast<std::byte const*>(tile) +
+                                               (from - begin - offset) * element;
+                    copy_to(owner, from % said.count, source, to - from);
+                });
+            });
+            break;
+        case detail::Collective::broadcast:
+            for (int rank = 0; rank < size(); ++rank) {
+                copy_to(rank, begin, in(said.root) + begin * element, end - begin);
+            }
+            break;
+        case detail::Collective::all_gather:
+            for_each_share(begin, end, [&](int owner, std::size_t from, std::size_t to) {
+                for (int rank = 0; rank < size(); ++rank) {
+                    copy_to(rank, from, in(owner) + from % said.count * element, to - from);
+                }
+            });
+            break;
+        case detail::Collective::barrier: break;
+        }
+    }
+
+    detail::Board& board_;
+    int rank_;
+    std::chrono::nanoseconds deadline_ = default_deadline;
+    std::uint64_t next_ = 0;        ///< sequence number of the next collective
+    std::uint64_t retired_ = 0;     ///< all before are finished on this rank
+    std::uint64_t all_retired_ = 0; ///< on all ranks, as far as known
+    std::array<Pending, detail::Board::slots> pending_{};
+};
+
+inline void ThreadWork::wait() { comm_->finish(sequence_); }
+inline bool ThreadWork::test() { return comm_->try_finish(sequence_); }
+
+inline ThreadWork::~ThreadWork() {
+    if (comm_ == nullptr || comm_->is_done(sequence_)) {
+        return;
+    }
+    try {
+        if (std::uncaught_exceptions() > exceptions_) {
+            comm_->abort(
+                {FailureKind::peer_failed,
+                 {comm_->rank()},
+                 detail::concat("rank ", comm_->rank(), " failed: an exception left a collective")}
+            );
+        }
+        comm_->finish(sequence_);
+    } catch (...) { // NOLINT(bugprone-empty-catch): a destructor has nobody to tell; all are awake
+    }
+}
+
+/// Runs `body(ThreadCommunicator&)` on `world_size` threads, one rank each, and waits for all.
+///
+/// If a body throws, the others get PeerFailed from whatever they wait in, and the original
+/// exception is rethrown here. A rank that returns while others wait for it is PeerFailed with its
+/// number at once. A thread that is stuck in the caller's own code cannot be ended.
+/// @throws ContractViolation  world_size is below 1.
+template <class F>
+void run_threads(int world_size, F body) {
+    if (world_size < 1) {
+        throw ContractViolation{
+            detail::concat("run_threads needs at least one rank, but was given ", world_size)
+        };
+    }
+    detail::Board board{world_size};
+    std::vector<std::exception_ptr> errors(static_cast<std::size_t>(world_size));
+    std::atomic<int> first_to_throw{-1};
+    auto const run = [&](int rank) {
+        std::string end = "left while others wait for it";
+        AbortReason reason{FailureKind::peer_failed, {}, {}};
+        try {
+            ThreadCommunicator comm{board, rank};
+            body(comm);
+        } catch (...) {
+            errors[static_cast<std::size_t>(rank)] = std::current_exception();
+            int expected = -1;
+            first_to_throw.compare_exchange_strong(expected, rank);
+            reason = detail::failure_of(std::current_exception());
+            end = "failed: " + reason.message;
+        }
+        if (reason.ranks.empty()) {
+            reason.ranks = {rank};
+            reason.message = detail::concat("rank ", rank, " ", end);
+        }
+        board.abort(reason);
+    };
+    {
+        std::vector<std::jthread> threads;
+        threads.reserve(static_cast<std::size_t>(world_size));
+        try {
+            for (int rank = 1; rank < world_size; ++rank) {
+                threads.emplace_back(run, rank);
+            }
+        } catch (...) { // the system has no more threads: the started ones must not wait for them
+            board.abort({FailureKind::communication, {}, "a thread for a rank could not be started"});
+            throw;
+        }
+        run(0);
+    }
+    std::optional<int> culprit;
+    for (int const named : board.reason().ranks) {
+        if (errors[static_cast<std::size_t>(named)]) {
+            culprit = named;
+            break;
+        }
+    }
+    int const rank = culprit.value_or(first_to_throw.load());
+    if (rank >= 0) {
+        std::rethrow_exception(errors[static_cast<std::size_t>(rank)]);
+    }
+}
+
+} // namespace joinable::inline v0

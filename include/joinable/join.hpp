@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+/// @file
+/// Everything: the core, and the communicators that come with it.
+
+#include <joinable/communicator/self.hpp>
+#include <joinable/communicator/thread.hpp>
+#include <joinable/core.hpp>

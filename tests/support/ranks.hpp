@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <initializer_list>
+#include <mutex>
+#include <thread>
+
+#include <joinable/communicator/thread.hpp>
+
+namespace joinable_tests {
+
+/// Ends the program with a message when a test hangs: a test that hangs must fail, not block.
+class Watchdog {
+public:
+    explicit Watchdog(int ranks, std::chrono::seconds limit = std::chrono::seconds{90})
+        : thread_{[this, ranks, limit] {
+              std::unique_lock lock{mutex_};
+              if (!changed_.wait_for(lock, limit, [this] { return is_done_; })) {
+                  std::fprintf(stderr, "watchdog: a test over %d ranks hangs\n", ranks);
+                  std::abort();
+              }
+          }} {}
+    ~Watchdog() {
+        {
+            std::lock_guard const lock{mutex_};
+            is_done_ = true;
+        }
+        changed_.notify_all();
+    }
+    Watchdog(Watchdog const&) = delete;
+    Watchdog& operator=(Watchdog const&) = delete;
+
+private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool is_done_ = false;
+    std::jthread thread_;
+};
+
+/// Runs `body(comm)` over groups of these sizes, one after another. What a body throws is rethrown.
+template <class Body>
+void run_ranks(std::initializer_list<int> sizes, Body const& body) {
+    for (int const size : sizes) {
+        Watchdog const watchdog{size};
+        joinable::run_threads(size, [&](joinable::ThreadCommunicator& comm) {
+            comm.set_deadline(std::chrono::seconds{60});
+            body(comm);
+        });
+    }
+}
+
+} // namespace joinable_tests

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/detail/text.hpp>
+
+namespace joinable_tests {
+
+/// Exactly the members of the core concept: what every feature must be content with.
+template <joinable::Communicator Comm>
+class CoreOnly {
+public:
+    explicit CoreOnly(Comm& inner) : inner_{inner} {}
+    [[nodiscard]] int rank() const { return inner_.rank(); }
+    [[nodiscard]] int size() const { return inner_.size(); }
+    auto all_reduce(joinable::Buffer buffer, joinable::ReduceOp op) {
+        return inner_.all_reduce(buffer, op);
+    }
+    auto broadcast(joinable::Buffer buffer, int root) { return inner_.broadcast(buffer, root); }
+    void barrier() { inner_.barrier(); }
+
+protected:
+    Comm& inner_;
+};
+
+/// Logs every collective of its rank, so that the traces of ranks can be compared.
+template <joinable::Communicator Comm>
+class RecordingCommunicator : public CoreOnly<Comm> {
+public:
+    using CoreOnly<Comm>::CoreOnly;
+
+    auto all_reduce(joinable::Buffer buffer, joinable::ReduceOp op) {
+        log("all_reduce", buffer);
+        return this->inner_.all_reduce(buffer, op);
+    }
+    auto broadcast(joinable::Buffer buffer, int root) {
+        log("broadcast", buffer);
+        return this->inner_.broadcast(buffer, root);
+    }
+    void barrier() {
+        trace.emplace_back("barrier");
+        this->inner_.barrier();
+    }
+    void abort(joinable::AbortReason const& reason) { this->inner_.abort(reason); }
+    [[nodiscard]] bool is_spent() const { return this->inner_.is_spent(); }
+    auto set_deadline(std::chrono::nanoseconds deadline) {
+        return this->inner_.set_deadline(deadline);
+    }
+
+    std::vector<std::string> trace;
+
+private:
+    void log(char const* what, joinable::Buffer buffer) {
+        trace.push_back(
+            joinable::detail::concat(what, " ", buffer.count, " ", name_of(buffer.dtype))
+        );
+    }
+};
+
+} // namespace joinable_tests

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSL-1.0
+# Installs what the tests need, builds and runs them in Release and under sanitizers.
+# --all adds: layers, formatting, headers alone, clang 14 and 19, thread sanitizer, nvcc if present.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+source tests/cmake/install.sh
+all=false
+case "${1-}" in
+"") ;;
+--all) all=true ;;
+*) echo "usage: bash tests/run.sh [--all]" >&2; exit 2 ;;
+esac
+
+step() { printf '\n== %s\n' "$*"; }
+build_and_test() { # preset [ctest arguments]
+    local preset=$1
+    shift
+    step "$preset"
+    cmake --preset "$preset" -DJOINABLE_BUILD_TESTS=ON >/dev/null
+    cmake --build "build/$preset"
+    ctest --test-dir "build/$preset" --output-on-failure -j 2 "$@"
+}
+
+install ca-certificates cmake ninja-build g++ python3 doctest-dev librapidcheck-dev libcli11-dev \
+    nlohmann-json3-dev libbenchmark-dev librange-v3-dev
+if $all; then
+    install clang-14 libclang-rt-14-dev clang-19 libclang-rt-19-dev clang-format-19
+    step "layers"
+    python3 tests/layers.py
+    step "formatting"
+    git ls-files '*.hpp' '*.cpp' | xargs clang-format-19 --dry-run -Werror
+    build_and_test clang-14
+    build_and_test clang-19
+    build_and_test tsan -E '^(fail|consumer)/'
+    step "headers alone, with g++"
+    cmake --preset release -DJOINABLE_BUILD_TESTS=ON >/dev/null
+    cmake --build build/release --target all_verify_interface_header_sets
+    step "headers alone, with nvcc"
+    if command -v nvcc >/dev/null; then
+        mkdir -p build/nvcc
+        git ls-files 'include/*.hpp' | while read -r header; do
+            echo "#include <${header#include/}>" >build/nvcc/header.cu
+            nvcc -std=c++20 -Iinclude -Werror all-warnings -c build/nvcc/header.cu \
+                -o build/nvcc/header.o || { echo "$header does not compile with nvcc" >&2; exit 1; }
+        done
+        echo "all headers compile in a .cu file"
+    else
+        echo "skipped: nvcc is not installed"
+    fi
+fi
+build_and_test asan
+build_and_test release

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+// Finds text files, keeps some for the test, and deals the others to ranks.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <set>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+namespace train_text {
+
+using Text = std::vector<std::uint8_t>;
+
+/// What a person gave cannot be read; the text says which and why.
+struct InputError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+struct File {
+    std::string path;
+    Text text;
+};
+
+inline std::uint64_t hash_of(std::string_view bytes) {
+    std::uint64_t hash = 0xcbf29ce484222325U; // FNV-1a: the same on every machine
+    for (char const byte : bytes) {
+        hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3U;
+    }
+    return hash;
+}
+
+inline std::string_view view_of(Text const& text) {
+    return {reinterpret_cast<char const*>(text.data()), text.size()};
+}
+
+class Corpus {
+public:
+    /// Reads files, and folders to their leaves. Left out inside folders: hidden ones, build folders
+    /// and generated files; files that are not text; and a text that was seen before.
+    Corpus(std::vector<std::string> const& paths, std::size_t limit_bytes) {
+        for (std::string const& path : paths) {
+            std::filesystem::file_status const status = std::filesystem::status(path);
+            if (!std::filesystem::exists(status)) {
+                throw InputError{path + ": no such file or folder"};
+            }
+            if (std::filesystem::is_directory(status)) {
+                add_folder(path);
+            } else {
+                add_file(path, true);
+            }
+        }
+        if (files_.empty()) {
+            throw InputError{"no text found in " + paths.front() + "; give files or folders with text"};
+        }
+        std::sort(files_.begin(), files_.end(), [](File const& a, File const& b) {
+            return a.path < b.path;
+        });
+        hold_out();
+        if (limit_bytes != 0) {
+            limit(limit_bytes);
+        }
+        if (held_out_.empty() || training_bytes() == 0) {
+            throw InputError{"too little text: some is needed to train on, and some to test with"};
+        }
+    }
+
+    [[nodiscard]] std::vector<File> const& files() const { return files_; }
+    [[nodiscard]] Text const& held_out() const { return held_out_; }
+    [[nodiscard]] std::size_t training_bytes() const {
+        std::size_t bytes = 0;
+        for (File const& file : files_) {
+            bytes += file.text.size();
+        }
+        return bytes;
+    }
+
+    /// Whole files, one after another in turn: so ranks have different amounts.
+    [[nodiscard]] Text dealt_to(int rank, int ranks) const {
+        Text text;
+        for (auto i = static_cast<std::size_t>(rank); i < files_.size();
+             i += static_cast<std::size_t>(ranks)) {
+            text.insert(text.end(), files_[i].text.begin(), files_[i].text.end());
+        }
+        return text;
+    }
+
+    /// Equal parts of all the text; less than one byte per rank is left over.
+    [[nodiscard]] Text equal_part(int rank, int ranks) const {
+        Text all;
+        for (File const& file : files_) {
+            all.insert(all.end(), file.text.begin(), file.text.end());
+        }
+        std::size_t const part = all.size() / static_cast<std::size_t>(ranks);
+        auto const begin = all.begin() + static_cast<std::ptrdiff_t>(part) * rank;
+        return {begin, begin + static_cast<std::ptrdiff_t>(part)};
+    }
+
+private:
+    void add_folder(std::filesystem::path const& folder) {
+        auto entry = std::filesystem::recursive_directory_iterator{folder};
+        for (; entry != std::filesystem::recursive_directory_iterator{}; ++entry) {
+            std::string const name = entry->path().filename().string();
+            if (entry->is_directory()) {
+                if (name.starts_with('.') || name == "build" || name == "single_include") {
+                    entry.disable_recursion_pending();
+                }
+            } else if (entry->is_regular_file() && !name.starts_with('.')) {
+                add_file(entry->path(), false);
+            }
+        }
+    }
+
+    void add_file(std::filesystem::path const& path, bool is_asked_for) {
+        std::ifstream stream{path, std::ios::binary};
+        Text text{std::istreambuf_iterator<char>{stream}, std::istreambuf_iterator<char>{}};
+        if (!stream && !stream.eof()) {
+            throw InputError{path.string() + ": cannot be read; check its permissions"};
+        }
+        bool const is_text = std::find(text.begin(), text.end(), 0) == text.end();
+        if (is_asked_for && (text.empty() || !is_text)) {
+            throw InputError{path.string() + (text.empty() ? ": is empty" : ": is not text")};
+        }
+        if (!text.empty() && is_text && seen_.insert(hash_of(view_of(text))).second) {
+            files_.push_back({path.string(), std::move(text)});
+        }
+    }
+
+    /// About a tenth of the files, chosen by their content, so that a new file moves no other; of a
+    /// single file its last tenth.
+    void hold_out() {
+        if (files_.size() == 1) {
+            Text& text = files_.front().text;
+            auto const cut = text.end() - static_cast<std::ptrdiff_t>(text.size() / 10);
+            held_out_.assign(cut, text.end());
+            text.erase(cut, text.end());
+            return;
+        }
+        auto const is_kept = [](File const& file) { return hash_of(view_of(file.text)) % 10 != 0; };
+        auto first_held = std::stable_partition(files_.begin(), files_.end(), is_kept);
+        if (first_held == files_.begin() || first_held == files_.end()) {
+            first_held = std::prev(files_.end()); // few files: one of them is the test
+        }
+        for (auto file = first_held; file != files_.end(); ++file) {
+            held_out_.insert(held_out_.end(), file->text.begin(), file->text.end());
+        }
+        files_.erase(first_held, files_.end());
+    }
+
+    void limit(std::size_t bytes) {
+        for (File& file : files_) {
+            file.text.resize(std::min(file.text.size(), bytes));
+            bytes -= file.text.size();
+        }
+        std::erase_if(files_, [](File const& file) { return file.text.empty(); });
+        held_out_.resize(std::min<std::size_t>(held_out_.size(), 20'000));
+    }
+
+    std::vector<File> files_;
+    Text held_out_;
+    std::set<std::uint64_t> seen_;
+};
+
+/// The positions of a text in a random order, in batches: the same for the same seed.
+inline std::vector<std::vector<std::size_t>>
+make_batches(std::size_t bytes, std::size_t batch_size, std::uint64_t seed) {
+    std::vector<std::size_t> positions(bytes);
+    for (std::size_t i = 0; i < bytes; ++i) {
+        positions[i] = i;
+    }
+    std::mt19937_64 random{seed};
+    for (std::size_t i = bytes; i > 1; --i) {
+        std::swap(positions[i - 1], positions[random() % i]);
+    }
+    std::vector<std::vector<std::size_t>> batches;
+    for (std::size_t begin = 0; begin < bytes; begin += batch_size) {
+        std::size_t const end = std::min(bytes, begin + batch_size);
+        batches.emplace_back(
+            positions.begin() + static_cast<std::ptrdiff_t>(begin),
+            positions.begin() + static_cast<std::ptrdiff_t>(end)
+        );
+    }
+    return batches;
+}
+
+} // namespace train_text

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+// A small engine of its own, as a house engine would have one: a matrix, a parameter, a model with
+// a backward pass written by hand, and an optimizer. Only the traits at the end of the matrix know
+// joinable.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <joinable/tensor/traits.hpp>
+
+namespace train_text {
+
+struct Matrix {
+    std::size_t rows = 0;
+    std::size_t columns = 0;
+    std::vector<float> numbers = std::vector<float>(rows * columns);
+
+    [[nodiscard]] float* row(std::size_t i) { return numbers.data() + i * columns; }
+    [[nodiscard]] float const* row(std::size_t i) const { return numbers.data() + i * columns; }
+};
+
+} // namespace train_text
+
+template <>
+struct joinable::tensor_traits<train_text::Matrix> {
+    using value_type = float;
+    static float* data(train_text::Matrix& m) { return m.numbers.data(); }
+    static float const* data(train_text::Matrix const& m) { return m.numbers.data(); }
+    static std::array<std::size_t, 2> extents(train_text::Matrix const& m) {
+        return {{m.rows, m.columns}};
+    }
+};
+
+namespace train_text {
+
+struct Parameter {
+    Matrix value;
+    Matrix grad;
+    std::string name;
+};
+
+/// out = a * b, where out may start with other numbers than zero. Rows of `b` are contiguous, so the
+/// inner loop vectorises.
+inline void multiply_add(Matrix const& a, Matrix const& b, Matrix& out) {
+    for (std::size_t i = 0; i < a.rows; ++i) {
+        for (std::size_t k = 0; k < a.columns; ++k) {
+            float const factor = a.row(i)[k];
+            float const* const from = b.row(k);
+            float* const to = out.row(i);
+            for (std::size_t j = 0; j < b.columns; ++j) {
+                to[j] += factor * from[j];
+            }
+        }
+    }
+}
+
+/// out = transpose(a) * b
+inline void multiply_transposed(Matrix const& a, Matrix const& b, Matrix& out) {
+    out.numbers.assign(out.numbers.size(), 0.0F);
+    for (std::size_t i = 0; i < a.rows; ++i) {
+        for (std::size_t k = 0; k < a.columns; ++k) {
+            float const factor = a.row(i)[k];
+            float const* const from = b.row(i);
+            float* const to = out.row(k);
+            for (std::size_t j = 0; j < b.columns; ++j) {
+                to[j] += factor * from[j];
+            }
+        }
+    }
+}
+
+inline Matrix transposed(Matrix const& a) {
+    Matrix out{a.columns, a.rows};
+    for (std::size_t i = 0; i < a.rows; ++i) {
+        for (std::size_t j = 0; j < a.columns; ++j) {
+            out.row(j)[i] = a.row(i)[j];
+        }
+    }
+    return out;
+}
+
+inline void sum_rows(Matrix const& a, Matrix& out) {
+    out.numbers.assign(out.numbers.size(), 0.0F);
+    for (std::size_t i = 0; i < a.rows; ++i) {
+        for (std::size_t j = 0; j < a.columns; ++j) {
+            out.numbers[j] += a.row(i)[j];
+        }
+    }
+}
+
+/// Predicts a byte from the `context` bytes before it: embedding, hidden layer, softmax. After
+/// Bengio, Ducharme, Vincent, Jauvin: A Neural Probabilistic Language Model (2003).
+class Model {
+public:
+    static constexpr std::size_t symbols = 256;
+    static constexpr std::size_t context = 6;
+    static constexpr std::size_t width = 8;
+    static constexpr std::size_t hidden = 32;
+
+    enum : std::size_t { embedding, hidden_weight, hidden_bias, output_weight, output_bias };
+
+    explicit Model(std::uint64_t seed) {
+        std::mt19937_64 random{seed};
+        auto const make = [&](char const* name, std::size_t rows, std::size_t columns, float scale) {
+            Parameter parameter{Matrix{rows, columns}, Matrix{rows, columns}, name};
+            std::normal_distribution<float> normal{0.0F, 1.0F};
+            for (float& number : parameter.value.numbers) {
+                number = scale * normal(random);
+            }
+            parameters_.push_back(std::move(parameter));
+        };
+        auto const fan_in = [](std::size_t n) { return 1.0F / std::sqrt(static_cast<float>(n)); };
+        make("embedding", symbols, width, 0.5F);
+        make("hidden.weight", context * width, hidden, fan_in(context * width));
+        make("hidden.bias", 1, hidden, 0.0F);
+        make("output.weight", hidden, symbols, fan_in(hidden));
+        make("output.bias", 1, symbols, 0.0F);
+    }
+
+    [[nodiscard]] std::vector<Parameter>& parameters() { return parameters_; }
+
+    /// The mean loss in bits per byte over the bytes of `text` at `positions`.
+    double forward(std::span<std::uint8_t const> text, std::span<std::size_t const> positions) {
+        std::size_t const batch = positions.size();
+        input_ = Matrix{batch, context * width};
+        activation_ = Matrix{batch, hidden};
+        probability_ = Matrix{batch, symbols};
+        contexts_.assign(batch * context, 0);
+        targets_.resize(batch);
+        for (std::size_t i = 0; i < batch; ++i) {
+            targets_[i] = text[positions[i]];
+            for (std::size_t c = 0; c < context; ++c) {
+                std::size_t const back = context - c; // the text before its first byte is zeros
+                std::uint8_t const symbol =
+                    positions[i] >= back ? text[positions[i] - back] : std::uint8_t{0};
+                contexts_[i * context + c] = symbol;
+                float const* const from = value(embedding).row(symbol);
+                std::copy(from, from + width, input_.row(i) + c * width);
+            }
+            copy_bias(value(hidden_bias), activation_.row(i));
+            copy_bias(value(output_bias), probability_.row(i));
+        }
+        multiply_add(input_, value(hidden_weight), activation_);
+        for (float& number : activation_.numbers) {
+            number = std::tanh(number);
+        }
+        multiply_add(activation_, value(output_weight), probability_);
+        double bits = 0;
+        for (std::size_t i = 0; i < batch; ++i) {
+            bits -= std::log2(static_cast<double>(softmax(probability_.row(i), targets_[i])));
+        }
+        return bits / static_cast<double>(batch);
+    }
+
+    /// Gradients of the mean loss of the last forward pass, the last layer first; `ready(i)` says
+    /// that the gradient of parameter i is final.
+    template <class Ready>
+    void backward(Ready const& ready) {
+        std::size_t const batch = targets_.size();
+        Matrix delta = probability_; // of the logits: probability minus target, over the batch
+        for (std::size_t i = 0; i < batch; ++i) {
+            delta.row(i)[targets_[i]] -= 1.0F;
+        }
+        for (float& number : delta.numbers) {
+            number /= static_cast<float>(batch);
+        }
+        sum_rows(delta, grad(output_bias));
+        ready(output_bias);
+        multiply_transposed(activation_, delta, grad(output_weight));
+        ready(output_weight);
+
+        Matrix hidden_delta{batch, hidden};
+        multiply_add(delta, transposed(value(output_weight)), hidden_delta);
+        for (std::size_t i = 0; i < hidden_delta.numbers.size(); ++i) {
+            float const a = activation_.numbers[i];
+            hidden_delta.numbers[i] *= 1.0F - a * a;
+        }
+        sum_rows(hidden_delta, grad(hidden_bias));
+        ready(hidden_bias);
+        multiply_transposed(input_, hidden_delta, grad(hidden_weight));
+        ready(hidden_weight);
+
+        Matrix input_delta{batch, context * width};
+        multiply_add(hidden_delta, transposed(value(hidden_weight)), input_delta);
+        Matrix& table = grad(embedding);
+        table.numbers.assign(table.numbers.size(), 0.0F);
+        for (std::size_t i = 0; i < batch; ++i) {
+            for (std::size_t c = 0; c < context; ++c) {
+                float* const to = table.row(contexts_[i * context + c]);
+                float const* const from = input_delta.row(i) + c * width;
+                for (std::size_t k = 0; k < width; ++k) {
+                    to[k] += from[k];
+                }
+            }
+        }
+        ready(embedding);
+    }
+
+private:
+    [[nodiscard]] Matrix& value(std::size_t i) { return parameters_[i].value; }
+    [[nodiscard]] Matrix& grad(std::size_t i) { return parameters_[i].grad; }
+
+    static void copy_bias(Matrix const& bias, float* row) {
+        std::copy(bias.numbers.begin(), bias.numbers.end(), row);
+    }
+
+    /// Turns a row of logits into probabilities; returns that of `target`.
+    static float softmax(float* row, std::size_t target) {
+        float highest = row[0];
+        for (std::size_t j = 1; j < symbols; ++j) {
+            highest = std::max(highest, row[j]);
+        }
+        float sum = 0;
+        for (std::size_t j = 0; j < symbols; ++j) {
+            row[j] = std::exp(row[j] - highest);
+            sum += row[j];
+        }
+        for (std::size_t j = 0; j < symbols; ++j) {
+            row[j] /= sum;
+        }
+        return std::max(row[target], 1e-30F);
+    }
+
+    std::vector<Parameter> parameters_;
+    Matrix input_;
+    Matrix activation_;
+    Matrix probability_;
+    std::vector<std::uint8_t> contexts_;
+    std::vector<std::uint8_t> targets_;
+};
+
+/// Stochastic gradient descent with momentum.
+class Sgd {
+public:
+    Sgd(std::vector<Parameter> const& parameters, float rate, float momentum)
+        : rate_{rate}, momentum_{momentum} {
+        for (Parameter const& parameter : parameters) {
+            velocity_.emplace_back(parameter.value.numbers.size());
+        }
+    }
+
+    void step(std::vector<Parameter>& parameters) {
+        for (std::size_t p = 0; p < parameters.size(); ++p) {
+            float* const value = parameters[p].value.numbers.data();
+            float const* const grad = parameters[p].grad.numbers.data();
+            float* const velocity = velocity_[p].data();
+            for (std::size_t i = 0; i < velocity_[p].size(); ++i) {
+                velocity[i] = momentum_ * velocity[i] + grad[i];
+                value[i] -= rate_ * velocity[i];
+            }
+        }
+    }
+
+    [[nodiscard]] std::vector<std::vector<float>> const& velocity() const { return velocity_; }
+
+private:
+    float rate_;
+    float momentum_;
+    std::vector<std::vector<float>> velocity_;
+};
+
+} // namespace train_text

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,7 +32,7 @@ protected:
 template <joinable::Communicator Comm>
 class RecordingCommunicator : public CoreOnly<Comm> {
 public:
-    using CoreOnly<Comm>::CoreOnly;
+    explicit RecordingCommunicator(Comm& inner) : CoreOnly<Comm>{inner} {}
 
     auto all_reduce(joinable::Buffer buffer, joinable::ReduceOp op) {
         log("all_reduce", buffer);
@@ -60,5 +61,10 @@ private:
         );
     }
 };
+
+template <class Comm>
+RecordingCommunicator(Comm&) -> RecordingCommunicator<Comm>;
+template <class Comm>
+CoreOnly(Comm&) -> CoreOnly<Comm>;
 
 } // namespace joinable_tests

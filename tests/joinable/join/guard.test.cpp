@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <joinable/join/guard.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <support/all_reducer.hpp>
+#include <support/ranks.hpp>
+#include <support/recording_communicator.hpp>
+
+#include <joinable/participant/action.hpp>
+#include <joinable/participant/step.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::EndPolicy;
+using joinable::Join;
+using joinable::participants;
+using joinable::ThreadCommunicator;
+
+/// Inputs of a rank in upstream's fixture.
+int inputs_of(int rank) { return 3 + rank; }
+
+/// Closed form: in round i all ranks with more than i inputs take part.
+int expected_total(int rank, int world) {
+    int total = 3 * world;
+    for (int j = 1; j <= rank; ++j) {
+        total += world - j;
+    }
+    return total;
+}
+
+TEST_CASE("the closed form is upstream's table") {
+    std::vector<std::vector<int>> const table{{6, 7}, {9, 11, 12}, {12, 15, 17, 18}};
+    for (auto const& row : table) {
+        for (std::size_t rank = 0; rank < row.size(); ++rank) {
+            CHECK(expected_total(static_cast<int>(rank), static_cast<int>(row.size())) == row[rank]);
+        }
+    }
+}
+
+TEST_CASE("ranks with fewer inputs shadow the others (main hooks, one participant)") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        int total = 0;
+        Join guard{participants(reducer)};
+        for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+            total += reducer();
+        }
+        auto const result = guard.finish();
+        CHECK(total == expected_total(comm.rank(), comm.size()));
+        auto const world = static_cast<std::size_t>(comm.size());
+        auto const rank = static_cast<std::size_t>(comm.rank());
+        CHECK(result.rounds == 2 + world);
+        CHECK(result.own_rounds == 3 + rank);
+        CHECK(result.shadow_rounds == world - 1 - rank);
+        CHECK(reducer.shadows == comm.size() - 1 - comm.rank());
+        for (std::size_t other = 0; other < world; ++other) {
+            CHECK(result.rounds_per_rank[other] == 3 + other);
+        }
+        CHECK(result.last_joiners == std::vector{comm.size() - 1});
+        CHECK(result.authoritative_rank == comm.size() - 1);
+        CHECK_FALSE(result.stopped_early);
+    });
+}
+
+TEST_CASE("post hooks run once on every rank, from the last joiner") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        {
+            Join guard{participants(reducer), runs_post_hook = true};
+            for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+                reducer();
+            }
+        }
+        CHECK(reducer.post_value == 42);
+        CHECK(reducer.posts == 1);
+    });
+}
+
+TEST_CASE("several participants run in one guard, each with its own collectives") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        AllReducer a{comm};
+        AllReducer b{comm};
+        AllReducer c{comm};
+        int total = 0;
+        {
+            Join guard{participants(a, b, c), runs_post_hook = true};
+            for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+                total += a();
+                total += b();
+                total += c();
+            }
+        }
+        CHECK(total == 3 * expected_total(comm.rank(), comm.size()));
+        CHECK(c.post_value == 42);
+    });
+}
+
+TEST_CASE("a keyword reaches the hook of every participant that accepts it") {
+    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        int total = 0;
+        {
+            Join guard{participants(reducer), reductions = 2};
+            for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+                total += reducer(2);
+            }
+        }
+        CHECK(total == 2 * expected_total(comm.rank(), comm.size()));
+    });
+}
+
+TEST_CASE("a guard that is not enabled attaches and sends nothing") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& inner) {
+        RecordingCommunicator comm{inner};
+        AllReducer a{comm};
+        AllReducer b{comm};
+        int total = 0;
+        Join guard{participants(a, b), {.enable = false}};
+        for (int i = 0; i < 3; ++i) {
+            total += a();
+            total += b();
+        }
+        auto const result = guard.finish();
+        CHECK(total == 6 * comm.size());
+        CHECK(comm.trace.size() == 6);
+        CHECK(result.own_rounds == 3);
+        CHECK(a.posts == 0);
+    });
+}
+
+TEST_CASE("throw_early throws EarlyTermination on all ranks after the same rounds") {
+    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        int completed = 0;
+        std::vector<int> named;
+        try {
+            Join guard{participants(reducer), {.end_policy = EndPolicy::throw_early}};
+            for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+                reducer();
+                ++completed;
+            }
+            guard.finish();
+            FAIL_CHECK("no exception");
+        } catch (joinable::EarlyTermination const& error) {
+            named = error.ranks();
+        }
+        CHECK(completed == 3);
+        CHECK(named == std::vector{0});
+        CHECK(reducer.posts == 0);
+        comm.barrier(); // the communicator stays usable
+    });
+}
+
+TEST_CASE("throw_early with even inputs ends normally") {
+    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        Join guard{participants(reducer), {.end_policy = EndPolicy::throw_early}};
+        for (int i = 0; i < 3; ++i) {
+            reducer();
+        }
+        CHECK(guard.finish().last_joiners.size() == static_cast<std::size_t>(comm.size()));
+        CHECK(reducer.posts == 1);
+    });
+}
+
+TEST_CASE("stop_at_first leaves every rank after the shortest, with the post hooks") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        int total = 0;
+        int i = 0;
+        Join guard{participants(reducer), {.end_policy = EndPolicy::stop_at_first}};
+        while (guard.next(i < inputs_of(comm.rank()))) {
+            total += reducer();
+            ++i;
+        }
+        auto const result = guard.finish();
+        CHECK(total == 3 * comm.size());
+        CHECK(result.rounds == 3);
+        CHECK(result.stopped_early == (comm.size() > 1));
+        CHECK(result.last_joiners.size() == static_cast<std::size_t>(comm.size()));
+        CHECK(reducer.posts == 1);
+    });
+}
+
+TEST_CASE("stop_at_first needs a loop that knows before it computes") {
+    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        auto const open_by_notification = [&] {
+            Join guard{participants(reducer), {.end_policy = EndPolicy::stop_at_first}};
+            reducer();
+        };
+        CHECK_THROWS_AS(open_by_notification(), joinable::ContractViolation);
+    });
+}
+
+TEST_CASE("a vote of any rank stops all before the next round") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        std::vector<int> const inputs(10);
+        int rounds = 0;
+        Join guard{participants(reducer)};
+        for ([[maybe_unused]] int const input : guard.iterate(inputs)) {
+            reducer();
+            if (++rounds == 4 && comm.rank() == comm.size() - 1) {
+                guard.vote_stop();
+            }
+        }
+        auto const result = guard.finish();
+        CHECK(rounds == 4);
+        CHECK(result.stopped_early);
+        CHECK(result.rounds == 4);
+    });
+}
+
+TEST_CASE("iterate gives every element a round and announces what it is told") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        std::vector<std::uint64_t> inputs;
+        for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+            inputs.push_back(static_cast<std::uint64_t>(10 + i));
+        }
+        std::uint64_t last_sum = 0;
+        Join guard{participants(reducer)};
+        for (auto const weight : guard.iterate(inputs, [](std::uint64_t input) {
+                 return joinable::RoundNotice{.weight = input};
+             })) {
+            CHECK(guard.round().weight() == weight);
+            last_sum = guard.round().weight_sum();
+            reducer();
+        }
+        guard.finish();
+        // In a rank's last round the ranks from it on are active, all with the same weight.
+        auto const active = static_cast<std::uint64_t>(comm.size() - comm.rank());
+        CHECK(last_sum == active * static_cast<std::uint64_t>(10 + inputs_of(comm.rank()) - 1));
+    });
+}
+
+TEST_CASE("a round knows who is active") {
+    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        auto const check = [&](joinable::Round const& round) {
+            int const joined = std::max(0, static_cast<int>(round.number()) - 2);
+            CHECK(round.active_count() == comm.size() - joined);
+            CHECK(round.buffer_source() == joined);
+            for (int rank = 0; rank < comm.size(); ++rank) {
+                CHECK(round.is_active(rank) == (rank >= joined));
+            }
+            CHECK(round.is_shadow() == (comm.rank() < joined));
+            CHECK(round.in_guard());
+        };
+        reducer.before_reduction = check;
+        reducer.before_shadow = check;
+        Join guard{participants(reducer)};
+        for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+            reducer();
+        }
+        guard.finish();
+    });
+}
+
+TEST_CASE("ranks without any input shadow from the first round") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        int total = 0;
+        Join guard{participants(reducer)};
+        for (int i = 0; comm.rank() == 0 && i < 3; ++i) {
+            total += reducer();
+        }
+        auto const result = guard.finish();
+        CHECK(total == (comm.rank() == 0 ? 3 : 0));
+        CHECK(result.rounds == 3);
+        CHECK(result.last_joiners == std::vector{0});
+    });
+}
+
+TEST_CASE("all ranks without inputs end at once, all of them last joiners") {
+    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        Join guard{participants(reducer)};
+        auto const result = guard.finish();
+        CHECK(result.rounds == 0);
+        CHECK(result.last_joiners.size() == static_cast<std::size_t>(comm.size()));
+        CHECK(guard.finish().rounds == 0); // again: the same
+    });
+}
+
+TEST_CASE("a participant can enter another guard when the first has ended") {
+    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        for (int epoch = 0; epoch < 3; ++epoch) {
+            int total = 0;
+            Join guard{participants(reducer)};
+            for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+                total += reducer();
+            }
+            guard.finish();
+            CHECK(total == expected_total(comm.rank(), comm.size()));
+        }
+        CHECK(reducer() == comm.size()); // outside: a plain all-reduce
+    });
+}
+
+TEST_CASE("the core concept's members are enough for a guard") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& inner) {
+        CoreOnly comm{inner};
+        AllReducer reducer{comm};
+        int total = 0;
+        Join guard{participants(reducer), runs_post_hook = true};
+        for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+            total += reducer();
+        }
+        guard.finish();
+        CHECK(total == expected_total(comm.rank(), comm.size()));
+    });
+}
+
+TEST_CASE("an action and a step take part without a class") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        int reduced = 0;
+        int state = 0;
+        auto const sum = [&](int value) {
+            comm.all_reduce({&value, 1, joinable::DType::i32}, joinable::ReduceOp::sum).wait();
+            return value;
+        };
+        joinable::Action action{
+            comm, [&](int x) { return reduced = sum(x); }, [&] { reduced = sum(0); }
+        };
+        joinable::Step step{comm, [&] { state = 31 * state + reduced; }};
+        Join guard{participants(step, action)}; // runs in hook order all the same
+        static_assert(std::same_as<
+                      joinable::hook_sequence<decltype(step), decltype(action)>,
+                      std::index_sequence<0, 1>>);
+        for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+            step.step();
+            CHECK(action(1) <= comm.size());
+        }
+        guard.finish();
+        int highest = state;
+        comm.all_reduce({&highest, 1, joinable::DType::i32}, joinable::ReduceOp::max).wait();
+        CHECK(state == highest); // the optimizer's state is the same on all ranks
+    });
+}
+
+TEST_CASE("every rank issues the same collectives, one roll call per round") {
+    for (int const world : {1, 2, 3, 4, 8}) {
+        std::vector<std::vector<std::string>> traces(static_cast<std::size_t>(world));
+        run_ranks({world}, [&](ThreadCommunicator& inner) {
+            RecordingCommunicator comm{inner};
+            AllReducer a{comm};
+            AllReducer b{comm};
+            {
+                Join guard{participants(a, b)};
+                for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+                    a();
+                    b();
+                }
+            }
+            traces[static_cast<std::size_t>(comm.rank())] = comm.trace;
+        });
+        // Entry; each round: roll call, names when ranks arrive, two reductions; the end; closing.
+        std::string const roll_call = "all_reduce 7 u64";
+        std::string const names = "all_reduce 2 u64";
+        std::string const reduction = "all_reduce 1 i32";
+        std::vector<std::string> expected{roll_call};
+        for (int round = 0; round < inputs_of(world - 1); ++round) {
+            expected.push_back(roll_call);
+            if (round >= 3) {
+                expected.push_back(names);
+            }
+            expected.insert(expected.end(), {reduction, reduction});
+        }
+        expected.insert(expected.end(), {roll_call, names, roll_call});
+        for (auto const& trace : traces) {
+            CHECK(trace == expected);
+        }
+    }
+}
+
+TEST_CASE("a rank shadows twenty thousand rounds") {
+    run_ranks({2}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        Join guard{participants(reducer)};
+        for (int i = 0; comm.rank() == 0 && i < 20'000; ++i) {
+            reducer();
+        }
+        CHECK(guard.finish().rounds == 20'000);
+    });
+}
+
+} // namespace

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+// A small engine of its own, as a house engine would have one: a matrix, a parameter, products, and
+// an optimizer. Only the traits after the matrix know joinable.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <joinable/tensor/traits.hpp>
+
+namespace train_text {
+
+struct Matrix {
+    std::size_t rows = 0;
+    std::size_t columns = 0;
+    std::vector<float> numbers = std::vector<float>(rows * columns);
+
+    [[nodiscard]] float* row(std::size_t i) { return numbers.data() + i * columns; }
+    [[nodiscard]] float const* row(std::size_t i) const { return numbers.data() + i * columns; }
+};
+
+} // namespace train_text
+
+template <>
+struct joinable::tensor_traits<train_text::Matrix> {
+    using value_type = float;
+    static float* data(train_text::Matrix& m) { return m.numbers.data(); }
+    static float const* data(train_text::Matrix const& m) { return m.numbers.data(); }
+    static std::array<std::size_t, 2> extents(train_text::Matrix const& m) {
+        return {{m.rows, m.columns}};
+    }
+};
+
+namespace train_text {
+
+struct Parameter {
+    Matrix value;
+    Matrix grad;
+    std::string name;
+};
+
+/// out += a * b. The inner loop runs along rows, which are contiguous, so that it vectorises.
+inline void multiply_add(Matrix const& a, Matrix const& b, Matrix& out) {
+    for (std::size_t i = 0; i < a.rows; ++i) {
+        for (std::size_t k = 0; k < a.columns; ++k) {
+            float const factor = a.row(i)[k];
+            float const* const from = b.row(k);
+            float* const to = out.row(i);
+            for (std::size_t j = 0; j < b.columns; ++j) {
+                to[j] += factor * from[j];
+            }
+        }
+    }
+}
+
+/// out = transpose(a) * b
+inline void multiply_transposed(Matrix const& a, Matrix const& b, Matrix& out) {
+    out.numbers.assign(out.numbers.size(), 0.0F);
+    for (std::size_t i = 0; i < a.rows; ++i) {
+        for (std::size_t k = 0; k < a.columns; ++k) {
+            float const factor = a.row(i)[k];
+            float const* const from = b.row(i);
+            float* const to = out.row(k);
+            for (std::size_t j = 0; j < b.columns; ++j) {
+                to[j] += factor * from[j];
+            }
+        }
+    }
+}
+
+inline Matrix transposed(Matrix const& a) {
+    Matrix out{a.columns, a.rows};
+    for (std::size_t i = 0; i < a.rows; ++i) {
+        for (std::size_t j = 0; j < a.columns; ++j) {
+            out.row(j)[i] = a.row(i)[j];
+        }
+    }
+    return out;
+}
+
+inline void sum_rows(Matrix const& a, Matrix& out) {
+    out.numbers.assign(out.numbers.size(), 0.0F);
+    for (std::size_t i = 0; i < a.rows; ++i) {
+        for (std::size_t j = 0; j < a.columns; ++j) {
+            out.numbers[j] += a.row(i)[j];
+        }
+    }
+}
+
+/// Stochastic gradient descent with momentum, and a rate that falls linearly to zero over `steps`:
+/// the last rounds of an epoch have fewer active ranks, so their averages are noisier.
+class Sgd {
+public:
+    Sgd(std::vector<Parameter> const& parameters, float rate, float momentum, std::size_t steps)
+        : rate_{rate}, momentum_{momentum}, steps_{steps} {
+        for (Parameter const& parameter : parameters) {
+            velocity_.emplace_back(parameter.value.numbers.size());
+        }
+    }
+
+    void step(std::vector<Parameter>& parameters) {
+        float const left =
+            1.0F - static_cast<float>(step_) / static_cast<float>(std::max(step_ + 1, steps_));
+        ++step_;
+        for (std::size_t p = 0; p < parameters.size(); ++p) {
+            float* const value = parameters[p].value.numbers.data();
+            float const* const grad = parameters[p].grad.numbers.data();
+            float* const velocity = velocity_[p].data();
+            for (std::size_t i = 0; i < velocity_[p].size(); ++i) {
+                velocity[i] = momentum_ * velocity[i] + grad[i];
+                value[i] -= rate_ * left * velocity[i];
+            }
+        }
+    }
+
+    [[nodiscard]] std::vector<std::vector<float>> const& velocity() const { return velocity_; }
+
+private:
+    float rate_;
+    float momentum_;
+    std::size_t steps_;
+    std::size_t step_ = 0;
+    std::vector<std::vector<float>> velocity_;
+};
+
+} // namespace train_text

@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: BSL-1.0
+// A throw at every point of a guard, on every rank: the others end with the same typed error that
+// names the thrower, the thrower with its own exception, and nobody waits for the deadline.
+#include <joinable/join/guard.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <support/all_reducer.hpp>
+#include <support/ranks.hpp>
+#include <support/recording_communicator.hpp>
+
+#include <joinable/participant/action.hpp>
+#include <joinable/participant/step.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::Join;
+using joinable::participants;
+using joinable::ThreadCommunicator;
+
+struct Injected : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+enum class Point {
+    hook_constructor,
+    before_first_round,
+    between_rounds,
+    inside_a_part,
+    between_parts,
+    in_a_shadow,
+    in_a_post_hook,
+};
+constexpr Point all_points[] = {
+    Point::hook_constructor, Point::before_first_round, Point::between_rounds, Point::inside_a_part,
+    Point::between_parts,    Point::in_a_shadow,        Point::in_a_post_hook,
+};
+
+struct Ending {
+    bool threw_own = false;
+    std::vector<int> named;
+    std::string text;
+    bool is_spent = false;
+};
+
+/// Runs two participants with 3 + rank inputs and throws at `point` on `culprit`.
+Ending run_with_fault(ThreadCommunicator& comm, Point point, int culprit, bool says_why) {
+    Ending ending;
+    AllReducer a{comm};
+    AllReducer b{comm};
+    a.ends_its_part = b.ends_its_part = true;
+    bool const is_me = comm.rank() == culprit;
+    auto const boom = [&](Point here) {
+        if (is_me && here == point) {
+            throw Injected{"disk on fire"};
+        }
+    };
+    a.before_hook = [&] { boom(Point::hook_constructor); };
+    a.before_reduction = [&](joinable::Round const& round) {
+        if (round.number() == 1) {
+            boom(Point::inside_a_part);
+        }
+    };
+    b.before_shadow = [&](auto const&) { boom(Point::in_a_shadow); };
+    b.before_post = [&](auto const&) { boom(Point::in_a_post_hook); };
+    try {
+        Join guard{participants(a, b)};
+        try {
+            boom(Point::before_first_round);
+            for (int i = 0; i < 3 + comm.rank(); ++i) {
+                a();
+                if (i == 2) {
+                    boom(Point::between_parts);
+                }
+                b();
+                if (i == 1) {
+                    boom(Point::between_rounds);
+                }
+            }
+        } catch (Injected const& error) {
+            if (says_why) {
+                guard.fail(error.what());
+            }
+            throw;
+        }
+        guard.finish();
+    } catch (Injected const&) {
+        ending.threw_own = true;
+    } catch (joinable::PeerFailed const& error) {
+        ending.named = error.ranks();
+        ending.text = error.what();
+    }
+    ending.is_spent = comm.is_spent();
+    return ending;
+}
+
+TEST_CASE("a throw anywhere ends every other rank with PeerFailed that names the thrower") {
+    for (int const world : {2, 3, 4, 8}) {
+        for (Point const point : all_points) {
+            for (int culprit = 0; culprit < world; ++culprit) {
+                if (point == Point::in_a_shadow && culprit == world - 1) {
+                    continue; // the last joiner never shadows
+                }
+                CAPTURE(world);
+                CAPTURE(static_cast<int>(point));
+                CAPTURE(culprit);
+                std::vector<Ending> endings(static_cast<std::size_t>(world));
+                auto const start = std::chrono::steady_clock::now();
+                run_ranks({world}, [&](ThreadCommunicator& comm) {
+                    endings[static_cast<std::size_t>(comm.rank())] =
+                        run_with_fault(comm, point, culprit, true);
+                });
+                CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds{30});
+                for (int rank = 0; rank < world; ++rank) {
+                    Ending const& ending = endings[static_cast<std::size_t>(rank)];
+                    CAPTURE(rank);
+                    CHECK(ending.threw_own == (rank == culprit));
+                    if (rank != culprit) {
+                        CHECK(ending.named == std::vector{culprit});
+                        CHECK(ending.text ==
+                              "rank " + std::to_string(culprit) + " failed: disk on fire");
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("a throw between rounds leaves the communicators usable, one inside a round does not") {
+    for (int const world : {2, 4}) {
+        for (Point const point : all_points) {
+            if (point == Point::in_a_shadow) {
+                continue;
+            }
+            CAPTURE(world);
+            CAPTURE(static_cast<int>(point));
+            bool const stays_usable = point == Point::hook_constructor ||
+                                      point == Point::before_first_round ||
+                                      point == Point::between_rounds;
+            run_ranks({world}, [&](ThreadCommunicator& comm) {
+                Ending const ending = run_with_fault(comm, point, 0, false);
+                CHECK(ending.is_spent == !stays_usable);
+                if (stays_usable) {
+                    comm.barrier();
+                    int one = 1;
+                    comm.all_reduce({&one, 1, joinable::DType::i32}, joinable::ReduceOp::sum).wait();
+                    CHECK(one == comm.size());
+                }
+            });
+        }
+    }
+}
+
+TEST_CASE("the text is a default when the thrower did not say why") {
+    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
+        Ending const ending = run_with_fault(comm, Point::between_rounds, 1, false);
+        if (comm.rank() != 1) {
+            CHECK(ending.text == "rank 1 failed: an exception left the guard");
+        }
+    });
+}
+
+TEST_CASE("two ranks that fail in the same round are both named") {
+    run_ranks({3, 4, 8}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        reducer.ends_its_part = true;
+        std::vector<int> named;
+        try {
+            Join guard{participants(reducer)};
+            for (int i = 0; i < 3; ++i) {
+                reducer();
+                if (i == 1 && comm.rank() <= 1) {
+                    throw Injected{"both"};
+                }
+            }
+            guard.finish();
+        } catch (Injected const&) {
+            named = {0, 1};
+        } catch (joinable::PeerFailed const& error) {
+            named = error.ranks();
+        }
+        CHECK(named == std::vector{0, 1});
+    });
+}
+
+TEST_CASE("a rank that never comes is named after the deadline, on every rank that waits") {
+    for (int const world : {2, 4}) {
+        std::atomic<int> timed_out{0};
+        std::atomic<int> waiting{world - 1};
+        run_ranks({world}, [&](ThreadCommunicator& comm) {
+            AllReducer reducer{comm};
+            if (comm.rank() == 1) { // stuck in its own code until the others have given up
+                while (waiting.load() != 0) {
+                    std::this_thread::yield();
+                }
+                return;
+            }
+            try {
+                comm.set_deadline(std::chrono::milliseconds{100});
+                Join guard{participants(reducer)};
+            } catch (joinable::TimedOut const& error) {
+                CHECK(error.missing() == std::vector{1});
+                ++timed_out;
+            }
+            --waiting;
+        });
+        CHECK(timed_out == world - 1);
+    }
+}
+
+TEST_CASE("a rank that stalls in a round is named, and the guard's timeout is restored") {
+    std::atomic<bool> gave_up{false};
+    run_ranks({2}, [&](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        try {
+            Join guard{participants(reducer), {.timeout = std::chrono::milliseconds{150}}};
+            reducer();
+            if (comm.rank() == 1) {
+                while (!gave_up) {
+                    std::this_thread::yield();
+                }
+            }
+            reducer();
+            FAIL_CHECK("no exception");
+        } catch (joinable::TimedOut const& error) {
+            gave_up = true;
+            CHECK(error.missing() == std::vector{1});
+        }
+        CHECK(comm.set_deadline(std::chrono::seconds{1}) == std::chrono::seconds{60});
+    });
+}
+
+TEST_CASE("ranks that open different rounds all throw the same Mismatch") {
+    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        std::string text;
+        try {
+            Join guard{participants(reducer)};
+            bool const weighted = comm.rank() == comm.size() - 1;
+            guard.next(true, {.weight = weighted ? std::optional<std::uint64_t>{5} : std::nullopt});
+            FAIL_CHECK("no exception");
+        } catch (joinable::Mismatch const& error) {
+            CHECK(error.ranks() == std::vector{comm.size() - 1});
+            text = error.what();
+        }
+        CHECK(text.find("rank 0 says: train, syncs, unweighted, opened by next()") !=
+              std::string::npos);
+        comm.barrier(); // no data moved, nobody aborted
+    });
+}
+
+TEST_CASE("ranks that construct different guards all throw Mismatch") {
+    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
+        AllReducer a{comm};
+        AllReducer b{comm};
+        auto const enter = [&] {
+            if (comm.rank() == 0) {
+                Join guard{participants(a)};
+            } else {
+                Join guard{participants(a, b)};
+            }
+        };
+        CHECK_THROWS_AS(enter(), joinable::Mismatch);
+        auto const other_policy = [&] {
+            Join guard{
+                participants(a),
+                {.end_policy = comm.rank() == 0 ? joinable::EndPolicy::drain
+                                                : joinable::EndPolicy::throw_early}
+            };
+        };
+        CHECK_THROWS_AS(other_policy(), joinable::Mismatch);
+        comm.barrier();
+        Join guard{participants(a, b)}; // what failed has left nothing attached
+    });
+}
+
+/// What a guard over two participants says about a loop that misuses them. One group for each, as
+/// a violation inside a round aborts the communicator.
+template <class Loop>
+std::string violation_of(Loop const& loop) {
+    std::string text;
+    joinable::run_threads(1, [&](ThreadCommunicator& comm) {
+        AllReducer a{comm};
+        AllReducer b{comm};
+        try {
+            Join guard{participants(a, b)};
+            loop(guard, a, b);
+            guard.finish();
+        } catch (joinable::ContractViolation const& error) {
+            text = error.what();
+        }
+    });
+    return text;
+}
+
+bool says(std::string const& text, std::string const& part) {
+    CAPTURE(text);
+    bool const found = text.find(part) != std::string::npos;
+    CHECK(found);
+    return found;
+}
+
+TEST_CASE("a participant that is missing, out of turn or twice in a round is named") {
+    says(
+        violation_of([](auto&, auto&, auto& b) { b(); }),
+        "notified first in round 0, but the first one in hook order is participant 0"
+    );
+    says(
+        violation_of([](auto&, auto& a, auto&) {
+            a();
+            a();
+        }),
+        "participant 0"
+    );
+    says(
+        violation_of([](auto&, auto& a, auto&) { a(); }),
+        "takes part in round 0, but did not notify"
+    );
+    says(
+        violation_of([](auto& guard, auto& a, auto& b) {
+            guard.next(true);
+            a();
+            b();
+            a();
+        }),
+        "notified again in round 0"
+    );
+    says(
+        violation_of([](auto& guard, auto& a, auto& b) {
+            guard.next(true);
+            a();
+            b();
+            guard.next(true);
+            guard.next(true);
+        }),
+        "participant 0"
+    );
+    says(
+        violation_of([](auto& guard, auto& a, auto& b) {
+            a();
+            b();
+            guard.vote_stop();
+        }),
+        "vote_stop() needs a loop that runs on next() or iterate()"
+    );
+    says(
+        violation_of([](auto&, auto& a, auto& b) {
+            a.before_reduction = [](joinable::Round round) { round.hold(); };
+            a();
+            b();
+        }),
+        "is held open"
+    );
+    says(
+        violation_of([](auto& guard, auto&, auto&) {
+            guard.next(true, {.weight = std::uint64_t{1} << 50U});
+        }),
+        "is above the maximum"
+    );
+}
+
+TEST_CASE("a participant twice in a guard, or in two guards, is refused and the first one goes on") {
+    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        auto const twice = [&] { Join guard{participants(reducer, reducer)}; };
+        CHECK_THROWS_AS(twice(), joinable::ContractViolation);
+        Join guard{participants(reducer)};
+        auto const again = [&] { Join second{participants(reducer)}; };
+        CHECK_THROWS_AS(again(), joinable::ContractViolation);
+        CHECK(reducer() == comm.size());
+        CHECK(guard.finish().rounds == 1);
+    });
+}
+
+TEST_CASE("communicators of different sizes in one guard are refused") {
+    run_ranks({2}, [](ThreadCommunicator& comm) {
+        joinable::run_threads(1, [&](ThreadCommunicator& alone) {
+            AllReducer a{comm};
+            AllReducer b{alone};
+            auto const mixed = [&] { Join guard{participants(a, b)}; };
+            CHECK_THROWS_AS(mixed(), joinable::ContractViolation);
+        });
+    });
+}
+
+TEST_CASE("a timeout over a communicator without a deadline is refused") {
+    run_ranks({2}, [](ThreadCommunicator& inner) {
+        CoreOnly comm{inner};
+        AllReducer reducer{comm};
+        auto const with_timeout = [&] {
+            Join guard{participants(reducer), {.timeout = std::chrono::seconds{1}}};
+        };
+        CHECK_THROWS_AS(with_timeout(), joinable::ContractViolation);
+    });
+}
+
+} // namespace

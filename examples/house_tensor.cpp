@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// A tensor class of an imaginary engine takes part without being touched: nine lines of traits are enough.
+// A tensor class of an imaginary engine takes part without being touched: by nine lines of traits.
 #include <joinable/join.hpp>
 
 #include <cstddef>

@@ -46,13 +46,13 @@ inline std::string_view view_of(Text const& text) {
 
 class Corpus {
 public:
-    /// Reads files, and folders to their leaves. Left out inside folders: hidden ones, build folders
-    /// and generated files; files that are not text; and a text that was seen before.
+    /// Reads files, and folders to their leaves. Left out inside folders: hidden ones, build
+    /// folders and generated files; files that are not text; and a text that was seen before.
     Corpus(std::vector<std::string> const& paths, std::size_t limit_bytes) {
         for (std::string const& path : paths) {
             std::filesystem::file_status const status = std::filesystem::status(path);
             if (!std::filesystem::exists(status)) {
-                throw InputError{path + ": no such file or folder"};
+                throw InputError{path + ": no such file or folder; check the path"};
             }
             if (std::filesystem::is_directory(status)) {
                 add_folder(path);
@@ -61,7 +61,9 @@ public:
             }
         }
         if (files_.empty()) {
-            throw InputError{"no text found in " + paths.front() + "; give files or folders with text"};
+            throw InputError{
+                "no text found in " + paths.front() + "; give files or folders with text"
+            };
         }
         std::sort(files_.begin(), files_.end(), [](File const& a, File const& b) {
             return a.path < b.path;
@@ -71,7 +73,10 @@ public:
             limit(limit_bytes);
         }
         if (held_out_.empty() || training_bytes() == 0) {
-            throw InputError{"too little text: some is needed to train on, and some to test with"};
+            throw InputError{
+                "too little text in " + paths.front() +
+                ": some is needed to train on, and some to test with; give longer or more files"
+            };
         }
     }
 
@@ -107,17 +112,32 @@ public:
     }
 
 private:
+    static bool is_hidden(std::filesystem::path const& path) {
+        return path.filename().string().starts_with('.');
+    }
+
+    static bool is_left_out(std::filesystem::path const& folder) {
+        return is_hidden(folder) || folder.filename() == "build" ||
+               folder.filename() == "single_include" || exists(folder / "CMakeCache.txt");
+    }
+
     void add_folder(std::filesystem::path const& folder) {
-        auto entry = std::filesystem::recursive_directory_iterator{folder};
-        for (; entry != std::filesystem::recursive_directory_iterator{}; ++entry) {
-            std::string const name = entry->path().filename().string();
+        std::error_code error;
+        auto entry = std::filesystem::recursive_directory_iterator{folder, error};
+        for (; !error && entry != std::filesystem::end(entry); entry.increment(error)) {
             if (entry->is_directory()) {
-                if (name.starts_with('.') || name == "build" || name == "single_include") {
+                if (is_left_out(entry->path())) {
                     entry.disable_recursion_pending();
                 }
-            } else if (entry->is_regular_file() && !name.starts_with('.')) {
+            } else if (entry->is_regular_file() && !is_hidden(entry->path())) {
                 add_file(entry->path(), false);
             }
+        }
+        if (error) {
+            throw InputError{
+                folder.string() + ": cannot be read (" + error.message() +
+                "); check its permissions"
+            };
         }
     }
 
@@ -129,7 +149,10 @@ private:
         }
         bool const is_text = std::find(text.begin(), text.end(), 0) == text.end();
         if (is_asked_for && (text.empty() || !is_text)) {
-            throw InputError{path.string() + (text.empty() ? ": is empty" : ": is not text")};
+            throw InputError{
+                path.string() + (text.empty() ? ": is empty" : ": is not text") +
+                "; leave it out or give another"
+            };
         }
         if (!text.empty() && is_text && seen_.insert(hash_of(view_of(text))).second) {
             files_.push_back({path.string(), std::move(text)});

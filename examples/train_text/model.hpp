@@ -29,7 +29,8 @@ public:
 
     explicit Model(std::uint64_t seed) {
         std::mt19937_64 random{seed};
-        auto const make = [&](char const* name, std::size_t rows, std::size_t columns, float scale) {
+        auto const make = [&](char const* name, std::size_t rows, std::size_t columns, float scale
+                          ) {
             Parameter parameter{Matrix{rows, columns}, Matrix{rows, columns}, name};
             std::normal_distribution<float> normal{0.0F, 1.0F};
             for (float& number : parameter.value.numbers) {

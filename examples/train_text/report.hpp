@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+// What came out, for people.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <vector>
+
+#include "data.hpp"
+#include "train.hpp"
+
+namespace train_text {
+
+/// The sizes of the ranks' texts: of all together, and of the shortest.
+struct Sizes {
+    std::size_t sum = 0;
+    std::size_t shortest = 0;
+
+    explicit Sizes(std::vector<Text> const& texts) : shortest{texts.front().size()} {
+        for (Text const& text : texts) {
+            sum += text.size();
+            shortest = std::min(shortest, text.size());
+        }
+    }
+};
+
+inline void print_ranks(std::vector<Text> const& texts, std::vector<Findings> const& findings) {
+    std::printf("\nrank      bytes    own rounds    shadow rounds\n");
+    for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+        std::size_t own = 0;
+        std::size_t shadow = 0;
+        for (joinable::JoinResult const& result : findings[rank].results) {
+            own += result.own_rounds;
+            shadow += result.shadow_rounds;
+        }
+        std::printf("%4zu %10zu %13zu %16zu\n", rank, texts[rank].size(), own, shadow);
+    }
+}
+
+/// Prints the report. Returns whether all ranks hold the same bits.
+inline bool report(
+    Options const& options,
+    Corpus const& corpus,
+    std::vector<Text> const& texts,
+    std::vector<Findings> const& findings
+) {
+    Sizes const sizes{texts};
+    Findings const& first = findings.front();
+    auto const percent = [&](std::size_t bytes) {
+        return 100.0 * static_cast<double>(bytes) / static_cast<double>(corpus.training_bytes());
+    };
+    std::size_t rounds = 0;
+    for (joinable::JoinResult const& result : first.results) {
+        rounds += result.rounds;
+    }
+    bool const same = std::all_of(findings.begin(), findings.end(), [&](Findings const& other) {
+        return other.digest == first.digest;
+    });
+
+    print_ranks(texts, findings);
+    std::printf("\nrounds                   %zu in %d epochs\n", rounds, options.epochs);
+    std::printf("data used                %.1f %%", percent(sizes.sum));
+    if (options.mode == Mode::join) {
+        std::printf(
+            " (trimmed to the shortest rank: %.1f %%)", percent(sizes.shortest * texts.size())
+        );
+    }
+    std::printf(
+        "\nbits per held-out byte   %.3f before, %.3f after\n", first.bits_before, first.bits_after
+    );
+    std::printf(
+        "speed                    %.0f bytes per second\n",
+        static_cast<double>(sizes.sum) * options.epochs / first.seconds
+    );
+    std::printf(
+        "parameters and momentum  %s\n",
+        same ? "the same bit for bit on all ranks, without any final sync" : "DIFFER between ranks"
+    );
+    return same;
+}
+
+} // namespace train_text

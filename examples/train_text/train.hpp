@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+// What one rank does. The function train() is the part to read.
+
+#include <joinable/join.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "data.hpp"
+#include "model.hpp"
+#include "progress.hpp"
+
+namespace train_text {
+
+enum class Mode { join, drop, even };
+
+struct Options {
+    std::vector<std::string> paths;
+    Mode mode = Mode::join;
+    bool without_join = false;
+    int ranks = 4;
+    int epochs = 3;
+    std::size_t batch_size = 64;
+    std::size_t limit_bytes = 0;
+    std::uint64_t seed = 1;
+    float rate = 0.15F;
+    float momentum = 0.9F;
+
+    /// How many batches a text makes in all epochs; the last of an epoch may be smaller.
+    [[nodiscard]] std::size_t batches_of(Text const& text) const {
+        return static_cast<std::size_t>(epochs) * ((text.size() + batch_size - 1) / batch_size);
+    }
+};
+
+/// What a rank has found out.
+struct Findings {
+    std::vector<joinable::JoinResult> results; ///< one per epoch
+    std::uint64_t digest = 0;                  ///< of the bits of all parameters and momentum
+    double seconds = 0;                        ///< of training
+    double bits_before = 0;                    ///< per held-out byte; measured by rank 0
+    double bits_after = 0;
+};
+
+inline double bits_per_byte(Model& model, Text const& text) {
+    double bits = 0;
+    for (auto const& batch : make_batches(text.size(), 256, 0)) {
+        bits += model.forward(text, batch) * static_cast<double>(batch.size());
+    }
+    return bits / static_cast<double>(text.size());
+}
+
+inline std::uint64_t digest_of(Model& model, Sgd const& optimizer) {
+    std::string bytes;
+    auto const add = [&](std::vector<float> const& numbers) {
+        bytes.append(reinterpret_cast<char const*>(numbers.data()), numbers.size() * sizeof(float));
+    };
+    for (Parameter const& parameter : model.parameters()) {
+        add(parameter.value.numbers);
+    }
+    for (auto const& velocity : optimizer.velocity()) {
+        add(velocity);
+    }
+    return hash_of(bytes);
+}
+
+/// Trains on this rank's text, together with the other ranks on theirs. `longest` is the number of
+/// batches of the rank that has most.
+inline Findings train(
+    joinable::ThreadCommunicator& comm,
+    Options const& options,
+    Text const& text,
+    std::size_t longest,
+    Text const& held_out,
+    Progress& progress
+) {
+    auto const rank = static_cast<std::uint64_t>(comm.rank());
+    Findings findings;
+
+    Model model{options.seed + rank}; // ranks start differently: ddp takes rank 0's parameters
+    Sgd optimizer{model.parameters(), options.rate, options.momentum, longest};
+    joinable::DistributedDataParallel ddp{comm, model.parameters()};
+    joinable::Step step{comm, [&] { optimizer.step(model.parameters()); }};
+
+    if (rank == 0) {
+        findings.bits_before = bits_per_byte(model, held_out);
+    }
+    comm.barrier();
+    auto const start = std::chrono::steady_clock::now();
+    for (int epoch = 0; epoch < options.epochs; ++epoch) {
+        auto const seed = options.seed + 1000 * static_cast<std::uint64_t>(epoch) + rank;
+        joinable::Join guard{joinable::participants(ddp, step), {.enable = !options.without_join}};
+        for (auto const& batch : make_batches(text.size(), options.batch_size, seed)) {
+            ddp.forward([&] { return model.forward(text, batch); }, {.weight = batch.size()});
+            ddp.backward([&](auto ready) { model.backward(ready); });
+            step.step();
+            progress.advance(comm.rank());
+        }
+        progress.set_shadowing(comm.rank(), true);
+        findings.results.push_back(guard.finish());
+        progress.set_shadowing(comm.rank(), false);
+    }
+    std::chrono::duration<double> const taken = std::chrono::steady_clock::now() - start;
+    findings.seconds = taken.count();
+
+    findings.digest = digest_of(model, optimizer);
+    if (rank == 0) {
+        findings.bits_after = bits_per_byte(model, held_out);
+    }
+    return findings;
+}
+
+} // namespace train_text

@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <joinable/participant/data_parallel.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <support/linear_model.hpp>
+#include <support/ranks.hpp>
+#include <support/recording_communicator.hpp>
+
+#include <joinable/join/guard.hpp>
+#include <joinable/participant/step.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::DistributedDataParallel;
+using joinable::GradientKind;
+using joinable::Join;
+using joinable::participants;
+using joinable::ThreadCommunicator;
+
+using Params = std::vector<Param<double>>;
+
+Params make_params(int rank) {
+    Params params;
+    for (std::size_t const n : {3U, 1U, 5U, 2U}) {
+        params.emplace_back(n, 1.0 + rank); // ranks differ until rank 0's values are taken
+    }
+    return params;
+}
+
+/// The data of a rank: uneven numbers of samples per batch and of batches.
+struct Batch {
+    std::vector<double> samples;
+};
+std::vector<Batch> batches_of(int rank) {
+    std::vector<Batch> batches(static_cast<std::size_t>(2 + 2 * rank % 5));
+    for (std::size_t b = 0; b < batches.size(); ++b) {
+        for (std::size_t s = 0; s <= (b + static_cast<std::size_t>(rank)) % 3; ++s) {
+            batches[b].samples.push_back(
+                0.25 * static_cast<double>(rank) + 0.5 * static_cast<double>(b) -
+                0.125 * static_cast<double>(s)
+            );
+        }
+    }
+    return batches;
+}
+
+/// The gradient of one sample with respect to element i of parameter p: some smooth function of the
+/// parameter itself, so that errors of one step show in the next.
+double sample_gradient(double value, double sample, std::size_t p, std::size_t i) {
+    return std::sin(value + sample) + 0.1 * static_cast<double>(p + i) * sample;
+}
+
+enum class Average { initial, active, weighted_mean, weighted_sum };
+
+/// Serial oracle: the union of the data on one rank, each round's average by its formula.
+std::vector<std::vector<double>> train_serially(int world, Average average, double rate) {
+    Params params = make_params(0);
+    std::size_t rounds = 0;
+    for (int rank = 0; rank < world; ++rank) {
+        rounds = std::max(rounds, batches_of(rank).size());
+    }
+    for (std::size_t round = 0; round < rounds; ++round) {
+        double active = 0;
+        double samples = 0;
+        for (int rank = 0; rank < world; ++rank) {
+            auto const batches = batches_of(rank);
+            if (round < batches.size()) {
+                active += 1;
+                samples += static_cast<double>(batches[round].samples.size());
+            }
+        }
+        std::vector<std::vector<double>> next;
+        for (std::size_t p = 0; p < params.size(); ++p) {
+            next.push_back(params[p].value);
+            for (std::size_t i = 0; i < next[p].size(); ++i) {
+                double total = 0;
+                for (int rank = 0; rank < world; ++rank) {
+                    auto const batches = batches_of(rank);
+                    if (round >= batches.size()) {
+                        continue;
+                    }
+                    double sum = 0;
+                    for (double const sample : batches[round].samples) {
+                        sum += sample_gradient(params[p].value[i], sample, p, i);
+                    }
+                    auto const n = static_cast<double>(batches[round].samples.size());
+                    bool const is_weighted =
+                        average == Average::weighted_mean || average == Average::weighted_sum;
+                    total += is_weighted ? sum : sum / n;
+                }
+                double const divisor = average == Average::initial  ? world
+                                       : average == Average::active ? active
+                                                                    : samples;
+                next[p][i] -= rate * total / divisor;
+            }
+        }
+        for (std::size_t p = 0; p < params.size(); ++p) {
+            params[p].value = next[p];
+        }
+    }
+    std::vector<std::vector<double>> values;
+    for (auto const& param : params) {
+        values.push_back(param.value);
+    }
+    return values;
+}
+
+template <class Comm>
+std::vector<std::vector<double>>
+train_together(Comm& comm, Average average, bool views, double rate, std::size_t cap_bytes) {
+    Params params = make_params(comm.rank());
+    bool const is_sum = average == Average::weighted_sum;
+    bool const is_weighted = is_sum || average == Average::weighted_mean;
+    DistributedDataParallel ddp{
+        comm,
+        params,
+        {.bucket_cap_bytes = cap_bytes,
+         .first_bucket_bytes = 16,
+         .gradient_as_bucket_view = views,
+         .gradient_kind = is_sum ? GradientKind::sum : GradientKind::mean}
+    };
+    joinable::Step step{comm, [&] {
+                            for (auto& param : params) {
+                                for (std::size_t i = 0; i < param.value.size(); ++i) {
+                                    param.value[i] -= rate * param.g(i);
+                                }
+                            }
+                        }};
+    {
+        Join guard{
+            participants(ddp, step),
+            joinable::divide_by_initial_world_size = average != Average::active
+        };
+        for (Batch const& batch : batches_of(comm.rank())) {
+            joinable::RoundNotice notice;
+            if (is_weighted) {
+                notice.weight = batch.samples.size();
+            }
+            ddp.forward([] {}, notice);
+            ddp.backward([&](auto ready) {
+                // A different order on every rank: the buckets are launched in index order anyway.
+                for (std::size_t k = 0; k < params.size(); ++k) {
+                    std::size_t const p = (k + static_cast<std::size_t>(comm.rank())) % params.size();
+                    for (std::size_t i = 0; i < params[p].value.size(); ++i) {
+                        double sum = 0;
+                        for (double const sample : batch.samples) {
+                            sum += sample_gradient(params[p].value[i], sample, p, i);
+                        }
+                        params[p].g(i) =
+                            is_sum ? sum : sum / static_cast<double>(batch.samples.size());
+                    }
+                    ready(p);
+                }
+            });
+            step.step();
+        }
+        guard.finish();
+    }
+    std::vector<std::vector<double>> values;
+    for (auto const& param : params) {
+        values.push_back(param.value);
+    }
+    return values;
+}
+
+TEST_CASE("ranks with uneven shards train as one rank does on the union of their data") {
+    for (Average const average :
+         {Average::initial, Average::active, Average::weighted_mean, Average::weighted_sum}) {
+        for (bool const views : {false, true}) {
+            for (std::size_t const cap : {std::size_t{1}, std::size_t{40}, std::size_t{1} << 20U}) {
+                run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+                    auto const expected = train_serially(comm.size(), average, 0.1);
+                    auto const values = train_together(comm, average, views, 0.1, cap);
+                    CAPTURE(static_cast<int>(average));
+                    CAPTURE(views);
+                    for (std::size_t p = 0; p < values.size(); ++p) {
+                        for (std::size_t i = 0; i < values[p].size(); ++i) {
+                            CHECK(values[p][i] == doctest::Approx(expected[p][i]).epsilon(1e-12));
+                        }
+                    }
+                });
+            }
+        }
+    }
+}
+
+TEST_CASE("all ranks end with the same bits, before any final sync") {
+    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        auto const values = train_together(comm, Average::weighted_mean, false, 0.1, 40);
+        std::vector<double> flat;
+        for (auto const& value : values) {
+            flat.insert(flat.end(), value.begin(), value.end());
+        }
+        std::vector<double> all(flat.size() * static_cast<std::size_t>(comm.size()));
+        comm.all_gather(joinable::to_const_buffer(flat), joinable::to_buffer(all)).wait();
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            CHECK(all[i] == flat[i % flat.size()]);
+        }
+    });
+}
+
+TEST_CASE("the core concept's members are enough for a model") {
+    run_ranks({1, 2, 4}, [](ThreadCommunicator& inner) {
+        CoreOnly comm{inner};
+        auto const expected = train_serially(comm.size(), Average::active, 0.1);
+        auto const values = train_together(comm, Average::active, false, 0.1, 40);
+        CHECK(values[0][0] == doctest::Approx(expected[0][0]).epsilon(1e-12));
+    });
+}
+
+TEST_CASE("every rank issues the same collectives, joined ranks too") {
+    for (int const world : {1, 2, 3, 4, 8}) {
+        std::vector<std::vector<std::string>> traces(static_cast<std::size_t>(world));
+        run_ranks({world}, [&](ThreadCommunicator& inner) {
+            RecordingCommunicator comm{inner};
+            train_together(comm, Average::weighted_mean, false, 0.1, 40);
+            traces[static_cast<std::size_t>(comm.rank())] = comm.trace;
+        });
+        for (auto const& trace : traces) {
+            CHECK(trace == traces.front());
+        }
+    }
+}
+
+TEST_CASE("the tutorial's numbers: gradients of 3 with the initial world, 6 with the active ranks") {
+    // Inputs 5 and 6, gradient 1 per input, gradients not zeroed: what PyTorch leaves on the rank
+    // that trains longest. Joined ranks of ours receive the same average.
+    for (bool const by_initial : {true, false}) {
+        run_ranks({2}, [&](ThreadCommunicator& comm) {
+            std::vector<Param<float>> params;
+            params.emplace_back(1);
+            DistributedDataParallel ddp{comm, params};
+            Join guard{
+                participants(ddp), joinable::divide_by_initial_world_size = by_initial
+            };
+            for (int i = 0; i < 5 + comm.rank(); ++i) {
+                ddp.forward([] {});
+                ddp.backward([&](auto ready) {
+                    params[0].g(0) += 1.0F;
+                    ready(0);
+                });
+            }
+            guard.finish();
+            CHECK(params[0].g(0) == (by_initial ? 3.0F : 6.0F));
+        });
+    }
+}
+
+TEST_CASE("weights give the same result outside a guard and in one that is not enabled") {
+    run_ranks({1, 2, 3, 4}, [](ThreadCommunicator& comm) {
+        auto const gradient_with = [&](auto const& make_guard) {
+            std::vector<Param<double>> params;
+            params.emplace_back(1);
+            DistributedDataParallel ddp{comm, params};
+            [[maybe_unused]] auto const guard = make_guard(ddp);
+            auto const weight = static_cast<std::uint64_t>(comm.rank() + 1);
+            ddp.forward([] {}, {.weight = weight});
+            ddp.backward([&](auto ready) {
+                params[0].g(0) = comm.rank();
+                ready(0);
+            });
+            return params[0].g(0);
+        };
+        double weighted = 0;
+        double weights = 0;
+        for (int rank = 0; rank < comm.size(); ++rank) {
+            weighted += rank * (rank + 1.0);
+            weights += rank + 1.0;
+        }
+        double const expected = weighted / weights;
+        CHECK(gradient_with([](auto&) { return 0; }) == doctest::Approx(expected));
+        CHECK(gradient_with([](auto& ddp) {
+                  return Join{participants(ddp), {.enable = false}};
+              }) == doctest::Approx(expected));
+        CHECK(gradient_with([](auto& ddp) { return Join{participants(ddp)}; }) ==
+              doctest::Approx(expected));
+    });
+}
+
+TEST_CASE("weights that sum to 0 are refused on all ranks") {
+    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+        std::vector<Param<double>> params;
+        params.emplace_back(1);
+        DistributedDataParallel ddp{comm, params};
+        auto const train = [&] {
+            Join guard{participants(ddp)};
+            ddp.forward([] {}, {.weight = 0});
+            ddp.backward([](auto ready) { ready(0); });
+        };
+        CHECK_THROWS_AS(train(), joinable::ContractViolation);
+    });
+}
+
+TEST_CASE("rounds without gradients, evaluation and accumulation, reduce nothing") {
+    run_ranks({1, 2, 4}, [](ThreadCommunicator& inner) {
+        RecordingCommunicator comm{inner};
+        std::vector<Param<double>> params;
+        params.emplace_back(1);
+        DistributedDataParallel ddp{comm, params};
+        Join guard{participants(ddp)};
+        comm.trace.clear();
+        for (int i = 0; i < 1 + comm.rank(); ++i) {
+            ddp.forward([] {}, {.phase = joinable::Phase::evaluate});
+            ddp.forward([] {}, {.will_sync = false});
+            ddp.backward([&](auto ready) { ready(0); });
+        }
+        auto const result = guard.finish();
+        for (std::string const& collective : comm.trace) {
+            CHECK(collective != "all_reduce 1 f64");
+        }
+        CHECK(result.rounds == 2 * static_cast<std::size_t>(comm.size()));
+        CHECK(result.unsynced_rounds == static_cast<std::size_t>(comm.size()));
+    });
+}
+
+TEST_CASE("models with another count, shape or dtype are refused on all ranks by the first difference") {
+    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        int const odd = comm.size() - 1;
+        auto const construct = [&](std::size_t count, std::size_t numel) {
+            std::vector<Param<double>> params;
+            for (std::size_t i = 0; i < count; ++i) {
+                params.emplace_back(i == 1 ? numel : 4);
+            }
+            std::string text;
+            try {
+                DistributedDataParallel ddp{comm, params};
+            } catch (joinable::Mismatch const& error) {
+                CHECK(error.ranks() == std::vector{odd});
+                text = error.what();
+            }
+            return text;
+        };
+        bool const is_odd = comm.rank() == odd;
+        CHECK(construct(is_odd ? 3 : 2, 4).find("rank 0 has 2 parameters, but rank") !=
+              std::string::npos);
+        CHECK(construct(3, is_odd ? 5 : 4).find("parameter 1 has another dtype, extents") !=
+              std::string::npos);
+        CHECK(construct(3, 4).empty()); // the communicator stays usable
+    });
+}
+
+TEST_CASE("options that differ are refused on all ranks") {
+    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
+        std::vector<Param<double>> params;
+        params.emplace_back(1);
+        auto const construct = [&] {
+            DistributedDataParallel ddp{
+                comm, params, {.bucket_cap_bytes = comm.rank() == 0 ? 100U : 200U}
+            };
+        };
+        CHECK_THROWS_AS(construct(), joinable::Mismatch);
+    });
+}
+
+TEST_CASE("a constructor that fails on one rank fails on all, with its text") {
+    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        std::vector<Param<double>*> params;
+        Param<double> param{1};
+        params.push_back(comm.rank() == 1 ? nullptr : &param);
+        auto const construct = [&] { DistributedDataParallel ddp{comm, params}; };
+        if (comm.rank() == 1) {
+            CHECK_THROWS_AS(construct(), joinable::ContractViolation);
+        } else {
+            try {
+                construct();
+                FAIL_CHECK("no exception");
+            } catch (joinable::PeerFailed const& error) {
+                CHECK(error.rank() == 1);
+                CHECK(std::string{error.what()} ==
+                      "rank 1 failed: parameters: pointer 0 is null");
+            }
+        }
+        comm.barrier();
+    });
+}
+
+TEST_CASE("parameters of several types and dtypes are one model") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        std::vector<Param<float>> floats;
+        floats.emplace_back(3, static_cast<float>(comm.rank()));
+        std::vector<Param<double>> doubles;
+        doubles.emplace_back(2, 5.0 + comm.rank());
+        std::vector<Param<joinable::BFloat16>> small;
+        small.emplace_back(4);
+        floats[0].name = "f";
+        DistributedDataParallel ddp{comm, joinable::parameters(floats, doubles, small)};
+        CHECK(ddp.buckets().size() == 3);
+        CHECK(floats[0].value[2] == 0.0F);
+        CHECK(doubles[0].value[1] == 5.0);
+        ddp.forward([] {});
+        ddp.backward([&](auto ready) {
+            floats[0].g(1) = 1.0F;
+            doubles[0].g(1) = static_cast<double>(comm.rank());
+            small[0].g(3) = joinable::BFloat16{2.0F};
+            for (std::size_t i : {2U, 1U, 0U}) {
+                ready(i);
+            }
+        });
+        CHECK(floats[0].g(1) == doctest::Approx(1.0F));
+        CHECK(doubles[0].g(1) == doctest::Approx((comm.size() - 1) / 2.0));
+        CHECK(static_cast<float>(small[0].g(3)) == doctest::Approx(2.0F).epsilon(0.02));
+    });
+}
+
+TEST_CASE("a throw in the passes or verbs reaches the peers with its text") {
+    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
+        std::vector<Param<double>> params;
+        params.emplace_back(1);
+        DistributedDataParallel ddp{comm, params};
+        std::string text;
+        try {
+            Join guard{participants(ddp)};
+            for (int i = 0; i < 3; ++i) {
+                ddp.forward([&] {
+                    if (i == 1 && comm.rank() == 1) {
+                        throw std::runtime_error{"bad sample"};
+                    }
+                });
+                ddp.backward([](auto ready) { ready(0); });
+            }
+            guard.finish();
+        } catch (joinable::PeerFailed const& error) {
+            CHECK(error.rank() == 1);
+            text = error.what();
+        } catch (std::runtime_error const& error) {
+            text = error.what();
+        }
+        CHECK(text == (comm.rank() == 1 ? "bad sample" : "rank 1 failed: bad sample"));
+    });
+}
+
+TEST_CASE("a forward without its backward is a violation") {
+    joinable::run_threads(1, [](ThreadCommunicator& comm) {
+        std::vector<Param<double>> params;
+        params.emplace_back(1);
+        DistributedDataParallel ddp{comm, params};
+        ddp.forward([] {});
+        CHECK_THROWS_AS(ddp.forward([] {}), joinable::ContractViolation);
+    });
+    joinable::run_threads(1, [](ThreadCommunicator& comm) {
+        std::vector<Param<double>> params;
+        params.emplace_back(1);
+        DistributedDataParallel ddp{comm, params};
+        auto const leave = [&] {
+            Join guard{participants(ddp)};
+            ddp.forward([] {});
+            guard.finish();
+        };
+        CHECK_THROWS_AS(leave(), joinable::ContractViolation);
+    });
+}
+
+TEST_CASE("a model without parameters to train, or with one listed twice, is refused") {
+    joinable::run_threads(1, [](ThreadCommunicator& comm) {
+        std::vector<Param<double>> params;
+        auto const construct = [&] { DistributedDataParallel ddp{comm, params}; };
+        CHECK_THROWS_AS(construct(), joinable::ContractViolation);
+        params.emplace_back(1);
+        params[0].requires_grad = false;
+        CHECK_THROWS_AS(construct(), joinable::ContractViolation);
+        std::vector<Param<double>*> twice{&params[0], &params[0]};
+        auto const shared = [&] { DistributedDataParallel ddp{comm, twice}; };
+        CHECK_THROWS_AS(shared(), joinable::ContractViolation);
+    });
+}
+
+} // namespace

@@ -16,6 +16,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 namespace train_text {
@@ -169,15 +170,17 @@ private:
             text.erase(cut, text.end());
             return;
         }
-        auto const is_kept = [](File const& file) { return hash_of(view_of(file.text)) % 10 != 0; };
-        auto first_held = std::stable_partition(files_.begin(), files_.end(), is_kept);
-        if (first_held == files_.begin() || first_held == files_.end()) {
-            first_held = std::prev(files_.end()); // few files: one of them is the test
+        std::vector<File> kept;
+        for (File& file : files_) {
+            bool const is_first = &file == &files_.front(); // some text is needed on either side
+            bool const is_last_chance = held_out_.empty() && &file == &files_.back();
+            if ((hash_of(view_of(file.text)) % 10 == 0 && !is_first) || is_last_chance) {
+                held_out_.insert(held_out_.end(), file.text.begin(), file.text.end());
+            } else {
+                kept.push_back(std::move(file));
+            }
         }
-        for (auto file = first_held; file != files_.end(); ++file) {
-            held_out_.insert(held_out_.end(), file->text.begin(), file->text.end());
-        }
-        files_.erase(first_held, files_.end());
+        files_ = std::move(kept);
     }
 
     void limit(std::size_t bytes) {

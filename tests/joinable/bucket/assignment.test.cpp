@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <joinable/bucket/assignment.hpp>
+
+#include <cstddef>
+#include <initializer_list>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <rapidcheck.h>
+
+#include <joinable/tensor/any_view.hpp>
+
+namespace {
+
+using joinable::AnyView;
+using joinable::compute_bucket_assignment_by_size;
+using joinable::DType;
+using Buckets = std::vector<std::vector<std::size_t>>;
+using Limits = std::vector<std::size_t>;
+
+/// Tensors that exist as shapes only: assignment reads no element.
+std::vector<AnyView>
+tensors(std::initializer_list<std::pair<std::size_t, DType>> shapes, int devices = 1) {
+    std::vector<AnyView> views;
+    for (auto const& [numel, dtype] : shapes) {
+        int const device = static_cast<int>(views.size()) % devices;
+        views.emplace_back(
+            nullptr,
+            dtype,
+            joinable::Shape{numel},
+            joinable::Shape{1},
+            joinable::DeviceId{joinable::DeviceKind::cuda, device}
+        );
+    }
+    return views;
+}
+std::vector<AnyView> floats(std::initializer_list<std::size_t> sizes) {
+    std::vector<AnyView> views;
+    for (std::size_t const numel : sizes) {
+        views.emplace_back(nullptr, DType::f32, joinable::Shape{numel}, joinable::Shape{1});
+    }
+    return views;
+}
+std::vector<AnyView> alternating() {
+    using enum DType;
+    return tensors({{50, f32}, {25, f64}, {50, f32}, {25, f64}, {50, f32}, {25, f64}});
+}
+
+TEST_CASE("upstream's table: one limit, one dtype") {
+    auto const result = compute_bucket_assignment_by_size(floats({100, 200, 100, 50}), {400});
+    CHECK(result.buckets == Buckets{{0}, {1}, {2}, {3}});
+    CHECK(result.limits == Limits{400, 400, 400, 400});
+}
+TEST_CASE("upstream's table: one limit, several dtypes") {
+    auto const result = compute_bucket_assignment_by_size(alternating(), {400});
+    CHECK(result.buckets == Buckets{{0, 2}, {1, 3}, {4}, {5}});
+    CHECK(result.limits == Limits{400, 400, 400, 400});
+}
+TEST_CASE("upstream's table: several limits, one dtype") {
+    auto const result = compute_bucket_assignment_by_size(floats({10, 10, 10, 10}), {40, 80});
+    CHECK(result.buckets == Buckets{{0}, {1, 2}, {3}});
+    CHECK(result.limits == Limits{40, 80, 80});
+}
+TEST_CASE("upstream's table: several limits, several dtypes") {
+    auto const result = compute_bucket_assignment_by_size(alternating(), {200, 400});
+    CHECK(result.buckets == Buckets{{0}, {1}, {2, 4}, {3, 5}});
+    CHECK(result.limits == Limits{200, 200, 400, 400});
+}
+TEST_CASE("a bucket closes with the tensor that reaches the limit exactly") {
+    auto const result = compute_bucket_assignment_by_size(floats({10, 10, 5}), {80});
+    CHECK(result.buckets == Buckets{{0, 1}, {2}});
+    CHECK(result.limits == Limits{80, 80});
+}
+TEST_CASE("a tensor above the limit closes the bucket it is in") {
+    CHECK(compute_bucket_assignment_by_size(floats({1000, 1}), {40}).buckets == Buckets{{0}, {1}});
+}
+TEST_CASE("a sparse tensor is alone, with the limit 0") {
+    auto const result = compute_bucket_assignment_by_size(
+        floats({10, 10, 10, 10}), {80}, {false, true, false, false}
+    );
+    CHECK(result.buckets == Buckets{{0, 2}, {1}, {3}});
+    CHECK(result.limits == Limits{80, 0, 80});
+}
+TEST_CASE("sparse flags belong to tensors, not to places in the order") {
+    auto const result = compute_bucket_assignment_by_size(
+        floats({10, 10, 10, 10}), {80}, {false, true, false, false}, {3, 2, 1, 0}
+    );
+    CHECK(result.buckets == Buckets{{3, 2}, {1}, {0}});
+    CHECK(result.limits == Limits{80, 0, 80});
+}
+TEST_CASE("with indices tensors are taken in their order, and buckets are not sorted") {
+    auto const result =
+        compute_bucket_assignment_by_size(floats({10, 10, 10, 10}), {40, 80}, {}, {3, 2, 1, 0});
+    CHECK(result.buckets == Buckets{{3}, {2, 1}, {0}});
+    CHECK(result.limits == Limits{40, 80, 80});
+    CHECK(compute_bucket_assignment_by_size(
+              floats({10, 10, 10, 10, 10}), {80}, {}, {4, 0, 3, 1, 2}
+          ).buckets == Buckets{{4, 0}, {3, 1}, {2}});
+}
+TEST_CASE("tensors of two devices do not share a bucket") {
+    using enum DType;
+    auto const result =
+        compute_bucket_assignment_by_size(tensors({{10, f32}, {10, f32}, {10, f32}, {10, f32}}, 2), {80});
+    CHECK(result.buckets == Buckets{{0, 2}, {1, 3}});
+}
+TEST_CASE("a limit of 0 gives every tensor a bucket of its own") {
+    auto const result = compute_bucket_assignment_by_size(floats({10, 0, 5}), {0});
+    CHECK(result.buckets == Buckets{{0}, {1}, {2}});
+    CHECK(result.limits == Limits{0, 0, 0});
+}
+TEST_CASE("a tensor without elements joins the open bucket") {
+    CHECK(compute_bucket_assignment_by_size(floats({0, 10}), {40}).buckets == Buckets{{0, 1}});
+}
+TEST_CASE("without a real limit there is one bucket per dtype") {
+    CHECK(compute_bucket_assignment_by_size(alternating(), {std::numeric_limits<std::size_t>::max()})
+              .buckets == Buckets{{0, 2, 4}, {1, 3, 5}});
+}
+TEST_CASE("the default caps of data-parallel training") {
+    auto const result = compute_bucket_assignment_by_size(
+        floats({262144, 262144, 6553600, 1}), {std::size_t{1} << 20U, std::size_t{25} << 20U}
+    );
+    CHECK(result.buckets == Buckets{{0}, {1, 2}, {3}});
+}
+TEST_CASE("what is left open with indices comes in the order in which dtypes were first seen") {
+    using enum DType;
+    auto const result = compute_bucket_assignment_by_size(
+        tensors({{1, f32}, {1, f64}, {1, i32}}), {100}, {}, {2, 0, 1}
+    );
+    CHECK(result.buckets == Buckets{{2}, {0}, {1}});
+}
+TEST_CASE("nothing to assign, sizes that differ and indices that are no permutation are refused") {
+    using joinable::ContractViolation;
+    CHECK_THROWS_AS((void)compute_bucket_assignment_by_size(floats({}), {1}), ContractViolation);
+    CHECK_THROWS_AS(
+        (void)compute_bucket_assignment_by_size(floats({1}), std::initializer_list<std::size_t>{}),
+        ContractViolation
+    );
+    CHECK_THROWS_AS(
+        (void)compute_bucket_assignment_by_size(floats({1, 2}), {1}, {true}), ContractViolation
+    );
+    CHECK_THROWS_AS(
+        (void)compute_bucket_assignment_by_size(floats({1, 2}), {1}, {}, {0}), ContractViolation
+    );
+    CHECK_THROWS_AS(
+        (void)compute_bucket_assignment_by_size(floats({1, 2}), {1}, {}, {0, 2}), ContractViolation
+    );
+    CHECK_THROWS_AS(
+        (void)compute_bucket_assignment_by_size(floats({1, 2}), {1}, {}, {1, 1}), ContractViolation
+    );
+}
+
+TEST_CASE("every tensor is in exactly one bucket, and a bucket is full only with its last tensor") {
+    CHECK(rc::check([] {
+        auto const sizes = *rc::gen::nonEmpty(rc::gen::container<std::vector<std::size_t>>(
+            rc::gen::inRange<std::size_t>(0, 50)
+        ));
+        auto const limits = *rc::gen::nonEmpty(rc::gen::container<std::vector<std::size_t>>(
+            rc::gen::inRange<std::size_t>(0, 300)
+        ));
+        std::vector<AnyView> views;
+        for (std::size_t i = 0; i < sizes.size(); ++i) {
+            views.emplace_back(
+                nullptr,
+                i % 3 == 0 ? DType::f64 : DType::f32,
+                joinable::Shape{sizes[i]},
+                joinable::Shape{1}
+            );
+        }
+        auto const result =
+            compute_bucket_assignment_by_size(views, std::span<std::size_t const>{limits});
+        RC_ASSERT(result.buckets.size() == result.limits.size());
+        std::vector<int> seen(sizes.size());
+        for (std::size_t b = 0; b < result.buckets.size(); ++b) {
+            RC_ASSERT(!result.buckets[b].empty());
+            std::size_t bytes = 0;
+            for (std::size_t const member : result.buckets[b]) {
+                RC_ASSERT(views[member].dtype() == views[result.buckets[b].front()].dtype());
+                RC_ASSERT(bytes < result.limits[b] || member == result.buckets[b].front());
+                bytes += views[member].numel() * joinable::size_of(views[member].dtype());
+                ++seen[member];
+            }
+        }
+        RC_ASSERT(seen == std::vector<int>(sizes.size(), 1));
+    }));
+}
+
+} // namespace

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <joinable/bucket/reducer.hpp>
+
+#include <cstddef>
+#include <cstdlib>
+#include <initializer_list>
+#include <new>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <support/linear_model.hpp>
+#include <support/ranks.hpp>
+#include <support/recording_communicator.hpp>
+
+#include <joinable/bucket/broadcast_coalesced.hpp>
+#include <joinable/join/guard.hpp>
+#include <joinable/participant/data_parallel.hpp>
+
+namespace {
+
+thread_local std::size_t allocations = 0; ///< of this thread, which is one rank
+
+} // namespace
+
+// Not inlined: g++ 12 warns of free() on memory of new where it sees only one of the pair.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+    ++allocations;
+    if (void* const memory = std::malloc(bytes == 0 ? 1 : bytes)) {
+        return memory;
+    }
+    throw std::bad_alloc{};
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::Reducer;
+using joinable::ThreadCommunicator;
+
+std::vector<Param<float>> make_params(std::initializer_list<std::size_t> sizes) {
+    std::vector<Param<float>> params;
+    for (std::size_t const n : sizes) {
+        params.emplace_back(n);
+    }
+    return params;
+}
+
+TEST_CASE("a bucket is launched before the last gradient is ready, in index order") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& inner) {
+        RecordingCommunicator comm{inner};
+        auto params = make_params({4, 4, 4, 4});
+        Reducer reducer{
+            comm, joinable::parameters(params), {.bucket_cap_bytes = 16, .first_bucket_bytes = 16}
+        };
+        REQUIRE(reducer.buckets().size() == 4);
+        reducer.prepare_for_backward(1.0);
+        reducer.mark_ready(2); // its bucket is full, but not the first
+        CHECK(comm.trace.empty());
+        reducer.mark_ready(3);
+        CHECK(comm.trace.size() == 2);
+        reducer.mark_ready(1);
+        CHECK(comm.trace.size() == 3);
+        reducer.mark_ready(0);
+        CHECK(comm.trace.size() == 4);
+        reducer.finalize_backward();
+    });
+}
+
+TEST_CASE("a factor scales as gradients are packed, in place where they live in the buckets") {
+    for (bool const views : {false, true}) {
+        run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+            auto params = make_params({5, 3});
+            Reducer reducer{
+                comm, joinable::parameters(params), {.gradient_as_bucket_view = views}
+            };
+            for (int round = 0; round < 3; ++round) {
+                reducer.prepare_for_backward(0.5);
+                params[1].g(2) = 4.0F;
+                params[0].g(4) = 2.0F;
+                reducer.mark_ready(1);
+                reducer.mark_ready(0);
+                reducer.finalize_backward();
+                CHECK(params[1].g(2) == 2.0F * static_cast<float>(comm.size()));
+                CHECK(params[0].g(4) == static_cast<float>(comm.size()));
+            }
+            bool const aliases = params[0].grad.data() != params[0].storage.data();
+            CHECK(aliases == views);
+        });
+    }
+}
+
+TEST_CASE("gradients move into the buckets with their contents") {
+    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+        auto params = make_params({2});
+        params[0].g(1) = 7.0F;
+        Reducer const reducer{
+            comm, joinable::parameters(params), {.gradient_as_bucket_view = true}
+        };
+        CHECK(params[0].g(1) == 7.0F);
+        CHECK(params[0].grad.data() == reducer.buckets()[0].views[0].data());
+    });
+}
+
+TEST_CASE("a parameter without gradient contributes zeros and receives the average") {
+    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+        auto params = make_params({2});
+        if (comm.rank() == 0) {
+            params[0].grad = {};
+        } else {
+            params[0].g(0) = 3.0F;
+        }
+        Reducer reducer{comm, joinable::parameters(params)};
+        reducer.prepare_for_backward(1.0);
+        reducer.mark_ready(0);
+        reducer.finalize_backward();
+        CHECK(params[0].g(0) == 3.0F * static_cast<float>(comm.size() - 1));
+    });
+}
+
+struct Plain {
+    std::vector<float> value;
+    std::optional<std::vector<float>> grad;
+};
+
+TEST_CASE("a gradient that is missing and cannot be made is named") {
+    run_ranks({1}, [](ThreadCommunicator& comm) {
+        std::vector<Plain> params{{{1.0F}, {}}};
+        Reducer reducer{comm, joinable::parameters(params)};
+        CHECK_THROWS_WITH_AS(
+            reducer.contribute_zeros(),
+            "parameter 0 has no gradient to receive the average in; give it a zero gradient before "
+            "the first iteration, or specialise parameter_traits::set_grad",
+            joinable::ContractViolation
+        );
+        auto const with_views = [&] {
+            Reducer views{comm, joinable::parameters(params), {.gradient_as_bucket_view = true}};
+        };
+        CHECK_THROWS_AS(with_views(), joinable::ContractViolation);
+    });
+}
+
+TEST_CASE("misuse of the verbs names the parameter, the rank and what to do") {
+    run_ranks({1}, [](ThreadCommunicator& comm) {
+        auto params = make_params({2, 3, 1});
+        params[1].name = "fc.weight";
+        params[2].requires_grad = false;
+        Reducer reducer{comm, joinable::parameters(params)};
+        auto const text_of = [&](auto const& verb) {
+            try {
+                verb();
+            } catch (joinable::ContractViolation const& error) {
+                return std::string{error.what()};
+            }
+            return std::string{};
+        };
+        CHECK(text_of([&] { reducer.mark_ready(0); }) ==
+              "parameter 0 on rank 0 was marked ready outside an iteration; call "
+              "prepare_for_backward() first");
+        reducer.prepare_for_backward(1.0);
+        CHECK(text_of([&] { reducer.mark_ready(3); }) ==
+              "parameter 3 is out of range on rank 0: there are 3 parameters");
+        CHECK(text_of([&] { reducer.mark_ready(2); }) ==
+              "parameter 2 on rank 0 was marked ready, but does not require a gradient");
+        reducer.mark_ready(1);
+        CHECK(text_of([&] { reducer.mark_ready(1); }) ==
+              "parameter 1 (fc.weight) on rank 0 was marked ready twice in an iteration; mark a "
+              "shared parameter once, when its last use is done");
+        CHECK(text_of([&] { reducer.finalize_backward(); }) ==
+              "not all gradients became ready; mark every trainable parameter in each iteration "
+              "(rank 0 did not mark parameter 0)");
+        CHECK(text_of([&] { reducer.prepare_for_backward(1.0); }) ==
+              "the previous iteration was not finalized; call finalize_backward() first (rank 0 "
+              "did not mark parameter 0)");
+    });
+}
+
+TEST_CASE("nothing is allocated in an iteration, nor in a shadow round after the first") {
+    run_ranks({1, 2, 3, 4}, [](ThreadCommunicator& comm) {
+        auto params = make_params({100, 5000, 3});
+        joinable::DistributedDataParallel ddp{
+            comm, params, {.bucket_cap_bytes = 4096, .first_bucket_bytes = 64}
+        };
+        std::size_t active = 0;
+        std::size_t counted = 0;
+        {
+            joinable::Join guard{joinable::participants(ddp)};
+            for (int i = 0; i < 10 + 20 * comm.rank(); ++i) {
+                std::size_t const before = allocations;
+                ddp.forward([] {});
+                ddp.backward([](auto ready) {
+                    for (std::size_t const p : {2U, 1U, 0U}) {
+                        ready(p);
+                    }
+                });
+                // Only rounds in which a rank arrives exchange names.
+                bool const some_rank_arrives = i % 20 == 10;
+                active += some_rank_arrives ? 0 : allocations - before;
+            }
+            counted = allocations;
+            guard.finish();
+        }
+        CHECK(active == 0);
+        // The names of arriving ranks, the result and the end: the same few however long it is.
+        CHECK(allocations - counted < 60);
+    });
+}
+
+TEST_CASE("broadcast_coalesced copies tensors of all dtypes and strides in pieces of any size") {
+    for (std::size_t const piece : {std::size_t{1}, std::size_t{100}, std::size_t{1} << 20U}) {
+        run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+            int const root = comm.size() - 1;
+            std::vector<double> a(50, comm.rank());
+            std::vector<float> b(21, static_cast<float>(comm.rank()));
+            std::vector<double> c(12, comm.rank());
+            auto transposed = joinable::as_strided(c, {3, 4}, {1, 3});
+            std::vector<joinable::AnyView> const tensors{
+                joinable::AnyView{a}, joinable::AnyView{b}, joinable::AnyView{transposed}
+            };
+            if (comm.rank() == root) {
+                transposed(2, 1) = 77;
+            }
+            joinable::broadcast_coalesced(comm, tensors, piece, root);
+            CHECK(a == std::vector<double>(50, root));
+            CHECK(b == std::vector<float>(21, static_cast<float>(root)));
+            CHECK(transposed(2, 1) == 77);
+            CHECK(transposed(1, 2) == root);
+        });
+    }
+}
+
+} // namespace

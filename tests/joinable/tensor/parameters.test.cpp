@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <joinable/tensor/parameters.hpp>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <support/linear_model.hpp>
+
+namespace {
+
+using joinable::parameters;
+
+struct Plain {
+    std::vector<float> value;
+    std::vector<float> grad;
+};
+struct Optional {
+    std::vector<double> value;
+    std::optional<std::vector<double>> grad;
+    std::string name;
+    bool requires_grad;
+};
+struct Handle {
+    std::shared_ptr<Plain> plain;
+};
+struct NoGradient {
+    std::vector<float> value;
+};
+static_assert(joinable::Parameter<Plain> && joinable::Parameter<Optional>);
+static_assert(!joinable::Parameter<NoGradient> && !joinable::Parameter<int>);
+
+} // namespace
+
+template <>
+struct joinable::parameter_traits<Handle> {
+    static constexpr bool is_handle = true;
+    static auto* value(Handle& h) { return &h.plain->value; }
+    static auto* grad(Handle& h) { return &h.plain->grad; }
+};
+
+namespace {
+
+TEST_CASE("ranges of different types are one list, in order") {
+    std::vector<Plain> plains(2, Plain{{1.0F}, {2.0F}});
+    std::vector<Optional> optionals{{{1.0, 2.0}, {}, "scale", false}};
+    auto const list = parameters(plains, optionals, parameters(plains));
+    REQUIRE(list.size() == 5);
+    CHECK(list[1].value().data() == plains[1].value.data());
+    CHECK(list[3].value().data() == plains[0].value.data());
+    CHECK(list[2].value().dtype() == joinable::DType::f64);
+    CHECK_FALSE(list[2].grad());
+    CHECK_FALSE(list[2].requires_grad());
+    CHECK(list[0].requires_grad());
+    CHECK(list[2].name() == "scale");
+    CHECK(list[0].name().empty());
+    CHECK_FALSE(list[0].can_set_grad());
+    optionals[0].grad.emplace(2);
+    CHECK(list[2].grad()); // asked again each time
+}
+
+TEST_CASE("pointers are kept, shared ones keep their parameters alive, temporary ranges too") {
+    Plain plain{{1.0F}, {0.0F}};
+    auto shared = std::make_shared<Plain>(Plain{{5.0F}, {0.0F}});
+    auto const list = parameters(
+        std::vector{&plain}, std::vector{shared}, std::vector<Handle>{{shared}}
+    );
+    std::weak_ptr<Plain> const watch = shared;
+    shared.reset();
+    CHECK(watch.use_count() == 2);
+    CHECK(list[0].value().data() == plain.value.data());
+    CHECK(list[1].value().as<float>()(0) == 5.0F);
+    CHECK(list[2].value().data() == list[1].value().data());
+}
+
+TEST_CASE("a null pointer is refused by its place") {
+    Plain plain{{1.0F}, {0.0F}};
+    std::vector<Plain*> const pointers{&plain, nullptr};
+    CHECK_THROWS_WITH_AS(
+        (void)parameters(pointers), "parameters: pointer 1 is null", joinable::ContractViolation
+    );
+}
+
+TEST_CASE("a gradient can be set where the traits allow it") {
+    std::vector<joinable_tests::Param<float>> params;
+    params.emplace_back(2);
+    auto const list = parameters(params);
+    std::vector<float> elsewhere{3.0F, 4.0F};
+    REQUIRE(list[0].can_set_grad());
+    list[0].set_grad(joinable::AnyView{elsewhere});
+    CHECK(params[0].g(1) == 4.0F);
+}
+
+} // namespace

@@ -2,7 +2,7 @@
 # Compiles SOURCE, which must fail and print what its "// EXPECT:" lines say. A file without such a
 # line is a control: it must compile.
 execute_process(
-    COMMAND ${COMPILER} -std=c++20 -fsyntax-only -Wall -Werror -I${INCLUDE} ${SOURCE}
+    COMMAND ${COMPILER} -std=c++20 -fsyntax-only -Wall -Werror -I${INCLUDE} -I${INCLUDE}/../tests ${SOURCE}
     RESULT_VARIABLE result
     OUTPUT_VARIABLE output
     ERROR_VARIABLE output

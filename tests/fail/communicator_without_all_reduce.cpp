@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: BSL-1.0
+// EXPECT: Communicator: expected a member 'Work all_reduce(Buffer, ReduceOp)' (in place)
+#include <support/misuse.hpp>
+
+struct Deaf {
+    int rank() const { return 0; }
+    int size() const { return 1; }
+    joinable::CompletedWork broadcast(joinable::Buffer, int) { return {}; }
+    void barrier() {}
+};
+static_assert(joinable::models_communicator<Deaf>());

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <support/misuse.hpp>
+
+int main() {
+    Good good;
+    joinable::Join guard{joinable::participants(good), {.end_policy = joinable::EndPolicy::drain}};
+}

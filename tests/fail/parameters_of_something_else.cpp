@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: BSL-1.0
+// EXPECT: parameters: the elements of the range must model Parameter, or be pointers to such
+#include <support/misuse.hpp>
+
+int main() {
+    std::vector<int> numbers(3);
+    (void)joinable::parameters(numbers);
+}

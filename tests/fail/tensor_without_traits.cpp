@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: BSL-1.0
+// EXPECT: Tensor: specialise joinable::tensor_traits for this type
+#include <support/misuse.hpp>
+
+struct Foreign {};
+static_assert(joinable::models_tensor<Foreign>());

@@ -18,7 +18,7 @@ namespace joinable::inline v0 {
 namespace detail {
 class Attachment;
 Session* session_of(JoinState const& state) noexcept;
-}
+} // namespace detail
 
 /// What a class owns to be joinable: whether it is inside a guard, and which. A new one is not
 /// inside any. Guards set and clear it; nobody else does.
@@ -40,7 +40,9 @@ private:
 
 namespace detail {
 
-inline Session* session_of(JoinState const& state) noexcept { return state.session_; }
+inline Session* session_of(JoinState const& state) noexcept {
+    return state.session_;
+}
 
 template <class J>
 struct join_keywords_of : std::type_identity<keywords<>> {};
@@ -80,13 +82,14 @@ using join_communicator_t =
 /// A class that can take part in a guard.
 ///
 /// `joinable` is an lvalue of `J`.
-/// | expression                      | result         | meaning                                       |
+/// | expression                      | result         | meaning |
 /// |---------------------------------|----------------|-----------------------------------------------|
-/// | `joinable.join_hook(args)`      | JoinHook       | what joined ranks run in its place; local;    |
-/// |                                 |                | `args` is arguments<J::join_keywords>, and no |
-/// |                                 |                | member join_keywords means keywords<>         |
-/// | `joinable.join_communicator()`  | Communicator&  | over which its collectives run                |
-/// | `joinable.join_state()`         | JoinState&     | a member that it owns                         |
+/// | `joinable.join_hook(args)`      | JoinHook       | what joined ranks run in its place; local;
+/// | |                                 |                | `args` is arguments<J::join_keywords>,
+/// and no | |                                 |                | member join_keywords means
+/// keywords<>         | | `joinable.join_communicator()`  | Communicator&  | over which its
+/// collectives run                | | `joinable.join_state()`         | JoinState&     | a member
+/// that it owns                         |
 ///
 /// Not checkable, still required: it calls notify_join_context or announce_round before its
 /// collectives of a round.

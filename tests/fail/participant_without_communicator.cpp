@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: Joinable: expected a member 'join_communicator()' that returns a Communicator by reference
+// EXPECT: Joinable: expected a member 'join_communicator()' that returns a Communicator by
+// reference
 #include <support/misuse.hpp>
 
 struct NoCommunicator {

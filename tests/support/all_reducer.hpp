@@ -54,8 +54,7 @@ public:
             ++owner.posts;
             if (runs_post_hook) {
                 int value = owner.comm_.rank() == result.authoritative_rank ? 42 : owner.post_value;
-                owner.comm_
-                    .broadcast({&value, 1, joinable::DType::i32}, result.authoritative_rank)
+                owner.comm_.broadcast({&value, 1, joinable::DType::i32}, result.authoritative_rank)
                     .wait();
                 owner.post_value = value;
             }

@@ -30,23 +30,35 @@ inline void check_assignment_input(
 ) {
     if (count == 0 || limits.empty()) {
         throw ContractViolation{concat(
-            "bucket assignment needs at least one tensor and one limit, but got ", count,
-            " tensors and ", limits.size(), " limits"
+            "bucket assignment needs at least one tensor and one limit, but got ",
+            count,
+            " tensors and ",
+            limits.size(),
+            " limits"
         )};
     }
     if ((!expect_sparse.empty() && expect_sparse.size() != count) ||
         (!indices.empty() && indices.size() != count)) {
         throw ContractViolation{concat(
-            "bucket assignment of ", count, " tensors needs as many sparse flags and indices, or "
-            "none, but got ", expect_sparse.size(), " flags and ", indices.size(), " indices"
+            "bucket assignment of ",
+            count,
+            " tensors needs as many sparse flags and indices, or "
+            "none, but got ",
+            expect_sparse.size(),
+            " flags and ",
+            indices.size(),
+            " indices"
         )};
     }
     std::vector<bool> seen(indices.empty() ? 0 : count);
     for (std::size_t const index : indices) {
         if (index >= count || seen[index]) {
             throw ContractViolation{concat(
-                "bucket assignment: index ", index, index >= count ? " is out of range for " :
-                " is given twice for ", count, " tensors; give a permutation"
+                "bucket assignment: index ",
+                index,
+                index >= count ? " is out of range for " : " is given twice for ",
+                count,
+                " tensors; give a permutation"
             )};
         }
         seen[index] = true;

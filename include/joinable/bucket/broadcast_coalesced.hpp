@@ -14,8 +14,8 @@ namespace joinable::inline v0 {
 
 /// Copies tensors from `root` to all ranks, many in one broadcast: pieces of about `buffer_bytes`
 /// are packed, at most two in flight, and unpacked. Collective; all ranks give tensors of the same
-/// extents and dtypes in the same order, strided as they like. Blocks until this rank's are written.
-/// `tensors` is a range of writable Tensors. Allocates two pieces.
+/// extents and dtypes in the same order, strided as they like. Blocks until this rank's are
+/// written. `tensors` is a range of writable Tensors. Allocates two pieces.
 /// @throws what the communicator throws; tensors not reached yet are unchanged.
 template <Communicator Comm, class Tensors>
 void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes, int root) {

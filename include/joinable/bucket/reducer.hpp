@@ -25,7 +25,8 @@ template <Communicator Comm>
 class Reducer {
 public:
     /// Local. `comm` must outlive the reducer; so must what the parameters refer to.
-    /// @throws ContractViolation  no parameter requires a gradient; gradients as bucket views without
+    /// @throws ContractViolation  no parameter requires a gradient; gradients as bucket views
+    /// without
     ///         set_grad. Nothing was changed.
     Reducer(Comm& comm, ParameterList parameters, DataParallelOptions const& options = {})
         : comm_{comm}, parameters_{std::move(parameters)},
@@ -72,7 +73,8 @@ public:
     /// The gradient of parameter `i` is final: packs it, and launches every bucket that is full and
     /// whose predecessors are launched. A parameter without gradient contributes zeros.
     /// Collective in effect; does not block.
-    /// @throws ContractViolation  no iteration is prepared, `i` is out of range or needs no gradient,
+    /// @throws ContractViolation  no iteration is prepared, `i` is out of range or needs no
+    /// gradient,
     ///         was marked before, or its gradient does not fit its value. The iteration is lost.
     void mark_ready(std::size_t i) {
         check_index(i);
@@ -112,8 +114,8 @@ public:
         iteration_.reset();
     }
 
-    /// The whole iteration of a rank that has no gradients: the same collectives with zeros, and the
-    /// averages written into its gradients. Collective. Throws what finalize_backward() throws.
+    /// The whole iteration of a rank that has no gradients: the same collectives with zeros, and
+    /// the averages written into its gradients. Collective. Throws what finalize_backward() throws.
     void contribute_zeros() {
         prepare_for_backward(0.0);
         for (std::size_t b = 0; b < layout_.buckets.size(); ++b) {
@@ -161,7 +163,8 @@ private:
             } else {
                 throw ContractViolation{detail::concat(
                     describe(bucket.parameters[k]),
-                    " has no gradient to receive the average in; give it a zero gradient before the "
+                    " has no gradient to receive the average in; give it a zero gradient before "
+                    "the "
                     "first iteration, or specialise parameter_traits::set_grad"
                 )};
             }
@@ -198,21 +201,26 @@ private:
     void check_index(std::size_t i) const {
         if (i >= parameters_.size()) {
             throw ContractViolation{detail::concat(
-                "parameter ", i, " is out of range on rank ", static_cast<int>(comm_.rank()),
-                ": there are ", parameters_.size(), " parameters"
+                "parameter ",
+                i,
+                " is out of range on rank ",
+                static_cast<int>(comm_.rank()),
+                ": there are ",
+                parameters_.size(),
+                " parameters"
             )};
         }
         std::string_view const wrong =
-            !iteration_                    ? "was marked ready outside an iteration; call "
-                                             "prepare_for_backward() first"
-            : places_[i].view == nullptr   ? "was marked ready, but does not require a gradient"
-            : places_[i].is_ready          ? "was marked ready twice in an iteration; mark a shared "
-                                             "parameter once, when its last use is done"
-                                           : "";
+            !iteration_                  ? "was marked ready outside an iteration; call "
+                                           "prepare_for_backward() first"
+            : places_[i].view == nullptr ? "was marked ready, but does not require a gradient"
+            : places_[i].is_ready        ? "was marked ready twice in an iteration; mark a shared "
+                                           "parameter once, when its last use is done"
+                                         : "";
         if (!wrong.empty()) {
-            throw ContractViolation{detail::concat(
-                describe(i), " on rank ", static_cast<int>(comm_.rank()), " ", wrong
-            )};
+            throw ContractViolation{
+                detail::concat(describe(i), " on rank ", static_cast<int>(comm_.rank()), " ", wrong)
+            };
         }
     }
 
@@ -220,9 +228,18 @@ private:
         AnyView const& view = *places_[i].view;
         if (gradient.dtype() != view.dtype() || gradient.extents() != view.extents()) {
             throw ContractViolation{detail::concat(
-                "the gradient of ", describe(i), " on rank ", static_cast<int>(comm_.rank()),
-                " is ", name_of(gradient.dtype()), " with ", gradient.numel(),
-                " elements, but its value is ", name_of(view.dtype()), " with ", view.numel(),
+                "the gradient of ",
+                describe(i),
+                " on rank ",
+                static_cast<int>(comm_.rank()),
+                " is ",
+                name_of(gradient.dtype()),
+                " with ",
+                gradient.numel(),
+                " elements, but its value is ",
+                name_of(view.dtype()),
+                " with ",
+                view.numel(),
                 "; both need the same dtype and extents"
             )};
         }
@@ -235,19 +252,22 @@ private:
                 missing.push_back(i);
             }
         }
-        return missing.empty()
-                   ? std::string{text}
-                   : detail::concat(
-                         text, " (rank ", static_cast<int>(comm_.rank()),
-                         " did not mark ", missing.size() == 1 ? "parameter " : "parameters ",
-                         missing, ")"
-                     );
+        return missing.empty() ? std::string{text}
+                               : detail::concat(
+                                     text,
+                                     " (rank ",
+                                     static_cast<int>(comm_.rank()),
+                                     " did not mark ",
+                                     missing.size() == 1 ? "parameter " : "parameters ",
+                                     missing,
+                                     ")"
+                                 );
     }
 
     Comm& comm_;
     ParameterList parameters_;
     BucketLayout layout_;
-    std::vector<Place> places_; ///< per parameter
+    std::vector<Place> places_;        ///< per parameter
     std::vector<std::size_t> pending_; ///< per bucket: gradients that are not ready
     std::optional<Iteration> iteration_;
     std::vector<std::optional<work_of<Comm>>> works_; ///< destroyed before the memory they use

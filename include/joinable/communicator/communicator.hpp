@@ -75,13 +75,14 @@ concept has_missing = requires(C const& comm) {
 /// A group of ranks that run collectives together.
 ///
 /// `comm` is an lvalue of `C`.
-/// | expression                     | result             | meaning                                       |
+/// | expression                     | result             | meaning |
 /// |--------------------------------|--------------------|-----------------------------------------------|
-/// | `comm.rank()`                  | convertible to int | this rank, in [0, size()); never changes      |
-/// | `comm.size()`                  | convertible to int | number of ranks, >= 1; the same on every rank |
-/// | `comm.all_reduce(buffer, op)`  | Work               | combines `buffer` over all ranks, in place    |
-/// | `comm.broadcast(buffer, root)` | Work               | copies the buffer of `root` to all ranks      |
-/// | `comm.barrier()`               |                    | blocks until every rank has called it         |
+/// | `comm.rank()`                  | convertible to int | this rank, in [0, size()); never changes
+/// | | `comm.size()`                  | convertible to int | number of ranks, >= 1; the same on
+/// every rank | | `comm.all_reduce(buffer, op)`  | Work               | combines `buffer` over all
+/// ranks, in place    | | `comm.broadcast(buffer, root)` | Work               | copies the buffer
+/// of `root` to all ranks      | | `comm.barrier()`               |                    | blocks
+/// until every rank has called it         |
 ///
 /// Not checkable, still required: every rank calls the same collectives in the same order; a
 /// collective that throws because of another rank leaves the communicator spent. Thread safety:
@@ -93,37 +94,38 @@ concept Communicator = detail::has_rank<C> && detail::has_size<C> && detail::has
 
 /// A communicator that concatenates one buffer of each rank, in rank order, on every rank.
 ///
-/// | expression                 | result | meaning                                                  |
+/// | expression                 | result | meaning |
 /// |----------------------------|--------|----------------------------------------------------------|
-/// | `comm.all_gather(in, out)` | Work   | `out.count == in.count * size()`; all ranks alike        |
+/// | `comm.all_gather(in, out)` | Work   | `out.count == in.count * size()`; all ranks alike |
 template <class C>
 concept AllGathers = Communicator<C> && detail::has_all_gather<C>;
 
 /// A communicator that combines buffers over all ranks and leaves each rank its share.
 ///
-/// | expression                         | result | meaning                                          |
+/// | expression                         | result | meaning |
 /// |------------------------------------|--------|--------------------------------------------------|
-/// | `comm.reduce_scatter(in, out, op)` | Work   | `in.count == out.count * size()`; rank r gets    |
-/// |                                    |        | the combined elements from r * out.count on      |
+/// | `comm.reduce_scatter(in, out, op)` | Work   | `in.count == out.count * size()`; rank r gets |
+/// |                                    |        | the combined elements from r * out.count on |
 template <class C>
 concept ReduceScatters = Communicator<C> && detail::has_reduce_scatter<C>;
 
 /// A communicator on which one rank can end the waiting of all.
 ///
-/// | expression           | result              | meaning                                            |
+/// | expression           | result              | meaning |
 /// |----------------------|---------------------|----------------------------------------------------|
-/// | `comm.abort(reason)` |                     | local; every wait that cannot complete throws      |
-/// |                      |                     | `reason` on every rank; the first writer wins      |
-/// | `comm.is_spent()`    | convertible to bool | whether somebody aborted                           |
+/// | `comm.abort(reason)` |                     | local; every wait that cannot complete throws |
+/// |                      |                     | `reason` on every rank; the first writer wins |
+/// | `comm.is_spent()`    | convertible to bool | whether somebody aborted |
 template <class C>
 concept Aborts = Communicator<C> && detail::has_abort<C>;
 
 /// A communicator whose waits end in `TimedOut` (default: `default_deadline`).
 ///
-/// | expression             | result                    | meaning                                     |
+/// | expression             | result                    | meaning |
 /// |------------------------|---------------------------|---------------------------------------------|
-/// | `comm.set_deadline(d)` | std::chrono::nanoseconds  | local; for waits that start later; returns  |
-/// |                        |                           | the deadline that was in force              |
+/// | `comm.set_deadline(d)` | std::chrono::nanoseconds  | local; for waits that start later;
+/// returns  | |                        |                           | the deadline that was in force
+/// |
 template <class C>
 concept HasDeadline = Communicator<C> && detail::has_set_deadline<C>;
 

@@ -101,7 +101,9 @@ public:
     ThreadWork all_gather(ConstBuffer in, Buffer out) {
         detail::check_share(in, out, size());
         return post(
-            {detail::Collective::all_gather, in.dtype, ReduceOp::sum, 0, in.count}, in.data, out.data
+            {detail::Collective::all_gather, in.dtype, ReduceOp::sum, 0, in.count},
+            in.data,
+            out.data
         );
     }
 
@@ -231,7 +233,7 @@ private:
             if ((word & detail::ArrivalLine::sequence_mask) !=
                 (sequence & detail::ArrivalLine::sequence_mask)) {
                 return (word & detail::ArrivalLine::frozen) != 0 ? Arrival::never
-                                                                  : Arrival::waiting;
+                                                                 : Arrival::waiting;
             }
         }
         return Arrival::complete;
@@ -273,10 +275,7 @@ private:
         if (!board_.room.wait(has_arrived, deadline_)) {
             auto const missing = board_.missing(sequence);
             if (!missing.empty()) {
-                abort_for_missing(
-                    missing,
-                    concat_descriptor(sequence)
-                );
+                abort_for_missing(missing, concat_descriptor(sequence));
             }
         }
         while (!try_finish(sequence)) { // all have arrived: the last chunks are being computed
@@ -294,8 +293,13 @@ private:
             {FailureKind::timed_out,
              missing,
              detail::concat(
-                 detail::ranks_text(missing), " did not arrive within ", seconds,
-                 " s, while rank ", rank_, " waits in ", what
+                 detail::ranks_text(missing),
+                 " did not arrive within ",
+                 seconds,
+                 " s, while rank ",
+                 rank_,
+                 " waits in ",
+                 what
              )}
         );
     }
@@ -313,9 +317,9 @@ private:
         Pending const& pending = pending_[sequence % detail::Board::slots];
         bool agrees = true;
         for (int rank = 0; rank < size(); ++rank) {
-            agrees = agrees && word_of(rank) == word_of(rank_) &&
-                     (pending.is_inline ||
-                      board_.line(rank, sequence).payload[0] == pending.said.count);
+            agrees =
+                agrees && word_of(rank) == word_of(rank_) &&
+                (pending.is_inline || board_.line(rank, sequence).payload[0] == pending.said.count);
         }
         if (agrees) {
             return;
@@ -324,7 +328,9 @@ private:
             return detail::ArrivalLine::decode(word_of(rank), board_.line(rank, sequence).payload);
         };
         AbortReason reason{
-            FailureKind::mismatch, {}, "ranks run different collectives: rank 0 " + said_by(0).text()
+            FailureKind::mismatch,
+            {},
+            "ranks run different collectives: rank 0 " + said_by(0).text()
         };
         for (int rank = 1; rank < size(); ++rank) {
             if (!(said_by(rank) == said_by(0))) {
@@ -348,7 +354,11 @@ private:
             std::memcpy(pending.out, payload_of(said.root), said.count * size_of(said.dtype));
         } else {
             detail::reduce_in_rank_order(
-                said.dtype, said.op, size(), said.count, payload_of,
+                said.dtype,
+                said.op,
+                size(),
+                said.count,
+                payload_of,
                 [&](void const* tile, std::size_t, std::size_t n) { // one tile holds a line
                     std::memcpy(pending.out, tile, n * size_of(said.dtype));
                 }
@@ -374,8 +384,7 @@ private:
 
     [[nodiscard]] bool chunks_are_done(std::uint64_t sequence) noexcept {
         std::uint64_t const done = board_.progress(sequence).done.load(std::memory_order_acquire);
-        return (done & 0xffff'ffffU) ==
-               cut(pending_[sequence % detail::Board::slots].said).chunks;
+        return (done & 0xffff'ffffU) == cut(pending_[sequence % detail::Board::slots].said).chunks;
     }
 
     /// Computes chunks until none is left. Whether all are done, by whomever.
@@ -418,8 +427,12 @@ private:
         };
         auto const reduce = [&](auto const& store) {
             detail::reduce_in_rank_order(
-                said.dtype, said.op, size(), end - begin,
-                [&](int rank) -> void const* { return in(rank) + begin * element; }, store
+                said.dtype,
+                said.op,
+                size(),
+                end - begin,
+                [&](int rank) -> void const* { return in(rank) + begin * element; },
+                store
             );
         };
         /// Calls `part(rank, from, to)` for the ranks whose shares [from, to) meets.
@@ -441,11 +454,15 @@ private:
             break;
         case detail::Collective::reduce_scatter:
             reduce([&](void const* tile, std::size_t offset, std::size_t n) {
-                for_each_share(begin + offset, begin + offset + n, [&](int owner, auto from, auto to) {
-                    auto const* const source = static_cast<std::byte const*>(tile) +
-                                               (from - begin - offset) * element;
-                    copy_to(owner, from % said.count, source, to - from);
-                });
+                for_each_share(
+                    begin + offset,
+                    begin + offset + n,
+                    [&](int owner, auto from, auto to) {
+                        auto const* const source =
+                            static_cast<std::byte const*>(tile) + (from - begin - offset) * element;
+                        copy_to(owner, from % said.count, source, to - from);
+                    }
+                );
             });
             break;
         case detail::Collective::broadcast:
@@ -473,8 +490,12 @@ private:
     std::array<Pending, detail::Board::slots> pending_{};
 };
 
-inline void ThreadWork::wait() { comm_->finish(sequence_); }
-inline bool ThreadWork::test() { return comm_->try_finish(sequence_); }
+inline void ThreadWork::wait() {
+    comm_->finish(sequence_);
+}
+inline bool ThreadWork::test() {
+    return comm_->try_finish(sequence_);
+}
 
 inline ThreadWork::~ThreadWork() {
     if (comm_ == nullptr || comm_->is_done(sequence_)) {
@@ -536,7 +557,8 @@ void run_threads(int world_size, F body) {
                 threads.emplace_back(run, rank);
             }
         } catch (...) { // the system has no more threads: the started ones must not wait for them
-            board.abort({FailureKind::communication, {}, "a thread for a rank could not be started"});
+            board.abort({FailureKind::communication, {}, "a thread for a rank could not be started"}
+            );
             throw;
         }
         run(0);

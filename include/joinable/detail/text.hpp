@@ -8,7 +8,9 @@
 
 namespace joinable::inline v0::detail {
 
-inline std::string to_text(std::string_view piece) { return std::string{piece}; }
+inline std::string to_text(std::string_view piece) {
+    return std::string{piece};
+}
 
 template <class Number>
     requires std::integral<Number> || std::floating_point<Number>

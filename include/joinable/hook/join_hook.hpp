@@ -17,8 +17,7 @@ template <class H>
 concept has_post_hook_of_result =
     requires(H& hook, JoinResult const& result) { hook.post_hook(result); };
 template <class H>
-concept has_post_hook =
-    has_post_hook_of_result<H> || requires(H& hook) { hook.post_hook(bool{}); };
+concept has_post_hook = has_post_hook_of_result<H> || requires(H& hook) { hook.post_hook(bool{}); };
 template <class H>
 concept has_takes_part = requires(Round const& round) {
     { H::takes_part(round) } -> std::convertible_to<bool>;

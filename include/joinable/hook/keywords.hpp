@@ -20,10 +20,9 @@ namespace detail {
 
 /// No silent change of meaning: a flag takes flags only, and a whole number no fraction.
 template <class From, class To>
-concept keyword_value =
-    std::convertible_to<From, To> &&
-    std::same_as<std::remove_cvref_t<From>, bool> == std::same_as<To, bool> &&
-    !(std::floating_point<std::remove_cvref_t<From>> && std::integral<To>);
+concept keyword_value = std::convertible_to<From, To> &&
+                        std::same_as<std::remove_cvref_t<From>, bool> == std::same_as<To, bool> &&
+                        !(std::floating_point<std::remove_cvref_t<From>> && std::integral<To>);
 
 } // namespace detail
 

@@ -48,7 +48,8 @@ struct label_of<H> : std::type_identity<typename hook_order<H>::label> {};
 template <class H>
 struct before_of : std::type_identity<labels_of<>> {};
 template <class H>
-    requires requires { typename H::runs_before; } && (!requires { typename hook_order<H>::before; })
+    requires requires { typename H::runs_before; } &&
+             (!requires { typename hook_order<H>::before; })
 struct before_of<H> : std::type_identity<typename H::runs_before> {};
 template <class H>
     requires requires { typename hook_order<H>::before; }
@@ -120,10 +121,11 @@ consteval auto edges_of() {
         std::size_t column = 0;
         auto const fill = [&]<class Other>(std::type_identity<Other>) {
             edges[row][column] =
-                row != column && (contains_label<typename label_of<Other>::type,
-                                                 typename Phase::template before<H>> ||
-                                  contains_label<typename label_of<H>::type,
-                                                 typename Phase::template after<Other>>);
+                row != column &&
+                (contains_label<
+                     typename label_of<Other>::type,
+                     typename Phase::template before<H>> ||
+                 contains_label<typename label_of<H>::type, typename Phase::template after<Other>>);
             ++column;
         };
         (fill(std::type_identity<Hooks>{}), ...);
@@ -210,8 +212,7 @@ struct ordered_hooks {
         sizeof(blame<typename collect<labels_of<>, 0, Hooks...>::type>) != 0;
 
     template <std::size_t... I>
-    static auto sequence_of(std::index_sequence<I...>)
-        -> std::index_sequence<order.sequence[I]...>;
+    static auto sequence_of(std::index_sequence<I...>) -> std::index_sequence<order.sequence[I]...>;
     using sequence = decltype(sequence_of(std::make_index_sequence<sizeof...(Hooks)>{}));
 };
 

@@ -71,8 +71,8 @@ public:
         return Aborts<Comm>;
     }
 
-    std::optional<std::chrono::nanoseconds>
-    exchange_deadline(std::chrono::nanoseconds deadline) override {
+    std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds deadline
+    ) override {
         if constexpr (HasDeadline<Comm>) {
             return comm_.set_deadline(deadline);
         } else {

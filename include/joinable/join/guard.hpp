@@ -78,9 +78,10 @@ class [[nodiscard]] Join {
     using Hooks = detail::GuardHooks<Js...>;
 
 public:
-    /// Collective. @throws ContractViolation  a participant is in another guard, or twice in this one, or
-    /// the communicators differ in rank or size, or cannot keep the timeout. @throws PeerFailed another rank's
-    /// constructor threw. @throws Mismatch ranks construct different guards. Nothing stays attached.
+    /// Collective. @throws ContractViolation  a participant is in another guard, or twice in this
+    /// one, or the communicators differ in rank or size, or cannot keep the timeout. @throws
+    /// PeerFailed another rank's constructor threw. @throws Mismatch ranks construct different
+    /// guards. Nothing stays attached.
     template <class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
     explicit Join(Participants<Js...> list, KeywordArgument<Ks>... keywords)
@@ -89,7 +90,8 @@ public:
     template <class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
     Join(Participants<Js...> list, JoinOptions options, KeywordArgument<Ks>... keywords)
-        : options_{options}, controls_{make_controls(list.joinables, std::index_sequence_for<Js...>{})},
+        : options_{options},
+          controls_{make_controls(list.joinables, std::index_sequence_for<Js...>{})},
           session_{communicators(Sequence{}), describe(Sequence{}), options} {
         static_assert(detail::ordered_hooks<detail::MainPhase, join_hook_t<Js>...>::is_solved);
         static_assert(detail::ordered_hooks<detail::PostPhase, join_hook_t<Js>...>::is_solved);
@@ -135,8 +137,8 @@ public:
         return session_.next(have_input, notice);
     }
 
-    /// next() over a range: `for (auto& batch : guard.iterate(batches, announce))`. `announce(element)`
-    /// gives the notice of its round. Leaving the loop by break is joining.
+    /// next() over a range: `for (auto& batch : guard.iterate(batches, announce))`.
+    /// `announce(element)` gives the notice of its round. Leaving the loop by break is joining.
     template <class Range, class Announce = detail::DefaultNotice>
     [[nodiscard]] auto iterate(Range&& range, Announce announce = {}) {
         return GuardedRange<Join, Range, Announce>{
@@ -216,8 +218,7 @@ private:
     }
 
     template <std::size_t... Main, std::size_t... Post>
-    static detail::Digest
-    order_digest(std::index_sequence<Main...>, std::index_sequence<Post...>) {
+    static detail::Digest order_digest(std::index_sequence<Main...>, std::index_sequence<Post...>) {
         detail::Digest digest;
         (digest.add(Main), ...);
         (digest.add(Post), ...);
@@ -226,7 +227,8 @@ private:
 
     void count_notifications(std::tuple<Js&...> const& joinables) {
         constexpr std::size_t first = detail::first_of(Sequence{});
-        std::get<first>(attachments_).count(std::get<first>(joinables).join_state(), notifications_);
+        std::get<first>(attachments_)
+            .count(std::get<first>(joinables).join_state(), notifications_);
     }
 
     /// The local checks and the hooks: what fails here fails together in the entry exchange.
@@ -243,8 +245,13 @@ private:
                 throw ContractViolation{detail::concat(
                     "the communicators of a guard's participants must have the same ranks in the "
                     "same order, but one says rank ",
-                    first.rank(), " of ", first.size(), " and another rank ", control->rank(),
-                    " of ", control->size()
+                    first.rank(),
+                    " of ",
+                    first.size(),
+                    " and another rank ",
+                    control->rank(),
+                    " of ",
+                    control->size()
                 )};
             }
         }
@@ -322,8 +329,9 @@ public:
 
     private:
         void open() {
-            is_done_ = position_ == end_ ? !parent_->guard_.next(false)
-                                         : !parent_->guard_.next(true, parent_->announce_(*position_));
+            is_done_ = position_ == end_
+                           ? !parent_->guard_.next(false)
+                           : !parent_->guard_.next(true, parent_->announce_(*position_));
         }
 
         GuardedRange* parent_;

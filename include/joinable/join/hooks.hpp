@@ -83,9 +83,7 @@ struct IndexedSlot : HookSlot<J> {
 template <std::size_t... I, class... Js>
 struct HookSlots<std::index_sequence<I...>, Js...> : IndexedSlot<I, Js>... {
     template <class... Ks>
-    explicit HookSlots(
-        std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords
-    )
+    explicit HookSlots(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords)
         : IndexedSlot<I, Js>(std::get<I>(joinables), keywords...)... {}
 };
 
@@ -94,9 +92,7 @@ template <class... Js>
 class GuardHooks final : public HookRunner {
 public:
     template <class... Ks>
-    explicit GuardHooks(
-        std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords
-    )
+    explicit GuardHooks(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords)
         : slots_{joinables, keywords...} {}
 
     void run_main_hook(std::size_t position, Round const& round) override {

@@ -316,7 +316,8 @@ private:
         if (mine_.failed != 0 && text_words != 0) {
             for (std::size_t i = 0; i < text.size() && i < text_bytes; ++i) {
                 words[2 * map_words + i / 8] |=
-                    static_cast<std::uint64_t>(static_cast<unsigned char>(text[i])) << (8 * (i % 8));
+                    static_cast<std::uint64_t>(static_cast<unsigned char>(text[i]))
+                    << (8 * (i % 8));
             }
         }
         control_.sum(words);

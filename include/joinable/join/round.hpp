@@ -12,9 +12,9 @@ namespace detail {
 class Session;
 }
 
-/// One forward pass of the active ranks, as all ranks agreed on it. Outside a guard, and in one that
-/// is not enabled, all ranks count as active and only this rank's own weight is known.
-/// Cheap to copy; `is_active` is valid until the next round opens.
+/// One forward pass of the active ranks, as all ranks agreed on it. Outside a guard, and in one
+/// that is not enabled, all ranks count as active and only this rank's own weight is known. Cheap
+/// to copy; `is_active` is valid until the next round opens.
 class Round {
 public:
     Round() = default;

@@ -110,13 +110,19 @@ public:
             }
             if (expected) {
                 violate(concat(
-                    name(position), " notified in round ", round_.number(), ", but the next one in ",
-                    "hook order is ", name(*expected)
+                    name(position),
+                    " notified in round ",
+                    round_.number(),
+                    ", but the next one in ",
+                    "hook order is ",
+                    name(*expected)
                 ));
             }
             if (opening_ == Opening::next) {
                 violate(concat(
-                    name(position), " notified again in round ", round_.number(),
+                    name(position),
+                    " notified again in round ",
+                    round_.number(),
                     ", or takes no part in it; call next() before each round"
                 ));
             }
@@ -226,7 +232,9 @@ public:
             if (reason.ranks.empty()) {
                 reason.ranks = {control().rank()};
                 reason.message = concat(
-                    "rank ", control().rank(), " failed: ",
+                    "rank ",
+                    control().rank(),
+                    " failed: ",
                     reason.message.empty() ? std::string_view{"an exception left the guard"}
                                            : std::string_view{reason.message}
                 );
@@ -273,7 +281,8 @@ private:
     void open(RoundNotice const& notice, Opening opening, std::size_t opener) {
         bool const syncs = notice.will_sync && notice.phase == Phase::train;
         if (notice.weight.value_or(0) > max_weight) {
-            violate(concat("a weight of ", *notice.weight, " is above the maximum of ", max_weight));
+            violate(concat("a weight of ", *notice.weight, " is above the maximum of ", max_weight)
+            );
         }
         Round preview;
         preview.session_ = this;
@@ -288,12 +297,19 @@ private:
             if (auto const first = first_part(preview, 0); first != opener) {
                 violate(
                     first ? concat(
-                                name(opener), " notified first in round ", preview.number_,
-                                ", but the first one in hook order is ", name(*first)
+                                name(opener),
+                                " notified first in round ",
+                                preview.number_,
+                                ", but the first one in hook order is ",
+                                name(*first)
                             )
                           : concat(
-                                name(opener), " takes no part in round ", preview.number_,
-                                " (", syncs ? "it syncs" : "it does not sync", ")"
+                                name(opener),
+                                " takes no part in round ",
+                                preview.number_,
+                                " (",
+                                syncs ? "it syncs" : "it does not sync",
+                                ")"
                             )
                 );
             }
@@ -308,9 +324,13 @@ private:
         lanes.syncs = syncs ? 1 : 0;
         lanes.weight = notice.weight.value_or(0);
         lanes.code = Agreement::of(RoundCode{
-            notice.phase, syncs, notice.weight.has_value(), opening,
+            notice.phase,
+            syncs,
+            notice.weight.has_value(),
+            opening,
             static_cast<std::uint32_t>(opener)
-        }.encode());
+        }
+                                       .encode());
         lanes.digest = Agreement::of(static_cast<std::uint32_t>(preview.number_) & digest_mask);
         roll_call_.post(lanes);
     }
@@ -362,8 +382,10 @@ private:
             throw EarlyTermination{
                 roll_call_.arrived(),
                 concat(
-                    ranks_text(roll_call_.arrived()), " ran out of inputs after ",
-                    roll_call_.rounds(), " rounds"
+                    ranks_text(roll_call_.arrived()),
+                    " ran out of inputs after ",
+                    roll_call_.rounds(),
+                    " rounds"
                 )
             };
         case Verdict::go_on:
@@ -417,7 +439,8 @@ private:
     void check_later_notice(std::size_t position, RoundNotice const& notice) const {
         if (notice != RoundNotice{} && notice != notice_) {
             violate(concat(
-                name(position), " gave a notice that differs from the one that opened round ",
+                name(position),
+                " gave a notice that differs from the one that opened round ",
                 round_.number(),
                 opening_ == Opening::next
                     ? "; give the notice to next() or to the announce function of iterate()"
@@ -429,7 +452,9 @@ private:
     void require_no_announcement() const {
         if (roll_call_.is_posted()) {
             violate(concat(
-                name(opener_), " announced round ", roll_call_.rounds(),
+                name(opener_),
+                " announced round ",
+                roll_call_.rounds(),
                 ", but never waited for it (a forward without its backward?)"
             ));
         }
@@ -439,7 +464,10 @@ private:
         require_no_announcement();
         if (held_by_) {
             violate(concat(
-                "the part of ", name(*held_by_), " in round ", round_.number(),
+                "the part of ",
+                name(*held_by_),
+                " in round ",
+                round_.number(),
                 " is still held open (a forward without its backward?)"
             ));
         }

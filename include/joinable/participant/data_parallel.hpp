@@ -22,8 +22,8 @@ inline constexpr struct divide_by_initial_world_size_t
     using keyword::operator=;
 } divide_by_initial_world_size{};
 
-/// Keeps the replicas of a model in step: parameters start as rank 0's, gradients are averaged while
-/// the backward pass runs, and in a guard joined ranks shadow and receive the same averages.
+/// Keeps the replicas of a model in step: parameters start as rank 0's, gradients are averaged
+/// while the backward pass runs, and in a guard joined ranks shadow and receive the same averages.
 ///
 /// @code
 /// joinable::DistributedDataParallel ddp{comm, model.parameters()};
@@ -146,9 +146,10 @@ public:
         static constexpr bool gives_notice = true;
 
         Hook(DistributedDataParallel& ddp, bool divides_by_initial_world_size) noexcept
-            : ddp_{ddp}, before_{std::exchange(
-                             ddp.divides_by_initial_world_size_, divides_by_initial_world_size
-                         )} {}
+            : ddp_{ddp},
+              before_{
+                  std::exchange(ddp.divides_by_initial_world_size_, divides_by_initial_world_size)
+              } {}
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
         ~Hook() { ddp_.divides_by_initial_world_size_ = before_; }
@@ -186,7 +187,10 @@ private:
             for (std::size_t earlier = 0; earlier < i && value.numel() != 0; ++earlier) {
                 if (list[earlier].value().data() == value.data()) {
                     throw ContractViolation{detail::concat(
-                        "parameters ", earlier, " and ", i,
+                        "parameters ",
+                        earlier,
+                        " and ",
+                        i,
                         " share their storage; list a shared parameter once"
                     )};
                 }

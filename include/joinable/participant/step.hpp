@@ -18,7 +18,8 @@ public:
     Step(Comm& comm, Body body) : comm_{comm}, body_{std::move(body)} {}
 
     /// Local (the notification is its part of the round).
-    /// @throws ContractViolation  in a guard, in a round that does not sync: ranks would step apart.
+    /// @throws ContractViolation  in a guard, in a round that does not sync: ranks would step
+    /// apart.
     void step() {
         Round const round = notify_join_context(*this);
         detail::run_part(*this, round, [&] { body_(); });

@@ -26,9 +26,8 @@ inline void add(Digest& digest, AnyParameter const& parameter) {
 
 /// Collective, after digests differed: finds the first parameter that differs from rank 0's.
 /// Every rank throws the same.
-[[noreturn]] inline void name_first_difference(
-    ControlCommunicator& control, ParameterList const& parameters
-) {
+[[noreturn]] inline void
+name_first_difference(ControlCommunicator& control, ParameterList const& parameters) {
     auto const size = static_cast<std::size_t>(control.size());
     auto const me = static_cast<std::size_t>(control.rank());
     auto const differing_from_first = [&](std::vector<std::uint64_t> const& slots) {
@@ -47,8 +46,12 @@ inline void add(Digest& digest, AnyParameter const& parameter) {
         throw Mismatch{
             ranks,
             concat(
-                "models differ: rank 0 has ", slots[0], " parameters, but rank ", ranks.front(),
-                " has ", slots[static_cast<std::size_t>(ranks.front())]
+                "models differ: rank 0 has ",
+                slots[0],
+                " parameters, but rank ",
+                ranks.front(),
+                " has ",
+                slots[static_cast<std::size_t>(ranks.front())]
             )
         };
     }
@@ -69,8 +72,12 @@ inline void add(Digest& digest, AnyParameter const& parameter) {
             throw Mismatch{
                 ranks,
                 concat(
-                    "models differ: parameter ", i, " has another dtype, extents, strides or "
-                    "requires_grad on ", ranks_text(ranks), " than on rank 0"
+                    "models differ: parameter ",
+                    i,
+                    " has another dtype, extents, strides or "
+                    "requires_grad on ",
+                    ranks_text(ranks),
+                    " than on rank 0"
                 )
             };
         }

@@ -42,9 +42,7 @@ public:
     [[nodiscard]] Shape const& strides() const noexcept { return strides_; }
     [[nodiscard]] DeviceId device() const noexcept { return device_; }
     [[nodiscard]] std::size_t numel() const { return joinable::numel(extents_); }
-    [[nodiscard]] bool is_contiguous() const {
-        return joinable::is_contiguous(extents_, strides_);
-    }
+    [[nodiscard]] bool is_contiguous() const { return joinable::is_contiguous(extents_, strides_); }
 
     /// The same tensor with its dtype as a type.
     /// @throws ContractViolation  the elements are no `T`.
@@ -52,7 +50,9 @@ public:
     [[nodiscard]] StridedView<T> as() const {
         if (dtype_ != dtype_of<T>) {
             throw ContractViolation{detail::concat(
-                "a tensor of ", name_of(dtype_), " was asked for its elements as ",
+                "a tensor of ",
+                name_of(dtype_),
+                " was asked for its elements as ",
                 name_of(dtype_of<T>)
             )};
         }

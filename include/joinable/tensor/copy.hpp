@@ -15,8 +15,7 @@ namespace joinable::inline v0 {
 /// Whether a tensor's elements fill its memory without gaps or overlap, in whatever order of
 /// dimensions: then its strides can be kept in a flat buffer. The rule of PyTorch's
 /// is_non_overlapping_and_dense.
-[[nodiscard]] inline bool
-is_non_overlapping_and_dense(Shape const& extents, Shape const& strides) {
+[[nodiscard]] inline bool is_non_overlapping_and_dense(Shape const& extents, Shape const& strides) {
     Shape order; // dimensions that move the pointer, by stride
     for (std::size_t d = 0; d < extents.size(); ++d) {
         if (extents[d] == 0) {
@@ -114,14 +113,19 @@ void for_each_row(AnyView const& source, AnyView const& target, Row const& row) 
     }
 }
 
-inline void
-check_same_kind(std::string_view what, AnyView const& source, AnyView const& target) {
+inline void check_same_kind(std::string_view what, AnyView const& source, AnyView const& target) {
     if (!source || !target || source.dtype() != target.dtype() ||
         source.extents() != target.extents()) {
         throw ContractViolation{concat(
-            what, " needs two tensors of the same dtype and extents, but got ",
-            name_of(source.dtype()), " with ", source.numel(), " elements and ",
-            name_of(target.dtype()), " with ", target.numel()
+            what,
+            " needs two tensors of the same dtype and extents, but got ",
+            name_of(source.dtype()),
+            " with ",
+            source.numel(),
+            " elements and ",
+            name_of(target.dtype()),
+            " with ",
+            target.numel()
         )};
     }
 }
@@ -158,9 +162,13 @@ inline void copy(AnyView const& from, AnyView const& to) {
     visit_dtype(from.dtype(), [&]<class T>(std::type_identity<T>) {
         auto const* const source = static_cast<T const*>(from.data());
         auto* const target = static_cast<T*>(to.data());
-        detail::for_each_row(from, to, [&](auto a, auto b, auto count, auto from_step, auto to_step) {
-            detail::copy_row(source + a, target + b, count, from_step, to_step);
-        });
+        detail::for_each_row(
+            from,
+            to,
+            [&](auto a, auto b, auto count, auto from_step, auto to_step) {
+                detail::copy_row(source + a, target + b, count, from_step, to_step);
+            }
+        );
     });
 }
 
@@ -176,14 +184,19 @@ inline void scale_copy(AnyView const& from, double factor, AnyView const& to) {
     visit_dtype(from.dtype(), [&]<class T>(std::type_identity<T>) {
         if constexpr (std::is_integral_v<T>) {
             throw ContractViolation{detail::concat(
-                "scale_copy: a tensor of ", name_of(from.dtype()), " cannot be scaled by ", factor,
+                "scale_copy: a tensor of ",
+                name_of(from.dtype()),
+                " cannot be scaled by ",
+                factor,
                 "; only floating-point dtypes can"
             )};
         } else {
             auto const* const source = static_cast<T const*>(from.data());
             auto* const target = static_cast<T*>(to.data());
             detail::for_each_row(
-                from, to, [&](auto a, auto b, auto count, auto from_step, auto to_step) {
+                from,
+                to,
+                [&](auto a, auto b, auto count, auto from_step, auto to_step) {
                     T const* const in = source + a;
                     T* const out = target + b;
                     if (from_step == 1 && to_step == 1) { // apart, so that it vectorises

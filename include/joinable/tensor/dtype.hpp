@@ -43,8 +43,8 @@ inline constexpr bool is_integer_of =
     (sizeof(T) == 1 || sizeof(T) == 4 || sizeof(T) == 8);
 
 template <class T>
-concept has_dtype = std::same_as<T, Half> || std::same_as<T, BFloat16> ||
-                    std::same_as<T, float> || std::same_as<T, double> || is_integer_of<T>;
+concept has_dtype = std::same_as<T, Half> || std::same_as<T, BFloat16> || std::same_as<T, float> ||
+                    std::same_as<T, double> || is_integer_of<T>;
 
 template <class T>
 consteval DType find_dtype() {

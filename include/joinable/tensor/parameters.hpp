@@ -148,8 +148,7 @@ void append_parameters(ParameterList& list, Range&& range) {
         } else if constexpr (pointer_to_parameter<Item>) {
             for (auto&& pointer : range) {
                 if (!pointer) {
-                    throw ContractViolation{
-                        concat("parameters: pointer ", list.size(), " is null")
+                    throw ContractViolation{concat("parameters: pointer ", list.size(), " is null")
                     };
                 }
                 if constexpr (std::copy_constructible<std::remove_cvref_t<decltype(pointer)>> &&

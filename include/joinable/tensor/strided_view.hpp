@@ -72,8 +72,11 @@ public:
         : data_{data}, extents_{extents}, strides_{strides}, numel_{joinable::numel(extents)} {
         if (extents.size() != strides.size()) {
             throw ContractViolation{detail::concat(
-                "a view needs one stride per extent, but got ", extents.size(), " extents and ",
-                strides.size(), " strides"
+                "a view needs one stride per extent, but got ",
+                extents.size(),
+                " extents and ",
+                strides.size(),
+                " strides"
             )};
         }
     }
@@ -90,16 +93,17 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return numel_; }
     [[nodiscard]] Shape const& extents() const noexcept { return extents_; }
     [[nodiscard]] Shape const& strides() const noexcept { return strides_; }
-    [[nodiscard]] bool is_contiguous() const {
-        return joinable::is_contiguous(extents_, strides_);
-    }
+    [[nodiscard]] bool is_contiguous() const { return joinable::is_contiguous(extents_, strides_); }
 
     /// The element at one index per dimension. @pre every index is below its extent.
     template <std::convertible_to<std::size_t>... Indices>
     T& operator()(Indices... indices) const {
         if (sizeof...(Indices) != extents_.size()) {
             throw ContractViolation{detail::concat(
-                "a view of ", extents_.size(), " dimensions was given ", sizeof...(Indices),
+                "a view of ",
+                extents_.size(),
+                " dimensions was given ",
+                sizeof...(Indices),
                 " indices"
             )};
         }
@@ -176,8 +180,13 @@ template <class Storage>
     std::size_t const given = std::size(storage);
     if (offset > given || needed > given - offset) {
         throw ContractViolation{detail::concat(
-            "a strided view needs ", needed, " elements from offset ", offset,
-            " on, but the storage has ", given, "; make extents, strides or the offset smaller"
+            "a strided view needs ",
+            needed,
+            " elements from offset ",
+            offset,
+            " on, but the storage has ",
+            given,
+            "; make extents, strides or the offset smaller"
         )};
     }
     return StridedView<T>{whole.data() + offset, whole.extents(), whole.strides()};
@@ -211,8 +220,14 @@ narrow(StridedView<T> const& view, std::size_t dimension, std::size_t start, std
     std::size_t const extent = view.extents()[dimension];
     if (start > extent || length > extent - start) {
         throw ContractViolation{detail::concat(
-            "narrow: ", length, " elements from ", start, " on are not in dimension ", dimension,
-            ", which has ", extent
+            "narrow: ",
+            length,
+            " elements from ",
+            start,
+            " on are not in dimension ",
+            dimension,
+            ", which has ",
+            extent
         )};
     }
     Shape extents = view.extents();

@@ -95,14 +95,16 @@ TEST_CASE("with indices tensors are taken in their order, and buckets are not so
         compute_bucket_assignment_by_size(floats({10, 10, 10, 10}), {40, 80}, {}, {3, 2, 1, 0});
     CHECK(result.buckets == Buckets{{3}, {2, 1}, {0}});
     CHECK(result.limits == Limits{40, 80, 80});
-    CHECK(compute_bucket_assignment_by_size(
-              floats({10, 10, 10, 10, 10}), {80}, {}, {4, 0, 3, 1, 2}
-          ).buckets == Buckets{{4, 0}, {3, 1}, {2}});
+    CHECK(
+        compute_bucket_assignment_by_size(floats({10, 10, 10, 10, 10}), {80}, {}, {4, 0, 3, 1, 2})
+            .buckets == Buckets{{4, 0}, {3, 1}, {2}}
+    );
 }
 TEST_CASE("tensors of two devices do not share a bucket") {
     using enum DType;
-    auto const result =
-        compute_bucket_assignment_by_size(tensors({{10, f32}, {10, f32}, {10, f32}, {10, f32}}, 2), {80});
+    auto const result = compute_bucket_assignment_by_size(
+        tensors({{10, f32}, {10, f32}, {10, f32}, {10, f32}}, 2), {80}
+    );
     CHECK(result.buckets == Buckets{{0, 2}, {1, 3}});
 }
 TEST_CASE("a limit of 0 gives every tensor a bucket of its own") {
@@ -114,8 +116,10 @@ TEST_CASE("a tensor without elements joins the open bucket") {
     CHECK(compute_bucket_assignment_by_size(floats({0, 10}), {40}).buckets == Buckets{{0, 1}});
 }
 TEST_CASE("without a real limit there is one bucket per dtype") {
-    CHECK(compute_bucket_assignment_by_size(alternating(), {std::numeric_limits<std::size_t>::max()})
-              .buckets == Buckets{{0, 2, 4}, {1, 3, 5}});
+    CHECK(
+        compute_bucket_assignment_by_size(alternating(), {std::numeric_limits<std::size_t>::max()})
+            .buckets == Buckets{{0, 2, 4}, {1, 3, 5}}
+    );
 }
 TEST_CASE("the default caps of data-parallel training") {
     auto const result = compute_bucket_assignment_by_size(
@@ -153,12 +157,12 @@ TEST_CASE("nothing to assign, sizes that differ and indices that are no permutat
 
 TEST_CASE("every tensor is in exactly one bucket, and a bucket is full only with its last tensor") {
     CHECK(rc::check([] {
-        auto const sizes = *rc::gen::nonEmpty(rc::gen::container<std::vector<std::size_t>>(
-            rc::gen::inRange<std::size_t>(0, 50)
-        ));
-        auto const limits = *rc::gen::nonEmpty(rc::gen::container<std::vector<std::size_t>>(
-            rc::gen::inRange<std::size_t>(0, 300)
-        ));
+        auto const sizes = *rc::gen::nonEmpty(
+            rc::gen::container<std::vector<std::size_t>>(rc::gen::inRange<std::size_t>(0, 50))
+        );
+        auto const limits = *rc::gen::nonEmpty(
+            rc::gen::container<std::vector<std::size_t>>(rc::gen::inRange<std::size_t>(0, 300))
+        );
         std::vector<AnyView> views;
         for (std::size_t i = 0; i < sizes.size(); ++i) {
             views.emplace_back(

@@ -32,8 +32,12 @@ thread_local std::size_t allocations = 0; ///< of this thread, which is one rank
     }
     throw std::bad_alloc{};
 }
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+    std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
+    std::free(memory);
+}
 
 namespace {
 
@@ -74,9 +78,7 @@ TEST_CASE("a factor scales as gradients are packed, in place where they live in 
     for (bool const views : {false, true}) {
         run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
             auto params = make_params({5, 3});
-            Reducer reducer{
-                comm, joinable::parameters(params), {.gradient_as_bucket_view = views}
-            };
+            Reducer reducer{comm, joinable::parameters(params), {.gradient_as_bucket_view = views}};
             for (int round = 0; round < 3; ++round) {
                 reducer.prepare_for_backward(0.5);
                 params[1].g(2) = 4.0F;
@@ -157,24 +159,34 @@ TEST_CASE("misuse of the verbs names the parameter, the rank and what to do") {
             }
             return std::string{};
         };
-        CHECK(text_of([&] { reducer.mark_ready(0); }) ==
-              "parameter 0 on rank 0 was marked ready outside an iteration; call "
-              "prepare_for_backward() first");
+        CHECK(
+            text_of([&] { reducer.mark_ready(0); }) ==
+            "parameter 0 on rank 0 was marked ready outside an iteration; call "
+            "prepare_for_backward() first"
+        );
         reducer.prepare_for_backward(1.0);
-        CHECK(text_of([&] { reducer.mark_ready(3); }) ==
-              "parameter 3 is out of range on rank 0: there are 3 parameters");
-        CHECK(text_of([&] { reducer.mark_ready(2); }) ==
-              "parameter 2 on rank 0 was marked ready, but does not require a gradient");
+        CHECK(text_of([&] {
+                  reducer.mark_ready(3);
+              }) == "parameter 3 is out of range on rank 0: there are 3 parameters");
+        CHECK(text_of([&] {
+                  reducer.mark_ready(2);
+              }) == "parameter 2 on rank 0 was marked ready, but does not require a gradient");
         reducer.mark_ready(1);
-        CHECK(text_of([&] { reducer.mark_ready(1); }) ==
-              "parameter 1 (fc.weight) on rank 0 was marked ready twice in an iteration; mark a "
-              "shared parameter once, when its last use is done");
-        CHECK(text_of([&] { reducer.finalize_backward(); }) ==
-              "not all gradients became ready; mark every trainable parameter in each iteration "
-              "(rank 0 did not mark parameter 0)");
-        CHECK(text_of([&] { reducer.prepare_for_backward(1.0); }) ==
-              "the previous iteration was not finalized; call finalize_backward() first (rank 0 "
-              "did not mark parameter 0)");
+        CHECK(
+            text_of([&] { reducer.mark_ready(1); }) ==
+            "parameter 1 (fc.weight) on rank 0 was marked ready twice in an iteration; mark a "
+            "shared parameter once, when its last use is done"
+        );
+        CHECK(
+            text_of([&] { reducer.finalize_backward(); }) ==
+            "not all gradients became ready; mark every trainable parameter in each iteration "
+            "(rank 0 did not mark parameter 0)"
+        );
+        CHECK(
+            text_of([&] { reducer.prepare_for_backward(1.0); }) ==
+            "the previous iteration was not finalized; call finalize_backward() first (rank 0 "
+            "did not mark parameter 0)"
+        );
     });
 }
 

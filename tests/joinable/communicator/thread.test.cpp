@@ -78,8 +78,13 @@ T expected(ReduceOp op, int world, std::size_t i) {
 template <class T>
 void check_reductions(ThreadCommunicator& comm) {
     DType const dtype = joinable::dtype_of<T>;
-    for (ReduceOp const op : {ReduceOp::sum, ReduceOp::product, ReduceOp::min, ReduceOp::max,
-                              ReduceOp::bit_and, ReduceOp::bit_or}) {
+    for (ReduceOp const op :
+         {ReduceOp::sum,
+          ReduceOp::product,
+          ReduceOp::min,
+          ReduceOp::max,
+          ReduceOp::bit_and,
+          ReduceOp::bit_or}) {
         bool const is_bitwise = op == ReduceOp::bit_and || op == ReduceOp::bit_or;
         if (is_bitwise && !std::is_integral_v<T>) {
             T value{};
@@ -146,7 +151,8 @@ TEST_CASE("broadcast and all_gather copy every element, from every root, at ever
             }
             std::vector<std::int32_t> in(n, comm.rank());
             std::vector<std::int32_t> out(n * static_cast<std::size_t>(comm.size()), -1);
-            comm.all_gather({in.data(), n, DType::i32}, {out.data(), out.size(), DType::i32}).wait();
+            comm.all_gather({in.data(), n, DType::i32}, {out.data(), out.size(), DType::i32})
+                .wait();
             std::size_t wrong = 0;
             for (std::size_t i = 0; i < out.size(); ++i) {
                 wrong += out[i] == static_cast<std::int32_t>(i / n) ? 0U : 1U;
@@ -159,7 +165,9 @@ TEST_CASE("broadcast and all_gather copy every element, from every root, at ever
 TEST_CASE("sums are in rank order, the same bit for bit at every size") {
     // 1e8 + 1 is not exact in float: another order of summation gives another result.
     run_ranks({3, 4, 8}, [](ThreadCommunicator& comm) {
-        auto const part = [](int rank) { return rank % 2 == 0 ? 1.0F : (rank == 1 ? 1e8F : -1e8F); };
+        auto const part = [](int rank) {
+            return rank % 2 == 0 ? 1.0F : (rank == 1 ? 1e8F : -1e8F);
+        };
         float sum = part(0);
         for (int rank = 1; rank < comm.size(); ++rank) {
             sum += part(rank);
@@ -183,9 +191,7 @@ TEST_CASE("more collectives than slots can be in flight, waited for in any order
             std::vector<joinable::ThreadWork> works;
             for (std::size_t k = 0; k < buffers.size(); ++k) {
                 std::fill(buffers[k].begin(), buffers[k].end(), static_cast<double>(k));
-                works.push_back(
-                    comm.all_reduce({buffers[k].data(), n, DType::f64}, ReduceOp::sum)
-                );
+                works.push_back(comm.all_reduce({buffers[k].data(), n, DType::f64}, ReduceOp::sum));
             }
             for (std::size_t k = buffers.size(); k-- > 0;) { // the last one first
                 works[k].wait();
@@ -334,10 +340,10 @@ TEST_CASE("run_threads rethrows the original exception, the others see who faile
                         try {
                             comm.barrier();
                         } catch (joinable::PeerFailed const& error) {
-                            named += error.rank() == culprit &&
-                                             std::string{error.what()} ==
-                                                 "rank " + std::to_string(culprit) +
-                                                     " failed: no such word"
+                            named += error.rank() == culprit && std::string{error.what()} ==
+                                                                    "rank " +
+                                                                        std::to_string(culprit) +
+                                                                        " failed: no such word"
                                          ? 1
                                          : 0;
                             throw;

@@ -14,7 +14,8 @@ using joinable::labels_of;
 namespace labels = joinable::labels;
 
 template <class... Hooks>
-using order = typename joinable::detail::ordered_hooks<joinable::detail::MainPhase, Hooks...>::sequence;
+using order =
+    typename joinable::detail::ordered_hooks<joinable::detail::MainPhase, Hooks...>::sequence;
 template <class... Hooks>
 using post_order =
     typename joinable::detail::ordered_hooks<joinable::detail::PostPhase, Hooks...>::sequence;
@@ -90,8 +91,7 @@ constexpr bool only_the_hooks_on_a_cycle_are_blamed() {
     Edges<5> edges{};
     edges[0][1] = edges[1][2] = edges[2][1] = edges[2][3] = true;
     auto const solved = joinable::detail::solve<5>(edges, {});
-    return solved.has_cycle &&
-           solved.on_cycle == std::array{false, true, true, false, false};
+    return solved.has_cycle && solved.on_cycle == std::array{false, true, true, false, false};
 }
 static_assert(only_the_hooks_on_a_cycle_are_blamed());
 

@@ -39,8 +39,13 @@ enum class Point {
     in_a_post_hook,
 };
 constexpr Point all_points[] = {
-    Point::hook_constructor, Point::before_first_round, Point::between_rounds, Point::inside_a_part,
-    Point::between_parts,    Point::in_a_shadow,        Point::in_a_post_hook,
+    Point::hook_constructor,
+    Point::before_first_round,
+    Point::between_rounds,
+    Point::inside_a_part,
+    Point::between_parts,
+    Point::in_a_shadow,
+    Point::in_a_post_hook,
 };
 
 struct Ending {
@@ -124,8 +129,10 @@ TEST_CASE("a throw anywhere ends every other rank with PeerFailed that names the
                     CHECK(ending.threw_own == (rank == culprit));
                     if (rank != culprit) {
                         CHECK(ending.named == std::vector{culprit});
-                        CHECK(ending.text ==
-                              "rank " + std::to_string(culprit) + " failed: disk on fire");
+                        CHECK(
+                            ending.text ==
+                            "rank " + std::to_string(culprit) + " failed: disk on fire"
+                        );
                     }
                 }
             }
@@ -150,7 +157,8 @@ TEST_CASE("a throw between rounds leaves the communicators usable, one inside a 
                 if (stays_usable) {
                     comm.barrier();
                     int one = 1;
-                    comm.all_reduce({&one, 1, joinable::DType::i32}, joinable::ReduceOp::sum).wait();
+                    comm.all_reduce({&one, 1, joinable::DType::i32}, joinable::ReduceOp::sum)
+                        .wait();
                     CHECK(one == comm.size());
                 }
             });
@@ -250,8 +258,10 @@ TEST_CASE("ranks that open different rounds all throw the same Mismatch") {
             CHECK(error.ranks() == std::vector{comm.size() - 1});
             text = error.what();
         }
-        CHECK(text.find("rank 0 says: train, syncs, unweighted, opened by next()") !=
-              std::string::npos);
+        CHECK(
+            text.find("rank 0 says: train, syncs, unweighted, opened by next()") !=
+            std::string::npos
+        );
         comm.barrier(); // no data moved, nobody aborted
     });
 }
@@ -366,7 +376,8 @@ TEST_CASE("a participant that is missing, out of turn or twice in a round is nam
     );
 }
 
-TEST_CASE("a participant twice in a guard, or in two guards, is refused and the first one goes on") {
+TEST_CASE("a participant twice in a guard, or in two guards, is refused and the first one goes on"
+) {
     run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
         AllReducer reducer{comm};
         auto const twice = [&] { Join guard{participants(reducer, reducer)}; };

@@ -24,7 +24,9 @@ using joinable::participants;
 using joinable::ThreadCommunicator;
 
 /// Inputs of a rank in upstream's fixture.
-int inputs_of(int rank) { return 3 + rank; }
+int inputs_of(int rank) {
+    return 3 + rank;
+}
 
 /// Closed form: in round i all ranks with more than i inputs take part.
 int expected_total(int rank, int world) {
@@ -39,7 +41,9 @@ TEST_CASE("the closed form is upstream's table") {
     std::vector<std::vector<int>> const table{{6, 7}, {9, 11, 12}, {12, 15, 17, 18}};
     for (auto const& row : table) {
         for (std::size_t rank = 0; rank < row.size(); ++rank) {
-            CHECK(expected_total(static_cast<int>(rank), static_cast<int>(row.size())) == row[rank]);
+            CHECK(
+                expected_total(static_cast<int>(rank), static_cast<int>(row.size())) == row[rank]
+            );
         }
     }
 }

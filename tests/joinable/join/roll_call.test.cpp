@@ -112,8 +112,11 @@ TEST_CASE("no lane overflows with the largest world and the largest values") {
 }
 
 TEST_CASE("the verdict follows the order failed, mismatch, stop, early end, end, go on") {
-    auto const says = [](std::uint32_t active, std::uint32_t arrived, std::uint32_t failed,
-                         std::uint32_t stop, bool mismatch) {
+    auto const says = [](std::uint32_t active,
+                         std::uint32_t arrived,
+                         std::uint32_t failed,
+                         std::uint32_t stop,
+                         bool mismatch) {
         RollCallLanes lanes;
         lanes.active = active;
         lanes.arrived = arrived;
@@ -136,7 +139,13 @@ TEST_CASE("the verdict follows the order failed, mismatch, stop, early end, end,
         {2, 1, 1, 1, true, failed, failed, failed},
         {0, 1, 1, 0, false, failed, failed, failed},
         {2, 1, 0, 1, true, mismatch, mismatch, mismatch},
-        {2, 1, 0, 1, false, joinable::detail::Verdict::stop, joinable::detail::Verdict::stop,
+        {2,
+         1,
+         0,
+         1,
+         false,
+         joinable::detail::Verdict::stop,
+         joinable::detail::Verdict::stop,
          joinable::detail::Verdict::stop},
         {0, 1, 0, 1, false, end, end, end},
     };
@@ -150,7 +159,9 @@ TEST_CASE("the verdict follows the order failed, mismatch, stop, early end, end,
 }
 
 TEST_CASE("a round in which nothing happens costs one sum") {
-    ScriptedControl control{0, 3, {sum_of({active_rank(training, 5, 10), active_rank(training, 5, 4)})}};
+    ScriptedControl control{
+        0, 3, {sum_of({active_rank(training, 5, 10), active_rank(training, 5, 4)})}
+    };
     RollCall roll_call{control, EndPolicy::drain};
     roll_call.post(active_rank(training, 5, 6));
     CHECK(roll_call.answer() == Verdict::go_on);
@@ -215,10 +226,12 @@ TEST_CASE("ranks that open different rounds are named with what they said") {
     roll_call.post(active_rank(training));
     CHECK(roll_call.answer() == Verdict::mismatch);
     CHECK(roll_call.failure().ranks == std::vector{1});
-    CHECK(roll_call.failure().message ==
-          "ranks disagree about round 0: rank 0 says: train, syncs, unweighted, opened by "
-          "participant 0 (digest 5); rank 1 says: train, syncs, weighted, opened by next() (digest "
-          "5); every active rank must open the same round");
+    CHECK(
+        roll_call.failure().message ==
+        "ranks disagree about round 0: rank 0 says: train, syncs, unweighted, opened by "
+        "participant 0 (digest 5); rank 1 says: train, syncs, weighted, opened by next() (digest "
+        "5); every active rank must open the same round"
+    );
 }
 
 TEST_CASE("a rank that evaluates while another trains is a mismatch") {

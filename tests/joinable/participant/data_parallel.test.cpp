@@ -148,7 +148,8 @@ train_together(Comm& comm, Average average, bool views, double rate, std::size_t
             ddp.backward([&](auto ready) {
                 // A different order on every rank: the buckets are launched in index order anyway.
                 for (std::size_t k = 0; k < params.size(); ++k) {
-                    std::size_t const p = (k + static_cast<std::size_t>(comm.rank())) % params.size();
+                    std::size_t const p =
+                        (k + static_cast<std::size_t>(comm.rank())) % params.size();
                     for (std::size_t i = 0; i < params[p].value.size(); ++i) {
                         double sum = 0;
                         for (double const sample : batch.samples) {
@@ -230,7 +231,8 @@ TEST_CASE("every rank issues the same collectives, joined ranks too") {
     }
 }
 
-TEST_CASE("the tutorial's numbers: gradients of 3 with the initial world, 6 with the active ranks") {
+TEST_CASE("the tutorial's numbers: gradients of 3 with the initial world, 6 with the active ranks"
+) {
     // Inputs 5 and 6, gradient 1 per input, gradients not zeroed: what PyTorch leaves on the rank
     // that trains longest. Joined ranks of ours receive the same average.
     for (bool const by_initial : {true, false}) {
@@ -238,9 +240,7 @@ TEST_CASE("the tutorial's numbers: gradients of 3 with the initial world, 6 with
             std::vector<Param<float>> params;
             params.emplace_back(1);
             DistributedDataParallel ddp{comm, params};
-            Join guard{
-                participants(ddp), joinable::divide_by_initial_world_size = by_initial
-            };
+            Join guard{participants(ddp), joinable::divide_by_initial_world_size = by_initial};
             for (int i = 0; i < 5 + comm.rank(); ++i) {
                 ddp.forward([] {});
                 ddp.backward([&](auto ready) {
@@ -280,8 +280,9 @@ TEST_CASE("weights give the same result outside a guard and in one that is not e
         CHECK(gradient_with([](auto& ddp) {
                   return Join{participants(ddp), {.enable = false}};
               }) == doctest::Approx(expected));
-        CHECK(gradient_with([](auto& ddp) { return Join{participants(ddp)}; }) ==
-              doctest::Approx(expected));
+        CHECK(gradient_with([](auto& ddp) {
+                  return Join{participants(ddp)};
+              }) == doctest::Approx(expected));
     });
 }
 
@@ -321,7 +322,9 @@ TEST_CASE("rounds without gradients, evaluation and accumulation, reduce nothing
     });
 }
 
-TEST_CASE("models with another count, shape or dtype are refused on all ranks by the first difference") {
+TEST_CASE(
+    "models with another count, shape or dtype are refused on all ranks by the first difference"
+) {
     run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
         int const odd = comm.size() - 1;
         auto const construct = [&](std::size_t count, std::size_t numel) {
@@ -339,10 +342,14 @@ TEST_CASE("models with another count, shape or dtype are refused on all ranks by
             return text;
         };
         bool const is_odd = comm.rank() == odd;
-        CHECK(construct(is_odd ? 3 : 2, 4).find("rank 0 has 2 parameters, but rank") !=
-              std::string::npos);
-        CHECK(construct(3, is_odd ? 5 : 4).find("parameter 1 has another dtype, extents") !=
-              std::string::npos);
+        CHECK(
+            construct(is_odd ? 3 : 2, 4).find("rank 0 has 2 parameters, but rank") !=
+            std::string::npos
+        );
+        CHECK(
+            construct(3, is_odd ? 5 : 4).find("parameter 1 has another dtype, extents") !=
+            std::string::npos
+        );
         CHECK(construct(3, 4).empty()); // the communicator stays usable
     });
 }
@@ -374,8 +381,7 @@ TEST_CASE("a constructor that fails on one rank fails on all, with its text") {
                 FAIL_CHECK("no exception");
             } catch (joinable::PeerFailed const& error) {
                 CHECK(error.rank() == 1);
-                CHECK(std::string{error.what()} ==
-                      "rank 1 failed: parameters: pointer 0 is null");
+                CHECK(std::string{error.what()} == "rank 1 failed: parameters: pointer 0 is null");
             }
         }
         comm.barrier();

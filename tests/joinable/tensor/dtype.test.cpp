@@ -95,9 +95,9 @@ TEST_CASE("conversion from float rounds to nearest, ties to even") {
         if (std::isfinite(any)) {
             check_rounding<BFloat16>(any);
         }
-        float const near_half =
-            std::ldexp(static_cast<float>(random() % 100'000) / 65'536.0F,
-                       static_cast<int>(random() % 40) - 25);
+        float const near_half = std::ldexp(
+            static_cast<float>(random() % 100'000) / 65'536.0F, static_cast<int>(random() % 40) - 25
+        );
         check_rounding<Half>(near_half);
     }
     CHECK(Half{65519.0F}.bits == 0x7bff); // the largest number, and just beyond it

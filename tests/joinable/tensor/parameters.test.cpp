@@ -64,9 +64,8 @@ TEST_CASE("ranges of different types are one list, in order") {
 TEST_CASE("pointers are kept, shared ones keep their parameters alive, temporary ranges too") {
     Plain plain{{1.0F}, {0.0F}};
     auto shared = std::make_shared<Plain>(Plain{{5.0F}, {0.0F}});
-    auto const list = parameters(
-        std::vector{&plain}, std::vector{shared}, std::vector<Handle>{{shared}}
-    );
+    auto const list =
+        parameters(std::vector{&plain}, std::vector{shared}, std::vector<Handle>{{shared}});
     std::weak_ptr<Plain> const watch = shared;
     shared.reset();
     CHECK(watch.use_count() == 2);

@@ -138,7 +138,8 @@ TEST_CASE("copies between any two layouts equal a loop over all indices") {
             extents.push_back(*rc::gen::inRange<std::size_t>(0, 5));
         }
         Shape const from_strides = random_strides(extents);
-        Shape const to_strides = *rc::gen::arbitrary<bool>() ? from_strides : random_strides(extents);
+        Shape const to_strides =
+            *rc::gen::arbitrary<bool>() ? from_strides : random_strides(extents);
         std::vector<float> from(4096);
         std::iota(from.begin(), from.end(), 1.0F);
         AnyView const source{from.data(), DType::f32, extents, from_strides};

@@ -83,11 +83,14 @@ void reduce_in_rank_order(
     });
 }
 
-/// @throws ContractViolation  a bit operation on floating-point elements, or memory that is missing.
+/// @throws ContractViolation  a bit operation on floating-point elements, or memory that is
+/// missing.
 inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
     if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating(buffer.dtype)) {
         throw ContractViolation{concat(
-            "a reduction with ", name_of(op), " needs integers, but the elements are ",
+            "a reduction with ",
+            name_of(op),
+            " needs integers, but the elements are ",
             name_of(buffer.dtype)
         )};
     }
@@ -115,9 +118,18 @@ inline void check_share(ConstBuffer part, ConstBuffer whole, int size) {
     check_memory(whole);
     if (part.dtype != whole.dtype || whole.count != part.count * static_cast<std::size_t>(size)) {
         throw ContractViolation{concat(
-            "a collective over ", size, " ranks needs one buffer of ", size,
-            " times the elements of the other and the same dtype, but got ", part.count, " of ",
-            name_of(part.dtype), " and ", whole.count, " of ", name_of(whole.dtype)
+            "a collective over ",
+            size,
+            " ranks needs one buffer of ",
+            size,
+            " times the elements of the other and the same dtype, but got ",
+            part.count,
+            " of ",
+            name_of(part.dtype),
+            " and ",
+            whole.count,
+            " of ",
+            name_of(whole.dtype)
         )};
     }
 }

@@ -2,9 +2,7 @@
 #include <joinable/bucket/reducer.hpp>
 
 #include <cstddef>
-#include <cstdlib>
 #include <initializer_list>
-#include <new>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,29 +13,6 @@
 #include <support/recording_communicator.hpp>
 
 #include <joinable/bucket/broadcast_coalesced.hpp>
-#include <joinable/join/guard.hpp>
-#include <joinable/participant/data_parallel.hpp>
-
-namespace {
-
-thread_local std::size_t allocations = 0; ///< of this thread, which is one rank
-
-} // namespace
-
-// Not inlined: g++ 12 warns of free() on memory of new where it sees only one of the pair.
-[[gnu::noinline]] void* operator new(std::size_t bytes) {
-    ++allocations;
-    if (void* const memory = std::malloc(bytes == 0 ? 1 : bytes)) {
-        return memory;
-    }
-    throw std::bad_alloc{};
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept {
-    std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
-    std::free(memory);
-}
 
 namespace {
 
@@ -187,37 +162,6 @@ TEST_CASE("misuse of the verbs names the parameter, the rank and what to do") {
             "the previous iteration was not finalized; call finalize_backward() first (rank 0 "
             "did not mark parameter 0)"
         );
-    });
-}
-
-TEST_CASE("nothing is allocated in an iteration, nor in a shadow round after the first") {
-    run_ranks({1, 2, 3, 4}, [](ThreadCommunicator& comm) {
-        auto params = make_params({100, 5000, 3});
-        joinable::DistributedDataParallel ddp{
-            comm, params, {.bucket_cap_bytes = 4096, .first_bucket_bytes = 64}
-        };
-        std::size_t active = 0;
-        std::size_t counted = 0;
-        {
-            joinable::Join guard{joinable::participants(ddp)};
-            for (int i = 0; i < 10 + 20 * comm.rank(); ++i) {
-                std::size_t const before = allocations;
-                ddp.forward([] {});
-                ddp.backward([](auto ready) {
-                    for (std::size_t const p : {2U, 1U, 0U}) {
-                        ready(p);
-                    }
-                });
-                // Only rounds in which a rank arrives exchange names.
-                bool const some_rank_arrives = i % 20 == 10;
-                active += some_rank_arrives ? 0 : allocations - before;
-            }
-            counted = allocations;
-            guard.finish();
-        }
-        CHECK(active == 0);
-        // The names of arriving ranks, the result and the end: the same few however long it is.
-        CHECK(allocations - counted < 60);
     });
 }
 

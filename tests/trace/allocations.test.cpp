@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: BSL-1.0
+// Counts the allocations of each rank: an executable of its own, because it replaces operator new.
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <support/linear_model.hpp>
+#include <support/ranks.hpp>
+
+#include <joinable/join/guard.hpp>
+#include <joinable/participant/data_parallel.hpp>
+
+namespace {
+
+thread_local std::size_t allocations = 0; ///< of this thread, which is one rank
+
+} // namespace
+
+// Not inlined: g++ 12 warns of free() on memory of new where it sees only one of the pair.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+    ++allocations;
+    if (void* const memory = std::malloc(bytes == 0 ? 1 : bytes)) {
+        return memory;
+    }
+    throw std::bad_alloc{};
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+    std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
+    std::free(memory);
+}
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::ThreadCommunicator;
+
+TEST_CASE("nothing is allocated in an iteration, nor in a shadow round after the first") {
+    run_ranks({1, 2, 3, 4}, [](ThreadCommunicator& comm) {
+        std::vector<Param<float>> params;
+        for (std::size_t const n : {100U, 5000U, 3U}) {
+            params.emplace_back(n);
+        }
+        joinable::DistributedDataParallel ddp{
+            comm, params, {.bucket_cap_bytes = 4096, .first_bucket_bytes = 64}
+        };
+        std::size_t active = 0;
+        std::size_t counted = 0;
+        {
+            joinable::Join guard{joinable::participants(ddp)};
+            for (int i = 0; i < 10 + 20 * comm.rank(); ++i) {
+                std::size_t const before = allocations;
+                ddp.forward([] {});
+                ddp.backward([](auto ready) {
+                    for (std::size_t const p : {2U, 1U, 0U}) {
+                        ready(p);
+                    }
+                });
+                // Only rounds in which a rank arrives exchange names.
+                bool const some_rank_arrives = i % 20 == 10;
+                active += some_rank_arrives ? 0 : allocations - before;
+            }
+            counted = allocations;
+            guard.finish();
+        }
+        CHECK(active == 0);
+        // The names of arriving ranks, the result and the end: the same few however long it is.
+        CHECK(allocations - counted < 60);
+    });
+}
+
+} // namespace

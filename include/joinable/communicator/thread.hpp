@@ -17,6 +17,7 @@
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/board.hpp>
+#include <joinable/communicator/detail/exchange.hpp>
 #include <joinable/communicator/detail/reduce.hpp>
 #include <joinable/detail/failure.hpp>
 
@@ -140,13 +141,6 @@ private:
         bool is_inline = false;
         bool is_done = false;
     };
-    /// A large collective is cut into `chunks` ranges of `chunk` elements.
-    struct Cut {
-        std::size_t total;
-        std::size_t chunk;
-        std::size_t chunks;
-    };
-
     // -- posting ---------------------------------------------------------------------------------
 
     ThreadWork post(detail::Descriptor const& said, void const* in, void* out) {
@@ -166,8 +160,7 @@ private:
             line.payload[0] = said.count;
             line.payload[1] = reinterpret_cast<std::uintptr_t>(in);
             line.payload[2] = reinterpret_cast<std::uintptr_t>(out);
-            reset(board_.progress(sequence).claimed, sequence);
-            reset(board_.progress(sequence).done, sequence);
+            board_.progress(sequence).reset(sequence);
         } else if (bytes != 0) {
             std::memcpy(line.payload.data(), in, bytes);
         }
@@ -210,14 +203,6 @@ private:
         }
     }
 
-    static void reset(std::atomic<std::uint64_t>& counter, std::uint64_t sequence) noexcept {
-        std::uint64_t old = counter.load();
-        std::uint64_t const fresh = sequence << 32U;
-        if (old >> 32U != fresh >> 32U) {
-            counter.compare_exchange_strong(old, fresh); // whoever posts first wins
-        }
-    }
-
     // -- finishing -------------------------------------------------------------------------------
 
     [[nodiscard]] bool is_done(std::uint64_t sequence) const noexcept {
@@ -248,11 +233,11 @@ private:
         case Arrival::never: throw_failure(board_.reason());
         case Arrival::complete: break;
         }
-        require_agreement(sequence);
         Pending& pending = pending_[sequence % detail::Board::slots];
+        detail::require_agreement(board_, sequence, pending.said);
         if (pending.is_inline) {
-            finish_inline(sequence, pending);
-        } else if (!run_chunks(sequence)) {
+            detail::combine_lines(board_, sequence, pending.said, pending.out);
+        } else if (!detail::run_chunks(board_, sequence, pending.said)) {
             return false;
         }
         pending.is_done = true;
@@ -278,8 +263,11 @@ private:
                 abort_for_missing(missing, concat_descriptor(sequence));
             }
         }
+        detail::Descriptor const& said = pending_[sequence % detail::Board::slots].said;
         while (!try_finish(sequence)) { // all have arrived: the last chunks are being computed
-            board_.room.wait([&] { return chunks_are_done(sequence); }, deadline_);
+            board_.room.wait(
+                [&] { return detail::chunks_are_done(board_, sequence, said); }, deadline_
+            );
         }
     }
 
@@ -306,179 +294,6 @@ private:
     [[noreturn]] void fail_for_missing(std::vector<int> const& missing, std::string const& what) {
         abort_for_missing(missing, what);
         throw_failure(board_.reason());
-    }
-
-    /// Every rank has arrived, so every rank computes the same from the same lines.
-    void require_agreement(std::uint64_t sequence) {
-        auto const word_of = [&](int rank) {
-            return board_.line(rank, sequence).word.load(std::memory_order_relaxed) &
-                   ~detail::ArrivalLine::frozen;
-        };
-        Pending const& pending = pending_[sequence % detail::Board::slots];
-        bool agrees = true;
-        for (int rank = 0; rank < size(); ++rank) {
-            agrees =
-                agrees && word_of(rank) == word_of(rank_) &&
-                (pending.is_inline || board_.line(rank, sequence).payload[0] == pending.said.count);
-        }
-        if (agrees) {
-            return;
-        }
-        auto const said_by = [&](int rank) {
-            return detail::ArrivalLine::decode(word_of(rank), board_.line(rank, sequence).payload);
-        };
-        AbortReason reason{
-            FailureKind::mismatch,
-            {},
-            "ranks run different collectives: rank 0 " + said_by(0).text()
-        };
-        for (int rank = 1; rank < size(); ++rank) {
-            if (!(said_by(rank) == said_by(0))) {
-                reason.ranks.push_back(rank);
-                reason.message += detail::concat(", rank ", rank, " ", said_by(rank).text());
-            }
-        }
-        board_.abort(reason);
-        throw_failure(reason);
-    }
-
-    void finish_inline(std::uint64_t sequence, Pending const& pending) {
-        detail::Descriptor const& said = pending.said;
-        auto const payload_of = [&](int rank) -> void const* {
-            return board_.line(rank, sequence).payload.data();
-        };
-        if (said.count == 0) {
-            return;
-        }
-        if (said.collective == detail::Collective::broadcast) {
-            std::memcpy(pending.out, payload_of(said.root), said.count * size_of(said.dtype));
-        } else {
-            detail::reduce_in_rank_order(
-                said.dtype,
-                said.op,
-                size(),
-                said.count,
-                payload_of,
-                [&](void const* tile, std::size_t, std::size_t n) { // one tile holds a line
-                    std::memcpy(pending.out, tile, n * size_of(said.dtype));
-                }
-            );
-        }
-    }
-
-    // -- chunks of large collectives -------------------------------------------------------------
-
-    [[nodiscard]] Cut cut(detail::Descriptor const& said) const noexcept {
-        auto const ranks = static_cast<std::size_t>(size());
-        bool const is_share = said.collective == detail::Collective::all_gather ||
-                              said.collective == detail::Collective::reduce_scatter;
-        std::size_t const total = is_share ? said.count * ranks : said.count;
-        // Small enough that all ranks get some, large enough that claiming costs nothing.
-        constexpr std::size_t smallest = std::size_t{16} << 10U;
-        constexpr std::size_t largest = std::size_t{256} << 10U;
-        std::size_t const bytes = total * size_of(said.dtype);
-        std::size_t const chunk =
-            std::clamp(bytes / (4 * ranks), smallest, largest) / size_of(said.dtype);
-        return {total, chunk, (total + chunk - 1) / chunk};
-    }
-
-    [[nodiscard]] bool chunks_are_done(std::uint64_t sequence) noexcept {
-        std::uint64_t const done = board_.progress(sequence).done.load(std::memory_order_acquire);
-        return (done & 0xffff'ffffU) == cut(pending_[sequence % detail::Board::slots].said).chunks;
-    }
-
-    /// Computes chunks until none is left. Whether all are done, by whomever.
-    bool run_chunks(std::uint64_t sequence) {
-        detail::Descriptor const& said = pending_[sequence % detail::Board::slots].said;
-        Cut const ranges = cut(said);
-        detail::ChunkProgress& progress = board_.progress(sequence);
-        while ((progress.claimed.load(std::memory_order_relaxed) & 0xffff'ffffU) < ranges.chunks) {
-            std::uint64_t const claimed = progress.claimed.fetch_add(1) & 0xffff'ffffU;
-            if (claimed >= ranges.chunks) {
-                break;
-            }
-            std::size_t const begin = static_cast<std::size_t>(claimed) * ranges.chunk;
-            run_chunk(sequence, said, begin, std::min(ranges.total, begin + ranges.chunk));
-            if ((progress.done.fetch_add(1) & 0xffff'ffffU) + 1 == ranges.chunks) {
-                board_.room.wake();
-            }
-        }
-        return chunks_are_done(sequence);
-    }
-
-    [[nodiscard]] std::byte* address(int rank, std::uint64_t sequence, std::size_t word) noexcept {
-        // NOLINTNEXTLINE(performance-no-int-to-ptr): a rank of this process wrote it as an address
-        return reinterpret_cast<std::byte*>(
-            static_cast<std::uintptr_t>(board_.line(rank, sequence).payload[word])
-        );
-    }
-
-    void run_chunk(
-        std::uint64_t sequence, detail::Descriptor const& said, std::size_t begin, std::size_t end
-    ) {
-        std::size_t const element = size_of(said.dtype);
-        auto const in = [&](int rank) { return address(rank, sequence, 1); };
-        auto const out = [&](int rank) { return address(rank, sequence, 2); };
-        auto const copy_to = [&](int rank, std::size_t at, void const* from, std::size_t n) {
-            std::byte* const target = out(rank) + at * element;
-            if (target != from) {
-                std::memcpy(target, from, n * element);
-            }
-        };
-        auto const reduce = [&](auto const& store) {
-            detail::reduce_in_rank_order(
-                said.dtype,
-                said.op,
-                size(),
-                end - begin,
-                [&](int rank) -> void const* { return in(rank) + begin * element; },
-                store
-            );
-        };
-        /// Calls `part(rank, from, to)` for the ranks whose shares [from, to) meets.
-        auto const for_each_share = [&](std::size_t from, std::size_t to, auto const& part) {
-            while (from < to) {
-                std::size_t const owner = from / said.count;
-                std::size_t const stop = std::min(to, (owner + 1) * said.count);
-                part(static_cast<int>(owner), from, stop);
-                from = stop;
-            }
-        };
-        switch (said.collective) {
-        case detail::Collective::all_reduce:
-            reduce([&](void const* tile, std::size_t offset, std::size_t n) {
-                for (int rank = 0; rank < size(); ++rank) {
-                    copy_to(rank, begin + offset, tile, n);
-                }
-            });
-            break;
-        case detail::Collective::reduce_scatter:
-            reduce([&](void const* tile, std::size_t offset, std::size_t n) {
-                for_each_share(
-                    begin + offset,
-                    begin + offset + n,
-                    [&](int owner, auto from, auto to) {
-                        auto const* const source =
-                            static_cast<std::byte const*>(tile) + (from - begin - offset) * element;
-                        copy_to(owner, from % said.count, source, to - from);
-                    }
-                );
-            });
-            break;
-        case detail::Collective::broadcast:
-            for (int rank = 0; rank < size(); ++rank) {
-                copy_to(rank, begin, in(said.root) + begin * element, end - begin);
-            }
-            break;
-        case detail::Collective::all_gather:
-            for_each_share(begin, end, [&](int owner, std::size_t from, std::size_t to) {
-                for (int rank = 0; rank < size(); ++rank) {
-                    copy_to(rank, from, in(owner) + from % said.count * element, to - from);
-                }
-            });
-            break;
-        case detail::Collective::barrier: break;
-        }
     }
 
     detail::Board& board_;

@@ -92,6 +92,18 @@ struct alignas(64) ArrivalLine {
 struct alignas(64) ChunkProgress {
     std::atomic<std::uint64_t> claimed{~std::uint64_t{0}};
     std::atomic<std::uint64_t> done{~std::uint64_t{0}};
+
+    static constexpr std::uint64_t count_mask = 0xffff'ffffU;
+
+    void reset(std::uint64_t sequence) noexcept {
+        for (std::atomic<std::uint64_t>* const counter : {&claimed, &done}) {
+            std::uint64_t old = counter->load();
+            std::uint64_t const fresh = sequence << 32U;
+            if (old >> 32U != fresh >> 32U) {
+                counter->compare_exchange_strong(old, fresh);
+            }
+        }
+    }
 };
 
 /// Where the ranks of one group meet. Knows no threads: ranks are numbers, and whoever waits or

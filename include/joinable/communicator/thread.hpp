@@ -193,7 +193,6 @@ private:
         auto const start = std::chrono::steady_clock::now();
         while (!others_have_room()) {
             if (board_.is_spent()) {
-                board_.abort({}); // only waits until the reason is there
                 throw_failure(board_.reason());
             }
             if (std::chrono::steady_clock::now() - start > deadline_) {

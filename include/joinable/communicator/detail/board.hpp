@@ -161,7 +161,8 @@ public:
             }
         }
     }
-    [[nodiscard]] bool is_spent() const noexcept { return state_.load() != open; }
+    /// True only when nothing can arrive any more: whoever sees it can rely on it.
+    [[nodiscard]] bool is_spent() const noexcept { return state_.load() == closed; }
     /// @pre some line is frozen
     [[nodiscard]] AbortReason const& reason() const noexcept { return reason_; }
 

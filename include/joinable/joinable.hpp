@@ -125,7 +125,7 @@ public:
 
     /// Announces on behalf of the owner of `state`: see announce_round.
     PendingRound(JoinState& state, int world_size, RoundNotice const& notice)
-        : state_{&state}, local_{detail::Session::local_round(world_size, notice)} {
+        : state_{&state}, local_{Round::outside_guard(world_size, notice)} {
         if (state.session_ != nullptr) {
             state.session_->announce(state.position_, notice);
         } else if (state.notifications_ != nullptr) {

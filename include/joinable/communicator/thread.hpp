@@ -345,8 +345,11 @@ void run_threads(int world_size, F body) {
     std::vector<std::exception_ptr> errors(static_cast<std::size_t>(world_size));
     std::atomic<int> first_to_throw{-1};
     auto const run = [&](int rank) {
-        std::string end = "left while others wait for it";
-        AbortReason reason{FailureKind::peer_failed, {}, {}};
+        AbortReason reason{
+            FailureKind::peer_failed,
+            {rank},
+            detail::concat("rank ", rank, " left while others wait for it")
+        };
         try {
             ThreadCommunicator comm{board, rank};
             body(comm);
@@ -354,12 +357,7 @@ void run_threads(int world_size, F body) {
             errors[static_cast<std::size_t>(rank)] = std::current_exception();
             int expected = -1;
             first_to_throw.compare_exchange_strong(expected, rank);
-            reason = detail::failure_of(std::current_exception());
-            end = "failed: " + reason.message;
-        }
-        if (reason.ranks.empty()) {
-            reason.ranks = {rank};
-            reason.message = detail::concat("rank ", rank, " ", end);
+            reason = detail::blamed_on(rank, detail::failure_of(std::current_exception()));
         }
         board.abort(reason);
     };

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <exception>
+#include <string>
 
+#include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable::inline v0::detail {
@@ -26,6 +28,20 @@ inline AbortReason failure_of(std::exception_ptr const& error) {
     } catch (...) {
         return {FailureKind::peer_failed, {}, "an exception that is no std::exception"};
     }
+}
+
+/// The same, ready to be thrown elsewhere: without culprits it is `rank` that failed.
+inline AbortReason blamed_on(int rank, AbortReason reason) {
+    if (reason.ranks.empty()) {
+        reason.ranks = {rank};
+        reason.message = concat(
+            "rank ",
+            rank,
+            " failed: ",
+            reason.message.empty() ? std::string{"an exception left the guard"} : reason.message
+        );
+    }
+    return reason;
 }
 
 } // namespace joinable::inline v0::detail

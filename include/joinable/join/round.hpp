@@ -19,6 +19,17 @@ class Round {
 public:
     Round() = default;
 
+    /// The round of a participant that no guard watches: all ranks active, only this rank's weight.
+    static Round outside_guard(int world_size, RoundNotice const& notice) noexcept {
+        Round round;
+        round.active_count_ = world_size;
+        round.phase_ = notice.phase;
+        round.will_sync_ = notice.will_sync && notice.phase == Phase::train;
+        round.is_weighted_ = notice.weight.has_value();
+        round.weight_ = round.weight_sum_ = notice.weight.value_or(0);
+        return round;
+    }
+
     /// Counted from 0 inside a guard.
     [[nodiscard]] std::size_t number() const noexcept { return number_; }
     [[nodiscard]] Phase phase() const noexcept { return phase_; }

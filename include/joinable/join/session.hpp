@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <exception>
@@ -11,17 +12,12 @@
 #include <vector>
 
 #include <joinable/detail/failure.hpp>
+#include <joinable/join/parts.hpp>
 #include <joinable/join/result.hpp>
 #include <joinable/join/roll_call.hpp>
 #include <joinable/join/round.hpp>
 
 namespace joinable::inline v0::detail {
-
-/// What a session knows of a participant, in hook order.
-struct ParticipantInfo {
-    std::string_view name;
-    bool (*takes_part)(Round const&) = nullptr; ///< null: in every round
-};
 
 /// The hooks of a guard, so that the loop over rounds need not be a template.
 class HookRunner {
@@ -45,7 +41,7 @@ public:
         std::vector<ParticipantInfo> participants,
         JoinOptions const& options
     )
-        : communicators_{std::move(communicators)}, participants_{std::move(participants)},
+        : communicators_{std::move(communicators)}, parts_{std::move(participants)},
           options_{options}, roll_call_{control(), options.end_policy} {}
 
     /// Collective. `order` is a digest of what must be the same on all ranks; `local_error` is what
@@ -55,7 +51,7 @@ public:
         lanes.active = 1;
         lanes.failed = local_error ? 1 : 0;
         EntryCode const code{
-            static_cast<std::uint32_t>(participants_.size()), options_.end_policy, library_version
+            static_cast<std::uint32_t>(parts_.count()), options_.end_policy, library_version
         };
         lanes.code = Agreement::of(code.encode());
         lanes.digest = Agreement::of(order.value());
@@ -76,17 +72,6 @@ public:
         }
     }
 
-    /// The round that a participant is in when no guard is: all ranks active.
-    static Round local_round(int world_size, RoundNotice const& notice) noexcept {
-        Round round;
-        round.active_count_ = world_size;
-        round.phase_ = notice.phase;
-        round.will_sync_ = notice.will_sync && notice.phase == Phase::train;
-        round.is_weighted_ = notice.weight.has_value();
-        round.weight_ = round.weight_sum_ = notice.weight.value_or(0);
-        return round;
-    }
-
     // -- what participants call ------------------------------------------------------------------
 
     /// Local. Opens a round (the answer comes with `answer`), or begins a part of the open one.
@@ -96,38 +81,9 @@ public:
         }
         check_alive();
         require_no_announcement();
-        if (held_by_) {
-            violate(concat(
-                name(position), " notified while the part of ", name(*held_by_), " is held open"
-            ));
-        }
-        if (is_round_open_) {
-            auto const expected = next_part();
-            if (expected == position) {
-                check_later_notice(position, notice);
-                begin_part(position);
-                return;
-            }
-            if (expected) {
-                violate(concat(
-                    name(position),
-                    " notified in round ",
-                    round_.number(),
-                    ", but the next one in ",
-                    "hook order is ",
-                    name(*expected)
-                ));
-            }
-            if (opening_ == Opening::next) {
-                violate(concat(
-                    name(position),
-                    " notified again in round ",
-                    round_.number(),
-                    ", or takes no part in it; call next() before each round"
-                ));
-            }
-        } else if (opening_ == Opening::next) {
-            violate(concat(name(position), " notified before next() opened a round"));
+        if (parts_.take_turn(position, opening_ == Opening::next)) {
+            check_later_notice(position, notice);
+            return;
         }
         open(notice, Opening::notification, position);
     }
@@ -142,13 +98,10 @@ public:
 
     void hold(std::size_t position) {
         if (!is_shadowing_) {
-            held_by_ = position;
+            parts_.hold(position);
         }
     }
-    void done() {
-        held_by_.reset();
-        is_part_open_ = false;
-    }
+    void done() { parts_.done(); }
 
     /// Keeps the reason of a failure that is about to leave the guard; the first one counts.
     void record_failure(std::string_view text) {
@@ -181,8 +134,10 @@ public:
 
     void vote_stop() {
         if (opening_ == Opening::notification) {
-            violate("vote_stop() needs a loop that runs on next() or iterate(), so that no rank "
-                    "computes a round that was stopped");
+            throw_violation(
+                "vote_stop() needs a loop that runs on next() or iterate(), so that no rank "
+                "computes a round that was stopped"
+            );
         }
         vote_ = true;
     }
@@ -221,7 +176,7 @@ public:
         }
         is_over_ = true;
         try {
-            AbortReason reason = recorded_.value_or(AbortReason{FailureKind::peer_failed, {}, {}});
+            AbortReason const reason = recorded_.value_or(failure_of({}));
             if (is_between_rounds() && reason.ranks.empty()) {
                 RollCallLanes lanes;
                 lanes.failed = 1;
@@ -229,18 +184,8 @@ public:
                 roll_call_.answer(reason.message);
                 return;
             }
-            if (reason.ranks.empty()) {
-                reason.ranks = {control().rank()};
-                reason.message = concat(
-                    "rank ",
-                    control().rank(),
-                    " failed: ",
-                    reason.message.empty() ? std::string_view{"an exception left the guard"}
-                                           : std::string_view{reason.message}
-                );
-            }
             for (ControlCommunicator* communicator : communicators_) {
-                communicator->abort(reason);
+                communicator->abort(blamed_on(control().rank(), reason));
             }
         } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is in flight goes on
         }
@@ -253,26 +198,15 @@ private:
     [[nodiscard]] ControlCommunicator& control() const noexcept { return *communicators_.front(); }
 
     static bool contains(std::vector<int> const& ranks, int rank) {
-        for (int const candidate : ranks) {
-            if (candidate == rank) {
-                return true;
-            }
-        }
-        return false;
+        return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
     }
-
-    [[nodiscard]] std::string name(std::size_t position) const {
-        return concat("participant ", position, " (", participants_[position].name, ")");
-    }
-
-    [[noreturn]] static void violate(std::string const& text) { throw ContractViolation{text}; }
 
     void check_alive() const {
         if (is_over_) {
             if (failure_) {
                 throw_failure(*failure_);
             }
-            violate("this guard has ended; construct a new Join for more rounds");
+            throw_violation("this guard has ended; construct a new Join for more rounds");
         }
     }
 
@@ -281,7 +215,8 @@ private:
     void open(RoundNotice const& notice, Opening opening, std::size_t opener) {
         bool const syncs = notice.will_sync && notice.phase == Phase::train;
         if (notice.weight.value_or(0) > max_weight) {
-            violate(concat("a weight of ", *notice.weight, " is above the maximum of ", max_weight)
+            throw_violation(
+                concat("a weight of ", *notice.weight, " is above the maximum of ", max_weight)
             );
         }
         Round preview;
@@ -291,46 +226,30 @@ private:
         preview.will_sync_ = syncs;
         if (opening == Opening::notification) {
             if (vote_ || options_.end_policy == EndPolicy::stop_at_first) {
-                violate("votes and EndPolicy::stop_at_first need a loop that runs on next() or "
-                        "iterate(), so that no rank computes a round that was stopped");
-            }
-            if (auto const first = first_part(preview, 0); first != opener) {
-                violate(
-                    first ? concat(
-                                name(opener),
-                                " notified first in round ",
-                                preview.number_,
-                                ", but the first one in hook order is ",
-                                name(*first)
-                            )
-                          : concat(
-                                name(opener),
-                                " takes no part in round ",
-                                preview.number_,
-                                " (",
-                                syncs ? "it syncs" : "it does not sync",
-                                ")"
-                            )
+                throw_violation(
+                    "votes and EndPolicy::stop_at_first need a loop that runs on next() or "
+                    "iterate(), so that no rank computes a round that was stopped"
                 );
             }
+            parts_.require_first(opener, preview);
         }
         opening_ = opening;
         notice_ = notice;
-        is_round_open_ = false;
+        parts_.close();
         opener_ = opener;
         RollCallLanes lanes;
         lanes.active = 1;
         lanes.stop = vote_ ? 1 : 0;
         lanes.syncs = syncs ? 1 : 0;
         lanes.weight = notice.weight.value_or(0);
-        lanes.code = Agreement::of(RoundCode{
+        RoundCode const code{
             notice.phase,
             syncs,
             notice.weight.has_value(),
             opening,
             static_cast<std::uint32_t>(opener)
-        }
-                                       .encode());
+        };
+        lanes.code = Agreement::of(code.encode());
         lanes.digest = Agreement::of(static_cast<std::uint32_t>(preview.number_) & digest_mask);
         roll_call_.post(lanes);
     }
@@ -347,7 +266,7 @@ private:
         adopt_round(notice_.weight.value_or(0), false);
         ++result_.own_rounds;
         if (opening_ == Opening::notification) {
-            begin_part(opener_);
+            parts_.begin(opener_);
         }
     }
 
@@ -408,8 +327,7 @@ private:
         round_.weight_ = own_weight;
         round_.buffer_source_ = roll_call_.lowest_active();
         round_.is_shadow_ = is_shadow;
-        is_round_open_ = true;
-        cursor_ = 0;
+        parts_.open(round_);
         if (code.syncs) {
             result_.unsynced_rounds = 0;
         } else if (code.phase == Phase::train) {
@@ -417,29 +335,10 @@ private:
         }
     }
 
-    // -- parts -----------------------------------------------------------------------------------
-
-    [[nodiscard]] std::optional<std::size_t>
-    first_part(Round const& round, std::size_t from) const {
-        for (std::size_t i = from; i < participants_.size(); ++i) {
-            if (participants_[i].takes_part == nullptr || participants_[i].takes_part(round)) {
-                return i;
-            }
-        }
-        return {};
-    }
-    [[nodiscard]] std::optional<std::size_t> next_part() const {
-        return is_round_open_ ? first_part(round_, cursor_) : std::nullopt;
-    }
-    void begin_part(std::size_t position) {
-        cursor_ = position + 1;
-        is_part_open_ = true;
-    }
-
     void check_later_notice(std::size_t position, RoundNotice const& notice) const {
         if (notice != RoundNotice{} && notice != notice_) {
-            violate(concat(
-                name(position),
+            throw_violation(concat(
+                parts_.name(position),
                 " gave a notice that differs from the one that opened round ",
                 round_.number(),
                 opening_ == Opening::next
@@ -451,8 +350,8 @@ private:
 
     void require_no_announcement() const {
         if (roll_call_.is_posted()) {
-            violate(concat(
-                name(opener_),
+            throw_violation(concat(
+                parts_.name(opener_),
                 " announced round ",
                 roll_call_.rounds(),
                 ", but never waited for it (a forward without its backward?)"
@@ -462,32 +361,17 @@ private:
 
     void require_complete_round() const {
         require_no_announcement();
-        if (held_by_) {
-            violate(concat(
-                "the part of ",
-                name(*held_by_),
-                " in round ",
-                round_.number(),
-                " is still held open (a forward without its backward?)"
-            ));
-        }
-        if (auto const missing = next_part()) {
-            violate(concat(
-                name(*missing), " takes part in round ", round_.number(), ", but did not notify"
-            ));
-        }
+        parts_.require_complete();
     }
 
     [[nodiscard]] bool is_between_rounds() const {
-        return !roll_call_.is_posted() && !is_part_open_ && !held_by_ && !has_ended_ &&
-               !is_shadowing_ && !next_part();
+        return !roll_call_.is_posted() && parts_.are_complete() && !has_ended_ && !is_shadowing_;
     }
 
     // -- the end ---------------------------------------------------------------------------------
 
     void shadow_until_end(HookRunner& hooks) {
-        is_part_open_ = false;
-        is_round_open_ = false;
+        parts_.close();
         RollCallLanes lanes;
         lanes.arrived = 1;
         lanes.stop = vote_ ? 1 : 0;
@@ -501,11 +385,12 @@ private:
             }
             adopt_round(0, true);
             is_shadowing_ = true;
-            for (auto part = next_part(); part; part = next_part()) {
+            for (auto part = parts_.next(); part; part = parts_.next()) {
+                parts_.begin(*part);
                 round_.position_ = *part;
-                cursor_ = *part + 1;
                 hooks.run_main_hook(*part, round_);
             }
+            parts_.close();
             is_shadowing_ = false;
             ++result_.shadow_rounds;
         }
@@ -528,7 +413,7 @@ private:
     }
 
     std::vector<ControlCommunicator*> communicators_; ///< distinct; the first serves roll calls
-    std::vector<ParticipantInfo> participants_;
+    Parts parts_;
     JoinOptions options_;
     RollCall roll_call_;
 
@@ -536,10 +421,6 @@ private:
     RoundNotice notice_;
     std::optional<Opening> opening_;
     std::size_t opener_ = 0;
-    std::size_t cursor_ = 0; ///< parts before this position have begun
-    std::optional<std::size_t> held_by_;
-    bool is_round_open_ = false;
-    bool is_part_open_ = false;
     bool is_shadowing_ = false;
     bool vote_ = false;
     bool stopped_ = false;     ///< by agreement, before every rank ran out

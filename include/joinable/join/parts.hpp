@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/join/round.hpp>
+
+namespace joinable::inline v0::detail {
+
+[[noreturn]] inline void throw_violation(std::string const& text) {
+    throw ContractViolation{text};
+}
+
+/// What a session knows of a participant.
+struct ParticipantInfo {
+    std::string_view name;
+    bool (*takes_part)(Round const&) = nullptr; ///< null: in every round
+};
+
+/// Whose turn it is inside a round. A participant's part begins with its notification and ends with
+/// the next one's, or, where it was held open, with done(). Positions are in hook order.
+class Parts {
+public:
+    explicit Parts(std::vector<ParticipantInfo> participants)
+        : participants_{std::move(participants)} {}
+
+    [[nodiscard]] std::size_t count() const noexcept { return participants_.size(); }
+    [[nodiscard]] std::string name(std::size_t position) const {
+        return concat("participant ", position, " (", participants_[position].name, ")");
+    }
+
+    /// The first participant, from `from` on, that takes part in a round.
+    [[nodiscard]] std::optional<std::size_t> first(Round const& round, std::size_t from = 0) const {
+        for (std::size_t i = from; i < participants_.size(); ++i) {
+            if (participants_[i].takes_part == nullptr || participants_[i].takes_part(round)) {
+                return i;
+            }
+        }
+        return {};
+    }
+    /// Whose part comes next in the open round, if there is any.
+    [[nodiscard]] std::optional<std::size_t> next() const {
+        return round_ ? first(*round_, cursor_) : std::nullopt;
+    }
+
+    /// @throws ContractViolation  the round that `opener` announces begins with another
+    /// participant.
+    void require_first(std::size_t opener, Round const& announced) const {
+        auto const expected = first(announced);
+        if (!expected) {
+            throw_violation(concat(
+                name(opener),
+                " takes no part in round ",
+                announced.number(),
+                announced.will_sync() ? ", which syncs" : ", which does not sync"
+            ));
+        }
+        if (expected != opener) {
+            throw_violation(concat(
+                name(opener),
+                " notified first in round ",
+                announced.number(),
+                ", but the first one in hook order is ",
+                name(*expected)
+            ));
+        }
+    }
+
+    void open(Round const& round) {
+        round_ = round;
+        cursor_ = 0;
+    }
+    void close() {
+        round_.reset();
+        done();
+    }
+    void begin(std::size_t position) {
+        cursor_ = position + 1;
+        is_open_ = true;
+    }
+    void hold(std::size_t position) { held_by_ = position; }
+    void done() {
+        held_by_.reset();
+        is_open_ = false;
+    }
+
+    /// Begins the part of `position` in the open round. False when it may open the next round,
+    /// which it must not where the loop does that. @throws ContractViolation  it is not its turn.
+    bool take_turn(std::size_t position, bool loop_opens_rounds) {
+        if (held_by_) {
+            throw_violation(concat(
+                name(position), " notified while the part of ", name(*held_by_), " is held open"
+            ));
+        }
+        auto const expected = next();
+        if (expected == position) {
+            begin(position);
+            return true;
+        }
+        if (expected) {
+            throw_violation(concat(
+                name(position),
+                " notified in round ",
+                round_->number(),
+                ", but the next one in hook order is ",
+                name(*expected)
+            ));
+        }
+        if (loop_opens_rounds && round_) {
+            throw_violation(concat(
+                name(position),
+                " notified again in round ",
+                round_->number(),
+                ", or takes no part in it; call next() before each round"
+            ));
+        }
+        if (loop_opens_rounds) {
+            throw_violation(concat(name(position), " notified before next() opened a round"));
+        }
+        return false;
+    }
+
+    /// @throws ContractViolation  a part is held open, or a participant is missing.
+    void require_complete() const {
+        if (held_by_) {
+            throw_violation(concat(
+                "the part of ",
+                name(*held_by_),
+                " in round ",
+                round_->number(),
+                " is still held open (a forward without its backward?)"
+            ));
+        }
+        if (auto const missing = next()) {
+            throw_violation(concat(
+                name(*missing), " takes part in round ", round_->number(), ", but did not notify"
+            ));
+        }
+    }
+
+    /// Whether nobody owes a collective.
+    [[nodiscard]] bool are_complete() const { return !is_open_ && !held_by_ && !next(); }
+
+private:
+    std::vector<ParticipantInfo> participants_;
+    std::optional<Round> round_;
+    std::size_t cursor_ = 0; ///< parts before this position have begun
+    std::optional<std::size_t> held_by_;
+    bool is_open_ = false;
+};
+
+} // namespace joinable::inline v0::detail

@@ -9,6 +9,7 @@
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/options.hpp>
 #include <joinable/bucket/reducer.hpp>
+#include <joinable/communicator/collectives.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/work.hpp>
 #include <joinable/config.hpp>

@@ -143,6 +143,11 @@ public:
         return state_->session_->answer(state_->position_);
     }
 
+    /// Whether wait() returns at once, because another opened the round, or no guard did. Local.
+    [[nodiscard]] bool is_answered() const noexcept {
+        return state_ == nullptr || state_->session_ == nullptr || state_->session_->is_answered();
+    }
+
 private:
     JoinState* state_ = nullptr;
     Round local_;

@@ -6,11 +6,14 @@
 #include <cstddef>
 #include <memory>
 #include <new>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include <joinable/bucket/assignment.hpp>
 #include <joinable/bucket/options.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/copy.hpp>
 #include <joinable/tensor/parameters.hpp>
@@ -57,6 +60,22 @@ struct BucketLayout {
 
 namespace detail {
 
+/// How error texts call a parameter.
+inline std::string describe_parameter(ParameterList const& parameters, std::size_t i) {
+    auto const name = parameters[i].name();
+    return name.empty() ? concat("parameter ", i) : concat("parameter ", i, " (", name, ")");
+}
+
+/// Throws ContractViolation unless parameter `i` has a value that host code can read.
+inline void check_value(ParameterList const& parameters, std::size_t i) {
+    AnyView const value = parameters[i].value();
+    if (!value || value.device() != DeviceId{}) {
+        throw ContractViolation{concat(
+            describe_parameter(parameters, i), value ? " is not on the host" : " has no value"
+        )};
+    }
+}
+
 /// A gradient is laid out like its value where that is dense, so that both are read in the same
 /// order; else row-major.
 inline Shape gradient_strides(AnyView const& value) {
@@ -81,13 +100,18 @@ inline std::vector<std::size_t> expected_ready_order(ParameterList const& parame
 /// Cuts the trainable parameters into buckets. Local; the same on ranks with the same parameters.
 /// Complexity: linear in the parameters; allocates the arenas, which are as large as the gradients
 /// plus at most one cache line per bucket.
-/// Throws ContractViolation for parameters that are not on the host.
+/// Throws ContractViolation if no parameter is trainable, and for values that are missing or not on
+/// the host.
 inline BucketLayout
 make_bucket_layout(ParameterList const& parameters, DataParallelOptions const& options) {
     std::vector<std::size_t> const order = detail::expected_ready_order(parameters);
+    if (order.empty()) {
+        throw ContractViolation{"no parameter requires a gradient: there is nothing to reduce"};
+    }
     std::vector<AnyView> values;
     values.reserve(order.size());
     for (std::size_t const i : order) {
+        detail::check_value(parameters, i);
         values.push_back(parameters[i].value());
     }
     std::array<std::size_t, 2> const limits{

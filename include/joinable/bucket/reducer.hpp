@@ -25,20 +25,20 @@ template <Communicator Comm>
 class Reducer {
 public:
     /// Local. `comm` must outlive the reducer; so must what the parameters refer to.
-    /// @throws ContractViolation  no parameter requires a gradient; gradients as bucket views
-    /// without
-    ///         set_grad. Nothing was changed.
+    /// @throws ContractViolation  no parameter requires a gradient; a gradient does not fit its
+    ///         value; gradients as bucket views without set_grad. Nothing was changed.
     Reducer(Comm& comm, ParameterList parameters, DataParallelOptions const& options = {})
         : comm_{comm}, parameters_{std::move(parameters)},
           layout_{make_bucket_layout(parameters_, options)}, places_(parameters_.size()),
           pending_(layout_.buckets.size()), works_(layout_.buckets.size()) {
-        if (layout_.buckets.empty()) {
-            throw ContractViolation{"no parameter requires a gradient: there is nothing to reduce"};
-        }
         for (std::size_t b = 0; b < layout_.buckets.size(); ++b) {
             Bucket const& bucket = layout_.buckets[b];
             for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
-                places_[bucket.parameters[k]] = {&bucket.views[k], b, false};
+                std::size_t const i = bucket.parameters[k];
+                places_[i] = {&bucket.views[k], b, false};
+                if (AnyView const gradient = parameters_[i].grad()) {
+                    check_gradient(i, gradient);
+                }
             }
         }
         if (options.gradient_as_bucket_view) {
@@ -53,7 +53,8 @@ public:
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept { return layout_.buckets; }
 
     /// Local. Starts an iteration in which this rank's gradients are multiplied by `factor` as they
-    /// are packed: the divisor of the average, with this rank's weight in it.
+    /// are packed: the divisor of the average, with this rank's weight in it. With factor 0 it
+    /// contributes zeros, whatever its gradients hold: a mean over no samples is not a number.
     /// @throws ContractViolation  the previous iteration was not finalized.
     void prepare_for_backward(double factor) {
         if (iteration_) {
@@ -74,17 +75,19 @@ public:
     /// whose predecessors are launched. A parameter without gradient contributes zeros.
     /// Collective in effect; does not block.
     /// @throws ContractViolation  no iteration is prepared, `i` is out of range or needs no
-    /// gradient,
-    ///         was marked before, or its gradient does not fit its value. The iteration is lost.
+    ///         gradient, was marked before, or its gradient does not fit its value. The iteration
+    ///         is lost.
     void mark_ready(std::size_t i) {
         check_index(i);
         Place& place = places_[i];
         place.is_ready = true;
         AnyView const gradient = parameters_[i].grad();
-        if (!gradient) {
+        if (gradient) {
+            check_gradient(i, gradient);
+        }
+        if (!gradient || iteration_->factor == 0.0) {
             fill_zero(*place.view);
         } else {
-            check_gradient(i, gradient);
             scale_copy(gradient, iteration_->factor, *place.view);
         }
         --pending_[place.bucket];
@@ -164,8 +167,7 @@ private:
                 throw ContractViolation{detail::concat(
                     describe(bucket.parameters[k]),
                     " has no gradient to receive the average in; give it a zero gradient before "
-                    "the "
-                    "first iteration, or specialise parameter_traits::set_grad"
+                    "the first iteration, or specialise parameter_traits::set_grad"
                 )};
             }
         }
@@ -184,7 +186,6 @@ private:
         for (std::size_t i = 0; i < parameters_.size(); ++i) {
             if (AnyView const* const view = places_[i].view; view != nullptr) {
                 if (AnyView const gradient = parameters_[i].grad()) {
-                    check_gradient(i, gradient);
                     copy(gradient, *view);
                 }
                 parameters_[i].set_grad(*view);
@@ -193,9 +194,7 @@ private:
     }
 
     [[nodiscard]] std::string describe(std::size_t i) const {
-        auto const name = parameters_[i].name();
-        return name.empty() ? detail::concat("parameter ", i)
-                            : detail::concat("parameter ", i, " (", name, ")");
+        return detail::describe_parameter(parameters_, i);
     }
 
     void check_index(std::size_t i) const {
@@ -226,7 +225,8 @@ private:
 
     void check_gradient(std::size_t i, AnyView const& gradient) const {
         AnyView const& view = *places_[i].view;
-        if (gradient.dtype() != view.dtype() || gradient.extents() != view.extents()) {
+        if (gradient.dtype() != view.dtype() || gradient.extents() != view.extents() ||
+            gradient.device() != view.device()) {
             throw ContractViolation{detail::concat(
                 "the gradient of ",
                 describe(i),
@@ -240,7 +240,7 @@ private:
                 name_of(view.dtype()),
                 " with ",
                 view.numel(),
-                "; both need the same dtype and extents"
+                "; both need the same dtype, extents and device"
             )};
         }
     }

@@ -114,6 +114,7 @@ public:
     }
 
     [[nodiscard]] bool is_active(int rank) const { return roll_call_.is_active(rank); }
+    [[nodiscard]] bool is_answered() const noexcept { return !roll_call_.is_posted(); }
 
     // -- what the guard calls --------------------------------------------------------------------
 

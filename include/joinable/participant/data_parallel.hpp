@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -81,7 +83,8 @@ public:
         finalize_backward();
     }
 
-    /// Collective over the active ranks; does not block in a round that syncs.
+    /// Collective over the active ranks; does not block in a round that syncs. Whether it syncs is
+    /// what the round's opener said: under next() and iterate() the notice given there.
     /// @throws ContractViolation  the previous forward had no backward; see announce_round.
     void prepare_for_forward(RoundNotice const& notice = {}) {
         guarded([&] {
@@ -93,11 +96,14 @@ public:
             }
             syncs_ = notice.will_sync && notice.phase == Phase::train;
             pending_ = announce_round(*this, notice);
-            if (syncs_) {
-                stage_ = Stage::forward;
-            } else {
-                pending_.wait().done(); // nothing is reduced: the part ends here
+            if (!syncs_ || pending_.is_answered()) {
+                Round round = pending_.wait();
+                syncs_ = round.will_sync();
+                if (!syncs_) {
+                    round.done(); // nothing is reduced: the part ends here
+                }
             }
+            stage_ = syncs_ ? Stage::forward : Stage::idle;
         });
     }
 
@@ -179,22 +185,26 @@ private:
     static constexpr std::size_t broadcast_bytes = std::size_t{250} << 20U;
 
     static void check(ParameterList const& list) {
+        std::vector<std::pair<void const*, std::size_t>> addresses;
         for (std::size_t i = 0; i < list.size(); ++i) {
-            AnyView const value = list[i].value();
-            if (value.device() != DeviceId{}) {
-                throw ContractViolation{detail::concat("parameter ", i, " is not on the host")};
+            detail::check_value(list, i);
+            if (AnyView const value = list[i].value(); value.numel() != 0) {
+                addresses.emplace_back(value.data(), i);
             }
-            for (std::size_t earlier = 0; earlier < i && value.numel() != 0; ++earlier) {
-                if (list[earlier].value().data() == value.data()) {
-                    throw ContractViolation{detail::concat(
-                        "parameters ",
-                        earlier,
-                        " and ",
-                        i,
-                        " share their storage; list a shared parameter once"
-                    )};
-                }
-            }
+        }
+        std::sort(addresses.begin(), addresses.end());
+        auto const shared = std::adjacent_find(
+            addresses.begin(),
+            addresses.end(),
+            [](auto const& a, auto const& b) { return a.first == b.first; }
+        );
+        if (shared != addresses.end()) {
+            throw ContractViolation{detail::concat(
+                detail::describe_parameter(list, shared->second),
+                " and ",
+                detail::describe_parameter(list, std::next(shared)->second),
+                " share their storage; list a shared parameter once"
+            )};
         }
     }
 
@@ -222,6 +232,9 @@ private:
         try {
             return std::forward<F>(verb)();
         } catch (...) {
+            if (stage_ == Stage::forward) { // no data moved: a new guard may go on with this model
+                stage_ = Stage::idle;
+            }
             record_failure(*this, {});
             throw;
         }

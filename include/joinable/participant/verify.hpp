@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <joinable/bucket/options.hpp>
+#include <joinable/bucket/bucket.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/join/roll_call.hpp>
 #include <joinable/tensor/any_view.hpp>
@@ -72,8 +72,8 @@ name_first_difference(ControlCommunicator& control, ParameterList const& paramet
             throw Mismatch{
                 ranks,
                 concat(
-                    "models differ: parameter ",
-                    i,
+                    "models differ: ",
+                    describe_parameter(parameters, i),
                     " has another dtype, extents, strides or "
                     "requires_grad on ",
                     ranks_text(ranks),

@@ -2,6 +2,7 @@
 #include <joinable/bucket/reducer.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <optional>
 #include <string>
@@ -186,6 +187,76 @@ TEST_CASE("broadcast_coalesced copies tensors of all dtypes and strides in piece
             CHECK(transposed(1, 2) == root);
         });
     }
+}
+
+TEST_CASE("a model that cannot be reduced is refused at construction, by a text that says why") {
+    run_ranks({1}, [](ThreadCommunicator& comm) {
+        auto const text_of = [&](auto& params) {
+            try {
+                Reducer const reducer{comm, joinable::parameters(params)};
+            } catch (joinable::ContractViolation const& error) {
+                return std::string{error.what()};
+            }
+            return std::string{};
+        };
+        auto frozen = make_params({2});
+        frozen[0].requires_grad = false;
+        CHECK(text_of(frozen) == "no parameter requires a gradient: there is nothing to reduce");
+        std::vector<Plain> longer{{{1.0F}, std::vector<float>(2)}};
+        CHECK(
+            text_of(longer) ==
+            "the gradient of parameter 0 on rank 0 is f32 with 2 elements, but its value is f32 "
+            "with 1; both need the same dtype, extents and device"
+        );
+        auto elsewhere = make_params({2});
+        joinable::AnyView const host = elsewhere[0].grad;
+        elsewhere[0].grad = {
+            host.data(),
+            host.dtype(),
+            host.extents(),
+            host.strides(),
+            joinable::DeviceId{joinable::DeviceKind::cuda, 0}
+        };
+        CHECK(
+            text_of(elsewhere).find("both need the same dtype, extents and device") !=
+            std::string::npos
+        );
+    });
+}
+
+TEST_CASE("no two buckets share a cache line, and gradients keep the strides of dense values") {
+    run_ranks({1}, [](ThreadCommunicator& comm) {
+        std::vector<float> dense(12);
+        std::vector<float> gaps(24);
+        struct View {
+            joinable::StridedView<float> value;
+            joinable::StridedView<float> grad;
+        };
+        auto const by_columns = joinable::as_strided(dense, {3, 4}, {1, 3});
+        auto const padded = joinable::as_strided(gaps, {3, 4}, {8, 1});
+        std::vector<View> views{{by_columns, by_columns}, {padded, padded}};
+        auto params = make_params({3, 5, 0});
+        Reducer const reducer{
+            comm,
+            joinable::parameters(views, params),
+            {.bucket_cap_bytes = 1, .first_bucket_bytes = 1}
+        };
+        for (joinable::Bucket const& bucket : reducer.buckets()) {
+            CHECK(reinterpret_cast<std::uintptr_t>(bucket.buffer.data) % 64 == 0);
+        }
+        auto const strides_of = [&](std::size_t parameter) {
+            for (joinable::Bucket const& bucket : reducer.buckets()) {
+                for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
+                    if (bucket.parameters[k] == parameter) {
+                        return bucket.views[k].strides();
+                    }
+                }
+            }
+            return joinable::Shape{};
+        };
+        CHECK(strides_of(0) == joinable::Shape{1, 3});
+        CHECK(strides_of(1) == joinable::Shape{4, 1});
+    });
 }
 
 } // namespace

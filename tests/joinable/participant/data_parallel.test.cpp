@@ -27,6 +27,17 @@ using joinable::ThreadCommunicator;
 
 using Params = std::vector<Param<double>>;
 
+/// A parameter whose value and gradient are strided views of dtype and type known to the compiler.
+struct Strided {
+    joinable::StridedView<float> value;
+    joinable::StridedView<float> grad;
+};
+/// One whose dtype is known at run time only.
+struct Untyped {
+    joinable::AnyView value;
+    joinable::AnyView grad;
+};
+
 Params make_params(int rank) {
     Params params;
     for (std::size_t const n : {3U, 1U, 5U, 2U}) {
@@ -475,6 +486,166 @@ TEST_CASE("a model without parameters to train, or with one listed twice, is ref
         std::vector<Param<double>*> twice{&params[0], &params[0]};
         auto const shared = [&] { DistributedDataParallel ddp{comm, twice}; };
         CHECK_THROWS_AS(shared(), joinable::ContractViolation);
+    });
+}
+
+TEST_CASE("a model follows the notice that next() gave: it reduces in rounds that sync, no others"
+) {
+    run_ranks({1, 2, 3, 4}, [](ThreadCommunicator& inner) {
+        RecordingCommunicator comm{inner};
+        std::vector<Param<double>> params;
+        params.emplace_back(1);
+        DistributedDataParallel ddp{comm, params};
+        comm.trace.clear();
+        Join guard{participants(ddp)};
+        int const inputs = 1 + comm.rank();
+        std::size_t reduced = 0;
+        for (int i = 0; i < inputs; ++i) {
+            CHECK(guard.next(true, {.phase = joinable::Phase::evaluate}));
+            ddp.forward([] {});
+            CHECK(guard.next(true, {.will_sync = false}));
+            ddp.forward([] {});
+            ddp.backward([&](auto ready) { ready(0); });
+            CHECK(guard.next(true, {.weight = 2}));
+            params[0].g(0) = 1.0;
+            ddp.forward([] {});
+            ddp.backward([&](auto ready) { ready(0); });
+            CHECK(params[0].g(0) == doctest::Approx(1.0)); // weighted: over the active ranks
+        }
+        guard.finish();
+        for (std::string const& collective : comm.trace) {
+            reduced += collective == "all_reduce 1 f64" ? 1U : 0U;
+        }
+        CHECK(reduced == static_cast<std::size_t>(comm.size()));
+    });
+}
+
+TEST_CASE("a model can be trained on after a peer left a guard between rounds") {
+    run_ranks({2, 3, 4}, [](ThreadCommunicator& comm) {
+        std::vector<Param<double>> params;
+        params.emplace_back(1);
+        DistributedDataParallel ddp{comm, params};
+        auto const train = [&](bool fails) {
+            Join guard{participants(ddp)};
+            for (int i = 0; i < 2; ++i) {
+                if (fails && i == 1 && comm.rank() == 1) {
+                    throw std::domain_error{"no more data"};
+                }
+                params[0].g(0) = 1.0;
+                ddp.forward([] {});
+                ddp.backward([](auto ready) { ready(0); });
+            }
+            guard.finish();
+        };
+        if (comm.rank() == 1) {
+            CHECK_THROWS_AS(train(true), std::domain_error);
+        } else {
+            CHECK_THROWS_AS(train(true), joinable::PeerFailed);
+        }
+        train(false);
+        CHECK(params[0].g(0) == doctest::Approx(1.0));
+    });
+}
+
+TEST_CASE("a rank of weight 0 contributes nothing, not even a mean over no samples") {
+    for (bool const views : {false, true}) {
+        run_ranks({2, 3, 4}, [&](ThreadCommunicator& comm) {
+            std::vector<Param<double>> params;
+            params.emplace_back(1);
+            DistributedDataParallel ddp{comm, params, {.gradient_as_bucket_view = views}};
+            Join guard{participants(ddp)};
+            ddp.forward([] {}, {.weight = comm.rank() == 0 ? 0U : 3U});
+            ddp.backward([&](auto ready) {
+                params[0].g(0) = comm.rank() == 0 ? std::nan("") : 5.0;
+                ready(0);
+            });
+            guard.finish();
+            CHECK(params[0].g(0) == doctest::Approx(5.0));
+        });
+    }
+}
+
+TEST_CASE("the first parameter that differs is named where it has a name") {
+    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
+        std::vector<Param<float>> params;
+        params.emplace_back(2);
+        params.emplace_back(comm.rank() == 1 ? 3U : 4U);
+        params[1].name = "fc.weight";
+        auto const construct = [&] { DistributedDataParallel ddp{comm, params}; };
+        CHECK_THROWS_WITH_AS(
+            construct(),
+            "models differ: parameter 1 (fc.weight) has another dtype, extents, strides or "
+            "requires_grad on rank 1 than on rank 0",
+            joinable::Mismatch
+        );
+    });
+}
+
+TEST_CASE("strides that differ are refused on all ranks") {
+    run_ranks({2, 3}, [](ThreadCommunicator& comm) {
+        std::vector<float> value(6);
+        std::vector<float> gradient(6);
+        bool const by_columns = comm.rank() == 1;
+        auto const strided = [&](std::vector<float>& storage) {
+            return by_columns ? joinable::as_strided(storage, {2, 3}, {1, 2})
+                              : joinable::as_strided(storage, {2, 3}, {3, 1});
+        };
+        std::vector<Strided> params{{strided(value), strided(gradient)}};
+        auto const construct = [&] { DistributedDataParallel ddp{comm, params}; };
+        CHECK_THROWS_AS(construct(), joinable::Mismatch);
+    });
+}
+
+TEST_CASE("gradients are averaged whatever their strides, with typed and untyped neighbours") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        // By columns; with gaps in the gradient; with gaps in both.
+        std::vector<std::vector<float>> memory(6, std::vector<float>(24, -1.0F));
+        std::vector<Strided> strided{
+            {joinable::as_strided(memory[0], {3, 4}, {1, 3}),
+             joinable::as_strided(memory[1], {3, 4}, {4, 1})},
+            {joinable::as_strided(memory[2], {3, 4}, {4, 1}),
+             joinable::as_strided(memory[3], {3, 4}, {8, 2})},
+            {joinable::as_strided(memory[4], {3, 4}, {8, 1}),
+             joinable::as_strided(memory[5], {3, 4}, {1, 6})},
+        };
+        std::vector<double> value(2);
+        std::vector<double> gradient(2);
+        std::vector<Untyped> untyped{{joinable::AnyView{value}, joinable::AnyView{gradient}}};
+        DistributedDataParallel ddp{
+            comm,
+            joinable::parameters(strided, untyped),
+            {.bucket_cap_bytes = 100, .first_bucket_bytes = 1}
+        };
+        auto const element = [&](std::size_t p, std::size_t i, std::size_t j) {
+            return static_cast<float>(100 * p + 10 * i + j);
+        };
+        ddp.forward([] {});
+        ddp.backward([&](auto ready) {
+            for (std::size_t const p : {1U, 0U, 3U, 2U}) {
+                if (p == 3) {
+                    gradient[1] = comm.rank();
+                } else {
+                    for (std::size_t i = 0; i < 3; ++i) {
+                        for (std::size_t j = 0; j < 4; ++j) {
+                            strided[p].grad(i, j) =
+                                element(p, i, j) * static_cast<float>(comm.rank() + 1);
+                        }
+                    }
+                }
+                ready(p);
+            }
+        });
+        float const mean_rank = static_cast<float>(comm.size() + 1) / 2.0F;
+        for (std::size_t p = 0; p < 3; ++p) {
+            for (std::size_t i = 0; i < 3; ++i) {
+                for (std::size_t j = 0; j < 4; ++j) {
+                    CHECK(strided[p].grad(i, j) == doctest::Approx(element(p, i, j) * mean_rank));
+                }
+            }
+        }
+        CHECK(gradient[1] == doctest::Approx((comm.size() - 1) / 2.0));
+        CHECK(memory[3][1] == -1.0F); // gaps are not written
+        CHECK(memory[5][3] == -1.0F);
     });
 }
 

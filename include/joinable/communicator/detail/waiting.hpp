@@ -16,9 +16,10 @@ namespace joinable::inline v0::detail {
 /// one load unless somebody sleeps.
 class WaitingRoom {
 public:
-    /// Spinning longer than a context switch costs pays only where every rank has a core.
+    /// Spins for some microseconds where every rank has a core: longer would keep a peer waiting
+    /// that shares its core with another program.
     explicit WaitingRoom(int ranks)
-        : spins_{static_cast<unsigned>(ranks) <= std::thread::hardware_concurrency() ? 4000 : 20} {}
+        : spins_{static_cast<unsigned>(ranks) <= std::thread::hardware_concurrency() ? 200 : 20} {}
 
     /// Returns true once `ready()`, false at the deadline. `ready` reads atomics that are changed
     /// before wake() with sequentially consistent operations.

@@ -44,9 +44,11 @@ for name, text in headers.items():
             errors.append(f"{name}: includes {included}, which does not exist")
         elif layer(included) > layer(name):
             errors.append(f"{name} (layer {layer(name)}) includes {included} (layer {layer(included)})")
+    if re.search(r'^\s*#\s*include\s+"', text, re.M):
+        errors.append(f"{name}: includes are written <joinable/...>, or this check cannot see them")
     if not text.startswith("// SPDX-License-Identifier: BSL-1.0\n#pragma once\n"):
         errors.append(f"{name}: starts without the SPDX line and #pragma once")
-    if name != "config.hpp" and re.search(r"^#\s*(if|ifdef|ifndef|define)\b", text, re.M):
+    if name != "config.hpp" and re.search(r"^\s*#\s*(if|ifdef|ifndef|define)\b", text, re.M):
         errors.append(f"{name}: preprocessor conditions and macros belong in config.hpp")
     public = re.sub(r"namespace detail \{.*?\} // namespace detail", "", text, flags=re.S)
     if "v0::detail {" not in text:
@@ -96,6 +98,11 @@ for name in core:
 listed = set(re.findall(r"include/joinable/(\S+\.hpp)", (ROOT / "CMakeLists.txt").read_text()))
 for name in set(headers) ^ listed:
     errors.append(f"{name}: on disk and in the list of CMakeLists.txt must be the same")
+
+for folder in ("tests", "examples"):
+    for path in sorted(p for e in ("*.cpp", "*.hpp") for p in (ROOT / folder).rglob(e)):
+        if not path.read_text().startswith("// SPDX-License-Identifier: BSL-1.0\n"):
+            errors.append(f"{path.relative_to(ROOT)}: starts without the SPDX line")
 
 for error in errors:
     print(error, file=sys.stderr)

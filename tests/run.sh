@@ -13,16 +13,20 @@ case "${1-}" in
 *) echo "usage: bash tests/run.sh [--all]" >&2; exit 2 ;;
 esac
 
-step() { printf '\n== %s\n' "$*"; }
+current=start
+step() { current=$*; printf '\n== %s\n' "$current"; }
+trap 'echo "tests/run.sh: failed in step: $current" >&2' ERR
+set -E
 build_and_test() { # preset [ctest arguments]
     local preset=$1
     shift
     step "$preset"
-    cmake --preset "$preset" -DJOINABLE_BUILD_TESTS=ON >/dev/null
+    cmake --preset "$preset" >/dev/null
     cmake --build "build/$preset"
     ctest --test-dir "build/$preset" --output-on-failure -j 2 "$@"
 }
 
+step "install"
 install ca-certificates cmake ninja-build g++ python3 doctest-dev librapidcheck-dev libcli11-dev \
     nlohmann-json3-dev libbenchmark-dev librange-v3-dev
 if $all; then
@@ -35,7 +39,7 @@ if $all; then
     build_and_test clang-19
     build_and_test tsan -E '^(fail|consumer)/'
     step "headers alone, with g++"
-    cmake --preset release -DJOINABLE_BUILD_TESTS=ON >/dev/null
+    cmake --preset release >/dev/null
     cmake --build build/release --target all_verify_interface_header_sets
     step "headers alone, with nvcc"
     if command -v nvcc >/dev/null; then

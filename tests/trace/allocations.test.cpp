@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/all_reducer.hpp>
 #include <support/linear_model.hpp>
 #include <support/ranks.hpp>
 
@@ -70,6 +71,46 @@ TEST_CASE("nothing is allocated in an iteration, nor in a shadow round after the
         // The names of arriving ranks, the result and the end: the same few however long it is.
         CHECK(allocations - counted < 60);
     });
+}
+
+TEST_CASE("a shadow round allocates nothing but where a rank arrives") {
+    for (int const world : {2, 3, 4, 8}) {
+        run_ranks({world}, [](ThreadCommunicator& comm) {
+            std::vector<Param<float>> params;
+            for (std::size_t const n : {100U, 5000U, 3U}) {
+                params.emplace_back(n);
+            }
+            joinable::DistributedDataParallel ddp{
+                comm, params, {.bucket_cap_bytes = 4096, .first_bucket_bytes = 64}
+            };
+            AllReducer reducer{comm};
+            std::size_t last = 0;
+            std::size_t in_rounds = 0;
+            reducer.before_shadow = [&](joinable::Round const& round) {
+                // From one shadow round to the next: the averages, the roll call, the hooks.
+                if (last != 0 && round.number() % 10 != 0) {
+                    in_rounds += allocations - last;
+                }
+                last = allocations;
+            };
+            joinable::Join guard{joinable::participants(ddp, reducer)};
+            for (int i = 0; i < 10 * comm.rank(); ++i) { // ranks arrive in rounds 0, 10, 20 ...
+                ddp.forward([] {});
+                ddp.backward([](auto ready) {
+                    for (std::size_t const p : {2U, 1U, 0U}) {
+                        ready(p);
+                    }
+                });
+                reducer();
+            }
+            auto const result = guard.finish();
+            CHECK(
+                result.shadow_rounds ==
+                static_cast<std::size_t>(10 * (comm.size() - 1 - comm.rank()))
+            );
+            CHECK(in_rounds == 0);
+        });
+    }
 }
 
 } // namespace

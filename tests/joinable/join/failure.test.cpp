@@ -211,7 +211,7 @@ TEST_CASE("a rank that never comes is named after the deadline, on every rank th
                 return;
             }
             try {
-                comm.set_deadline(std::chrono::milliseconds{100});
+                comm.set_deadline(std::chrono::milliseconds{500});
                 Join guard{participants(reducer)};
             } catch (joinable::TimedOut const& error) {
                 CHECK(error.missing() == std::vector{1});
@@ -228,7 +228,7 @@ TEST_CASE("a rank that stalls in a round is named, and the guard's timeout is re
     run_ranks({2}, [&](ThreadCommunicator& comm) {
         AllReducer reducer{comm};
         try {
-            Join guard{participants(reducer), {.timeout = std::chrono::milliseconds{150}}};
+            Join guard{participants(reducer), {.timeout = std::chrono::milliseconds{500}}};
             reducer();
             if (comm.rank() == 1) {
                 while (!gave_up) {

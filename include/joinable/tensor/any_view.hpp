@@ -27,11 +27,14 @@ public:
               joinable::device(tensor)
           } {}
 
+    /// @throws ContractViolation  numbers of extents and strides differ.
     AnyView(
         void* data, DType dtype, Shape const& extents, Shape const& strides, DeviceId device = {}
-    ) noexcept
+    )
         : data_{data}, extents_{extents}, strides_{strides}, device_{device}, dtype_{dtype},
-          is_tensor_{true} {}
+          is_tensor_{true} {
+        detail::check_one_stride_per_extent(extents, strides);
+    }
 
     /// Whether there is a tensor, be it one without elements.
     explicit operator bool() const noexcept { return is_tensor_; }
@@ -61,8 +64,8 @@ public:
 
 private:
     void* data_ = nullptr;
-    Shape extents_;
-    Shape strides_;
+    Shape extents_{0}; ///< an empty one has no elements: nothing is ever read or written through it
+    Shape strides_{1};
     DeviceId device_;
     DType dtype_ = DType::f32;
     bool is_tensor_ = false;

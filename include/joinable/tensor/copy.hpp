@@ -214,13 +214,17 @@ inline void scale_copy(AnyView const& from, double factor, AnyView const& to) {
     });
 }
 
-/// Sets all elements to zero. Local; no allocation.
+/// Sets all elements to zero; an empty view has none. Local; no allocation.
 inline void fill_zero(AnyView const& to) {
     visit_dtype(to.dtype(), [&]<class T>(std::type_identity<T>) {
         auto* const target = static_cast<T*>(to.data());
         detail::for_each_row(to, to, [&](auto, auto offset, auto count, auto, auto step) {
-            for (std::size_t i = 0; i < count; ++i) {
-                target[offset + i * step] = T{};
+            if (step == 1) { // apart, so that it becomes a memset
+                std::fill_n(target + offset, count, T{});
+            } else {
+                for (std::size_t i = 0; i < count; ++i) {
+                    target[offset + i * step] = T{};
+                }
             }
         });
     });

@@ -15,6 +15,22 @@
 
 namespace joinable::inline v0 {
 
+namespace detail {
+
+inline void check_one_stride_per_extent(Shape const& extents, Shape const& strides) {
+    if (extents.size() != strides.size()) {
+        throw ContractViolation{concat(
+            "a view needs one stride per extent, but got ",
+            extents.size(),
+            " extents and ",
+            strides.size(),
+            " strides"
+        )};
+    }
+}
+
+} // namespace detail
+
 /// A non-owning tensor of up to `max_tensor_rank` dimensions whose elements may lie apart. Cheap to
 /// copy; iterates over all elements in row-major order of their indices.
 template <class T>
@@ -70,15 +86,7 @@ public:
     /// @throws ContractViolation  numbers of extents and strides differ.
     StridedView(T* data, Shape const& extents, Shape const& strides)
         : data_{data}, extents_{extents}, strides_{strides}, numel_{joinable::numel(extents)} {
-        if (extents.size() != strides.size()) {
-            throw ContractViolation{detail::concat(
-                "a view needs one stride per extent, but got ",
-                extents.size(),
-                " extents and ",
-                strides.size(),
-                " strides"
-            )};
-        }
+        detail::check_one_stride_per_extent(extents, strides);
     }
 
     /// A view of const elements can always be made from one of mutable elements.
@@ -174,6 +182,15 @@ template <class Storage>
     std::span<std::size_t const> strides,
     std::size_t offset = 0
 ) {
+    static_assert(
+        std::contiguous_iterator<decltype(std::begin(storage))>,
+        "as_strided: the storage must be a contiguous range, such as std::vector or std::span"
+    );
+    static_assert(
+        std::is_lvalue_reference_v<Storage> ||
+            std::ranges::enable_borrowed_range<std::remove_cv_t<Storage>>,
+        "as_strided: a temporary storage would be gone before the view is used; give it a name"
+    );
     using T = std::remove_pointer_t<decltype(std::data(storage))>;
     StridedView<T> const whole{std::data(storage), Shape{extents}, Shape{strides}};
     std::size_t const needed = detail::reach(whole.extents(), whole.strides());

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <joinable/tensor/copy.hpp>
 
-#include <array>
+#include <algorithm>
 #include <cstddef>
-#include <iterator>
-#include <limits>
+#include <cstring>
 #include <numeric>
-#include <span>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -15,92 +15,9 @@
 namespace {
 
 using joinable::AnyView;
-using joinable::as_strided;
 using joinable::ContractViolation;
 using joinable::DType;
 using joinable::Shape;
-using joinable::StridedView;
-
-static_assert(joinable::WritableTensor<StridedView<float>>);
-static_assert(joinable::Tensor<StridedView<float const>>);
-static_assert(!joinable::WritableTensor<StridedView<float const>>);
-static_assert(joinable::WritableTensor<AnyView const>);
-static_assert(joinable::WritableTensor<std::vector<double>>);
-static_assert(!joinable::WritableTensor<std::vector<double> const>);
-static_assert(joinable::Tensor<std::array<int, 3> const>);
-static_assert(joinable::WritableTensor<std::span<float> const>);
-static_assert(!joinable::WritableTensor<std::span<float const>>);
-static_assert(!joinable::Tensor<std::vector<bool>>);
-static_assert(!joinable::Tensor<int>);
-static_assert(std::random_access_iterator<StridedView<int>::iterator>);
-
-TEST_CASE("a strided view reads rows, columns, parts and scalars of one storage") {
-    std::vector<int> storage(12);
-    std::iota(storage.begin(), storage.end(), 0);
-    auto const matrix = as_strided(storage, {3, 4}, {4, 1});
-    auto const columns = as_strided(storage, {4, 3}, {1, 4});
-    auto const middle = joinable::narrow(matrix, 1, 1, 2);
-    auto const scalar = as_strided(storage, {}, {}, 7);
-    CHECK(matrix(2, 1) == 9);
-    CHECK(columns(1, 2) == 9);
-    CHECK(std::vector<int>(middle.begin(), middle.end()) == std::vector{1, 2, 5, 6, 9, 10});
-    CHECK(middle.begin()[4] == 9);
-    CHECK(scalar() == 7);
-    CHECK(matrix.is_contiguous());
-    CHECK_FALSE(columns.is_contiguous());
-    CHECK(joinable::narrow(matrix, 0, 3, 0).numel() == 0);
-    columns(0, 0) = 42;
-    CHECK(storage[0] == 42);
-    std::vector<int> const read_only(3);
-    static_assert(std::same_as<decltype(as_strided(read_only, {3}, {1})), StridedView<int const>>);
-}
-
-TEST_CASE("views beyond their storage are refused, however they get there") {
-    std::vector<int> storage(12);
-    constexpr auto max = std::numeric_limits<std::size_t>::max();
-    CHECK_THROWS_WITH_AS(
-        (void)as_strided(storage, {3, 4}, {4, 1}, 1),
-        "a strided view needs 12 elements from offset 1 on, but the storage has 12; make extents, "
-        "strides or the offset smaller",
-        ContractViolation
-    );
-    CHECK_THROWS_AS((void)as_strided(storage, {2}, {12}), ContractViolation);
-    CHECK_THROWS_AS((void)as_strided(storage, {2, 2}, {1}), ContractViolation);
-    CHECK_THROWS_AS((void)as_strided(storage, {max, 2}, {1, 1}), ContractViolation);
-    CHECK_THROWS_AS((void)as_strided(storage, {3}, {max / 2 + 1}), ContractViolation);
-    CHECK_THROWS_AS((void)as_strided(storage, {1}, {1}, max), ContractViolation);
-    CHECK_THROWS_AS(
-        (void)as_strided(storage, {1, 1, 1, 1, 1, 1, 1, 1, 1}, {1, 1, 1, 1, 1, 1, 1, 1, 1}),
-        ContractViolation
-    );
-    CHECK(as_strided(storage, {0, 5}, {1, 1}, 12).numel() == 0);
-    auto const view = as_strided(storage, {3, 4}, {4, 1});
-    CHECK_THROWS_AS((void)joinable::narrow(view, 2, 0, 1), ContractViolation);
-    CHECK_THROWS_AS((void)joinable::narrow(view, 0, 2, 2), ContractViolation);
-    CHECK_THROWS_AS((void)joinable::narrow(view, 0, max, 2), ContractViolation);
-    CHECK_THROWS_AS((void)view(1), ContractViolation);
-}
-
-TEST_CASE("a view of any dtype knows its own, and refuses another") {
-    std::vector<double> storage(6, 1.5);
-    AnyView const view{storage};
-    CHECK(view);
-    CHECK_FALSE(AnyView{});
-    CHECK(view.dtype() == DType::f64);
-    CHECK(view.as<double>()(5) == 1.5);
-    CHECK_THROWS_WITH_AS(
-        (void)view.as<float>(),
-        "a tensor of f64 was asked for its elements as f32",
-        ContractViolation
-    );
-}
-
-TEST_CASE("a collective's buffer is taken from a contiguous tensor only") {
-    std::vector<float> storage(6);
-    CHECK(joinable::to_buffer(storage).count == 6);
-    auto const column = as_strided(storage, {3}, {2});
-    CHECK_THROWS_AS((void)joinable::to_buffer(column), ContractViolation);
-}
 
 TEST_CASE("non-overlapping and dense: no gaps, no overlap, any order of dimensions") {
     using joinable::is_non_overlapping_and_dense;
@@ -167,6 +84,53 @@ TEST_CASE("copies between any two layouts equal a loop over all indices") {
             }
         }
     }));
+}
+
+TEST_CASE("an empty view has no elements to clear, and nothing is copied from it") {
+    AnyView const none;
+    CHECK(none.numel() == 0);
+    joinable::fill_zero(none);
+    CHECK_THROWS_AS(joinable::copy(none, none), ContractViolation);
+}
+
+template <class T>
+void check_bits_survive() {
+    std::vector<T> from(6);
+    auto* const bytes = reinterpret_cast<unsigned char*>(from.data());
+    for (std::size_t i = 0; i < 6 * sizeof(T); ++i) {
+        bytes[i] = static_cast<unsigned char>(37 * i + 255); // NaN patterns among them
+    }
+    DType const dtype = joinable::dtype_of<T>;
+    std::vector<T> to(12);
+    AnyView const source{from.data(), dtype, {2, 3}, {3, 1}};
+    AnyView const columns{to.data(), dtype, {2, 3}, {2, 4}};
+    joinable::copy(source, columns);
+    std::vector<T> back(6);
+    joinable::copy(columns, AnyView{back.data(), dtype, {2, 3}, {3, 1}});
+    CHECK(std::memcmp(back.data(), from.data(), 6 * sizeof(T)) == 0);
+    joinable::fill_zero(columns);
+    auto const* const cleared = reinterpret_cast<unsigned char const*>(to.data());
+    CHECK(std::all_of(cleared, cleared + 12 * sizeof(T), [](auto byte) { return byte == 0; }));
+}
+
+TEST_CASE("a copy keeps all bits of all dtypes") {
+    for (int i = 0; i < 10; ++i) {
+        joinable::visit_dtype(static_cast<DType>(i), []<class T>(std::type_identity<T>) {
+            check_bits_survive<T>();
+        });
+    }
+}
+
+TEST_CASE("f64 is scaled in double, f32 in float, f16 in float with one rounding") {
+    std::vector<double> wide{1.0};
+    joinable::scale_copy(AnyView{wide}, 1.0 / 3.0, AnyView{wide});
+    CHECK(wide[0] == 1.0 / 3.0);
+    std::vector<float> single{3.0F};
+    joinable::scale_copy(AnyView{single}, 1.0 / 3.0, AnyView{single});
+    CHECK(single[0] == 3.0F * (1.0F / 3.0F));
+    std::vector<joinable::Half> half{joinable::Half{2049.0F / 1024.0F}}; // rounds to 2
+    joinable::scale_copy(AnyView{half}, 1.0 / 3.0, AnyView{half});
+    CHECK(half[0] == joinable::Half{2.0F * (1.0F / 3.0F)});
 }
 
 TEST_CASE("scaling rounds once in 16 bits, works in place, and refuses integers") {

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: BSL-1.0
+// EXPECT: as_strided: a temporary storage would be gone before the view is used
+#include <support/misuse.hpp>
+
+int main() {
+    (void)joinable::as_strided(std::vector<float>(12), {3, 4}, {4, 1});
+}

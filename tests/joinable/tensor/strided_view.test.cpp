@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <joinable/tensor/strided_view.hpp>
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <iterator>
+#include <limits>
+#include <numeric>
+#include <ranges>
+#include <span>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <rapidcheck.h>
+
+namespace {
+
+using joinable::as_strided;
+using joinable::ContractViolation;
+using joinable::Shape;
+using joinable::StridedView;
+
+static_assert(joinable::WritableTensor<StridedView<float>>);
+static_assert(joinable::WritableTensor<StridedView<float> const>); // a view: shallow const
+static_assert(joinable::Tensor<StridedView<float const>>);
+static_assert(!joinable::WritableTensor<StridedView<float const>>);
+static_assert(std::random_access_iterator<StridedView<int>::iterator>);
+static_assert(!std::contiguous_iterator<StridedView<int>::iterator>);
+static_assert(std::ranges::random_access_range<StridedView<int> const>);
+static_assert(std::ranges::sized_range<StridedView<int> const>);
+static_assert(std::convertible_to<StridedView<int>, StridedView<int const>>);
+static_assert(!std::convertible_to<StridedView<int const>, StridedView<int>>);
+
+TEST_CASE("a strided view reads rows, columns, parts and scalars of one storage") {
+    std::vector<int> storage(12);
+    std::iota(storage.begin(), storage.end(), 0);
+    auto const matrix = as_strided(storage, {3, 4}, {4, 1});
+    auto const columns = as_strided(storage, {4, 3}, {1, 4});
+    auto const middle = joinable::narrow(matrix, 1, 1, 2);
+    auto const scalar = as_strided(storage, {}, {}, 7);
+    CHECK(matrix(2, 1) == 9);
+    CHECK(columns(1, 2) == 9);
+    CHECK(std::vector<int>(middle.begin(), middle.end()) == std::vector{1, 2, 5, 6, 9, 10});
+    CHECK(middle.begin()[4] == 9);
+    CHECK(scalar() == 7);
+    CHECK(matrix.is_contiguous());
+    CHECK_FALSE(columns.is_contiguous());
+    CHECK(joinable::narrow(matrix, 0, 3, 0).numel() == 0);
+    columns(0, 0) = 42;
+    CHECK(storage[0] == 42);
+    std::vector<int> const read_only(3);
+    static_assert(std::same_as<decltype(as_strided(read_only, {3}, {1})), StridedView<int const>>);
+}
+
+TEST_CASE("views beyond their storage are refused, however they get there") {
+    std::vector<int> storage(12);
+    constexpr auto max = std::numeric_limits<std::size_t>::max();
+    CHECK_THROWS_WITH_AS(
+        (void)as_strided(storage, {3, 4}, {4, 1}, 1),
+        "a strided view needs 12 elements from offset 1 on, but the storage has 12; make extents, "
+        "strides or the offset smaller",
+        ContractViolation
+    );
+    CHECK_THROWS_AS((void)as_strided(storage, {2}, {12}), ContractViolation);
+    CHECK_THROWS_AS((void)as_strided(storage, {2, 2}, {1}), ContractViolation);
+    CHECK_THROWS_AS((void)as_strided(storage, {max, 2}, {1, 1}), ContractViolation);
+    CHECK_THROWS_AS((void)as_strided(storage, {3}, {max / 2 + 1}), ContractViolation);
+    CHECK_THROWS_AS((void)as_strided(storage, {1}, {1}, max), ContractViolation);
+    CHECK_THROWS_AS(
+        (void)as_strided(storage, {1, 1, 1, 1, 1, 1, 1, 1, 1}, {1, 1, 1, 1, 1, 1, 1, 1, 1}),
+        ContractViolation
+    );
+    CHECK(as_strided(storage, {0, 5}, {1, 1}, 12).numel() == 0);
+    auto const view = as_strided(storage, {3, 4}, {4, 1});
+    CHECK_THROWS_AS((void)joinable::narrow(view, 2, 0, 1), ContractViolation);
+    CHECK_THROWS_AS((void)joinable::narrow(view, 0, 2, 2), ContractViolation);
+    CHECK_THROWS_AS((void)joinable::narrow(view, 0, max, 2), ContractViolation);
+    CHECK_THROWS_AS((void)view(1), ContractViolation);
+}
+
+TEST_CASE("a view that was not given anything has no elements") {
+    StridedView<float> const none;
+    CHECK(none.numel() == 0);
+    CHECK(none.begin() == none.end());
+    CHECK(none.is_contiguous());
+}
+
+TEST_CASE("extents and strides come as spans as well, and storage as any contiguous range") {
+    float array[6] = {0, 1, 2, 3, 4, 5};
+    std::vector<std::size_t> const extents{3, 2};
+    std::vector<std::size_t> const strides{1, 3};
+    auto const view = as_strided(
+        array, std::span<std::size_t const>{extents}, std::span<std::size_t const>{strides}
+    );
+    CHECK(view(2, 1) == 5.0F);
+    CHECK(as_strided(std::span{array}, {2}, {1}, 4)(1) == 5.0F); // a temporary span owns nothing
+}
+
+/// The offsets of all elements in row-major order, by loops that count one index up at a time.
+std::vector<std::size_t> offsets_of(Shape const& extents, Shape const& strides) {
+    std::vector<std::size_t> offsets{0};
+    for (std::size_t d = 0; d < extents.size(); ++d) {
+        std::vector<std::size_t> longer;
+        for (std::size_t const offset : offsets) {
+            for (std::size_t i = 0; i < extents[d]; ++i) {
+                longer.push_back(offset + i * strides[d]);
+            }
+        }
+        offsets = longer;
+    }
+    return offsets;
+}
+
+TEST_CASE("elements of any view are those that nested loops over its indices find") {
+    CHECK(rc::check([] {
+        Shape extents;
+        Shape strides;
+        for (int d = *rc::gen::inRange(0, 6); d > 0; --d) {
+            extents.push_back(*rc::gen::inRange<std::size_t>(0, 5));
+            strides.push_back(*rc::gen::inRange<std::size_t>(0, 7));
+        }
+        auto const offset = *rc::gen::inRange<std::size_t>(0, 9);
+        auto const offsets = offsets_of(extents, strides);
+        std::size_t const reach =
+            offsets.empty() ? 0 : *std::max_element(offsets.begin(), offsets.end()) + 1;
+        std::vector<std::size_t> storage(offset + reach);
+        std::iota(storage.begin(), storage.end(), std::size_t{0});
+        auto const view = as_strided(
+            storage,
+            std::span<std::size_t const>{extents.data(), extents.size()},
+            std::span<std::size_t const>{strides.data(), strides.size()},
+            offset
+        );
+        RC_ASSERT(view.numel() == offsets.size());
+        RC_ASSERT(static_cast<std::size_t>(view.end() - view.begin()) == offsets.size());
+        std::size_t k = 0;
+        for (std::size_t const element : view) {
+            RC_ASSERT(element == offset + offsets[k]);
+            RC_ASSERT(view.begin()[static_cast<std::ptrdiff_t>(k)] == element);
+            ++k;
+        }
+        if (reach != 0) { // one element less, and the last one is out of bounds
+            storage.pop_back();
+            RC_ASSERT_THROWS_AS(
+                (void)as_strided(
+                    storage,
+                    std::span<std::size_t const>{extents.data(), extents.size()},
+                    std::span<std::size_t const>{strides.data(), strides.size()},
+                    offset
+                ),
+                ContractViolation
+            );
+        }
+    }));
+}
+
+TEST_CASE("a narrowed view has the elements whose index is in the range, in the same order") {
+    CHECK(rc::check([] {
+        Shape const extents{
+            *rc::gen::inRange<std::size_t>(1, 5),
+            *rc::gen::inRange<std::size_t>(1, 5),
+            *rc::gen::inRange<std::size_t>(1, 5)
+        };
+        auto const dimension = *rc::gen::inRange<std::size_t>(0, 3);
+        auto const start = *rc::gen::inRange<std::size_t>(0, extents[dimension] + 1);
+        auto const length = *rc::gen::inRange<std::size_t>(0, extents[dimension] - start + 1);
+        std::vector<int> storage(1000);
+        std::iota(storage.begin(), storage.end(), 0);
+        auto const view = as_strided(storage, {extents[0], extents[1], extents[2]}, {1, 70, 9});
+        std::vector<int> expected;
+        for (std::size_t i = 0; i < extents[0]; ++i) {
+            for (std::size_t j = 0; j < extents[1]; ++j) {
+                for (std::size_t k = 0; k < extents[2]; ++k) {
+                    std::size_t const index = dimension == 0 ? i : dimension == 1 ? j : k;
+                    if (index >= start && index < start + length) {
+                        expected.push_back(view(i, j, k));
+                    }
+                }
+            }
+        }
+        auto const part = joinable::narrow(view, dimension, start, length);
+        RC_ASSERT(std::vector<int>(part.begin(), part.end()) == expected);
+    }));
+}
+
+} // namespace

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <joinable/tensor/tensor.hpp>
+
+#include <array>
+#include <cstddef>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <joinable/tensor/strided_view.hpp>
+
+namespace {
+
+using joinable::ContractViolation;
+using joinable::DType;
+using joinable::Shape;
+
+static_assert(joinable::WritableTensor<std::vector<double>>);
+static_assert(!joinable::WritableTensor<std::vector<double> const>);
+static_assert(joinable::WritableTensor<std::array<float, 2>>);
+static_assert(joinable::Tensor<std::array<int, 3> const>);
+static_assert(!joinable::WritableTensor<std::array<int, 3> const>);
+static_assert(joinable::WritableTensor<std::span<float> const>);
+static_assert(joinable::Tensor<std::span<float const>>);
+static_assert(!joinable::WritableTensor<std::span<float const>>);
+static_assert(!joinable::Tensor<std::vector<bool>>);
+static_assert(!joinable::Tensor<std::vector<std::string>>);
+static_assert(!joinable::Tensor<int>);
+
+/// An engine's tensor that counts in signed numbers, as many do.
+struct Signed {
+    std::vector<long> extents;
+    std::vector<long> strides;
+    double* data = nullptr;
+};
+
+} // namespace
+
+template <>
+struct joinable::tensor_traits<Signed> {
+    static DType dtype(Signed const&) { return DType::f64; }
+    static void* data(Signed& t) { return t.data; }
+    static void const* data(Signed const& t) { return t.data; }
+    static std::vector<long> const& extents(Signed const& t) { return t.extents; }
+    static std::vector<long> const& strides(Signed const& t) { return t.strides; }
+    static DeviceId device(Signed const&) { return {DeviceKind::cuda, 3}; }
+};
+
+namespace {
+
+TEST_CASE("containers and spans are host tensors of one dimension") {
+    std::vector<float> vector(3);
+    std::array<int, 4> array{};
+    CHECK(joinable::extents(vector) == Shape{3});
+    CHECK(joinable::strides(vector) == Shape{1});
+    CHECK(joinable::dtype(vector) == DType::f32);
+    CHECK(joinable::device(vector) == joinable::DeviceId{});
+    CHECK(joinable::numel(array) == 4);
+    CHECK(joinable::dtype(array) == DType::i32);
+    CHECK(joinable::dtype(std::span<double const>{}) == DType::f64);
+    CHECK(joinable::to_buffer(array).data == array.data());
+}
+
+TEST_CASE("a tensor that counts in signed numbers is read as it is") {
+    std::vector<double> storage(12);
+    Signed tensor{{4, 3}, {3, 1}, storage.data()};
+    CHECK(joinable::numel(tensor) == 12);
+    CHECK(joinable::dtype(tensor) == DType::f64);
+    CHECK(joinable::device(tensor).index == 3);
+    CHECK(joinable::to_buffer(tensor).data == storage.data());
+    CHECK(joinable::to_const_buffer(tensor).bytes() == 96);
+}
+
+TEST_CASE("negative or missing extents and strides are refused with what was given") {
+    CHECK_THROWS_WITH_AS(
+        (void)joinable::numel(Signed{{4, -1}, {1, 1}}),
+        "an extent or a stride of a tensor is -1, but must not be negative",
+        ContractViolation
+    );
+    CHECK_THROWS_AS((void)joinable::strides(Signed{{4}, {-1}}), ContractViolation);
+    CHECK_THROWS_WITH_AS(
+        (void)joinable::strides(Signed{{4, 3}, {1}}),
+        "a tensor has 2 extents but 1 strides; give one for each",
+        ContractViolation
+    );
+}
+
+TEST_CASE("a collective's buffer is taken from a contiguous tensor only") {
+    std::vector<float> storage(6);
+    CHECK(joinable::to_buffer(storage).count == 6);
+    auto const column = joinable::as_strided(storage, {3}, {2});
+    CHECK_THROWS_AS((void)joinable::to_buffer(column), ContractViolation);
+}
+
+} // namespace

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <iterator>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -23,14 +24,27 @@ public:
     template <Parameter P>
     explicit AnyParameter(P& object, std::shared_ptr<void> owner = {})
         : object_{const_cast<std::remove_const_t<P>*>(&object)}, functions_{&table<P>},
-          owner_{std::move(owner)} {}
+          owner_{std::move(owner)} {
+        static_assert(
+            !std::is_const_v<P> || detail::is_handle_parameter<P>,
+            "parameters: const parameters cannot be trained, since values and gradients are "
+            "written; give a range or pointers that are not const"
+        );
+    }
 
     [[nodiscard]] AnyView value() const { return functions_->value(object_); }
     /// Empty where the parameter has no gradient now.
     [[nodiscard]] AnyView grad() const { return functions_->grad(object_); }
     [[nodiscard]] bool can_set_grad() const noexcept { return functions_->set_grad != nullptr; }
-    /// Makes `view` the gradient. @pre can_set_grad()
-    void set_grad(AnyView const& view) const { functions_->set_grad(object_, view); }
+    /// Makes `view` the gradient.
+    /// @throws ContractViolation  the parameter's traits cannot: `can_set_grad()` is false.
+    void set_grad(AnyView const& view) const {
+        if (!can_set_grad()) {
+            throw ContractViolation{"a gradient cannot be set: parameter_traits of this type needs "
+                                    "'static void set_grad(P&, AnyView)'"};
+        }
+        functions_->set_grad(object_, view);
+    }
     [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
     /// Empty where the parameter has no name.
     [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
@@ -130,30 +144,38 @@ void append_parameters(ParameterList& list, Range&& range) {
             "give them members 'value' and 'grad', or specialise joinable::parameter_traits"
         );
         if constexpr (Parameter<Item>) {
+            constexpr bool items_stay = std::is_lvalue_reference_v<Range> &&
+                                        std::is_lvalue_reference_v<decltype(*std::begin(range))>;
             static_assert(
-                std::is_lvalue_reference_v<Range> || is_handle_parameter<Item>,
+                items_stay || is_handle_parameter<Item>,
                 "parameters: a temporary range of parameters would be gone before it is used; give "
                 "the range a name, or set parameter_traits::is_handle if copies share storage"
             );
-            if constexpr (std::is_lvalue_reference_v<Range>) {
-                for (auto& item : range) {
+            for (auto&& item : range) {
+                if constexpr (items_stay) {
                     list.push_back(AnyParameter{item});
-                }
-            } else {
-                for (auto&& item : range) {
-                    auto owned = std::make_shared<std::remove_const_t<Item>>(std::move(item));
+                } else if constexpr (is_handle_parameter<Item>) {
+                    // Copied, not moved: a temporary view may show handles that somebody owns.
+                    auto owned = std::make_shared<std::remove_const_t<Item>>(item);
                     list.push_back(AnyParameter{*owned, owned});
                 }
             }
         } else if constexpr (pointer_to_parameter<Item>) {
+            using Pointer = std::remove_const_t<Item>;
+            constexpr bool is_owning_copy =
+                std::copy_constructible<Pointer> && !std::is_pointer_v<Pointer>;
+            static_assert(
+                std::copy_constructible<Pointer> || std::is_lvalue_reference_v<Range> ||
+                    std::ranges::enable_borrowed_range<std::remove_cv_t<Range>>,
+                "parameters: a temporary range of unique pointers would take its parameters with "
+                "it; give the range a name, or use shared pointers"
+            );
             for (auto&& pointer : range) {
                 if (!pointer) {
                     throw ContractViolation{concat("parameters: pointer ", list.size(), " is null")
                     };
                 }
-                if constexpr (std::copy_constructible<std::remove_cvref_t<decltype(pointer)>> &&
-                              !std::is_pointer_v<std::remove_cvref_t<decltype(pointer)>>) {
-                    using Pointer = std::remove_cvref_t<decltype(pointer)>;
+                if constexpr (is_owning_copy) {
                     list.push_back(AnyParameter{*pointer, std::make_shared<Pointer>(pointer)});
                 } else {
                     list.push_back(AnyParameter{*pointer});
@@ -168,7 +190,8 @@ void append_parameters(ParameterList& list, Range&& range) {
 /// Joins ranges of parameters of different types into one list, in order. Of a named range of
 /// objects the addresses are kept; of pointers and smart pointers the pointer (shared ones share
 /// ownership); a temporary range must hold pointers or handles (parameter_traits::is_handle), which
-/// are copied or moved in. A ParameterList is spliced in. Local.
+/// are copied. Const parameters and temporary ranges of unique pointers are compile errors. A
+/// ParameterList is spliced in. Local.
 /// @throws ContractViolation  a pointer is null.
 template <class... Ranges>
 [[nodiscard]] ParameterList parameters(Ranges&&... ranges) {

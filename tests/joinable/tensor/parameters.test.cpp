@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -74,6 +75,30 @@ TEST_CASE("pointers are kept, shared ones keep their parameters alive, temporary
     CHECK(list[2].value().data() == list[1].value().data());
 }
 
+TEST_CASE("unique pointers keep their parameters, of a named range as of a temporary view of it") {
+    std::vector<std::unique_ptr<Plain>> owners;
+    owners.push_back(std::make_unique<Plain>(Plain{{5.0F}, {0.0F}}));
+    auto const list = parameters(owners, std::span{owners});
+    REQUIRE(owners[0] != nullptr);
+    CHECK(list[0].value().data() == owners[0]->value.data());
+    CHECK(list[1].value().data() == owners[0]->value.data());
+}
+
+TEST_CASE("handles that a temporary view shows stay with their owner, and are kept as well") {
+    std::vector<Handle> handles{{std::make_shared<Plain>(Plain{{5.0F}, {0.0F}})}};
+    auto const list = parameters(std::span{handles});
+    REQUIRE(handles[0].plain != nullptr);
+    handles.clear();
+    CHECK(list[0].value().as<float>()(0) == 5.0F);
+}
+
+TEST_CASE("const handles are written through, since their copies share storage") {
+    std::vector<Handle> const handles{{std::make_shared<Plain>(Plain{{5.0F}, {0.0F}})}};
+    auto const list = parameters(handles);
+    list[0].value().as<float>()(0) = 6.0F;
+    CHECK(handles[0].plain->value[0] == 6.0F);
+}
+
 TEST_CASE("a null pointer is refused by its place") {
     Plain plain{{1.0F}, {0.0F}};
     std::vector<Plain*> const pointers{&plain, nullptr};
@@ -90,6 +115,10 @@ TEST_CASE("a gradient can be set where the traits allow it") {
     REQUIRE(list[0].can_set_grad());
     list[0].set_grad(joinable::AnyView{elsewhere});
     CHECK(params[0].g(1) == 4.0F);
+    std::vector<Plain> plains(1, Plain{{1.0F}, {2.0F}});
+    CHECK_THROWS_AS(
+        parameters(plains)[0].set_grad(joinable::AnyView{elsewhere}), joinable::ContractViolation
+    );
 }
 
 } // namespace

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: BSL-1.0
+// EXPECT: parameters: a temporary range of unique pointers would take its parameters with
+#include <memory>
+
+#include <support/misuse.hpp>
+
+struct Parameter {
+    std::vector<float> value;
+    std::vector<float> grad;
+};
+int main() {
+    (void)joinable::parameters(std::vector<std::unique_ptr<Parameter>>(2));
+}

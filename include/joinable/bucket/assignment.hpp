@@ -84,7 +84,11 @@ template <class Tensors>
     std::span<bool const> expect_sparse = {},
     std::span<std::size_t const> indices = {}
 ) {
-    static_assert(Tensor<decltype(*std::begin(tensors))>, "the range must hold tensors");
+    static_assert(
+        Tensor<decltype(*std::begin(tensors))>,
+        "compute_bucket_assignment_by_size: the elements of the range must model Tensor; "
+        "specialise joinable::tensor_traits for their type"
+    );
     struct Open {
         DType dtype;
         DeviceId device;

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <joinable/bucket/assignment.hpp>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <initializer_list>
 #include <limits>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -155,7 +158,8 @@ TEST_CASE("nothing to assign, sizes that differ and indices that are no permutat
     );
 }
 
-TEST_CASE("every tensor is in exactly one bucket, and a bucket is full only with its last tensor") {
+TEST_CASE("each dtype's buckets hold its tensors in order, each full with its last, but for the end"
+) {
     CHECK(rc::check([] {
         auto const sizes = *rc::gen::nonEmpty(
             rc::gen::container<std::vector<std::size_t>>(rc::gen::inRange<std::size_t>(0, 50))
@@ -175,19 +179,52 @@ TEST_CASE("every tensor is in exactly one bucket, and a bucket is full only with
         auto const result =
             compute_bucket_assignment_by_size(views, std::span<std::size_t const>{limits});
         RC_ASSERT(result.buckets.size() == result.limits.size());
-        std::vector<int> seen(sizes.size());
-        for (std::size_t b = 0; b < result.buckets.size(); ++b) {
-            RC_ASSERT(!result.buckets[b].empty());
-            std::size_t bytes = 0;
-            for (std::size_t const member : result.buckets[b]) {
-                RC_ASSERT(views[member].dtype() == views[result.buckets[b].front()].dtype());
-                RC_ASSERT(bytes < result.limits[b] || member == result.buckets[b].front());
-                bytes += views[member].numel() * joinable::size_of(views[member].dtype());
-                ++seen[member];
-            }
+        for (std::size_t b = 1; b < result.buckets.size(); ++b) {
+            RC_ASSERT(result.buckets[b - 1].front() < result.buckets[b].front());
         }
-        RC_ASSERT(seen == std::vector<int>(sizes.size(), 1));
+        for (DType const dtype : {DType::f32, DType::f64}) {
+            std::vector<std::size_t> members;
+            std::size_t number = 0; // of this dtype's buckets so far
+            bool was_full = true;
+            for (std::size_t b = 0; b < result.buckets.size(); ++b) {
+                auto const& bucket = result.buckets[b];
+                RC_ASSERT(!bucket.empty());
+                if (views[bucket.front()].dtype() != dtype) {
+                    continue;
+                }
+                RC_ASSERT(was_full); // only the last one may be open
+                RC_ASSERT(result.limits[b] == limits[std::min(number, limits.size() - 1)]);
+                std::size_t bytes = 0;
+                for (std::size_t const member : bucket) {
+                    RC_ASSERT(member == bucket.front() || bytes < result.limits[b]);
+                    bytes += sizes[member] * joinable::size_of(dtype);
+                    members.push_back(member);
+                }
+                was_full = bytes >= result.limits[b];
+                ++number;
+            }
+            std::vector<std::size_t> expected;
+            for (std::size_t i = 0; i < views.size(); ++i) {
+                if (views[i].dtype() == dtype) {
+                    expected.push_back(i);
+                }
+            }
+            RC_ASSERT(members == expected);
+        }
     }));
+}
+
+TEST_CASE("any range of tensors is assigned, whatever their type") {
+    std::vector<std::vector<double>> const vectors{
+        std::vector<double>(5), std::vector<double>(5), std::vector<double>(1)
+    };
+    CHECK(compute_bucket_assignment_by_size(vectors, {80}).buckets == Buckets{{0, 1}, {2}});
+    std::vector<float> storage(8);
+    std::array<joinable::StridedView<float>, 2> const columns{
+        joinable::as_strided(storage, {4}, {2}), joinable::as_strided(storage, {4}, {2}, 1)
+    };
+    Limits const limits{16};
+    CHECK(compute_bucket_assignment_by_size(columns, limits).buckets == Buckets{{0}, {1}});
 }
 
 } // namespace

@@ -2,11 +2,9 @@
 #include <joinable/tensor/dtype.hpp>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <random>
 #include <type_traits>
 
 #include <doctest/doctest.h>
@@ -61,48 +59,40 @@ TEST_CASE("every pattern of bits is the number of its definition, there and back
     check_all_bits<BFloat16>(8, 7);
 }
 
-/// Rounding to nearest, ties to even, by looking at both neighbours.
+/// Rounding is monotone, so it is right everywhere if it is right at every boundary: at the middle
+/// between each two neighbours (which goes to the even one) and at the floats just beside it.
 template <class T>
-void check_rounding(float value) {
-    T const rounded{value};
-    auto const distance = [&](std::uint16_t bits) {
-        T neighbour;
-        neighbour.bits = bits;
-        return std::abs(static_cast<double>(static_cast<float>(neighbour)) - value);
-    };
-    std::uint16_t const bits = rounded.bits;
-    if (!std::isfinite(static_cast<float>(rounded))) {
-        return;
-    }
-    double const error = distance(bits);
-    for (int const step : {-1, 1}) {
-        auto const other = static_cast<std::uint16_t>(bits + step);
-        if ((other & 0x7fffU) == 0x7fffU || (bits & 0x7fffU) == 0 ||
-            !std::isfinite(distance(other))) {
-            continue;
-        }
-        REQUIRE(error <= distance(other));
-        if (error == distance(other)) {
-            REQUIRE((bits & 1U) == 0);
+int wrong_roundings(int exponent_bits, int mantissa_bits) {
+    auto const infinity = static_cast<unsigned>(((1 << exponent_bits) - 1) << mantissa_bits);
+    int wrong = 0;
+    for (unsigned low = 0; low < infinity; ++low) {
+        double const below = number_of(low, exponent_bits, mantissa_bits);
+        // What comes after the largest number is infinity, which rounding takes for 2^(max + 1).
+        double const above = low + 1 < infinity ? number_of(low + 1, exponent_bits, mantissa_bits)
+                                                : std::ldexp(1.0, 1 << (exponent_bits - 1));
+        auto const middle = static_cast<float>((below + above) / 2);
+        float const beyond = std::numeric_limits<float>::infinity();
+        for (float const sign : {1.0F, -1.0F}) {
+            unsigned const sign_bit = sign < 0 ? 0x8000U : 0U;
+            unsigned const even = low + (low & 1U);
+            wrong += T{sign * middle}.bits == (even | sign_bit) ? 0 : 1;
+            wrong += T{sign * std::nextafter(middle, 0.0F)}.bits == (low | sign_bit) ? 0 : 1;
+            wrong +=
+                T{sign * std::nextafter(middle, beyond)}.bits == ((low + 1) | sign_bit) ? 0 : 1;
         }
     }
+    return wrong;
 }
 
-TEST_CASE("conversion from float rounds to nearest, ties to even") {
-    std::mt19937 random{7};
-    for (int i = 0; i < 200'000; ++i) {
-        auto const any = std::bit_cast<float>(static_cast<std::uint32_t>(random()));
-        if (std::isfinite(any)) {
-            check_rounding<BFloat16>(any);
-        }
-        float const near_half = std::ldexp(
-            static_cast<float>(random() % 100'000) / 65'536.0F, static_cast<int>(random() % 40) - 25
-        );
-        check_rounding<Half>(near_half);
-    }
+TEST_CASE("conversion from float rounds to nearest, ties to even, at every boundary there is") {
+    CHECK(wrong_roundings<Half>(5, 10) == 0);
+    CHECK(wrong_roundings<BFloat16>(8, 7) == 0);
     CHECK(Half{65519.0F}.bits == 0x7bff); // the largest number, and just beyond it
     CHECK(Half{65520.0F}.bits == 0x7c00);
     CHECK(Half{0x1p-25F}.bits == 0);
+    CHECK(Half{std::numeric_limits<float>::max()}.bits == 0x7c00);
+    CHECK(BFloat16{std::numeric_limits<float>::max()}.bits == 0x7f80);
+    CHECK(Half{-std::numeric_limits<float>::infinity()}.bits == 0xfc00);
 }
 
 TEST_CASE("sizes and names belong to their dtypes") {

@@ -152,7 +152,7 @@ private:
                           said.collective <= detail::Collective::barrier;
         pending = {said, out, fits, false};
         detail::ArrivalLine& line = board_.line(rank_, sequence);
-        std::uint64_t old = line.word.load(std::memory_order_relaxed);
+        std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
         if ((old & detail::ArrivalLine::frozen) != 0) {
             throw_failure(board_.reason());
         }
@@ -185,20 +185,15 @@ private:
         auto const others_have_room = [&] {
             all_retired_ = next_;
             for (int rank = 0; rank < size(); ++rank) {
-                all_retired_ =
-                    std::min(all_retired_, board_.retired(rank).load(std::memory_order_acquire));
+                all_retired_ = std::min(all_retired_, board_.retired(rank).load());
             }
-            return next_ < slots + all_retired_;
+            return next_ < slots + all_retired_ || board_.is_spent();
         };
-        auto const start = std::chrono::steady_clock::now();
-        while (!others_have_room()) {
-            if (board_.is_spent()) {
-                throw_failure(board_.reason());
-            }
-            if (std::chrono::steady_clock::now() - start > deadline_) {
-                fail_for_missing(board_.missing(next_ - slots), "finish a collective");
-            }
-            std::this_thread::yield();
+        if (!board_.room.wait(others_have_room, deadline_)) {
+            abort_for_missing(board_.holding_up(next_), "finish a collective", "posts another one");
+        }
+        if (board_.is_spent()) {
+            throw_failure(board_.reason());
         }
     }
 
@@ -212,8 +207,7 @@ private:
 
     [[nodiscard]] Arrival arrival_of(std::uint64_t sequence) noexcept {
         for (int rank = 0; rank < size(); ++rank) {
-            std::uint64_t const word =
-                board_.line(rank, sequence).word.load(std::memory_order_acquire);
+            std::uint64_t const word = board_.line(rank, sequence).word.load();
             if ((word & detail::ArrivalLine::sequence_mask) !=
                 (sequence & detail::ArrivalLine::sequence_mask)) {
                 return (word & detail::ArrivalLine::frozen) != 0 ? Arrival::never
@@ -246,7 +240,8 @@ private:
         }
         if (retired != retired_) {
             retired_ = retired;
-            board_.retired(rank_).store(retired, std::memory_order_release);
+            board_.retired(rank_).store(retired);
+            board_.room.wake();
         }
         return true;
     }
@@ -259,7 +254,8 @@ private:
         if (!board_.room.wait(has_arrived, deadline_)) {
             auto const missing = board_.missing(sequence);
             if (!missing.empty()) {
-                abort_for_missing(missing, concat_descriptor(sequence));
+                std::string const said = pending_[sequence % detail::Board::slots].said.text();
+                abort_for_missing(missing, "arrive", "waits in " + said);
             }
         }
         detail::Descriptor const& said = pending_[sequence % detail::Board::slots].said;
@@ -270,29 +266,26 @@ private:
         }
     }
 
-    [[nodiscard]] std::string concat_descriptor(std::uint64_t sequence) const {
-        return pending_[sequence % detail::Board::slots].said.text();
-    }
-
-    void abort_for_missing(std::vector<int> const& missing, std::string const& what) {
+    void abort_for_missing(
+        std::vector<int> const& missing, std::string const& did_not, std::string const& meanwhile
+    ) {
         double const seconds = std::chrono::duration<double>(deadline_).count();
+        std::string const culprits = detail::ranks_text(missing);
         board_.abort(
             {FailureKind::timed_out,
              missing,
              detail::concat(
-                 detail::ranks_text(missing),
-                 " did not arrive within ",
+                 culprits,
+                 " did not ",
+                 did_not,
+                 " within ",
                  seconds,
                  " s, while rank ",
                  rank_,
-                 " waits in ",
-                 what
+                 " ",
+                 meanwhile
              )}
         );
-    }
-    [[noreturn]] void fail_for_missing(std::vector<int> const& missing, std::string const& what) {
-        abort_for_missing(missing, what);
-        throw_failure(board_.reason());
     }
 
     detail::Board& board_;

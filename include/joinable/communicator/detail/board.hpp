@@ -87,19 +87,21 @@ struct alignas(64) ArrivalLine {
     }
 };
 
-/// How far the ranks have come with the chunks of one large collective. The upper half of each word
-/// is the sequence number, so that whoever posts first resets the slot.
+/// How far the ranks have come with the chunks of one large collective. The upper bits of each word
+/// are the sequence number, so that whoever posts first resets the slot: enough of them that no
+/// number comes back, however long only small messages have used the slot.
 struct alignas(64) ChunkProgress {
     std::atomic<std::uint64_t> claimed{~std::uint64_t{0}};
     std::atomic<std::uint64_t> done{~std::uint64_t{0}};
 
-    static constexpr std::uint64_t count_mask = 0xffff'ffffU;
+    static constexpr unsigned count_bits = 24;
+    static constexpr std::uint64_t count_mask = (std::uint64_t{1} << count_bits) - 1;
 
     void reset(std::uint64_t sequence) noexcept {
         for (std::atomic<std::uint64_t>* const counter : {&claimed, &done}) {
             std::uint64_t old = counter->load();
-            std::uint64_t const fresh = sequence << 32U;
-            if (old >> 32U != fresh >> 32U) {
+            std::uint64_t const fresh = sequence << count_bits;
+            if ((old & ~count_mask) != fresh) {
                 counter->compare_exchange_strong(old, fresh);
             }
         }
@@ -126,8 +128,8 @@ public:
     }
 
     [[nodiscard]] bool has_arrived(int rank, std::uint64_t sequence) noexcept {
-        return (line(rank, sequence).word.load(std::memory_order_acquire) &
-                ArrivalLine::sequence_mask) == (sequence & ArrivalLine::sequence_mask);
+        return (line(rank, sequence).word.load() & ArrivalLine::sequence_mask) ==
+               (sequence & ArrivalLine::sequence_mask);
     }
     [[nodiscard]] std::vector<int> missing(std::uint64_t sequence) {
         std::vector<int> ranks;
@@ -142,6 +144,17 @@ public:
     /// Collectives before this number are finished on `rank`: their slots are free for others.
     [[nodiscard]] std::atomic<std::uint64_t>& retired(int rank) noexcept {
         return retired_[static_cast<std::size_t>(rank)].count;
+    }
+
+    /// The ranks that have not finished the collective before which `sequence` cannot start.
+    [[nodiscard]] std::vector<int> holding_up(std::uint64_t sequence) {
+        std::vector<int> ranks;
+        for (int rank = 0; rank < size_; ++rank) {
+            if (retired(rank).load() + slots <= sequence) {
+                ranks.push_back(rank);
+            }
+        }
+        return ranks;
     }
 
     /// The first writer wins. Returns when nothing can arrive any more.

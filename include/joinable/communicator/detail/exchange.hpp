@@ -147,7 +147,7 @@ inline void run_chunk(
 
 [[nodiscard]] inline bool
 chunks_are_done(Board& board, std::uint64_t sequence, Descriptor const& said) noexcept {
-    std::uint64_t const done = board.progress(sequence).done.load(std::memory_order_acquire);
+    std::uint64_t const done = board.progress(sequence).done.load();
     return (done & ChunkProgress::count_mask) == Cut{said, board.size()}.chunks;
 }
 

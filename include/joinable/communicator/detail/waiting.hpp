@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -10,6 +11,13 @@
 #include <joinable/config.hpp>
 
 namespace joinable::inline v0::detail {
+
+/// When a wait that starts now ends. A year stands for any longer time: the sum would overflow.
+[[nodiscard]] inline std::chrono::steady_clock::time_point
+end_of_wait(std::chrono::nanoseconds deadline) noexcept {
+    constexpr std::chrono::nanoseconds year = std::chrono::hours{24 * 365};
+    return std::chrono::steady_clock::now() + std::min(deadline, year);
+}
 
 /// Waiting in three stages: spin while an answer usually takes less than a system call, yield so
 /// that more ranks than cores make progress, then sleep. Whoever changes what is waited for pays
@@ -21,8 +29,9 @@ public:
     explicit WaitingRoom(int ranks)
         : spins_{static_cast<unsigned>(ranks) <= std::thread::hardware_concurrency() ? 200 : 20} {}
 
-    /// Returns true once `ready()`, false at the deadline. `ready` reads atomics that are changed
-    /// before wake() with sequentially consistent operations.
+    /// Returns true once `ready()`, false at the deadline. What `ready` reads is changed before
+    /// wake() and read here by sequentially consistent operations: so either the waker sees the
+    /// sleeper, or the sleeper sees the change.
     template <class Ready>
     bool wait(Ready const& ready, std::chrono::nanoseconds deadline) {
         for (int i = 0; i < spins_; ++i) {
@@ -31,7 +40,7 @@ public:
             }
             cpu_relax();
         }
-        auto const end = std::chrono::steady_clock::now() + deadline;
+        auto const end = end_of_wait(deadline);
         for (int i = 0; i < yields; ++i) {
             if (ready()) {
                 return true;

@@ -82,14 +82,13 @@ using join_communicator_t =
 /// A class that can take part in a guard.
 ///
 /// `joinable` is an lvalue of `J`.
-/// | expression                      | result         | meaning |
-/// |---------------------------------|----------------|-----------------------------------------------|
-/// | `joinable.join_hook(args)`      | JoinHook       | what joined ranks run in its place; local;
-/// | |                                 |                | `args` is arguments<J::join_keywords>,
-/// and no | |                                 |                | member join_keywords means
-/// keywords<>         | | `joinable.join_communicator()`  | Communicator&  | over which its
-/// collectives run                | | `joinable.join_state()`         | JoinState&     | a member
-/// that it owns                         |
+/// | expression                     | result        | meaning                                       |
+/// |--------------------------------|---------------|-----------------------------------------------|
+/// | `joinable.join_hook(args)`     | JoinHook      | what joined ranks run in its place; local;    |
+/// |                                |               | `args` is arguments<J::join_keywords>, and no |
+/// |                                |               | member join_keywords means keywords<>         |
+/// | `joinable.join_communicator()` | Communicator& | over which its collectives run                |
+/// | `joinable.join_state()`        | JoinState&    | a member that it owns                         |
 ///
 /// Not checkable, still required: it calls notify_join_context or announce_round before its
 /// collectives of a round.
@@ -141,6 +140,13 @@ public:
             return local_;
         }
         return state_->session_->answer(state_->position_);
+    }
+
+    /// Whether gradients will be reduced, as far as this rank has announced. Local.
+    [[nodiscard]] bool will_sync() const noexcept {
+        return state_ == nullptr || state_->session_ == nullptr
+                   ? local_.will_sync()
+                   : state_->session_->announced_sync();
     }
 
     /// Whether wait() returns at once, because another opened the round, or no guard did. Local.
@@ -196,36 +202,6 @@ using post_hook_sequence =
     typename detail::ordered_hooks<detail::PostPhase, join_hook_t<Js>...>::sequence;
 
 namespace detail {
-
-/// Sets a participant's state for as long as its guard lives.
-class Attachment {
-public:
-    Attachment() = default;
-    Attachment(Attachment const&) = delete;
-    Attachment& operator=(Attachment const&) = delete;
-    ~Attachment() {
-        if (state_ != nullptr) {
-            state_->session_ = nullptr;
-            state_->notifications_ = nullptr;
-        }
-    }
-
-    static bool is_attached(JoinState const& state) noexcept {
-        return state.session_ != nullptr || state.notifications_ != nullptr;
-    }
-    void attach(JoinState& state, Session& session, std::size_t position) noexcept {
-        state_ = &state;
-        state.session_ = &session;
-        state.position_ = position;
-    }
-    void count(JoinState& state, std::size_t& notifications) noexcept {
-        state_ = &state;
-        state.notifications_ = &notifications;
-    }
-
-private:
-    JoinState* state_ = nullptr;
-};
 
 /// Runs the collectives of a participant whose round has been opened, and ends its part.
 template <class J, class F>

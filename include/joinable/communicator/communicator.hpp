@@ -70,19 +70,39 @@ concept has_missing = requires(C const& comm) {
     { comm.missing() } -> std::convertible_to<std::vector<int>>;
 };
 
+template <class C>
+concept has_keep_alive = requires(C& comm) { comm.keep_alive(); };
+
+} // namespace detail
+
+/// Whose memory a communicator moves, as its `device_type`; without one it is the host's.
+struct HostDevice {};
+struct CudaDevice {};
+
+namespace detail {
+
+template <class C>
+struct device_type_of : std::type_identity<HostDevice> {};
+template <class C>
+    requires requires { typename C::device_type; }
+struct device_type_of<C> : std::type_identity<typename C::device_type> {};
+
+template <class C>
+concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, HostDevice>;
+
 } // namespace detail
 
 /// A group of ranks that run collectives together.
 ///
 /// `comm` is an lvalue of `C`.
-/// | expression                     | result             | meaning |
-/// |--------------------------------|--------------------|-----------------------------------------------|
-/// | `comm.rank()`                  | convertible to int | this rank, in [0, size()); never changes
-/// | | `comm.size()`                  | convertible to int | number of ranks, >= 1; the same on
-/// every rank | | `comm.all_reduce(buffer, op)`  | Work               | combines `buffer` over all
-/// ranks, in place    | | `comm.broadcast(buffer, root)` | Work               | copies the buffer
-/// of `root` to all ranks      | | `comm.barrier()`               |                    | blocks
-/// until every rank has called it         |
+/// | expression                     | result             | meaning                                  |
+/// |--------------------------------|--------------------|------------------------------------------|
+/// | `comm.rank()`                  | convertible to int | this rank, in [0, size()); never changes |
+/// | `comm.size()`                  | convertible to int | number of ranks, the same on every rank  |
+/// | `comm.all_reduce(buffer, op)`  | Work               | combines `buffer` over all ranks in place|
+/// | `comm.broadcast(buffer, root)` | Work               | copies the buffer of `root` to all ranks |
+/// | `comm.barrier()`               |                    | blocks until every rank has called it    |
+/// | `C::device_type`               | optional           | HostDevice (default) or CudaDevice       |
 ///
 /// Not checkable, still required: every rank calls the same collectives in the same order; a
 /// collective that throws because of another rank leaves the communicator spent. Thread safety:
@@ -94,40 +114,48 @@ concept Communicator = detail::has_rank<C> && detail::has_size<C> && detail::has
 
 /// A communicator that concatenates one buffer of each rank, in rank order, on every rank.
 ///
-/// | expression                 | result | meaning |
-/// |----------------------------|--------|----------------------------------------------------------|
+/// | expression                 | result | meaning                                           |
+/// |----------------------------|--------|---------------------------------------------------|
 /// | `comm.all_gather(in, out)` | Work   | `out.count == in.count * size()`; all ranks alike |
 template <class C>
 concept AllGathers = Communicator<C> && detail::has_all_gather<C>;
 
 /// A communicator that combines buffers over all ranks and leaves each rank its share.
 ///
-/// | expression                         | result | meaning |
-/// |------------------------------------|--------|--------------------------------------------------|
-/// | `comm.reduce_scatter(in, out, op)` | Work   | `in.count == out.count * size()`; rank r gets |
-/// |                                    |        | the combined elements from r * out.count on |
+/// | expression                         | result | meaning                                        |
+/// |------------------------------------|--------|------------------------------------------------|
+/// | `comm.reduce_scatter(in, out, op)` | Work   | `in.count == out.count * size()`; rank r gets  |
+/// |                                    |        | the combined elements from r * out.count on    |
 template <class C>
 concept ReduceScatters = Communicator<C> && detail::has_reduce_scatter<C>;
 
 /// A communicator on which one rank can end the waiting of all.
 ///
-/// | expression           | result              | meaning |
-/// |----------------------|---------------------|----------------------------------------------------|
-/// | `comm.abort(reason)` |                     | local; every wait that cannot complete throws |
-/// |                      |                     | `reason` on every rank; the first writer wins |
-/// | `comm.is_spent()`    | convertible to bool | whether somebody aborted |
+/// | expression           | result              | meaning                                         |
+/// |----------------------|---------------------|-------------------------------------------------|
+/// | `comm.abort(reason)` |                     | local; every wait that cannot complete throws   |
+/// |                      |                     | `reason` on every rank; the first writer wins   |
+/// | `comm.is_spent()`    | convertible to bool | whether somebody aborted                        |
 template <class C>
 concept Aborts = Communicator<C> && detail::has_abort<C>;
 
 /// A communicator whose waits end in `TimedOut` (default: `default_deadline`).
 ///
-/// | expression             | result                    | meaning |
-/// |------------------------|---------------------------|---------------------------------------------|
-/// | `comm.set_deadline(d)` | std::chrono::nanoseconds  | local; for waits that start later;
-/// returns  | |                        |                           | the deadline that was in force
-/// |
+/// | expression             | result                   | meaning                                   |
+/// |------------------------|--------------------------|-------------------------------------------|
+/// | `comm.set_deadline(d)` | std::chrono::nanoseconds | local; for waits that start later;        |
+/// |                        |                          | returns the deadline that was in force    |
 template <class C>
 concept HasDeadline = Communicator<C> && detail::has_set_deadline<C>;
+
+/// A communicator on which a rank that keeps others waiting can say that it is still at work.
+///
+/// | expression          | result | meaning                                                        |
+/// |---------------------|--------|----------------------------------------------------------------|
+/// | `comm.keep_alive()` |        | local; whoever waits for this rank does so for one more        |
+/// |                     |        | deadline from now                                              |
+template <class C>
+concept RenewsDeadline = HasDeadline<C> && detail::has_keep_alive<C>;
 
 /// A communicator that can tell which ranks have not arrived in the oldest pending collective.
 ///

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <array>
 #include <concepts>
+#include <cstdio>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,10 +14,16 @@ inline std::string to_text(std::string_view piece) {
     return std::string{piece};
 }
 
-template <class Number>
-    requires std::integral<Number> || std::floating_point<Number>
+template <std::integral Number>
 std::string to_text(Number number) {
     return std::to_string(number);
+}
+
+/// Six significant digits, as short as they can be: "0.5", "300", "1e-07".
+inline std::string to_text(double number) {
+    std::array<char, 32> text{};
+    std::snprintf(text.data(), text.size(), "%g", number);
+    return text.data();
 }
 
 /// "3", "3 and 5", "1, 3 and 5": how error texts list ranks and indices.

@@ -30,8 +30,12 @@ public:
     virtual bool test_sum() = 0;
     virtual void wait_sum() = 0;
 
-    /// Local. False where the communicator cannot abort.
-    virtual bool abort(AbortReason const& reason) = 0;
+    /// Local. Nothing where the communicator cannot abort.
+    virtual void abort(AbortReason const& reason) = 0;
+    [[nodiscard]] virtual bool can_abort() const noexcept = 0;
+
+    /// Local. False where the communicator cannot renew deadlines.
+    virtual bool keep_alive() = 0;
 
     /// Local. The deadline that was in force, none where the communicator has no deadline.
     virtual std::optional<std::chrono::nanoseconds>
@@ -64,11 +68,18 @@ public:
         work_.reset();
     }
 
-    bool abort(AbortReason const& reason) override {
+    void abort(AbortReason const& reason) override {
         if constexpr (Aborts<Comm>) {
             comm_.abort(reason);
         }
-        return Aborts<Comm>;
+    }
+    [[nodiscard]] bool can_abort() const noexcept override { return Aborts<Comm>; }
+
+    bool keep_alive() override {
+        if constexpr (RenewsDeadline<Comm>) {
+            comm_.keep_alive();
+        }
+        return RenewsDeadline<Comm>;
     }
 
     std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds deadline

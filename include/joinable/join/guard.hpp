@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstddef>
 #include <exception>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -15,6 +14,8 @@
 #include <vector>
 
 #include <joinable/detail/type_name.hpp>
+#include <joinable/join/attachments.hpp>
+#include <joinable/join/guarded_range.hpp>
 #include <joinable/join/hooks.hpp>
 #include <joinable/joinable.hpp>
 
@@ -53,8 +54,24 @@ template <class... Js>
     return {std::tuple<std::remove_cvref_t<Js>&...>{joinables...}};
 }
 
-template <class Guard, class Range, class Announce>
-class GuardedRange;
+/// The communicator that serves a guard's roll calls: made by control().
+template <Communicator Comm>
+struct Control {
+    Comm& communicator;
+};
+
+/// Names the communicator for a guard's roll calls, in place of that of the first participant in
+/// hook order: one that reduces host memory, of the same ranks in the same order. It must outlive
+/// the guard, and may serve nothing else meanwhile that would come between two roll calls.
+template <class Comm>
+[[nodiscard]] Control<Comm> control(Comm& communicator) {
+    static_assert(models_communicator<Comm>());
+    static_assert(
+        detail::reduces_host_memory<Comm>,
+        "control: expected a communicator that reduces host memory"
+    );
+    return {communicator};
+}
 
 /// Lets ranks with different numbers of inputs run collectives together: ranks that have run out
 /// shadow the collectives of the others until everybody is done, and a failure of one rank becomes
@@ -62,6 +79,7 @@ class GuardedRange;
 ///
 /// @code
 /// joinable::Join guard{joinable::participants(ddp, step), {.end_policy = ...}, keyword = value};
+/// // or {participants(...), control(comm), {...}, keyword = value}; all but the first are optional
 /// for (auto const& batch : my_shard) { ddp.forward(...); ddp.backward(...); step.step(); }
 /// auto const result = guard.finish();
 /// @endcode
@@ -71,44 +89,42 @@ class GuardedRange;
 /// guard the others see PeerFailed: between rounds they hear of it in their next roll call and the
 /// communicators stay usable, anywhere else the communicators are aborted. After a throw of the
 /// guard itself it is over, and its participants can enter another.
-/// Cost: one sum of seven words per round, one more message when a rank arrives or fails.
+/// Cost: one sum of seven words per round, one more message when a rank arrives or fails; none
+/// with known lengths (JoinOptions::inputs).
 template <class... Js>
 class [[nodiscard]] Join {
     using Sequence = hook_sequence<Js...>;
     using Hooks = detail::GuardHooks<Js...>;
 
 public:
-    /// Collective. @throws ContractViolation  a participant is in another guard, or twice in this
-    /// one, or the communicators differ in rank or size, or cannot keep the timeout. @throws
-    /// PeerFailed another rank's constructor threw. @throws Mismatch ranks construct different
-    /// guards. Nothing stays attached.
+    /// Collective. @throws ContractViolation  a participant or a communicator is in another guard,
+    /// a participant is twice in this one, or the communicators differ in rank or size, or cannot
+    /// keep the timeout. @throws PeerFailed another rank's constructor threw. @throws Mismatch ranks
+    /// construct different guards. Nothing stays attached.
     template <class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
     explicit Join(Participants<Js...> list, KeywordArgument<Ks>... keywords)
-        : Join{list, JoinOptions{}, keywords...} {}
+        : Join{own_control(), list, {}, keywords...} {}
 
     template <class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
-    Join(Participants<Js...> list, JoinOptions options, KeywordArgument<Ks>... keywords)
-        : options_{options},
-          controls_{make_controls(list.joinables, std::index_sequence_for<Js...>{})},
-          session_{communicators(Sequence{}), describe(Sequence{}), options} {
-        static_assert(detail::ordered_hooks<detail::MainPhase, join_hook_t<Js>...>::is_solved);
-        static_assert(detail::ordered_hooks<detail::PostPhase, join_hook_t<Js>...>::is_solved);
-        static_assert((check_keyword<Ks, Ks...>() && ...));
-        if (!options.enable) {
-            count_notifications(list.joinables);
-            return;
-        }
-        std::exception_ptr error;
-        try {
-            prepare(list.joinables, keywords...);
-        } catch (...) {
-            error = std::current_exception();
-        }
-        session_.enter(order_digest(Sequence{}, post_hook_sequence<Js...>{}), error);
-        attach(list.joinables, Sequence{});
-    }
+    Join(Participants<Js...> list, JoinOptions const& options, KeywordArgument<Ks>... keywords)
+        : Join{own_control(), list, options, keywords...} {}
+
+    template <class Comm, class... Ks>
+    [[nodiscard("a Join guards until it is destroyed: give it a name")]]
+    Join(Participants<Js...> list, Control<Comm> control, KeywordArgument<Ks>... keywords)
+        : Join{erased(control.communicator), list, {}, keywords...} {}
+
+    template <class Comm, class... Ks>
+    [[nodiscard("a Join guards until it is destroyed: give it a name")]]
+    Join(
+        Participants<Js...> list,
+        Control<Comm> control,
+        JoinOptions const& options,
+        KeywordArgument<Ks>... keywords
+    )
+        : Join{erased(control.communicator), list, options, keywords...} {}
 
     Join(Join const&) = delete;
     Join& operator=(Join const&) = delete;
@@ -134,14 +150,25 @@ public:
             counts_by_next_ = true;
             return have_input;
         }
-        return session_.next(have_input, notice);
+        return session_.next(have_input, notice, detail::Opening::next);
     }
 
     /// next() over a range: `for (auto& batch : guard.iterate(batches, announce))`.
     /// `announce(element)` gives the notice of its round. Leaving the loop by break is joining.
     template <class Range, class Announce = detail::DefaultNotice>
     [[nodiscard]] auto iterate(Range&& range, Announce announce = {}) {
-        return GuardedRange<Join, Range, Announce>{
+        return GuardedRange<Join, Range, Announce, false>{
+            *this, std::forward<Range>(range), std::move(announce)
+        };
+    }
+
+    /// The same for a forward range, one element early: each round's roll call is posted before the
+    /// collectives of the round before it, so that its answer is there when it is needed. A vote
+    /// counts one round later. Leaving such a loop by break is a ContractViolation on all ranks,
+    /// which then compute a round already that this rank has announced: vote_stop() instead.
+    template <class Range, class Announce = detail::DefaultNotice>
+    [[nodiscard]] auto iterate(look_ahead_t, Range&& range, Announce announce = {}) {
+        return GuardedRange<Join, Range, Announce, true>{
             *this, std::forward<Range>(range), std::move(announce)
         };
     }
@@ -151,6 +178,19 @@ public:
     void vote_stop() {
         if (options_.enable) {
             session_.vote_stop();
+        }
+    }
+
+    /// Local. Says that this rank is still at work (a validation, a checkpoint): the others wait for
+    /// it one more deadline from now. @throws ContractViolation  the control communicator cannot.
+    void keep_alive()
+        requires(RenewsDeadline<join_communicator_t<Js>> && ...)
+    {
+        for (detail::ControlCommunicator* communicator : communicators(Sequence{})) {
+            if (options_.enable && !communicator->keep_alive()) {
+                throw ContractViolation{"Join::keep_alive() needs a control communicator that has "
+                                        "keep_alive() (see RenewsDeadline)"};
+            }
         }
     }
 
@@ -174,10 +214,81 @@ public:
             result.last_joiners = {control.rank()};
             return result;
         }
-        return session_.finish(*hooks_);
+        if (!session_.result()) {
+            session_.finish(*hooks_);
+            release();
+        }
+        return *session_.result();
     }
 
 private:
+    template <class, class, class, bool>
+    friend class GuardedRange;
+
+    using Erased = std::unique_ptr<detail::ControlCommunicator>;
+
+    template <class Comm>
+    static Erased erased(Comm& comm) {
+        return std::make_unique<detail::ControlOver<Comm>>(comm);
+    }
+    /// Without control(): the roll calls go over the first participant's communicator.
+    static Erased own_control() {
+        using First = std::tuple_element_t<detail::first_of(Sequence{}), std::tuple<Js...>>;
+        static_assert(
+            detail::reduces_host_memory<join_communicator_t<First>>,
+            "Join: the communicator of the first participant in hook order reduces device memory "
+            "only; add control(comm) after participants(...), with a host-side communicator"
+        );
+        return nullptr;
+    }
+
+    template <class... Ks>
+    Join(
+        Erased control,
+        Participants<Js...> list,
+        JoinOptions const& options,
+        KeywordArgument<Ks> const&... keywords
+    )
+        : options_{options}, control_{std::move(control)},
+          controls_{make_controls(list.joinables, std::index_sequence_for<Js...>{})},
+          session_{communicators(Sequence{}), describe(Sequence{}), options} {
+        static_assert(detail::ordered_hooks<detail::MainPhase, join_hook_t<Js>...>::is_solved);
+        static_assert(detail::ordered_hooks<detail::PostPhase, join_hook_t<Js>...>::is_solved);
+        static_assert((check_keyword<Ks, Ks...>() && ...));
+        if (!options.enable) {
+            count_notifications(list.joinables);
+            return;
+        }
+        std::exception_ptr error;
+        try {
+            prepare(list.joinables, keywords...);
+        } catch (...) {
+            error = std::current_exception();
+        }
+        session_.enter(order_digest(Sequence{}, post_hook_sequence<Js...>{}), error);
+        attach(list.joinables, Sequence{});
+    }
+
+    bool next_ahead(bool have_input, RoundNotice const& notice) {
+        return options_.enable ? session_.next(have_input, notice, detail::Opening::look_ahead)
+                               : next(have_input, notice);
+    }
+    void announce_ahead(std::optional<RoundNotice> const& notice) {
+        if (options_.enable) {
+            session_.look_ahead(notice);
+        }
+    }
+
+    /// Everything that the guard attached goes back to what it was.
+    void release() noexcept {
+        for (detail::Attachment& attachment : attachments_) {
+            attachment.detach();
+        }
+        hooks_.reset();
+        deadlines_.restore();
+        occupation_.end();
+    }
+
     // The guard is made of what each participant adds to it, kept in argument order.
     using Controls = std::array<std::unique_ptr<detail::ControlCommunicator>, sizeof...(Js)>;
 
@@ -196,7 +307,7 @@ private:
         )...}};
     }
 
-    /// Distinct, in hook order: the first serves the roll calls.
+    /// Distinct, the control communicator and then in hook order: the first serves the roll calls.
     template <std::size_t... I>
     std::vector<detail::ControlCommunicator*> communicators(std::index_sequence<I...>) const {
         std::vector<detail::ControlCommunicator*> distinct;
@@ -208,6 +319,9 @@ private:
             }
             distinct.push_back(candidate);
         };
+        if (control_) {
+            add(control_.get());
+        }
         (add(controls_[I].get()), ...);
         return distinct;
     }
@@ -234,27 +348,10 @@ private:
     /// The local checks and the hooks: what fails here fails together in the entry exchange.
     template <class... Ks>
     void prepare(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords) {
-        detail::ControlCommunicator const& first = *controls_.front();
-        if (first.size() > detail::max_world_size) {
-            throw ContractViolation{detail::concat(
-                "a guard takes at most ", detail::max_world_size, " ranks, given ", first.size()
-            )};
-        }
-        for (auto const& control : controls_) {
-            if (control->rank() != first.rank() || control->size() != first.size()) {
-                throw ContractViolation{detail::concat(
-                    "the communicators of a guard's participants must have the same ranks in the "
-                    "same order, but one says rank ",
-                    first.rank(),
-                    " of ",
-                    first.size(),
-                    " and another rank ",
-                    control->rank(),
-                    " of ",
-                    control->size()
-                )};
-            }
-        }
+        auto const all = communicators(Sequence{});
+        detail::check_options(options_);
+        detail::check_same_ranks(all);
+        occupation_.begin(all);
         std::apply(
             [](Js&... participant) {
                 std::vector<JoinState const*> seen;
@@ -278,7 +375,7 @@ private:
             joinables
         );
         if (options_.timeout) {
-            deadlines_.exchange(communicators(Sequence{}), *options_.timeout);
+            deadlines_.exchange(all, *options_.timeout);
         }
         hooks_.emplace(joinables, keywords...);
     }
@@ -293,7 +390,9 @@ private:
 
     JoinOptions options_;
     int exceptions_on_entry_ = std::uncaught_exceptions();
+    Erased control_;
     Controls controls_;
+    detail::Occupation occupation_;
     detail::Deadlines deadlines_;
     detail::Session session_;
     std::optional<Hooks> hooks_;
@@ -301,52 +400,6 @@ private:
     std::size_t own_rounds_ = 0;
     std::size_t notifications_ = 0;
     bool counts_by_next_ = false;
-};
-
-/// What Join::iterate returns: an input range that opens a round before each element.
-template <class Guard, class Range, class Announce>
-class GuardedRange {
-    using Inner = decltype(std::begin(std::declval<std::remove_reference_t<Range>&>()));
-    using InnerEnd = decltype(std::end(std::declval<std::remove_reference_t<Range>&>()));
-
-public:
-    GuardedRange(Guard& guard, Range&& range, Announce announce)
-        : guard_{guard}, range_{std::forward<Range>(range)}, announce_{std::move(announce)} {}
-
-    class iterator {
-    public:
-        iterator(GuardedRange& parent, Inner position, InnerEnd end)
-            : parent_{&parent}, position_{std::move(position)}, end_{std::move(end)} {
-            open();
-        }
-        decltype(auto) operator*() const { return *position_; }
-        iterator& operator++() {
-            ++position_;
-            open();
-            return *this;
-        }
-        friend bool operator==(iterator const& it, std::default_sentinel_t) { return it.is_done_; }
-
-    private:
-        void open() {
-            is_done_ = position_ == end_
-                           ? !parent_->guard_.next(false)
-                           : !parent_->guard_.next(true, parent_->announce_(*position_));
-        }
-
-        GuardedRange* parent_;
-        Inner position_;
-        InnerEnd end_;
-        bool is_done_ = false;
-    };
-
-    iterator begin() { return {*this, std::begin(range_), std::end(range_)}; }
-    [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }
-
-private:
-    Guard& guard_;
-    Range range_;
-    Announce announce_;
 };
 
 } // namespace joinable::inline v0

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include <joinable/detail/type_name.hpp>
 #include <joinable/joinable.hpp>
@@ -16,45 +14,6 @@ template <std::size_t First, std::size_t... Rest>
 consteval std::size_t first_of(std::index_sequence<First, Rest...>) {
     return First;
 }
-
-/// The notice of a range whose elements announce nothing special.
-struct DefaultNotice {
-    template <class Element>
-    RoundNotice operator()(Element const&) const noexcept {
-        return {};
-    }
-};
-
-/// Restores the deadlines of communicators that a guard has overridden.
-class Deadlines {
-public:
-    Deadlines() = default;
-    Deadlines(Deadlines const&) = delete;
-    Deadlines& operator=(Deadlines const&) = delete;
-    ~Deadlines() {
-        for (auto const& [communicator, deadline] : before_) {
-            communicator->exchange_deadline(deadline);
-        }
-    }
-
-    /// @throws ContractViolation  a communicator has no deadline.
-    void exchange(
-        std::vector<ControlCommunicator*> const& communicators, std::chrono::nanoseconds deadline
-    ) {
-        for (ControlCommunicator* communicator : communicators) {
-            auto const before = communicator->exchange_deadline(deadline);
-            if (!before) {
-                throw ContractViolation{
-                    "JoinOptions::timeout needs communicators that have set_deadline()"
-                };
-            }
-            before_.emplace_back(communicator, *before);
-        }
-    }
-
-private:
-    std::vector<std::pair<ControlCommunicator*, std::chrono::nanoseconds>> before_;
-};
 
 /// A hook constructed in place, so that it need not be movable.
 template <class J>

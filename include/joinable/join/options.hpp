@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string_view>
 
@@ -33,12 +34,24 @@ struct RoundNotice {
     friend constexpr bool operator==(RoundNotice const&, RoundNotice const&) = default;
 };
 
-/// How a guard behaves; every rank must give the same, but for the timeout.
+/// How a guard behaves. `enable`, `end_policy`, `sync_every` and whether `inputs` and
+/// `weight_per_input` are given must be the same on every rank.
 struct JoinOptions {
     bool enable = true; ///< false: nothing is attached and nothing is sent
     EndPolicy end_policy = EndPolicy::drain;
-    /// Inside the guard, overrides the deadline of the participants' communicators.
+    /// Inside the guard, overrides the deadline of its communicators.
     std::optional<std::chrono::nanoseconds> timeout = {};
+    /// This rank's number of inputs. When every rank gives it and the communicators can abort,
+    /// rounds need no roll calls: no vote, no leaving early, no notice but the default one.
+    std::optional<std::size_t> inputs = {};
+    /// The weight in a notice that says nothing.
+    std::optional<std::uint64_t> weight_per_input = {};
+    /// A notice that says nothing syncs in every `sync_every`th round only.
+    std::size_t sync_every = 1;
+    /// Told when this rank has shadowed more than `skew_limit` rounds in a row, at most once a
+    /// minute in this process. What it throws leaves the guard.
+    std::function<void(std::string_view)> warn = {};
+    std::size_t skew_limit = 1000;
 };
 
 /// The enumerator's name, for error texts.

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <string>
 #include <vector>
+
+#include <joinable/detail/text.hpp>
 
 namespace joinable::inline v0 {
 
@@ -21,5 +25,56 @@ struct JoinResult {
     std::size_t unsynced_rounds = 0;
     std::chrono::nanoseconds waited{}; ///< blocked in roll calls
 };
+
+/// The result as a table for people: a line per rank, its rounds and how many it shadowed, and a
+/// mark for the last joiners.
+[[nodiscard]] inline std::string to_string(JoinResult const& result) {
+    auto const cell = [](auto const& value) {
+        std::string const text = detail::concat(value);
+        return std::string(text.size() < 8 ? 8 - text.size() : 1, ' ') + text;
+    };
+    std::string table = "rank   rounds shadowed\n";
+    for (std::size_t rank = 0; rank < result.rounds_per_rank.size(); ++rank) {
+        std::size_t const own = result.rounds_per_rank[rank];
+        bool const is_last =
+            std::find(
+                result.last_joiners.begin(), result.last_joiners.end(), static_cast<int>(rank)
+            ) != result.last_joiners.end();
+        table += detail::concat(
+            cell(rank).substr(4),
+            " ",
+            cell(own),
+            " ",
+            cell(result.rounds - own),
+            is_last ? " last" : "",
+            "\n"
+        );
+    }
+    double const milliseconds = std::chrono::duration<double, std::milli>(result.waited).count();
+    table += detail::concat(
+        result.rounds,
+        " rounds",
+        result.stopped_early ? ", stopped early" : "",
+        "; this rank ran ",
+        result.own_rounds,
+        ", shadowed ",
+        result.shadow_rounds,
+        ", waited ",
+        milliseconds,
+        " ms"
+    );
+    if (result.unsynced_rounds != 0) {
+        table += detail::concat("; the last ", result.unsynced_rounds, " did not sync");
+    }
+    return table + "\n";
+}
+
+/// Prints the table to any stream that takes a std::string.
+template <class Stream>
+    requires requires(Stream& stream, std::string const& text) { stream << text; }
+Stream& operator<<(Stream& stream, JoinResult const& result) {
+    stream << to_string(result);
+    return stream;
+}
 
 } // namespace joinable::inline v0

@@ -10,7 +10,8 @@ namespace joinable::inline v0 {
 
 namespace detail {
 class Session;
-}
+class Rounds;
+} // namespace detail
 
 /// One forward pass of the active ranks, as all ranks agreed on it. Outside a guard, and in one
 /// that is not enabled, all ranks count as active and only this rank's own weight is known. Cheap
@@ -58,6 +59,7 @@ public:
 
 private:
     friend class detail::Session;
+    friend class detail::Rounds;
     friend class PendingRound;
 
     detail::Session* session_ = nullptr;

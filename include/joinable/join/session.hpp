@@ -2,20 +2,20 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <exception>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include <joinable/detail/failure.hpp>
+#include <joinable/join/ending.hpp>
 #include <joinable/join/parts.hpp>
 #include <joinable/join/result.hpp>
-#include <joinable/join/roll_call.hpp>
 #include <joinable/join/round.hpp>
+#include <joinable/join/rounds.hpp>
+#include <joinable/join/skew.hpp>
 
 namespace joinable::inline v0::detail {
 
@@ -41,35 +41,15 @@ public:
         std::vector<ParticipantInfo> participants,
         JoinOptions const& options
     )
-        : communicators_{std::move(communicators)}, parts_{std::move(participants)},
-          options_{options}, roll_call_{control(), options.end_policy} {}
+        : ending_{std::move(communicators)}, parts_{std::move(participants)}, options_{options},
+          rounds_{ending_.control(), options_} {}
 
-    /// Collective. `order` is a digest of what must be the same on all ranks; `local_error` is what
-    /// this rank's constructor found, if anything: then every other rank throws PeerFailed.
-    void enter(Digest order, std::exception_ptr const& local_error) {
-        RollCallLanes lanes;
-        lanes.active = 1;
-        lanes.failed = local_error ? 1 : 0;
-        EntryCode const code{
-            static_cast<std::uint32_t>(parts_.count()), options_.end_policy, library_version
-        };
-        lanes.code = Agreement::of(code.encode());
-        lanes.digest = Agreement::of(order.value());
-        roll_call_.post(lanes);
-        Verdict const verdict = roll_call_.agree(failure_of(local_error).message);
-        if (verdict == Verdict::mismatch) {
-            roll_call_.name_differences(
-                "ranks enter different guards",
-                "construct the same Join on every rank",
-                EntryCode::text
-            );
-        }
-        if (local_error) {
-            std::rethrow_exception(local_error);
-        }
-        if (verdict != Verdict::go_on) {
-            throw_failure(roll_call_.failure());
-        }
+    Session(Session const&) = delete; // rounds know the options by address
+    Session& operator=(Session const&) = delete;
+
+    /// Collective. See Rounds::enter.
+    void enter(Digest const& order, std::exception_ptr const& local_error) {
+        rounds_.enter(parts_.count(), order, local_error, ending_.can_abort());
     }
 
     // -- what participants call ------------------------------------------------------------------
@@ -79,13 +59,14 @@ public:
         if (is_shadowing_) {
             return; // a hook may run the code of active ranks
         }
-        check_alive();
+        ending_.require_alive();
         require_no_announcement();
-        if (parts_.take_turn(position, opening_ == Opening::next)) {
+        bool const loop_opens_rounds = opened_ && opened_->opening != Opening::notification;
+        if (parts_.take_turn(position, loop_opens_rounds)) {
             check_later_notice(position, notice);
             return;
         }
-        open(notice, Opening::notification, position);
+        opened_ = open(notice, Opening::notification, position);
     }
 
     /// Blocks until the round that was announced is agreed on, and returns it.
@@ -103,187 +84,148 @@ public:
     }
     void done() { parts_.done(); }
 
-    /// Keeps the reason of a failure that is about to leave the guard; the first one counts.
-    void record_failure(std::string_view text) {
-        if (!recorded_) {
-            recorded_ = failure_of(std::current_exception());
-            if (recorded_->message.empty()) {
-                recorded_->message = text;
-            }
-        }
-    }
+    void record_failure(std::string_view text) { ending_.record(text); }
 
-    [[nodiscard]] bool is_active(int rank) const { return roll_call_.is_active(rank); }
-    [[nodiscard]] bool is_answered() const noexcept { return !roll_call_.is_posted(); }
+    [[nodiscard]] bool is_active(int rank) const { return rounds_.roll_call().is_active(rank); }
+    [[nodiscard]] bool is_answered() const noexcept { return !rounds_.is_posted() || is_ahead_; }
+    [[nodiscard]] bool announced_sync() const noexcept {
+        return is_answered() ? round_.will_sync() : opened_ && opened_->syncs();
+    }
 
     // -- what the guard calls --------------------------------------------------------------------
 
     /// Opens a round if this rank has an input. False when it is to leave the loop.
-    bool next(bool have_input, RoundNotice const& notice) {
+    bool next(bool have_input, RoundNotice const& notice, Opening opening) {
         if (stopped_) {
             return false;
         }
-        check_alive();
+        ending_.require_alive();
         require_complete_round();
         if (!have_input) {
             return false;
         }
-        open(notice, Opening::next, 0);
+        if (is_ahead_ && (opening != Opening::look_ahead || !ahead_)) {
+            throw_violation("a loop with look-ahead has said already what this rank does next; run "
+                            "one such loop in a guard, and no next() beside it");
+        }
+        opened_ = is_ahead_ ? std::exchange(ahead_, {}) : open(notice, opening, 0);
+        is_ahead_ = false;
         settle();
         return !stopped_;
     }
 
+    /// Announces the round after the open one, or without a notice that there is none for this
+    /// rank, before the collectives of the open round.
+    void look_ahead(std::optional<RoundNotice> const& notice) {
+        if (rounds_.is_scheduled()) {
+            return; // everybody knows
+        }
+        if (notice) {
+            ahead_ = open(*notice, Opening::look_ahead, 0);
+        } else {
+            rounds_.announce_arrival();
+        }
+        is_ahead_ = true;
+    }
+
     void vote_stop() {
-        if (opening_ == Opening::notification) {
+        if (opened_ && opened_->opening == Opening::notification) {
             throw_violation(
                 "vote_stop() needs a loop that runs on next() or iterate(), so that no rank "
                 "computes a round that was stopped"
             );
         }
-        vote_ = true;
+        rounds_.vote_stop();
     }
 
-    /// Makes this rank joined, shadows until all are, runs the post hooks. Again: the same result.
-    JoinResult const& finish(HookRunner& hooks) {
-        if (is_finished_) {
-            return result_;
-        }
-        check_alive();
+    /// Makes this rank joined, shadows until all are, runs the post hooks.
+    void finish(HookRunner& hooks) {
+        ending_.require_alive();
         try {
             require_complete_round();
+            require_nothing_ahead();
             if (!stopped_) {
                 shadow_until_end(hooks);
             }
             has_ended_ = true;
-            make_result();
-            bool const is_last = contains(result_.last_joiners, control().rank());
-            hooks.run_post_hooks(result_, is_last);
-            roll_call_.post({}); // a post hook that fails on one rank fails on all
-            check(roll_call_.answer());
-            is_finished_ = is_over_ = true;
+            JoinResult result = rounds_.result(stopped_);
+            auto const& last = result.last_joiners;
+            bool const is_last =
+                std::find(last.begin(), last.end(), ending_.control().rank()) != last.end();
+            hooks.run_post_hooks(result, is_last);
+            rounds_.announce_nothing(); // a post hook that fails on one rank fails on all
+            hear();
+            ending_.end();
+            result_ = std::move(result);
         } catch (...) {
-            record_failure({});
+            ending_.record({});
             leave_by_exception();
             throw;
         }
-        return result_;
     }
 
     /// For a guard that an exception leaves. Blocks at most the deadline, never throws: between
     /// rounds it says so in the next roll call, anywhere else it aborts the communicators.
     void leave_by_exception() noexcept {
-        if (is_over_) {
+        if (ending_.is_over()) {
             return;
         }
-        is_over_ = true;
         try {
-            AbortReason const reason = recorded_.value_or(failure_of({}));
+            AbortReason const reason = ending_.reason();
             if (is_between_rounds() && reason.ranks.empty()) {
-                RollCallLanes lanes;
-                lanes.failed = 1;
-                roll_call_.post(lanes);
-                roll_call_.answer(reason.message);
+                ending_.end();
+                rounds_.announce_failure(reason.message);
                 return;
             }
-            for (ControlCommunicator* communicator : communicators_) {
-                communicator->abort(blamed_on(control().rank(), reason));
-            }
+            ending_.abort(blamed_on(ending_.control().rank(), reason));
         } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is in flight goes on
         }
     }
 
-    [[nodiscard]] bool is_over() const noexcept { return is_over_; }
+    /// What finish() returned, once it has.
+    [[nodiscard]] std::optional<JoinResult> const& result() const noexcept { return result_; }
+    [[nodiscard]] bool is_over() const noexcept { return ending_.is_over(); }
     [[nodiscard]] Round const& round() const noexcept { return round_; }
 
 private:
-    [[nodiscard]] ControlCommunicator& control() const noexcept { return *communicators_.front(); }
-
-    static bool contains(std::vector<int> const& ranks, int rank) {
-        return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-    }
-
-    void check_alive() const {
-        if (is_over_) {
-            if (failure_) {
-                throw_failure(*failure_);
-            }
-            throw_violation("this guard has ended; construct a new Join for more rounds");
-        }
-    }
-
-    // -- rounds ----------------------------------------------------------------------------------
-
-    void open(RoundNotice const& notice, Opening opening, std::size_t opener) {
-        bool const syncs = notice.will_sync && notice.phase == Phase::train;
-        if (notice.weight.value_or(0) > max_weight) {
-            throw_violation(
-                concat("a weight of ", *notice.weight, " is above the maximum of ", max_weight)
-            );
-        }
-        Round preview;
-        preview.session_ = this;
-        preview.number_ = roll_call_.rounds();
-        preview.phase_ = notice.phase;
-        preview.will_sync_ = syncs;
+    Announcement open(RoundNotice const& notice, Opening opening, std::size_t opener) {
+        Announcement const said{rounds_.completed(notice), opening, opener};
         if (opening == Opening::notification) {
-            if (vote_ || options_.end_policy == EndPolicy::stop_at_first) {
+            if (rounds_.has_vote() || options_.end_policy == EndPolicy::stop_at_first) {
                 throw_violation(
                     "votes and EndPolicy::stop_at_first need a loop that runs on next() or "
                     "iterate(), so that no rank computes a round that was stopped"
                 );
             }
-            parts_.require_first(opener, preview);
+            parts_.require_first(opener, rounds_.preview(said));
         }
-        opening_ = opening;
-        notice_ = notice;
-        parts_.close();
-        opener_ = opener;
-        RollCallLanes lanes;
-        lanes.active = 1;
-        lanes.stop = vote_ ? 1 : 0;
-        lanes.syncs = syncs ? 1 : 0;
-        lanes.weight = notice.weight.value_or(0);
-        RoundCode const code{
-            notice.phase,
-            syncs,
-            notice.weight.has_value(),
-            opening,
-            static_cast<std::uint32_t>(opener)
-        };
-        lanes.code = Agreement::of(code.encode());
-        lanes.digest = Agreement::of(static_cast<std::uint32_t>(preview.number_) & digest_mask);
-        roll_call_.post(lanes);
+        rounds_.announce(said);
+        return said;
     }
 
     /// Waits for the answer of a posted roll call, if there is one, and acts on it.
     void settle() {
-        if (!roll_call_.is_posted()) {
+        if (is_answered()) {
             return;
         }
         if (hear() == Verdict::stop) {
             stopped_ = true;
             return;
         }
-        adopt_round(notice_.weight.value_or(0), false);
-        ++result_.own_rounds;
-        if (opening_ == Opening::notification) {
-            parts_.begin(opener_);
+        round_ = rounds_.adopt(*this, opened_);
+        parts_.open(round_);
+        if (opened_ && opened_->opening == Opening::notification) {
+            parts_.begin(opened_->opener);
         }
     }
 
     /// The answer; verdicts that end the guard with an exception are thrown here.
     Verdict hear() {
         try {
-            if (roll_call_.test()) {
-                return check(roll_call_.answer());
-            }
-            auto const begin = std::chrono::steady_clock::now();
-            Verdict const verdict = roll_call_.answer();
-            result_.waited += std::chrono::steady_clock::now() - begin;
-            return check(verdict);
+            return check(rounds_.hear());
         } catch (...) {
-            if (!is_over_) { // the communicator failed: the others of this guard fail with it
-                record_failure({});
+            if (!ending_.is_over()) { // the communicator failed: the others fail with it
+                ending_.record({});
                 leave_by_exception();
             }
             throw;
@@ -293,18 +235,15 @@ private:
     Verdict check(Verdict verdict) {
         switch (verdict) {
         case Verdict::failed:
-        case Verdict::mismatch:
-            is_over_ = true;
-            failure_ = roll_call_.failure();
-            throw_failure(*failure_);
+        case Verdict::mismatch: ending_.fail(rounds_.roll_call().failure());
         case Verdict::early_end:
-            is_over_ = true;
+            ending_.end();
             throw EarlyTermination{
-                roll_call_.arrived(),
+                rounds_.roll_call().arrived(),
                 concat(
-                    ranks_text(roll_call_.arrived()),
+                    ranks_text(rounds_.roll_call().arrived()),
                     " ran out of inputs after ",
-                    roll_call_.rounds(),
+                    rounds_.roll_call().rounds(),
                     " rounds"
                 )
             };
@@ -315,46 +254,25 @@ private:
         return verdict;
     }
 
-    void adopt_round(std::uint64_t own_weight, bool is_shadow) {
-        RollCallLanes const& said = roll_call_.said();
-        RoundCode const code = RoundCode::decode(*said.code.value(said.active));
-        round_.session_ = this;
-        round_.number_ = roll_call_.rounds() - 1;
-        round_.phase_ = code.phase;
-        round_.will_sync_ = code.syncs;
-        round_.is_weighted_ = code.weighted;
-        round_.active_count_ = static_cast<int>(said.active);
-        round_.weight_sum_ = said.weight;
-        round_.weight_ = own_weight;
-        round_.buffer_source_ = roll_call_.lowest_active();
-        round_.is_shadow_ = is_shadow;
-        parts_.open(round_);
-        if (code.syncs) {
-            result_.unsynced_rounds = 0;
-        } else if (code.phase == Phase::train) {
-            ++result_.unsynced_rounds;
-        }
-    }
-
     void check_later_notice(std::size_t position, RoundNotice const& notice) const {
-        if (notice != RoundNotice{} && notice != notice_) {
+        if (notice != RoundNotice{} && opened_ && notice != opened_->notice) {
             throw_violation(concat(
                 parts_.name(position),
                 " gave a notice that differs from the one that opened round ",
                 round_.number(),
-                opening_ == Opening::next
-                    ? "; give the notice to next() or to the announce function of iterate()"
-                    : "; give the notice to the participant that comes first in hook order"
+                opened_->opening == Opening::notification
+                    ? "; give the notice to the participant that comes first in hook order"
+                    : "; give the notice to next() or to the announce function of iterate()"
             ));
         }
     }
 
     void require_no_announcement() const {
-        if (roll_call_.is_posted()) {
+        if (!is_answered()) {
             throw_violation(concat(
-                parts_.name(opener_),
+                parts_.name(opened_ ? opened_->opener : 0),
                 " announced round ",
-                roll_call_.rounds(),
+                rounds_.roll_call().rounds(),
                 ", but never waited for it (a forward without its backward?)"
             ));
         }
@@ -365,27 +283,49 @@ private:
         parts_.require_complete();
     }
 
+    /// Others compute a round already that this rank has announced: they cannot go on without it.
+    void require_nothing_ahead() {
+        if (ahead_) {
+            AbortReason const reason{
+                FailureKind::contract,
+                {ending_.control().rank()},
+                concat(
+                    "rank ",
+                    ending_.control().rank(),
+                    " left a loop with look-ahead before its end, but had announced round ",
+                    rounds_.roll_call().rounds(),
+                    "; vote_stop() instead, or iterate without look_ahead"
+                )
+            };
+            ending_.abort(reason);
+            throw_failure(reason);
+        }
+    }
+
     [[nodiscard]] bool is_between_rounds() const {
-        return !roll_call_.is_posted() && parts_.are_complete() && !has_ended_ && !is_shadowing_;
+        return !rounds_.is_posted() && !rounds_.is_scheduled() && parts_.are_complete() &&
+               !has_ended_ && !is_shadowing_;
     }
 
     // -- the end ---------------------------------------------------------------------------------
 
     void shadow_until_end(HookRunner& hooks) {
         parts_.close();
-        RollCallLanes lanes;
-        lanes.arrived = 1;
-        lanes.stop = vote_ ? 1 : 0;
+        if (!std::exchange(is_ahead_, false)) {
+            rounds_.announce_arrival();
+        }
         for (;;) {
-            roll_call_.post(lanes);
-            lanes = {};
             Verdict const verdict = hear();
             if (verdict != Verdict::go_on) {
                 stopped_ = verdict == Verdict::stop;
                 return;
             }
-            adopt_round(0, true);
             is_shadowing_ = true;
+            round_ = rounds_.adopt(*this, {});
+            if (rounds_.looks_ahead()) { // as the active ranks do: before this round's collectives
+                rounds_.announce_nothing();
+            }
+            parts_.open(round_);
             for (auto part = parts_.next(); part; part = parts_.next()) {
                 parts_.begin(*part);
                 round_.position_ = *part;
@@ -393,44 +333,26 @@ private:
             }
             parts_.close();
             is_shadowing_ = false;
-            ++result_.shadow_rounds;
-        }
-    }
-
-    void make_result() {
-        int const size = control().size();
-        result_.rounds = roll_call_.rounds();
-        result_.stopped_early = stopped_;
-        bool const some_arrived = roll_call_.said().arrived > 0;
-        for (int rank = 0; rank < size; ++rank) {
-            result_.rounds_per_rank.push_back(roll_call_.rounds_of(rank));
-            bool const was_active = (stopped_ && roll_call_.is_active(rank)) ||
-                                    (some_arrived && contains(roll_call_.arrived(), rank));
-            if (was_active) {
-                result_.last_joiners.push_back(rank);
+            warn_of_skew(options_, ending_.control().rank(), rounds_.shadow_rounds());
+            if (!rounds_.is_posted()) {
+                rounds_.announce_nothing();
             }
         }
-        result_.authoritative_rank = result_.last_joiners.back();
     }
 
-    std::vector<ControlCommunicator*> communicators_; ///< distinct; the first serves roll calls
+    Ending ending_;
     Parts parts_;
     JoinOptions options_;
-    RollCall roll_call_;
+    Rounds rounds_;
 
     Round round_;
-    RoundNotice notice_;
-    std::optional<Opening> opening_;
-    std::size_t opener_ = 0;
+    std::optional<Announcement> opened_; ///< the last round that this rank opened
+    bool is_ahead_ = false;              ///< the posted roll call is of the next round already
+    std::optional<Announcement> ahead_;  ///< what it says; none when it says the end
     bool is_shadowing_ = false;
-    bool vote_ = false;
-    bool stopped_ = false;     ///< by agreement, before every rank ran out
-    bool has_ended_ = false;   ///< the end verdict was heard, post hooks run
-    bool is_finished_ = false; ///< the result is valid
-    bool is_over_ = false;
-    std::optional<AbortReason> recorded_; ///< why this rank leaves
-    std::optional<AbortReason> failure_;  ///< what the guard itself threw
-    JoinResult result_;
+    bool stopped_ = false;   ///< by agreement, before every rank ran out
+    bool has_ended_ = false; ///< the end verdict was heard, post hooks run
+    std::optional<JoinResult> result_;
 };
 
 } // namespace joinable::inline v0::detail

@@ -94,8 +94,8 @@ public:
                     "one with {.will_sync = false} or {.phase = Phase::evaluate}"
                 };
             }
-            syncs_ = notice.will_sync && notice.phase == Phase::train;
             pending_ = announce_round(*this, notice);
+            syncs_ = pending_.will_sync();
             if (!syncs_ || pending_.is_answered()) {
                 Round round = pending_.wait();
                 syncs_ = round.will_sync();

@@ -32,7 +32,9 @@ public:
     }
     bool test_sum() override { return true; }
     void wait_sum() override {}
-    bool abort(joinable::AbortReason const&) override { return false; }
+    void abort(joinable::AbortReason const&) override {}
+    [[nodiscard]] bool can_abort() const noexcept override { return false; }
+    bool keep_alive() override { return false; }
     std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds) override {
         return {};
     }

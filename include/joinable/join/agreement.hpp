@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <joinable/config.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/join/options.hpp>
+
+/// @file
+/// The words of a roll call, and the verdict that every rank computes from their sum.
+
+namespace joinable::inline v0::detail {
+
+inline constexpr int max_world_size = 1 << 18; ///< so that no lane of a roll call overflows
+inline constexpr std::uint64_t max_weight = std::uint64_t{1} << 45;
+inline constexpr std::uint32_t digest_mask = (1U << 23) - 1;
+
+/// FNV-1a over numbers, cut to what a roll call can compare (see `Agreement`).
+class Digest {
+public:
+    Digest& add(std::uint64_t value) noexcept {
+        for (int byte = 0; byte < 8; ++byte) {
+            hash_ = (hash_ ^ ((value >> (8 * byte)) & 0xffU)) * 0x100'0000'01b3U;
+        }
+        return *this;
+    }
+    [[nodiscard]] std::uint32_t value() const noexcept {
+        return static_cast<std::uint32_t>(hash_ ^ (hash_ >> 23) ^ (hash_ >> 46)) & digest_mask;
+    }
+
+private:
+    std::uint64_t hash_ = 0xcbf2'9ce4'8422'2325U;
+};
+
+/// Whether all of `count` ranks added the same value F < 2^23: sum and sum of squares determine it,
+/// because the mean of squares equals the square of the mean for equal values only.
+struct Agreement {
+    std::uint64_t sum = 0;
+    std::uint64_t squares = 0;
+
+    static Agreement of(std::uint32_t value) noexcept {
+        return {value, static_cast<std::uint64_t>(value) * value};
+    }
+    [[nodiscard]] std::optional<std::uint32_t> value(std::uint64_t count) const noexcept {
+        if (count == 0) {
+            return 0;
+        }
+        std::uint64_t const mean = sum / count;
+        if (sum % count != 0 || squares != count * mean * mean) {
+            return {};
+        }
+        return static_cast<std::uint32_t>(mean);
+    }
+};
+
+/// The seven words of a roll call: what one rank adds, and after the sum what all ranks said.
+struct RollCallLanes {
+    std::uint32_t active = 0;
+    std::uint32_t arrived = 0; ///< ran out of inputs since the previous roll call
+    std::uint32_t failed = 0;  ///< leaves by an exception
+    std::uint32_t stop = 0;    ///< votes to stop
+    std::uint32_t syncs = 0;
+    std::uint64_t weight = 0;
+    Agreement code;   ///< readable: see RoundCode
+    Agreement digest; ///< of what the rank is about to do
+
+    using Words = std::array<std::uint64_t, 7>;
+
+    [[nodiscard]] Words encode() const noexcept {
+        return {
+            {field(active, 0) | field(arrived, 1) | field(failed, 2),
+             field(stop, 0) | field(syncs, 1),
+             weight,
+             code.sum,
+             code.squares,
+             digest.sum,
+             digest.squares}
+        };
+    }
+    static RollCallLanes decode(Words const& words) noexcept {
+        return {
+            take(words[0], 0),
+            take(words[0], 1),
+            take(words[0], 2),
+            take(words[1], 0),
+            take(words[1], 1),
+            words[2],
+            {words[3], words[4]},
+            {words[5], words[6]}
+        };
+    }
+
+private:
+    static constexpr unsigned bits = 20; ///< 2^18 ranks fit, three fields in a word
+    static std::uint64_t field(std::uint32_t value, unsigned index) noexcept {
+        return static_cast<std::uint64_t>(value) << (bits * index);
+    }
+    static std::uint32_t take(std::uint64_t word, unsigned index) noexcept {
+        return static_cast<std::uint32_t>(word >> (bits * index)) & ((1U << bits) - 1);
+    }
+};
+
+/// How a rank opened a round; with look-ahead it announces the next round before this one's
+/// collectives, and joined ranks do the same.
+enum class Opening : std::uint8_t { notification, next, look_ahead };
+
+/// The code lane: everything about a round that active ranks must agree on and error texts name.
+struct RoundCode {
+    Phase phase = Phase::train;
+    bool syncs = false;
+    bool weighted = false;
+    Opening opening = Opening::notification;
+    std::uint32_t opener = 0; ///< index of the notifying participant
+
+    [[nodiscard]] std::uint32_t encode() const noexcept {
+        return static_cast<std::uint32_t>(phase) | (syncs ? 2U : 0U) | (weighted ? 4U : 0U) |
+               static_cast<std::uint32_t>(opening) << 3 | opener << 5;
+    }
+    static RoundCode decode(std::uint32_t code) noexcept {
+        return {
+            static_cast<Phase>(code & 1U),
+            (code & 2U) != 0,
+            (code & 4U) != 0,
+            static_cast<Opening>((code >> 3) & 3U),
+            code >> 5
+        };
+    }
+    static std::string text(std::uint32_t code) {
+        RoundCode const said = decode(code);
+        return concat(
+            said.phase == Phase::train ? "train" : "evaluate",
+            said.syncs ? ", syncs" : ", does not sync",
+            said.weighted ? ", weighted" : ", unweighted",
+            said.opening == Opening::notification
+                ? ", opened by participant " + std::to_string(said.opener)
+            : said.opening == Opening::next ? ", opened by next()"
+                                            : ", opened with look-ahead"
+        );
+    }
+};
+
+/// What ranks must agree on when they enter a guard, in the same lane.
+struct EntryCode {
+    std::uint32_t participants = 0; ///< at most 31
+    EndPolicy end_policy = EndPolicy::drain;
+    bool knows_lengths = false; ///< every rank says how many inputs it has, see Schedule
+    std::uint32_t version = library_version;
+
+    [[nodiscard]] std::uint32_t encode() const noexcept {
+        return participants | static_cast<std::uint32_t>(end_policy) << 5 |
+               (knows_lengths ? 128U : 0U) | version << 8;
+    }
+    static std::string text(std::uint32_t code) {
+        return concat(
+            code & 31U,
+            " participants, end policy ",
+            name_of(static_cast<EndPolicy>((code >> 5) & 3U)),
+            (code & 128U) != 0 ? ", known lengths" : ", unknown lengths",
+            ", library version ",
+            code >> 8
+        );
+    }
+};
+static_assert(library_version < 1U << 15); // or the entry code does not fit into a lane
+
+enum class Verdict : std::uint8_t { go_on, failed, mismatch, stop, early_end, end };
+
+/// What all ranks said, judged in the order that makes every rank see the same: a failure hides a
+/// mismatch (a leaving rank cannot say what it would have done), and both hide an end.
+[[nodiscard]] inline Verdict judge(RollCallLanes const& said, EndPolicy policy) noexcept {
+    if (said.failed > 0) {
+        return Verdict::failed;
+    }
+    if ((said.syncs != 0 && said.syncs != said.active) || !said.code.value(said.active) ||
+        !said.digest.value(said.active)) {
+        return Verdict::mismatch;
+    }
+    if (said.stop > 0) {
+        return said.active > 0 ? Verdict::stop : Verdict::end;
+    }
+    if (said.active == 0) {
+        return Verdict::end;
+    }
+    if (said.arrived > 0 && policy == EndPolicy::stop_at_first) {
+        return Verdict::stop;
+    }
+    if (said.arrived > 0 && policy == EndPolicy::throw_early) {
+        return Verdict::early_end;
+    }
+    return Verdict::go_on;
+}
+
+} // namespace joinable::inline v0::detail

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <joinable/detail/failure.hpp>
+#include <joinable/join/control.hpp>
+#include <joinable/join/options.hpp>
+#include <joinable/join/result.hpp>
+#include <joinable/join/roll_call.hpp>
+#include <joinable/join/round.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// What an active rank says of a round when it opens it.
+struct Announcement {
+    RoundNotice notice;
+    Opening opening = Opening::notification;
+    std::size_t opener = 0; ///< the notifying participant
+
+    [[nodiscard]] bool syncs() const noexcept {
+        return notice.will_sync && notice.phase == Phase::train;
+    }
+};
+
+/// The rounds of a guard as one rank announces, hears and counts them. Knows nothing of whose part
+/// it is inside a round, nor of how a guard ends.
+class Rounds {
+public:
+    Rounds(ControlCommunicator& control, JoinOptions const& options)
+        : control_{control}, options_{options}, roll_call_{control, options.end_policy} {}
+
+    /// Collective: agrees on what must be the same on all ranks, `order` being a digest of what
+    /// this class does not know. `local_error` is what this rank's constructor found, if anything.
+    /// @throws PeerFailed  another rank's constructor threw. @throws Mismatch
+    void enter(
+        std::size_t participants,
+        Digest order,
+        std::exception_ptr const& local_error,
+        bool can_abort
+    ) {
+        EntryCode const code{
+            static_cast<std::uint32_t>(participants),
+            options_.end_policy,
+            options_.inputs && can_abort
+        };
+        order.add(options_.sync_every).add(options_.weight_per_input ? 1 : 0);
+        RollCallLanes lanes;
+        lanes.active = 1;
+        lanes.failed = local_error ? 1 : 0;
+        lanes.code = Agreement::of(code.encode());
+        lanes.digest = Agreement::of(order.value());
+        roll_call_.post(lanes);
+        Verdict const verdict = roll_call_.agree(failure_of(local_error).message);
+        if (verdict == Verdict::mismatch) {
+            roll_call_.name_differences(
+                "ranks enter different guards",
+                "construct the same Join on every rank",
+                EntryCode::text
+            );
+        }
+        if (local_error) {
+            std::rethrow_exception(local_error);
+        }
+        if (verdict != Verdict::go_on) {
+            throw_failure(roll_call_.failure());
+        }
+        if (code.knows_lengths) {
+            exchange_lengths();
+        }
+    }
+
+    // -- saying ----------------------------------------------------------------------------------
+
+    /// A notice that says nothing is given the options' weight and sync period.
+    /// @throws ContractViolation  the weight is too large to be summed.
+    [[nodiscard]] RoundNotice completed(RoundNotice notice) const {
+        if (notice == RoundNotice{}) {
+            notice.will_sync = (roll_call_.rounds() + 1) % options_.sync_every == 0;
+            notice.weight = options_.weight_per_input;
+        }
+        if (notice.weight.value_or(0) > max_weight) {
+            throw ContractViolation{concat(
+                "a weight of ", notice.weight.value_or(0), " is above the maximum of ", max_weight
+            )};
+        }
+        return notice;
+    }
+
+    /// The next round as this rank alone knows it.
+    [[nodiscard]] Round preview(Announcement const& said) const noexcept {
+        Round round;
+        round.number_ = roll_call_.rounds();
+        round.phase_ = said.notice.phase;
+        round.will_sync_ = said.syncs();
+        return round;
+    }
+
+    void announce(Announcement const& said) {
+        RoundCode const code{
+            said.notice.phase,
+            said.syncs(),
+            said.notice.weight.has_value(),
+            said.opening,
+            static_cast<std::uint32_t>(said.opener)
+        };
+        RollCallLanes lanes;
+        lanes.active = 1;
+        lanes.stop = take_vote();
+        lanes.syncs = said.syncs() ? 1 : 0;
+        lanes.weight = said.notice.weight.value_or(0);
+        lanes.code = Agreement::of(code.encode());
+        lanes.digest = Agreement::of(static_cast<std::uint32_t>(roll_call_.rounds()) & digest_mask);
+        roll_call_.post(lanes);
+    }
+    /// That this rank has run out of inputs.
+    void announce_arrival() {
+        RollCallLanes lanes;
+        lanes.arrived = 1;
+        lanes.stop = take_vote();
+        roll_call_.post(lanes);
+    }
+    /// Nothing: for a rank that has joined, and for the closing of a guard.
+    void announce_nothing() { roll_call_.post({}); }
+
+    /// For a rank that leaves: says so to the others, who all hear of it.
+    void announce_failure(std::string const& text) {
+        RollCallLanes lanes;
+        lanes.failed = 1;
+        roll_call_.post(lanes);
+        roll_call_.answer(text);
+    }
+
+    void vote_stop() noexcept { vote_ = true; }
+    [[nodiscard]] bool has_vote() const noexcept { return vote_; }
+
+    // -- hearing ---------------------------------------------------------------------------------
+
+    [[nodiscard]] bool is_posted() const noexcept { return roll_call_.is_posted(); }
+    [[nodiscard]] bool is_scheduled() const noexcept { return roll_call_.is_scheduled(); }
+    [[nodiscard]] RollCall const& roll_call() const noexcept { return roll_call_; }
+
+    Verdict hear() {
+        if (roll_call_.test()) {
+            return roll_call_.answer();
+        }
+        auto const begin = std::chrono::steady_clock::now();
+        Verdict const verdict = roll_call_.answer();
+        result_.waited += std::chrono::steady_clock::now() - begin;
+        return verdict;
+    }
+
+    /// After the verdict to go on: the round as all ranks agreed on it, for a rank that announced
+    /// it or, without `own`, for one that shadows it.
+    [[nodiscard]] Round adopt(Session& session, std::optional<Announcement> const& own) {
+        RollCallLanes const& said = roll_call_.said();
+        RoundCode const code = agreed_code();
+        Round round;
+        round.session_ = &session;
+        round.number_ = roll_call_.rounds() - 1;
+        round.phase_ = code.phase;
+        round.will_sync_ = code.syncs;
+        round.is_weighted_ = code.weighted;
+        round.active_count_ = static_cast<int>(said.active);
+        round.weight_sum_ = said.weight;
+        round.weight_ = own ? own->notice.weight.value_or(0) : 0;
+        round.buffer_source_ = roll_call_.lowest_active();
+        round.is_shadow_ = !own;
+        ++(own ? result_.own_rounds : result_.shadow_rounds);
+        if (code.syncs) {
+            result_.unsynced_rounds = 0;
+        } else if (code.phase == Phase::train) {
+            ++result_.unsynced_rounds;
+        }
+        return round;
+    }
+    /// Whether the active ranks announce their next round before this one's collectives.
+    [[nodiscard]] bool looks_ahead() const noexcept {
+        return agreed_code().opening == Opening::look_ahead;
+    }
+
+    /// What happened up to now.
+    [[nodiscard]] JoinResult result(bool stopped_early) const {
+        JoinResult result = result_;
+        result.rounds = roll_call_.rounds();
+        result.stopped_early = stopped_early;
+        std::vector<int> const& arrived = roll_call_.arrived();
+        bool const some_arrived = roll_call_.said().arrived > 0;
+        for (int rank = 0; rank < control_.size(); ++rank) {
+            result.rounds_per_rank.push_back(roll_call_.rounds_of(rank));
+            bool const arrives_last =
+                some_arrived && std::find(arrived.begin(), arrived.end(), rank) != arrived.end();
+            if (arrives_last || (stopped_early && roll_call_.is_active(rank))) {
+                result.last_joiners.push_back(rank);
+            }
+        }
+        result.authoritative_rank = result.last_joiners.back();
+        return result;
+    }
+    [[nodiscard]] std::size_t shadow_rounds() const noexcept { return result_.shadow_rounds; }
+
+private:
+    void exchange_lengths() {
+        auto const size = static_cast<std::size_t>(control_.size());
+        auto const me = static_cast<std::size_t>(control_.rank());
+        std::vector<std::uint64_t> words(2 * size);
+        words[2 * me] = options_.inputs.value_or(0);
+        words[2 * me + 1] = options_.weight_per_input.value_or(0);
+        control_.sum(words);
+        std::vector<Schedule::Shard> shards;
+        for (std::size_t rank = 0; rank < size; ++rank) {
+            shards.push_back({words[2 * rank], words[2 * rank + 1]});
+        }
+        bool const is_weighted = options_.weight_per_input.has_value();
+        roll_call_.follow(Schedule{std::move(shards), is_weighted, options_.sync_every});
+    }
+
+    [[nodiscard]] RoundCode agreed_code() const noexcept {
+        RollCallLanes const& said = roll_call_.said();
+        return RoundCode::decode(said.code.value(said.active).value_or(0));
+    }
+    [[nodiscard]] std::uint32_t take_vote() noexcept {
+        return vote_ && !std::exchange(is_vote_sent_, true) ? 1 : 0;
+    }
+
+    ControlCommunicator& control_;
+    JoinOptions const& options_;
+    RollCall roll_call_;
+    bool vote_ = false;
+    bool is_vote_sent_ = false;
+    JoinResult result_; ///< what is counted as rounds go by
+};
+
+} // namespace joinable::inline v0::detail

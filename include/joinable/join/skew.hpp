@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <limits>
+#include <string>
+
+#include <joinable/detail/text.hpp>
+#include <joinable/join/options.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// Lets one call through per minute, whichever thread makes it.
+class OncePerMinute {
+public:
+    [[nodiscard]] bool allows(std::chrono::steady_clock::time_point now) noexcept {
+        Ticks const ticks = now.time_since_epoch().count();
+        Ticks next = next_.load(std::memory_order_relaxed);
+        return ticks >= next && next_.compare_exchange_strong(next, ticks + minute);
+    }
+
+private:
+    using Ticks = std::chrono::steady_clock::rep;
+    static constexpr Ticks minute =
+        std::chrono::steady_clock::duration{std::chrono::minutes{1}}.count();
+    std::atomic<Ticks> next_{std::numeric_limits<Ticks>::min()};
+};
+
+inline OncePerMinute skew_warnings; ///< of this process, however many guards and ranks it runs
+
+/// Tells the user that this rank has been shadowing for long: it costs time, and is often a sign
+/// of badly dealt data.
+inline void warn_of_skew(JoinOptions const& options, int rank, std::size_t shadow_rounds) {
+    if (shadow_rounds <= options.skew_limit || !options.warn ||
+        !skew_warnings.allows(std::chrono::steady_clock::now())) {
+        return;
+    }
+    options.warn(concat(
+        "rank ",
+        rank,
+        " ran out of inputs and has shadowed ",
+        shadow_rounds,
+        " rounds of the others; deal the data more evenly if that costs too much "
+        "(JoinOptions::skew_limit is ",
+        options.skew_limit,
+        ")"
+    ));
+}
+
+} // namespace joinable::inline v0::detail

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: BSL-1.0
+// Loops that announce every round one element early.
+#include <joinable/join/guarded_range.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <forward_list>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <support/all_reducer.hpp>
+#include <support/ranks.hpp>
+#include <support/recording_communicator.hpp>
+
+#include <joinable/join/guard.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::Join;
+using joinable::look_ahead;
+using joinable::participants;
+using joinable::ThreadCommunicator;
+
+std::size_t inputs_of(int rank) {
+    return static_cast<std::size_t>((rank * 3 + 2) % 5); // 2 0 3 1 4 2 0 3
+}
+
+TEST_CASE("with look-ahead a roll call is posted before the collectives of the round before it") {
+    for (int const world : {1, 2, 3, 4, 8}) {
+        std::vector<std::vector<std::string>> traces(static_cast<std::size_t>(world));
+        std::vector<bool> arrives(10);
+        std::size_t longest = 0;
+        for (int rank = 0; rank < world; ++rank) {
+            longest = std::max(longest, inputs_of(rank));
+            arrives[inputs_of(rank)] = true;
+        }
+        run_ranks({world}, [&](ThreadCommunicator& inner) {
+            RecordingCommunicator comm{inner};
+            AllReducer reducer{comm};
+            Join guard{participants(reducer)};
+            std::forward_list<int> const inputs(inputs_of(comm.rank()));
+            std::size_t rounds = 0;
+            for ([[maybe_unused]] int const input : guard.iterate(look_ahead, inputs)) {
+                int active = 0;
+                for (int rank = 0; rank < world; ++rank) {
+                    active += inputs_of(rank) > rounds ? 1 : 0;
+                }
+                CHECK(reducer() == active);
+                CHECK(guard.round().number() == rounds);
+                ++rounds;
+            }
+            CHECK(rounds == inputs_of(comm.rank()));
+            CHECK(guard.finish().rounds == longest);
+            traces[static_cast<std::size_t>(comm.rank())] = comm.trace;
+        });
+        std::string const roll_call = "all_reduce 7 u64";
+        std::string const names = "all_reduce 2 u64";
+        std::vector<std::string> expected{roll_call, roll_call}; // entry, round 0
+        for (std::size_t round = 0; round < longest; ++round) {
+            if (arrives[round]) {
+                expected.push_back(names);
+            }
+            expected.insert(expected.end(), {roll_call, "all_reduce 1 i32"});
+        }
+        expected.insert(expected.end(), {names, roll_call}); // the end, closing
+        for (auto const& trace : traces) {
+            CHECK(trace == expected);
+        }
+    }
+}
+
+TEST_CASE("every element is announced once, with its own notice") {
+    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        Join guard{participants(reducer)};
+        std::vector<std::uint64_t> const inputs{7, 8, 9};
+        int announced = 0;
+        for (auto const weight : guard.iterate(look_ahead, inputs, [&](std::uint64_t input) {
+                 ++announced;
+                 return joinable::RoundNotice{.weight = input};
+             })) {
+            CHECK(guard.round().weight() == weight);
+            CHECK(guard.round().weight_sum() == weight * static_cast<unsigned>(comm.size()));
+            reducer();
+        }
+        guard.finish();
+        CHECK(announced == 3);
+    });
+}
+
+TEST_CASE("with look-ahead a vote counts one round later") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        Join guard{participants(reducer)};
+        int rounds = 0;
+        for ([[maybe_unused]] int const input : guard.iterate(look_ahead, std::vector<int>(10))) {
+            reducer();
+            if (++rounds == 4 && comm.rank() == comm.size() - 1) {
+                guard.vote_stop();
+            }
+        }
+        auto const result = guard.finish();
+        CHECK(rounds == 5);
+        CHECK(result.stopped_early);
+        CHECK(result.rounds == 5);
+        CHECK(result.last_joiners.size() == static_cast<std::size_t>(comm.size()));
+    });
+}
+
+TEST_CASE("stop_at_first with look-ahead runs no round that a rank cannot") {
+    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        Join guard{participants(reducer), {.end_policy = joinable::EndPolicy::stop_at_first}};
+        std::vector<int> const inputs(3 + static_cast<std::size_t>(comm.rank()));
+        int rounds = 0;
+        for ([[maybe_unused]] int const input : guard.iterate(look_ahead, inputs)) {
+            CHECK(reducer() == comm.size());
+            ++rounds;
+        }
+        CHECK(rounds == 3);
+        CHECK(guard.finish().rounds == 3);
+    });
+}
+
+TEST_CASE("leaving a loop with look-ahead by break is a ContractViolation on all ranks") {
+    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        auto const run = [&] {
+            Join guard{participants(reducer)};
+            for ([[maybe_unused]] int const input :
+                 guard.iterate(look_ahead, std::vector<int>(5))) {
+                reducer();
+                if (comm.rank() == 0) {
+                    break;
+                }
+            }
+            guard.finish();
+        };
+        try {
+            run();
+            FAIL_CHECK("no exception");
+        } catch (joinable::ContractViolation const& error) {
+            CHECK(std::string{error.what()}.find("rank 0 left a loop with look-ahead") == 0);
+        }
+    });
+}
+
+TEST_CASE("next() inside a loop with look-ahead is refused") {
+    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        auto const run = [&] {
+            Join guard{participants(reducer)};
+            for ([[maybe_unused]] int const input :
+                 guard.iterate(look_ahead, std::vector<int>(5))) {
+                reducer();
+                guard.next(true);
+            }
+        };
+        CHECK_THROWS_AS(run(), joinable::ContractViolation);
+    });
+}
+
+TEST_CASE("a throw in a loop with look-ahead reaches the others") {
+    run_ranks({2, 3, 4}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        auto const run = [&] {
+            Join guard{participants(reducer)};
+            for (int const input : guard.iterate(look_ahead, std::vector<int>{0, 1, 2, 3})) {
+                if (input == 2 && comm.rank() == 1) {
+                    throw std::range_error{"broken input"};
+                }
+                reducer();
+            }
+            guard.finish();
+        };
+        if (comm.rank() == 1) {
+            CHECK_THROWS_AS(run(), std::range_error);
+        } else {
+            try {
+                run();
+                FAIL_CHECK("no exception");
+            } catch (joinable::PeerFailed const& error) {
+                CHECK(error.rank() == 1);
+            }
+        }
+    });
+}
+
+TEST_CASE("a guard that is not enabled runs a loop with look-ahead alone") {
+    run_ranks({2}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        Join guard{participants(reducer), {.enable = false}};
+        int rounds = 0;
+        std::vector<int> const inputs(static_cast<std::size_t>(comm.rank()) + 2);
+        for ([[maybe_unused]] int const input : guard.iterate(look_ahead, inputs)) {
+            ++rounds;
+        }
+        CHECK(rounds == comm.rank() + 2);
+        CHECK(guard.finish().rounds == inputs.size());
+    });
+}
+
+} // namespace

@@ -15,7 +15,8 @@
 
 namespace joinable::inline v0 {
 
-/// How a reduction combines two elements. The bit operations are for integers only.
+/// How a reduction combines two elements. Sums and products of integers wrap around; the bit
+/// operations are for integers only.
 enum class ReduceOp : std::uint8_t { sum, product, min, max, bit_and, bit_or };
 
 /// The enumerator's name, for error texts.

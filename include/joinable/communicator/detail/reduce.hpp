@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstring>
 #include <type_traits>
@@ -18,6 +19,15 @@ template <class T>
 using accumulator_of =
     std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
 
+/// What sums and products of `A` are computed in: unsigned for integers, which wrap around.
+/// Overflow of signed integers is undefined, and the reduced value of a rank's data must not be.
+template <class A>
+struct wrapping {
+    using type = A;
+};
+template <std::integral A>
+struct wrapping<A> : std::make_unsigned<A> {};
+
 [[nodiscard]] constexpr bool is_floating(DType dtype) noexcept {
     return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 ||
            dtype == DType::f64;
@@ -27,9 +37,10 @@ using accumulator_of =
 /// vectorise. Bit operations are called for integers only.
 template <class A, class F>
 void visit_op(ReduceOp op, F const& function) {
+    using W = typename wrapping<A>::type;
     switch (op) {
-    case ReduceOp::sum: return function([](A a, A b) { return static_cast<A>(a + b); });
-    case ReduceOp::product: return function([](A a, A b) { return static_cast<A>(a * b); });
+    case ReduceOp::sum: return function([](A a, A b) { return static_cast<A>(W(a) + W(b)); });
+    case ReduceOp::product: return function([](A a, A b) { return static_cast<A>(W(a) * W(b)); });
     case ReduceOp::min: return function([](A a, A b) { return b < a ? b : a; });
     case ReduceOp::max: return function([](A a, A b) { return a < b ? b : a; });
     case ReduceOp::bit_and:

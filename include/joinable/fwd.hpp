@@ -8,11 +8,11 @@
 /// Declarations of everything that other code specialises or names before it is defined.
 ///
 /// Customization points, all of them class templates whose primary is undefined or a default:
-/// | template               | adapts                                       | header |
+/// | template               | adapts                                       | header                 |
 /// |------------------------|----------------------------------------------|------------------------|
-/// | `tensor_traits<T>`     | an engine's tensor                           | tensor/traits.hpp | |
-/// `parameter_traits<P>`  | an engine's parameter (a value and gradient) | tensor/parameter.hpp   |
-/// | `hook_order<Hook>`     | where a hook of another library runs         | hook/ordering.hpp |
+/// | `tensor_traits<T>`     | an engine's tensor                           | tensor/traits.hpp      |
+/// | `parameter_traits<P>`  | an engine's parameter (a value and gradient) | tensor/parameter.hpp   |
+/// | `hook_order<Hook>`     | where a hook of another library runs         | hook/ordering.hpp      |
 
 namespace joinable::inline v0 {
 

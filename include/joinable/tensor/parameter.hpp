@@ -39,15 +39,15 @@ concept has_value_and_grad_members = requires(P& p) {
 
 /// Adapts a parameter type: a value and its gradient. Specialise it for the engine's own type:
 ///
-/// | member                                        | meaning |
+/// | member                                        | meaning                                          |
 /// |-----------------------------------------------|--------------------------------------------------|
-/// | `static auto value(P& p)`                     | pointer-like to a writable Tensor | | `static
-/// auto grad(P& p)`                      | the same; empty = there is no gradient           | |
-/// `static bool requires_grad(P const& p)`       | optional; else all parameters are trained | |
-/// `static std::string_view name(P const& p)`    | optional; error texts use it | | `static void
-/// set_grad(P& p, AnyView view)`    | optional; makes `view` the gradient: enables     | | |
-/// gradients as bucket views                        | | `static constexpr bool is_handle = true` |
-/// optional; copies of P share storage              |
+/// | `static auto value(P& p)`                     | pointer-like to a writable Tensor                |
+/// | `static auto grad(P& p)`                      | the same; empty = there is no gradient           |
+/// | `static bool requires_grad(P const& p)`       | optional; else all parameters are trained        |
+/// | `static std::string_view name(P const& p)`    | optional; error texts use it                     |
+/// | `static void set_grad(P& p, AnyView view)`    | optional; makes `view` the gradient: enables     |
+/// |                                               | gradients as bucket views                        |
+/// | `static constexpr bool is_handle = true`      | optional; copies of P share storage              |
 ///
 /// The default serves every class with members `value` and `grad` (which may be a std::optional)
 /// that are writable tensors, and uses its members `requires_grad` and `name` where it has them.
@@ -112,11 +112,10 @@ concept is_handle_parameter = requires { requires parameter_traits_of<P>::is_han
 /// A trainable tensor with its gradient, as `parameter_traits` describes it.
 ///
 /// `p` is an lvalue of `P`.
-/// | expression                        | result                        | meaning |
+/// | expression                        | result                        | meaning                     |
 /// |-----------------------------------|-------------------------------|-----------------------------|
-/// | `parameter_traits<P>::value(p)`   | pointer-like to WritableTensor| the value; never empty |
-/// | `parameter_traits<P>::grad(p)`    | pointer-like to WritableTensor| the gradient; empty = none
-/// |
+/// | `parameter_traits<P>::value(p)`   | pointer-like to WritableTensor| the value; never empty      |
+/// | `parameter_traits<P>::grad(p)`    | pointer-like to WritableTensor| the gradient; empty = none  |
 ///
 /// Not checkable, still required: value and gradient have the same extents and dtype.
 template <class P>

@@ -87,14 +87,14 @@ Shape shape_of(Range const& range) {
 /// A tensor that can be read: `tensor_traits` describes it.
 ///
 /// `t` is an lvalue of `T`, with its constness.
-/// | expression                   | result                | meaning |
+/// | expression                   | result                | meaning                                  |
 /// |------------------------------|-----------------------|------------------------------------------|
-/// | `tensor_traits<T>`           | complete              | how the type is adapted | |
-/// `::value_type` or `dtype(t)` | Element, or `DType`   | the type of the elements | | `::data(t)`
-/// | a pointer             | the first element                        | | `::extents(t)` | a range
-/// of integers   | one per dimension, at most 8             | | `::strides(t)` (optional)    | a
-/// range of integers   | in elements; row-major without it        | | `::device(t)` (optional) |
-/// `DeviceId`            | where the memory is; the host without it |
+/// | `tensor_traits<T>`           | complete              | how the type is adapted                  |
+/// | `::value_type` or `dtype(t)` | Element, or `DType`   | the type of the elements                 |
+/// | `::data(t)`                  | a pointer             | the first element                        |
+/// | `::extents(t)`               | a range of integers   | one per dimension, at most 8             |
+/// | `::strides(t)` (optional)    | a range of integers   | in elements; row-major without it        |
+/// | `::device(t)` (optional)     | `DeviceId`            | where the memory is; the host without it |
 ///
 /// Not checkable, still required: the memory stays where it is while a collective uses it.
 /// Models: std::vector, std::array, std::span, StridedView, AnyView.

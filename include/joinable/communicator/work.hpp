@@ -20,12 +20,12 @@ concept has_test = requires(W& work) {
 /// A collective that was started and may not be complete.
 ///
 /// `work` is an lvalue of `W`.
-/// | expression    | result              | meaning |
+/// | expression    | result              | meaning                                                  |
 /// |---------------|---------------------|----------------------------------------------------------|
-/// | `work.wait()` |                     | returns when this rank's buffers are final; throws what
-/// | |               |                     | made the collective fail; waiting twice is fine | |
-/// `work.test()` | convertible to bool | makes progress without blocking; true once wait() would  |
-/// |               |                     | return at once |
+/// | `work.wait()` |                     | returns when this rank's buffers are final; throws what  |
+/// |               |                     | made the collective fail; waiting twice is fine          |
+/// | `work.test()` | convertible to bool | makes progress without blocking; true once wait() would  |
+/// |               |                     | return at once                                           |
 ///
 /// Not checkable, still required: the buffers stay alive until wait() returned. A work that is
 /// destroyed unfinished waits, and while unwinding aborts, so that no peer touches freed memory.

@@ -7,8 +7,11 @@
 #include <joinable/bucket/assignment.hpp>
 #include <joinable/bucket/broadcast_coalesced.hpp>
 #include <joinable/bucket/bucket.hpp>
+#include <joinable/bucket/bucketed_view.hpp>
+#include <joinable/bucket/fixed_assignment.hpp>
 #include <joinable/bucket/options.hpp>
 #include <joinable/bucket/reducer.hpp>
+#include <joinable/bucket/tensor_size.hpp>
 #include <joinable/communicator/collectives.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/work.hpp>

@@ -9,7 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include <joinable/tensor/tensor.hpp>
+#include <joinable/bucket/tensor_size.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
 
 namespace joinable::inline v0 {
 
@@ -22,7 +24,7 @@ struct BucketAssignment {
 
 namespace detail {
 
-inline void check_assignment_input(
+constexpr void check_assignment_input(
     std::size_t count,
     std::span<std::size_t const> limits,
     std::span<bool const> expect_sparse,
@@ -50,7 +52,9 @@ inline void check_assignment_input(
             " indices"
         )};
     }
-    std::vector<bool> seen(indices.empty() ? 0 : count);
+    // Vectors are filled with a value: what libstdc++ 12 does without one is no constant expression
+    // to clang, and neither is its std::vector<bool>.
+    std::vector<unsigned char> seen(indices.empty() ? 0 : count, 0);
     for (std::size_t const index : indices) {
         if (index >= count || seen[index]) {
             throw ContractViolation{concat(
@@ -61,7 +65,7 @@ inline void check_assignment_input(
                 " tensors; give a permutation"
             )};
         }
-        seen[index] = true;
+        seen[index] = 1;
     }
 }
 
@@ -74,24 +78,24 @@ inline void check_assignment_input(
 /// `indices` permutes the order in which tensors are taken. Without it buckets are sorted by their
 /// lowest tensor; with it they stay in the order in which they closed, those left open at the end
 /// by the first tensor of their dtype and device, so that the result is the same everywhere.
-/// Local. The rule is that of PyTorch's _compute_bucket_assignment_by_size.
+/// Local; also in constant expressions. `tensors` is a random-access range of Tensors, Parameters
+/// or TensorSizes. The rule is that of PyTorch's _compute_bucket_assignment_by_size.
 /// Complexity: linear in the tensors times the number of different dtypes and devices.
 /// @throws ContractViolation  nothing given, sizes that differ, or indices that are no permutation.
 template <class Tensors>
-[[nodiscard]] BucketAssignment compute_bucket_assignment_by_size(
+[[nodiscard]] constexpr BucketAssignment compute_bucket_assignment_by_size(
     Tensors const& tensors,
     std::span<std::size_t const> limits,
     std::span<bool const> expect_sparse = {},
     std::span<std::size_t const> indices = {}
 ) {
     static_assert(
-        Tensor<decltype(*std::begin(tensors))>,
-        "compute_bucket_assignment_by_size: the elements of the range must model Tensor; "
-        "specialise joinable::tensor_traits for their type"
+        detail::has_tensor_size<decltype(*std::begin(tensors))>,
+        "compute_bucket_assignment_by_size: the elements of the range must model Tensor or "
+        "Parameter, or be a TensorSize; specialise joinable::tensor_traits for their type"
     );
     struct Open {
-        DType dtype;
-        DeviceId device;
+        TensorSize kind; ///< of its first tensor: who may join
         std::size_t limit_index = 0;
         std::size_t bytes = 0;
         std::vector<std::size_t> members;
@@ -109,23 +113,21 @@ template <class Tensors>
     auto const first = std::begin(tensors);
     for (std::size_t i = 0; i < count; ++i) {
         std::size_t const t = indices.empty() ? i : indices[i];
-        auto const& tensor = first[static_cast<std::ptrdiff_t>(t)];
         if (!expect_sparse.empty() && expect_sparse[t]) {
             result.buckets.push_back({t});
             result.limits.push_back(0);
             continue;
         }
-        DType const type = dtype(tensor);
-        DeviceId const place = device(tensor);
+        auto const size = detail::tensor_size_of(first[static_cast<std::ptrdiff_t>(t)]);
         auto group = std::find_if(open.begin(), open.end(), [&](Open const& candidate) {
-            return candidate.dtype == type && candidate.device == place;
+            return candidate.kind.shares_buckets_with(size);
         });
         if (group == open.end()) {
-            open.push_back({type, place, 0, 0, {}});
+            open.push_back({size, 0, 0, {}});
             group = std::prev(open.end());
         }
         group->members.push_back(t);
-        group->bytes += numel(tensor) * size_of(type);
+        group->bytes += size.bytes();
         if (group->bytes >= limits[group->limit_index]) {
             close(*group);
         }
@@ -136,7 +138,7 @@ template <class Tensors>
         }
     }
     if (indices.empty()) {
-        std::vector<std::size_t> order(result.buckets.size());
+        std::vector<std::size_t> order(result.buckets.size(), 0);
         for (std::size_t b = 0; b < order.size(); ++b) {
             order[b] = b;
         }
@@ -154,7 +156,7 @@ template <class Tensors>
 }
 
 template <class Tensors>
-[[nodiscard]] BucketAssignment compute_bucket_assignment_by_size(
+[[nodiscard]] constexpr BucketAssignment compute_bucket_assignment_by_size(
     Tensors const& tensors,
     std::initializer_list<std::size_t> limits,
     std::initializer_list<bool> expect_sparse = {},

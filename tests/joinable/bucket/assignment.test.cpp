@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <limits>
 #include <span>
@@ -14,6 +15,7 @@
 #include <rapidcheck.h>
 
 #include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/parameters.hpp>
 
 namespace {
 
@@ -212,6 +214,105 @@ TEST_CASE("each dtype's buckets hold its tensors in order, each full with its la
             RC_ASSERT(members == expected);
         }
     }));
+}
+
+// ---- the same tables in constant expressions
+// -----------------------------------------------------
+
+using joinable::TensorSize;
+using Flags = std::initializer_list<bool>;
+using Indices = std::initializer_list<std::size_t>;
+
+template <std::size_t N>
+constexpr bool gives(
+    std::array<TensorSize, N> const& sizes,
+    std::initializer_list<std::size_t> limits,
+    Buckets const& buckets,
+    Limits const& cut_by,
+    Flags sparse = {},
+    Indices indices = {}
+) {
+    auto const result = compute_bucket_assignment_by_size(sizes, limits, sparse, indices);
+    return result.buckets == buckets && result.limits == cut_by;
+}
+template <class... Numels>
+constexpr std::array<TensorSize, sizeof...(Numels)> f32(Numels... numels) {
+    return {{TensorSize{static_cast<std::size_t>(numels)}...}};
+}
+constexpr std::array<TensorSize, 6> two_dtypes{
+    {{50, DType::f32},
+     {25, DType::f64},
+     {50, DType::f32},
+     {25, DType::f64},
+     {50, DType::f32},
+     {25, DType::f64}}
+};
+constexpr joinable::DeviceId other_device{joinable::DeviceKind::cuda, 1};
+constexpr std::array<TensorSize, 4> two_devices{
+    {{10}, {10, DType::f32, other_device}, {10}, {10, DType::f32, other_device}}
+};
+constexpr std::size_t mebibyte = std::size_t{1} << 20U;
+
+constexpr bool test_single_limit_single_dtype() {
+    return gives(f32(100, 200, 100, 50), {400}, {{0}, {1}, {2}, {3}}, {400, 400, 400, 400});
+}
+constexpr bool test_single_limit_multi_dtype() {
+    return gives(two_dtypes, {400}, {{0, 2}, {1, 3}, {4}, {5}}, {400, 400, 400, 400});
+}
+constexpr bool test_multi_limit_single_dtype() {
+    return gives(f32(10, 10, 10, 10), {40, 80}, {{0}, {1, 2}, {3}}, {40, 80, 80});
+}
+constexpr bool test_multi_limit_multi_dtype() {
+    return gives(two_dtypes, {200, 400}, {{0}, {1}, {2, 4}, {3, 5}}, {200, 200, 400, 400});
+}
+constexpr bool test_boundaries() {
+    return gives(f32(10, 10, 5), {80}, {{0, 1}, {2}}, {80, 80}) &&
+           gives(f32(1000, 1), {40}, {{0}, {1}}, {40, 40}) &&
+           gives(f32(10, 0, 5), {0}, {{0}, {1}, {2}}, {0, 0, 0}) &&
+           gives(f32(0, 10), {40}, {{0, 1}}, {40}) &&
+           gives(two_dtypes, {SIZE_MAX}, {{0, 2, 4}, {1, 3, 5}}, {SIZE_MAX, SIZE_MAX});
+}
+constexpr bool test_flags_and_indices() {
+    Flags const second{false, true, false, false};
+    auto const four = f32(10, 10, 10, 10);
+    return gives(four, {80}, {{0, 2}, {1}, {3}}, {80, 0, 80}, second) &&
+           gives(four, {80}, {{3, 2}, {1}, {0}}, {80, 0, 80}, second, {3, 2, 1, 0}) &&
+           gives(four, {40, 80}, {{3}, {2, 1}, {0}}, {40, 80, 80}, {}, {3, 2, 1, 0}) &&
+           gives(
+               f32(10, 10, 10, 10, 10),
+               {80},
+               {{4, 0}, {3, 1}, {2}},
+               {80, 80, 80},
+               {},
+               {4, 0, 3, 1, 2}
+           );
+}
+constexpr bool test_devices_and_default_caps() {
+    return gives(two_devices, {80}, {{0, 2}, {1, 3}}, {80, 80}) &&
+           gives(
+               f32(262144, 262144, 6553600, 1),
+               {mebibyte, 25 * mebibyte},
+               {{0}, {1, 2}, {3}},
+               {mebibyte, 25 * mebibyte, 25 * mebibyte}
+           );
+}
+static_assert(test_single_limit_single_dtype());
+static_assert(test_single_limit_multi_dtype());
+static_assert(test_multi_limit_single_dtype());
+static_assert(test_multi_limit_multi_dtype());
+static_assert(test_boundaries());
+static_assert(test_flags_and_indices());
+static_assert(test_devices_and_default_caps());
+
+TEST_CASE("parameters are assigned by their values") {
+    struct Weight {
+        std::vector<float> value;
+        std::vector<float> grad;
+    };
+    std::vector<Weight> weights{{std::vector<float>(10), {}}, {std::vector<float>(5), {}}};
+    CHECK(compute_bucket_assignment_by_size(weights, {40}).buckets == Buckets{{0}, {1}});
+    auto const list = joinable::parameters(weights);
+    CHECK(compute_bucket_assignment_by_size(list, {60}).buckets == Buckets{{0, 1}});
 }
 
 TEST_CASE("any range of tensors is assigned, whatever their type") {

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <initializer_list>
+#include <iterator>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <joinable/bucket/tensor_size.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+/// A named range, kept by its address.
+template <class Range>
+class RangeReference {
+public:
+    RangeReference() = default;
+    explicit constexpr RangeReference(Range& range) noexcept : range_{&range} {}
+    [[nodiscard]] constexpr auto begin() const { return std::begin(*range_); }
+    [[nodiscard]] constexpr auto end() const { return std::end(*range_); }
+
+private:
+    Range* range_ = nullptr;
+};
+
+template <class Range>
+concept has_multi_pass_iterators = requires(Range& range) {
+    { std::begin(range) } -> std::forward_iterator;
+    { std::end(range) } -> std::same_as<decltype(std::begin(range))>;
+};
+
+template <class Range>
+inline constexpr bool is_view = std::ranges::enable_view<Range>;
+template <class Range>
+inline constexpr bool is_view<RangeReference<Range>> = true;
+
+/// The category that the old iterator tag may claim: it promises references to elements.
+template <class Reference>
+using tag_for_t = std::conditional_t<
+    std::is_lvalue_reference_v<Reference>,
+    std::forward_iterator_tag,
+    std::input_iterator_tag>;
+
+} // namespace detail
+
+/// One bucket of a BucketedView: the elements of the underlying range that share it, in order.
+/// They are found while they are read: nothing beyond the last one that was asked for. Valid as
+/// long as the underlying range.
+template <class BaseIterator>
+class LazyBucket {
+public:
+    class iterator {
+    public:
+        using value_type = std::iter_value_t<BaseIterator>;
+        using difference_type = std::ptrdiff_t;
+        using reference = std::iter_reference_t<BaseIterator>;
+        using pointer = void;
+        using iterator_concept = std::forward_iterator_tag;
+        using iterator_category = detail::tag_for_t<reference>;
+
+        iterator() = default;
+        constexpr iterator(LazyBucket const& bucket, BaseIterator at, std::size_t index)
+            : at_{at}, end_{bucket.end_}, index_{index}, kind_{bucket.kind_},
+              bytes_{bucket.kind_.bytes()}, limit_{bucket.limit_} {}
+
+        [[nodiscard]] constexpr reference operator*() const { return *at_; }
+        /// The position of this element in the underlying range.
+        [[nodiscard]] constexpr std::size_t index() const noexcept { return index_; }
+        constexpr iterator& operator++() {
+            if (bytes_ >= limit_) { // this element has closed the bucket
+                at_ = end_;
+                return *this;
+            }
+            for (++at_, ++index_; at_ != end_; ++at_, ++index_) {
+                TensorSize const size = detail::tensor_size_of(*at_);
+                if (size.shares_buckets_with(kind_)) {
+                    bytes_ += size.bytes();
+                    break;
+                }
+            }
+            return *this;
+        }
+        constexpr iterator operator++(int) {
+            iterator const old = *this;
+            ++*this;
+            return old;
+        }
+        friend constexpr bool operator==(iterator const& a, iterator const& b) {
+            return a.at_ == b.at_;
+        }
+
+    private:
+        BaseIterator at_{};
+        BaseIterator end_{};
+        std::size_t index_ = 0;
+        TensorSize kind_;
+        std::size_t bytes_ = 0; ///< of the bucket, up to and with this element
+        std::size_t limit_ = 0;
+    };
+
+    LazyBucket() = default;
+    constexpr LazyBucket(
+        BaseIterator first, BaseIterator end, std::size_t index, TensorSize kind, std::size_t limit
+    )
+        : first_{first}, end_{end}, index_{index}, kind_{kind}, limit_{limit} {}
+
+    [[nodiscard]] constexpr iterator begin() const { return {*this, first_, index_}; }
+    [[nodiscard]] constexpr iterator end() const { return {*this, end_, index_}; }
+    [[nodiscard]] constexpr DType dtype() const noexcept { return kind_.dtype; }
+    [[nodiscard]] constexpr DeviceId device() const noexcept { return kind_.device; }
+    /// The limit in bytes that this bucket is cut by.
+    [[nodiscard]] constexpr std::size_t limit() const noexcept { return limit_; }
+
+private:
+    BaseIterator first_{};
+    BaseIterator end_{};
+    std::size_t index_ = 0; ///< of first_
+    TensorSize kind_;       ///< of its first element
+    std::size_t limit_ = 0;
+};
+
+/// The buckets of a range of Tensors, Parameters or TensorSizes, as
+/// compute_bucket_assignment_by_size gives them for the same limits, each one cut when it is asked
+/// for. A forward range of LazyBucket; iterators are valid as long as the view. `Base` is what
+/// keeps the range: a reference or the range itself.
+///
+/// How lazy that can be: buckets come in the order of their lowest elements, and those of different
+/// dtypes and devices interleave. So a bucket that closes early waits for those that began before
+/// it, but never for what follows: the next bucket begins at the first element that no earlier one
+/// has taken. To say where a bucket begins, nothing is read beyond the last elements of the earlier
+/// ones and the element after those; to read it, nothing beyond its own last element, which is
+/// known as the last when it reaches the limit (a bucket that stays open is read to the end of the
+/// range). No bucket is stored.
+///
+/// Complexity: reading all buckets is linear in the elements times the number of different dtypes
+/// and devices. An iterator keeps a few words per dtype and device met so far, and allocates them.
+template <class Base>
+class BucketedView {
+public:
+    using base_iterator = decltype(std::begin(std::declval<Base const&>()));
+
+    class iterator {
+    public:
+        using value_type = LazyBucket<base_iterator>;
+        using difference_type = std::ptrdiff_t;
+        using reference = value_type;
+        using pointer = void;
+        using iterator_concept = std::forward_iterator_tag;
+        using iterator_category = std::input_iterator_tag; // buckets are made, not referred to
+
+        iterator() = default;
+        constexpr iterator(BucketedView const& view, base_iterator first)
+            : view_{&view}, first_{first} {}
+
+        [[nodiscard]] constexpr value_type operator*() const {
+            TensorSize const kind = detail::tensor_size_of(*first_);
+            std::size_t cut = 0;
+            for (Kind const& known : kinds_) {
+                if (known.size.shares_buckets_with(kind)) {
+                    cut = known.buckets;
+                }
+            }
+            auto const& limits = view_->limits_;
+            return {
+                first_,
+                std::end(view_->base_),
+                index_,
+                kind,
+                limits[std::min(cut, limits.size() - 1)]
+            };
+        }
+        constexpr iterator& operator++() {
+            take(**this);
+            auto const end = std::end(view_->base_);
+            do {
+                ++first_;
+                ++index_;
+            } while (first_ != end && is_taken(index_, detail::tensor_size_of(*first_)));
+            return *this;
+        }
+        constexpr iterator operator++(int) {
+            iterator const old = *this;
+            ++*this;
+            return old;
+        }
+        friend constexpr bool operator==(iterator const& a, iterator const& b) {
+            return a.first_ == b.first_;
+        }
+
+    private:
+        struct Kind {
+            TensorSize size;       ///< of one such tensor
+            std::size_t buckets;   ///< how many of them were passed
+            std::size_t taken_end; ///< the position after the last element of those
+        };
+
+        constexpr void take(value_type const& bucket) {
+            std::size_t last = index_;
+            for (auto it = bucket.begin(); it != bucket.end(); ++it) {
+                last = it.index();
+            }
+            TensorSize const size{0, bucket.dtype(), bucket.device()};
+            for (Kind& known : kinds_) {
+                if (known.size.shares_buckets_with(size)) {
+                    ++known.buckets;
+                    known.taken_end = last + 1;
+                    return;
+                }
+            }
+            kinds_.push_back({size, 1, last + 1});
+        }
+        [[nodiscard]] constexpr bool is_taken(std::size_t index, TensorSize const& size) const {
+            return std::any_of(kinds_.begin(), kinds_.end(), [&](Kind const& known) {
+                return index < known.taken_end && known.size.shares_buckets_with(size);
+            });
+        }
+
+        BucketedView const* view_ = nullptr;
+        base_iterator first_{};
+        std::size_t index_ = 0; ///< of first_
+        std::vector<Kind> kinds_;
+    };
+
+    BucketedView() = default;
+    /// @throws ContractViolation  no limit is given.
+    constexpr BucketedView(Base base, std::span<std::size_t const> limits)
+        : base_{std::move(base)}, limits_(limits.begin(), limits.end()) {
+        if (limits.empty()) {
+            throw ContractViolation{"views::bucketed needs at least one limit, but got none"};
+        }
+    }
+
+    [[nodiscard]] constexpr iterator begin() const { return {*this, std::begin(base_)}; }
+    [[nodiscard]] constexpr iterator end() const { return {*this, std::end(base_)}; }
+
+private:
+    Base base_{};
+    std::vector<std::size_t> limits_; ///< few: copying them with the view is cheap
+};
+
+namespace views {
+
+namespace detail {
+
+/// What `range | bucketed(limits)` waits for.
+class BucketedClosure {
+public:
+    explicit constexpr BucketedClosure(std::span<std::size_t const> limits)
+        : limits_(limits.begin(), limits.end()) {}
+
+    template <class Range>
+    friend constexpr auto operator|(Range&& range, BucketedClosure const& closure) {
+        using Value = std::remove_cvref_t<Range>;
+        static_assert(
+            v0::detail::has_tensor_size<decltype(*std::begin(range))>,
+            "views::bucketed: the elements of the range must model Tensor or Parameter, or be a "
+            "TensorSize; specialise joinable::tensor_traits for their type"
+        );
+        static_assert(
+            v0::detail::has_multi_pass_iterators<Value const>,
+            "views::bucketed: the range must be a forward range also when it is const, and its "
+            "begin and end of one type; copy it into a container first"
+        );
+        if constexpr (std::is_lvalue_reference_v<Range> && !v0::detail::is_view<Value>) {
+            using Reference = v0::detail::RangeReference<std::remove_reference_t<Range>>;
+            return BucketedView<Reference>{Reference{range}, closure.limits_};
+        } else {
+            return BucketedView<Value>{std::forward<Range>(range), closure.limits_};
+        }
+    }
+
+private:
+    std::vector<std::size_t> limits_;
+};
+
+} // namespace detail
+
+/// `range | views::bucketed(limits)`: the BucketedView of a forward range. A named container is
+/// referred to, a view is copied, a temporary container is moved into the result. Local; an empty
+/// range has no buckets.
+/// @throws ContractViolation  there are no limits.
+[[nodiscard]] constexpr auto bucketed(std::span<std::size_t const> limits) {
+    return detail::BucketedClosure{limits};
+}
+[[nodiscard]] constexpr auto bucketed(std::initializer_list<std::size_t> limits) {
+    return detail::BucketedClosure{std::span<std::size_t const>{limits.begin(), limits.size()}};
+}
+
+} // namespace views
+
+} // namespace joinable::inline v0
+
+/// A view unless it owns its range: then copying it would copy that.
+template <class Base>
+inline constexpr bool std::ranges::enable_view<joinable::BucketedView<Base>> =
+    joinable::detail::is_view<Base>;
+
+/// Its iterators refer to the underlying range alone.
+template <class BaseIterator>
+inline constexpr bool std::ranges::enable_borrowed_range<joinable::LazyBucket<BaseIterator>> = true;
+template <class BaseIterator>
+inline constexpr bool std::ranges::enable_view<joinable::LazyBucket<BaseIterator>> = true;

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#if defined(__CUDACC__)
+#error "joinable/interop/range_v3.hpp is for host sources: nvcc does not compile range-v3 itself. \
+Include it in .cpp files only; joinable::views::bucketed works in .cu files without it."
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <span>
+#include <utility>
+
+#include <range/v3/range/access.hpp>
+#include <range/v3/range/concepts.hpp>
+#include <range/v3/range/primitives.hpp>
+#include <range/v3/view/all.hpp>
+#include <range/v3/view/drop.hpp>
+#include <range/v3/view/drop_exactly.hpp>
+#include <range/v3/view/enumerate.hpp>
+#include <range/v3/view/filter.hpp>
+#include <range/v3/view/iota.hpp>
+#include <range/v3/view/join.hpp>
+#include <range/v3/view/partial_sum.hpp>
+#include <range/v3/view/stride.hpp>
+#include <range/v3/view/take_exactly.hpp>
+#include <range/v3/view/transform.hpp>
+#include <range/v3/view/view.hpp>
+#include <range/v3/view/zip.hpp>
+
+#include <joinable/bucket/bucket.hpp>
+#include <joinable/bucket/bucketed_view.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/strided_view.hpp>
+
+/// @file
+/// The library's ranges as range-v3 views, and data dealt to ranks. Opt-in: no other header includes
+/// this one; with CMake it needs the component range_v3 and the target joinable::range_v3.
+
+namespace joinable::inline v0 {
+
+/// Where one parameter's gradient is: in which bucket, and from which of its elements on.
+struct BucketSlot {
+    std::size_t bucket = 0;
+    std::size_t parameter = 0; ///< its index
+    std::size_t offset = 0;    ///< in elements
+    std::size_t length = 0;    ///< in elements
+
+    friend constexpr bool operator==(BucketSlot const&, BucketSlot const&) = default;
+};
+
+namespace views {
+
+namespace detail {
+
+/// Each slot begins where the one before it in the bucket ends.
+constexpr BucketSlot place_after(BucketSlot const& previous, BucketSlot slot) {
+    slot.offset = previous.offset + previous.length;
+    return slot;
+}
+
+inline void check_shard(int rank, int world) {
+    if (rank < 0 || rank >= world) {
+        throw ContractViolation{v0::detail::concat(
+            "a shard is for a rank from 0 to the number of ranks - 1, but got rank ",
+            rank,
+            " of ",
+            world
+        )};
+    }
+}
+
+} // namespace detail
+
+/// The slots of a layout, bucket by bucket, as an input range. Valid as long as the layout. Local.
+[[nodiscard]] inline auto slots(BucketLayout const& layout) {
+    return ranges::views::enumerate(layout.buckets) |
+           ranges::views::transform([](auto const& numbered) {
+               std::size_t const b = numbered.first;
+               Bucket const& bucket = numbered.second;
+               return ranges::views::zip(bucket.parameters, bucket.views) |
+                      ranges::views::transform([b](auto const& member) {
+                          return BucketSlot{b, member.first, 0, member.second.numel()};
+                      }) |
+                      ranges::views::partial_sum(detail::place_after);
+           }) |
+           ranges::views::join;
+}
+void slots(BucketLayout const&&) = delete; // it would be gone before its slots are read
+
+/// The slots that the buckets of a BucketedView would have, without any memory for them: offsets
+/// are those of a layout that takes the parameters in the order of the view. An input range; valid
+/// as long as the range below the view. Lazy like the view. Local.
+template <class Base>
+[[nodiscard]] auto slots(BucketedView<Base> buckets) {
+    static_assert(
+        std::ranges::enable_view<BucketedView<Base>>,
+        "views::slots: the view owns its parameters, which would be gone before the slots are "
+        "read; give the range of parameters a name"
+    );
+    return ranges::views::enumerate(std::move(buckets)) |
+           ranges::views::transform([](auto const& numbered) {
+               std::size_t const b = numbered.first;
+               auto const& bucket = numbered.second;
+               return ranges::views::iota(bucket.begin(), bucket.end()) |
+                      ranges::views::transform([b](auto const& member) {
+                          auto const size = v0::detail::tensor_size_of(*member);
+                          return BucketSlot{b, member.index(), 0, size.numel};
+                      }) |
+                      ranges::views::partial_sum(detail::place_after);
+           }) |
+           ranges::views::join;
+}
+
+/// `range | contiguous_shard(rank, world)`: the part of a sized range that is this rank's when it is
+/// dealt in blocks, in rank order. Nothing is trimmed or padded: of n elements the first n % world
+/// ranks have one more than the others. Local.
+/// @throws ContractViolation  there is no such rank.
+[[nodiscard]] inline auto contiguous_shard(int rank, int world) {
+    detail::check_shard(rank, world);
+    auto const r = static_cast<std::size_t>(rank);
+    auto const w = static_cast<std::size_t>(world);
+    return ranges::make_view_closure([r, w]<class Range>(Range&& range) {
+        using Difference = ranges::range_difference_t<Range>;
+        auto const n = static_cast<std::size_t>(ranges::size(range));
+        std::size_t const first = r * (n / w) + std::min(r, n % w);
+        std::size_t const length = n / w + (r < n % w ? 1 : 0);
+        return ranges::views::all(std::forward<Range>(range)) |
+               ranges::views::drop_exactly(static_cast<Difference>(first)) |
+               ranges::views::take_exactly(static_cast<Difference>(length));
+    });
+}
+
+/// `range | strided_shard(rank, world)`: elements rank, rank + world, rank + 2 * world, ... of a
+/// range, as dealt one by one. Nothing is trimmed or padded. Local.
+/// @throws ContractViolation  there is no such rank.
+[[nodiscard]] inline auto strided_shard(int rank, int world) {
+    detail::check_shard(rank, world);
+    return ranges::make_view_closure([rank, world]<class Range>(Range&& range) {
+        using Difference = ranges::range_difference_t<Range>;
+        return ranges::views::all(std::forward<Range>(range)) |
+               ranges::views::drop(static_cast<Difference>(rank)) |
+               ranges::views::stride(static_cast<Difference>(world));
+    });
+}
+
+/// The ranks that still have an input in round `round` (from 0), in order, when rank r has
+/// `lengths[r]` inputs. The others shadow that round. Valid as long as `lengths`. Local.
+[[nodiscard]] inline auto
+active_ranks(std::span<std::size_t const> lengths, std::size_t round) {
+    return ranges::views::iota(0, static_cast<int>(lengths.size())) |
+           ranges::views::filter([lengths, round](int rank) {
+               return round < lengths[static_cast<std::size_t>(rank)];
+           });
+}
+
+/// The active ranks of every round of a guard that ends when all ranks have run out
+/// (EndPolicy::drain): a random-access range with one range of ranks per round. Valid as long as
+/// `lengths`. Local; finding the number of rounds is linear in the ranks.
+[[nodiscard]] inline auto rounds(std::span<std::size_t const> lengths) {
+    auto const longest = std::max_element(lengths.begin(), lengths.end());
+    return ranges::views::iota(std::size_t{0}, longest == lengths.end() ? 0 : *longest) |
+           ranges::views::transform([lengths](std::size_t round) {
+               return active_ranks(lengths, round);
+           });
+}
+
+} // namespace views
+
+} // namespace joinable::inline v0
+
+// What the library's views say of themselves to std::ranges holds for range-v3, which does not ask.
+
+template <class T>
+inline constexpr bool ranges::enable_view<joinable::StridedView<T>> = true;
+template <class T>
+inline constexpr bool ranges::enable_borrowed_range<joinable::StridedView<T>> =
+    std::ranges::enable_borrowed_range<joinable::StridedView<T>>;
+
+template <class Base>
+inline constexpr bool ranges::enable_view<joinable::BucketedView<Base>> =
+    std::ranges::enable_view<joinable::BucketedView<Base>>;
+
+template <class BaseIterator>
+inline constexpr bool ranges::enable_view<joinable::LazyBucket<BaseIterator>> = true;
+template <class BaseIterator>
+inline constexpr bool ranges::enable_borrowed_range<joinable::LazyBucket<BaseIterator>> = true;

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSL-1.0
 # Installs what the tests need, builds and runs them in Release and under sanitizers.
-# --all adds: layers, formatting, headers alone, clang 14 and 19, thread sanitizer, nvcc if present.
+# --all adds: layers, formatting, headers alone, the single header, clang 14 and 19, thread sanitizer,
+# nvcc if present.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
@@ -33,8 +34,10 @@ if $all; then
     install clang-14 libclang-rt-14-dev clang-19 libclang-rt-19-dev clang-format-19
     step "layers"
     python3 tests/layers.py
+    step "single header is up to date"
+    python3 single_include/amalgamate.py --check
     step "formatting"
-    git ls-files '*.hpp' '*.cpp' | xargs clang-format-19 --dry-run -Werror
+    git ls-files '*.hpp' '*.cpp' ':!single_include' | xargs clang-format-19 --dry-run -Werror
     build_and_test clang-14
     build_and_test clang-19
     build_and_test tsan -E '^(fail|consumer)/'
@@ -53,6 +56,9 @@ if $all; then
     else
         echo "skipped: nvcc is not installed"
     fi
+fi
+if $all; then
+    build_and_test single-include
 fi
 build_and_test asan
 build_and_test release

@@ -1,20 +1,42 @@
 # SPDX-License-Identifier: BSL-1.0
-# Configures, builds and runs the project tests/consumer/CONSUMER as a user would.
+# Takes the library as the user CONSUMER would, builds a program with it and runs that.
 set(build ${BUILD}/consumer/${CONSUMER})
 set(prefix ${BUILD}/consumer/prefix)
+set(sources ${PROJECT}/tests/consumer)
+set(done "")
 function(run)
     execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+    list(JOIN ARGN " " command)
     if(NOT result EQUAL 0)
-        message(FATAL_ERROR "${ARGN} failed:\n${output}")
+        message(FATAL_ERROR "consumer ${CONSUMER}: after\n${done}this failed (${result}):\n"
+                            "  ${command}\nand printed:\n${output}"
+        )
     endif()
+    set(done "${done}  ${command}\n" PARENT_SCOPE)
 endfunction()
+function(build_project folder)
+    run(${CMAKE_COMMAND} -S ${sources}/${folder} -B ${build} -G Ninja
+        -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_PREFIX_PATH=${prefix}
+        -DJOINABLE_SOURCE=${PROJECT} ${ARGN}
+    )
+    run(${CMAKE_COMMAND} --build ${build})
+    set(done "${done}" PARENT_SCOPE)
+endfunction()
+
 file(REMOVE_RECURSE ${build})
-if(CONSUMER STREQUAL "find_package")
-    file(REMOVE_RECURSE ${prefix})
-    run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
+file(MAKE_DIRECTORY ${build})
+set(one_line ${COMPILER} -std=c++20 -I${PROJECT}/single_include -pthread -o ${build}/consumer)
+if(CONSUMER STREQUAL "single_header")
+    run(${one_line} ${sources}/main.cpp)
+elseif(CONSUMER STREQUAL "single_header_two_units")
+    run(${one_line} ${sources}/main.cpp ${sources}/two_units/other.cpp)
+elseif(CONSUMER STREQUAL "cxx_23")
+    build_project(add_subdirectory -DCMAKE_CXX_STANDARD=23)
+else()
+    if(CONSUMER STREQUAL "find_package")
+        file(REMOVE_RECURSE ${prefix})
+        run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
+    endif()
+    build_project(${CONSUMER})
 endif()
-run(${CMAKE_COMMAND} -S ${PROJECT}/tests/consumer/${CONSUMER} -B ${build} -G Ninja
-    -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_PREFIX_PATH=${prefix} -DJOINABLE_SOURCE=${PROJECT}
-)
-run(${CMAKE_COMMAND} --build ${build})
 run(${build}/consumer)

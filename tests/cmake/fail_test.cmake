@@ -2,7 +2,7 @@
 # Compiles SOURCE, which must fail and print what its "// EXPECT:" lines say. control.cpp must compile:
 # it shows that the others fail for their misuse and not for the way they are compiled.
 execute_process(
-    COMMAND ${COMPILER} -std=c++20 -fsyntax-only -Wall -Werror -I${INCLUDE} -I${INCLUDE}/../tests ${SOURCE}
+    COMMAND ${COMPILER} -std=c++20 -fsyntax-only -Wall -Werror -I${INCLUDE} -I${CMAKE_CURRENT_LIST_DIR}/.. ${SOURCE}
     RESULT_VARIABLE result
     OUTPUT_VARIABLE output
     ERROR_VARIABLE output

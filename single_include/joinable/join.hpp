@@ -1,0 +1,6342 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+// joinable as one header, for projects that copy one file. Generated from include/joinable by
+// single_include/amalgamate.py: change the headers there, not this file.
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <compare>
+#include <concepts>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <initializer_list>
+#include <iterator>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+// ---- joinable/communicator/work.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+template <class W>
+concept has_wait = requires(W& work) { work.wait(); };
+
+template <class W>
+concept has_test = requires(W& work) {
+    { work.test() } -> std::convertible_to<bool>;
+};
+
+} // namespace detail
+
+/// A collective that was started and may not be complete.
+///
+/// `work` is an lvalue of `W`.
+/// | expression    | result              | meaning |
+/// |---------------|---------------------|----------------------------------------------------------|
+/// | `work.wait()` |                     | returns when this rank's buffers are final; throws what
+/// | |               |                     | made the collective fail; waiting twice is fine | |
+/// `work.test()` | convertible to bool | makes progress without blocking; true once wait() would  |
+/// |               |                     | return at once |
+///
+/// Not checkable, still required: the buffers stay alive until wait() returned. A work that is
+/// destroyed unfinished waits, and while unwinding aborts, so that no peer touches freed memory.
+/// Models: CompletedWork, ThreadWork.
+template <class W>
+concept Work = std::move_constructible<W> && detail::has_wait<W> && detail::has_test<W>;
+
+/// A work that was complete when it was started.
+struct CompletedWork {
+    void wait() const noexcept {}
+    [[nodiscard]] bool test() const noexcept { return true; }
+};
+
+} // namespace joinable::inline v0
+
+// ---- joinable/error.hpp
+
+namespace joinable::inline v0 {
+
+/// What went wrong, as it travels between ranks. See `throw_failure` for the matching exception.
+enum class FailureKind : std::uint8_t { peer_failed, timed_out, mismatch, communication, contract };
+
+/// Why a communicator was aborted. The first writer wins, and every rank throws what it wrote.
+struct AbortReason {
+    FailureKind kind = FailureKind::communication;
+    std::vector<int> ranks; ///< the culprits, ascending: who failed, did not arrive or differs
+    std::string message;
+};
+
+/// The base of all failures that a correct program can meet.
+class Error : public std::runtime_error {
+public:
+    using std::runtime_error::runtime_error;
+};
+
+/// The caller broke a documented precondition; nothing was moved because of the call.
+class ContractViolation : public std::logic_error {
+public:
+    using std::logic_error::logic_error;
+};
+
+/// The transport failed. The communicator is spent.
+class CommunicationError : public Error {
+public:
+    using Error::Error;
+};
+
+/// A failure with culprits: one class per `FailureKind`, so that a handler can tell them apart.
+template <FailureKind>
+class FailureOfRanks : public Error {
+public:
+    FailureOfRanks(std::vector<int> ranks, std::string const& message)
+        : Error{message}, ranks_{std::move(ranks)} {}
+
+    /// The culprits, ascending. Empty only where the communicator cannot tell.
+    [[nodiscard]] std::vector<int> const& ranks() const noexcept { return ranks_; }
+
+private:
+    std::vector<int> ranks_;
+};
+
+/// Another rank threw, died or left: `rank()` is the lowest that did.
+class PeerFailed : public FailureOfRanks<FailureKind::peer_failed> {
+public:
+    using FailureOfRanks::FailureOfRanks;
+    [[nodiscard]] int rank() const noexcept { return ranks().empty() ? -1 : ranks().front(); }
+};
+
+/// Some ranks did not arrive within the deadline: `missing()` where the communicator can tell.
+class TimedOut : public FailureOfRanks<FailureKind::timed_out> {
+public:
+    using FailureOfRanks::FailureOfRanks;
+    [[nodiscard]] std::vector<int> const& missing() const noexcept { return ranks(); }
+};
+
+/// Ranks do different things where all must do the same: `ranks()` are those that differ from
+/// the lowest rank. No data moved.
+class Mismatch : public FailureOfRanks<FailureKind::mismatch> {
+public:
+    using FailureOfRanks::FailureOfRanks;
+};
+
+/// Some ranks ran out of inputs under `EndPolicy::throw_early`. The communicator stays usable.
+class EarlyTermination : public Error {
+public:
+    EarlyTermination(std::vector<int> ranks, std::string const& message)
+        : Error{message}, ranks_{std::move(ranks)} {}
+
+    /// The ranks that ran out, ascending.
+    [[nodiscard]] std::vector<int> const& ranks() const noexcept { return ranks_; }
+
+private:
+    std::vector<int> ranks_;
+};
+
+/// Throws the exception that stands for `reason`: the same type and text on every rank.
+[[noreturn]] inline void throw_failure(AbortReason const& reason) {
+    switch (reason.kind) {
+    case FailureKind::peer_failed: throw PeerFailed{reason.ranks, reason.message};
+    case FailureKind::timed_out: throw TimedOut{reason.ranks, reason.message};
+    case FailureKind::mismatch: throw Mismatch{reason.ranks, reason.message};
+    case FailureKind::contract: throw ContractViolation{reason.message};
+    case FailureKind::communication: break;
+    }
+    throw CommunicationError{reason.message};
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/dtype.hpp
+
+namespace joinable::inline v0 {
+
+/// The element types that communicators move and reduce.
+enum class DType : std::uint8_t { f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64 };
+
+/// IEEE 754 binary16 as storage: reductions convert to float, no arithmetic of its own.
+/// Conversion from float rounds to nearest, ties to even.
+struct Half {
+    std::uint16_t bits = 0;
+
+    Half() = default;
+    explicit constexpr Half(float value) noexcept;
+    explicit constexpr operator float() const noexcept;
+    friend constexpr bool operator==(Half, Half) = default; ///< compares bits, not numbers
+};
+
+/// The upper half of a float (8 exponent bits, 7 mantissa bits) as storage, like `Half`.
+struct BFloat16 {
+    std::uint16_t bits = 0;
+
+    BFloat16() = default;
+    explicit constexpr BFloat16(float value) noexcept;
+    explicit constexpr operator float() const noexcept;
+    friend constexpr bool operator==(BFloat16, BFloat16) = default; ///< compares bits
+};
+
+namespace detail {
+
+template <class T>
+inline constexpr bool is_integer_of =
+    std::integral<T> && !std::same_as<T, bool> && !std::same_as<T, wchar_t> &&
+    !std::same_as<T, char8_t> && !std::same_as<T, char16_t> && !std::same_as<T, char32_t> &&
+    (sizeof(T) == 1 || sizeof(T) == 4 || sizeof(T) == 8);
+
+template <class T>
+concept has_dtype = std::same_as<T, Half> || std::same_as<T, BFloat16> || std::same_as<T, float> ||
+                    std::same_as<T, double> || is_integer_of<T>;
+
+template <class T>
+consteval DType find_dtype() {
+    if constexpr (std::same_as<T, Half>) {
+        return DType::f16;
+    } else if constexpr (std::same_as<T, BFloat16>) {
+        return DType::bf16;
+    } else if constexpr (std::same_as<T, float>) {
+        return DType::f32;
+    } else if constexpr (std::same_as<T, double>) {
+        return DType::f64;
+    } else if constexpr (sizeof(T) == 1) {
+        return std::is_signed_v<T> ? DType::i8 : DType::u8;
+    } else if constexpr (sizeof(T) == 4) {
+        return std::is_signed_v<T> ? DType::i32 : DType::u32;
+    } else {
+        return std::is_signed_v<T> ? DType::i64 : DType::u64;
+    }
+}
+
+} // namespace detail
+
+/// A type that has a `DType`: the floating types, `Half`, `BFloat16`, and the integers of 1, 4 and
+/// 8 bytes (so `long` and `long long` both count, by their size).
+template <class T>
+concept Element = detail::has_dtype<T>;
+
+/// The `DType` of an element type.
+template <Element T>
+inline constexpr DType dtype_of = detail::find_dtype<T>();
+
+/// The size of one element in bytes.
+[[nodiscard]] constexpr std::size_t size_of(DType dtype) noexcept {
+    switch (dtype) {
+    case DType::i8:
+    case DType::u8: return 1;
+    case DType::f16:
+    case DType::bf16: return 2;
+    case DType::f32:
+    case DType::i32:
+    case DType::u32: return 4;
+    case DType::f64:
+    case DType::i64:
+    case DType::u64: break;
+    }
+    return 8;
+}
+
+/// The enumerator's name, for error texts.
+[[nodiscard]] constexpr std::string_view name_of(DType dtype) noexcept {
+    constexpr std::string_view names[] = {
+        "f16", "bf16", "f32", "f64", "i8", "u8", "i32", "u32", "i64", "u64"
+    };
+    return names[static_cast<std::size_t>(dtype)];
+}
+
+/// Calls `function(std::type_identity<T>{})` with the storage type of `dtype`: the one place where
+/// a run-time dtype becomes a type.
+template <class F>
+constexpr decltype(auto) visit_dtype(DType dtype, F&& function) {
+    switch (dtype) {
+    case DType::f16: return function(std::type_identity<Half>{});
+    case DType::bf16: return function(std::type_identity<BFloat16>{});
+    case DType::f32: return function(std::type_identity<float>{});
+    case DType::f64: return function(std::type_identity<double>{});
+    case DType::i8: return function(std::type_identity<std::int8_t>{});
+    case DType::u8: return function(std::type_identity<std::uint8_t>{});
+    case DType::i32: return function(std::type_identity<std::int32_t>{});
+    case DType::u32: return function(std::type_identity<std::uint32_t>{});
+    case DType::i64: return function(std::type_identity<std::int64_t>{});
+    case DType::u64: break;
+    }
+    return function(std::type_identity<std::uint64_t>{});
+}
+
+constexpr Half::Half(float value) noexcept {
+    auto const word = std::bit_cast<std::uint32_t>(value);
+    auto const sign = static_cast<std::uint16_t>((word >> 16) & 0x8000U);
+    std::uint32_t const magnitude = word & 0x7fff'ffffU;
+    if (magnitude > 0x7f80'0000U) { // NaN stays NaN, quiet
+        bits = static_cast<std::uint16_t>(sign | 0x7e00U | ((magnitude >> 13) & 0x1ffU));
+    } else if (magnitude >= 0x477f'f000U) { // rounds to infinity
+        bits = static_cast<std::uint16_t>(sign | 0x7c00U);
+    } else if (magnitude >= 0x3880'0000U) { // normal: rebias the exponent from 127 to 15
+        std::uint32_t const rounded = magnitude - 0x3800'0000U + 0xfffU + ((magnitude >> 13) & 1U);
+        bits = static_cast<std::uint16_t>(sign | (rounded >> 13));
+    } else if (magnitude < 0x3300'0000U) { // below half of the smallest subnormal
+        bits = sign;
+    } else { // subnormal: shift the significand, round to nearest even
+        std::uint32_t const shift = 126U - (magnitude >> 23);
+        std::uint32_t const significand = (magnitude & 0x7f'ffffU) | 0x80'0000U;
+        std::uint32_t const kept = significand >> shift;
+        std::uint32_t const rest = significand & ((1U << shift) - 1U);
+        std::uint32_t const half = 1U << (shift - 1U);
+        bool const up = rest > half || (rest == half && (kept & 1U) != 0);
+        bits = static_cast<std::uint16_t>(sign | (kept + (up ? 1U : 0U)));
+    }
+}
+
+constexpr Half::operator float() const noexcept {
+    std::uint32_t const sign = (static_cast<std::uint32_t>(bits) & 0x8000U) << 16;
+    std::uint32_t const exponent = (bits >> 10) & 0x1fU;
+    std::uint32_t const mantissa = bits & 0x3ffU;
+    if (exponent == 0) { // zero or subnormal: mantissa times 2^-24
+        float const magnitude = static_cast<float>(mantissa) * 0x1p-24F;
+        return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(magnitude));
+    }
+    std::uint32_t const wide = exponent == 0x1fU ? 0xffU : exponent + 112U;
+    return std::bit_cast<float>(sign | (wide << 23) | (mantissa << 13));
+}
+
+constexpr BFloat16::BFloat16(float value) noexcept {
+    auto const word = std::bit_cast<std::uint32_t>(value);
+    if ((word & 0x7fff'ffffU) > 0x7f80'0000U) { // NaN stays NaN, quiet
+        bits = static_cast<std::uint16_t>((word >> 16) | 0x40U);
+    } else {
+        bits = static_cast<std::uint16_t>((word + 0x7fffU + ((word >> 16) & 1U)) >> 16);
+    }
+}
+
+constexpr BFloat16::operator float() const noexcept {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/buffer.hpp
+
+namespace joinable::inline v0 {
+
+/// Contiguous memory that a communicator reads and writes. Does not own it.
+struct Buffer {
+    void* data = nullptr;
+    std::size_t count = 0; ///< in elements
+    DType dtype = DType::f32;
+
+    [[nodiscard]] constexpr std::size_t bytes() const noexcept { return count * size_of(dtype); }
+};
+
+/// Contiguous memory that a communicator only reads. Does not own it.
+struct ConstBuffer {
+    void const* data = nullptr;
+    std::size_t count = 0; ///< in elements
+    DType dtype = DType::f32;
+
+    constexpr ConstBuffer() = default;
+    constexpr ConstBuffer(void const* address, std::size_t elements, DType type) noexcept
+        : data{address}, count{elements}, dtype{type} {}
+    // NOLINTNEXTLINE(google-explicit-constructor): reading what may be written is always safe
+    constexpr ConstBuffer(Buffer buffer) noexcept
+        : data{buffer.data}, count{buffer.count}, dtype{buffer.dtype} {}
+
+    [[nodiscard]] constexpr std::size_t bytes() const noexcept { return count * size_of(dtype); }
+};
+
+} // namespace joinable::inline v0
+
+// ---- joinable/communicator/communicator.hpp
+
+namespace joinable::inline v0 {
+
+/// How a reduction combines two elements. The bit operations are for integers only.
+enum class ReduceOp : std::uint8_t { sum, product, min, max, bit_and, bit_or };
+
+/// The enumerator's name, for error texts.
+[[nodiscard]] constexpr std::string_view name_of(ReduceOp op) noexcept {
+    constexpr std::string_view names[] = {"sum", "product", "min", "max", "bit_and", "bit_or"};
+    return names[static_cast<std::size_t>(op)];
+}
+
+/// How long a collective waits for the other ranks unless set_deadline() says otherwise.
+inline constexpr std::chrono::nanoseconds default_deadline = std::chrono::minutes{5};
+
+namespace detail {
+
+template <class C>
+concept has_rank = requires(C const& comm) {
+    { comm.rank() } -> std::convertible_to<int>;
+};
+template <class C>
+concept has_size = requires(C const& comm) {
+    { comm.size() } -> std::convertible_to<int>;
+};
+template <class C>
+concept has_all_reduce = requires(C& comm, Buffer buffer, ReduceOp op) {
+    { comm.all_reduce(buffer, op) } -> Work;
+};
+template <class C>
+concept has_broadcast = requires(C& comm, Buffer buffer, int root) {
+    { comm.broadcast(buffer, root) } -> Work;
+};
+template <class C>
+concept has_barrier = requires(C& comm) { comm.barrier(); };
+
+template <class C>
+concept has_all_gather = requires(C& comm, ConstBuffer in, Buffer out) {
+    { comm.all_gather(in, out) } -> Work;
+};
+template <class C>
+concept has_reduce_scatter = requires(C& comm, ConstBuffer in, Buffer out, ReduceOp op) {
+    { comm.reduce_scatter(in, out, op) } -> Work;
+};
+template <class C>
+concept has_abort = requires(C& comm, AbortReason reason) {
+    comm.abort(reason);
+    { comm.is_spent() } -> std::convertible_to<bool>;
+};
+template <class C>
+concept has_set_deadline = requires(C& comm, std::chrono::nanoseconds deadline) {
+    { comm.set_deadline(deadline) } -> std::convertible_to<std::chrono::nanoseconds>;
+};
+template <class C>
+concept has_missing = requires(C const& comm) {
+    { comm.missing() } -> std::convertible_to<std::vector<int>>;
+};
+
+} // namespace detail
+
+/// A group of ranks that run collectives together.
+///
+/// `comm` is an lvalue of `C`.
+/// | expression                     | result             | meaning |
+/// |--------------------------------|--------------------|-----------------------------------------------|
+/// | `comm.rank()`                  | convertible to int | this rank, in [0, size()); never changes
+/// | | `comm.size()`                  | convertible to int | number of ranks, >= 1; the same on
+/// every rank | | `comm.all_reduce(buffer, op)`  | Work               | combines `buffer` over all
+/// ranks, in place    | | `comm.broadcast(buffer, root)` | Work               | copies the buffer
+/// of `root` to all ranks      | | `comm.barrier()`               |                    | blocks
+/// until every rank has called it         |
+///
+/// Not checkable, still required: every rank calls the same collectives in the same order; a
+/// collective that throws because of another rank leaves the communicator spent. Thread safety:
+/// one thread at a time per object; ranks are independent. Need not be movable.
+/// Archetype: tests/support/archetypes.hpp. Models: SelfCommunicator, ThreadCommunicator.
+template <class C>
+concept Communicator = detail::has_rank<C> && detail::has_size<C> && detail::has_all_reduce<C> &&
+                       detail::has_broadcast<C> && detail::has_barrier<C>;
+
+/// A communicator that concatenates one buffer of each rank, in rank order, on every rank.
+///
+/// | expression                 | result | meaning |
+/// |----------------------------|--------|----------------------------------------------------------|
+/// | `comm.all_gather(in, out)` | Work   | `out.count == in.count * size()`; all ranks alike |
+template <class C>
+concept AllGathers = Communicator<C> && detail::has_all_gather<C>;
+
+/// A communicator that combines buffers over all ranks and leaves each rank its share.
+///
+/// | expression                         | result | meaning |
+/// |------------------------------------|--------|--------------------------------------------------|
+/// | `comm.reduce_scatter(in, out, op)` | Work   | `in.count == out.count * size()`; rank r gets |
+/// |                                    |        | the combined elements from r * out.count on |
+template <class C>
+concept ReduceScatters = Communicator<C> && detail::has_reduce_scatter<C>;
+
+/// A communicator on which one rank can end the waiting of all.
+///
+/// | expression           | result              | meaning |
+/// |----------------------|---------------------|----------------------------------------------------|
+/// | `comm.abort(reason)` |                     | local; every wait that cannot complete throws |
+/// |                      |                     | `reason` on every rank; the first writer wins |
+/// | `comm.is_spent()`    | convertible to bool | whether somebody aborted |
+template <class C>
+concept Aborts = Communicator<C> && detail::has_abort<C>;
+
+/// A communicator whose waits end in `TimedOut` (default: `default_deadline`).
+///
+/// | expression             | result                    | meaning |
+/// |------------------------|---------------------------|---------------------------------------------|
+/// | `comm.set_deadline(d)` | std::chrono::nanoseconds  | local; for waits that start later;
+/// returns  | |                        |                           | the deadline that was in force
+/// |
+template <class C>
+concept HasDeadline = Communicator<C> && detail::has_set_deadline<C>;
+
+/// A communicator that can tell which ranks have not arrived in the oldest pending collective.
+///
+/// | expression       | result           | meaning                                               |
+/// |------------------|------------------|-------------------------------------------------------|
+/// | `comm.missing()` | std::vector<int> | local; ascending; empty when nothing is pending       |
+template <class C>
+concept ReportsMissing = Communicator<C> && detail::has_missing<C>;
+
+/// Says in one sentence what a class lacks to be a Communicator.
+template <class C>
+consteval bool models_communicator() {
+    static_assert(detail::has_rank<C>, "Communicator: expected a member 'int rank() const'");
+    static_assert(detail::has_size<C>, "Communicator: expected a member 'int size() const'");
+    static_assert(
+        detail::has_all_reduce<C>,
+        "Communicator: expected a member 'Work all_reduce(Buffer, ReduceOp)' (in place)"
+    );
+    static_assert(
+        detail::has_broadcast<C>,
+        "Communicator: expected a member 'Work broadcast(Buffer, int root)' (in place)"
+    );
+    static_assert(detail::has_barrier<C>, "Communicator: expected a member 'void barrier()'");
+    return Communicator<C>;
+}
+
+/// The work that `C` returns from its all-reduce.
+template <Communicator C>
+using work_of =
+    std::remove_cvref_t<decltype(std::declval<C&>().all_reduce(Buffer{}, ReduceOp::sum))>;
+
+} // namespace joinable::inline v0
+
+// ---- joinable/detail/text.hpp
+
+namespace joinable::inline v0::detail {
+
+inline std::string to_text(std::string_view piece) {
+    return std::string{piece};
+}
+
+template <class Number>
+    requires std::integral<Number> || std::floating_point<Number>
+std::string to_text(Number number) {
+    return std::to_string(number);
+}
+
+/// "3", "3 and 5", "1, 3 and 5": how error texts list ranks and indices.
+template <class Number>
+std::string to_text(std::vector<Number> const& numbers) {
+    std::string text;
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+        if (i != 0) {
+            text += i + 1 == numbers.size() ? " and " : ", ";
+        }
+        text += to_text(numbers[i]);
+    }
+    return text;
+}
+
+/// Joins strings, numbers and lists of numbers into one error text.
+template <class... Pieces>
+std::string concat(Pieces const&... pieces) {
+    std::string text;
+    ((text += to_text(pieces)), ...);
+    return text;
+}
+
+/// "rank 3" or "ranks 1, 3 and 5".
+inline std::string ranks_text(std::vector<int> const& ranks) {
+    return concat(ranks.size() == 1 ? "rank " : "ranks ", ranks);
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/reduce.hpp
+
+namespace joinable::inline v0::detail {
+
+/// What a reduction of `T` computes in: f16 and bf16 accumulate in float and round once.
+template <class T>
+using accumulator_of =
+    std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
+
+[[nodiscard]] constexpr bool is_floating(DType dtype) noexcept {
+    return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 ||
+           dtype == DType::f64;
+}
+
+/// Calls `function(combine)` with the binary operation as a type of its own, so that loops over it
+/// vectorise. Bit operations are called for integers only.
+template <class A, class F>
+void visit_op(ReduceOp op, F const& function) {
+    switch (op) {
+    case ReduceOp::sum: return function([](A a, A b) { return static_cast<A>(a + b); });
+    case ReduceOp::product: return function([](A a, A b) { return static_cast<A>(a * b); });
+    case ReduceOp::min: return function([](A a, A b) { return b < a ? b : a; });
+    case ReduceOp::max: return function([](A a, A b) { return a < b ? b : a; });
+    case ReduceOp::bit_and:
+        if constexpr (std::is_integral_v<A>) {
+            function([](A a, A b) { return static_cast<A>(a & b); });
+        }
+        return;
+    case ReduceOp::bit_or:
+        if constexpr (std::is_integral_v<A>) {
+            function([](A a, A b) { return static_cast<A>(a | b); });
+        }
+        return;
+    }
+}
+
+/// Combines `count` elements of all `ranks` in rank order, whoever computes it and however it was
+/// cut: for each tile `input(rank)` points to that rank's elements, and `output(tile, begin, n)`
+/// receives the result. Neither arrival nor tuning changes a bit.
+template <class Input, class Output>
+void reduce_in_rank_order(
+    DType dtype, ReduceOp op, int ranks, std::size_t count, Input const& input, Output const& output
+) {
+    visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
+        using A = accumulator_of<T>;
+        visit_op<A>(op, [&](auto const combine) {
+            constexpr std::size_t tile_size = 4096 / sizeof(A); // stays in the first-level cache
+            std::array<A, tile_size> tile;
+            for (std::size_t begin = 0; begin < count; begin += tile_size) {
+                std::size_t const n = std::min(tile_size, count - begin);
+                auto const* const first = static_cast<T const*>(input(0)) + begin;
+                for (std::size_t i = 0; i < n; ++i) {
+                    tile[i] = static_cast<A>(first[i]);
+                }
+                for (int rank = 1; rank < ranks; ++rank) {
+                    auto const* const next = static_cast<T const*>(input(rank)) + begin;
+                    for (std::size_t i = 0; i < n; ++i) {
+                        tile[i] = combine(tile[i], static_cast<A>(next[i]));
+                    }
+                }
+                if constexpr (std::is_same_v<A, T>) {
+                    output(static_cast<void const*>(tile.data()), begin, n);
+                } else {
+                    std::array<T, tile_size> rounded;
+                    for (std::size_t i = 0; i < n; ++i) {
+                        rounded[i] = T{tile[i]};
+                    }
+                    output(static_cast<void const*>(rounded.data()), begin, n);
+                }
+            }
+        });
+    });
+}
+
+/// @throws ContractViolation  a bit operation on floating-point elements, or memory that is
+/// missing.
+inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
+    if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating(buffer.dtype)) {
+        throw ContractViolation{concat(
+            "a reduction with ",
+            name_of(op),
+            " needs integers, but the elements are ",
+            name_of(buffer.dtype)
+        )};
+    }
+}
+
+inline void check_memory(ConstBuffer buffer) {
+    if (buffer.data == nullptr && buffer.count != 0) {
+        throw ContractViolation{
+            concat("a collective was given a null pointer for ", buffer.count, " elements")
+        };
+    }
+}
+
+inline void check_root(int root, int size) {
+    if (root < 0 || root >= size) {
+        throw ContractViolation{
+            concat("root ", root, " is no rank of a communicator of ", size, " ranks")
+        };
+    }
+}
+
+/// `whole` must be `size` times as many elements as `part`, of the same dtype.
+inline void check_share(ConstBuffer part, ConstBuffer whole, int size) {
+    check_memory(part);
+    check_memory(whole);
+    if (part.dtype != whole.dtype || whole.count != part.count * static_cast<std::size_t>(size)) {
+        throw ContractViolation{concat(
+            "a collective over ",
+            size,
+            " ranks needs one buffer of ",
+            size,
+            " times the elements of the other and the same dtype, but got ",
+            part.count,
+            " of ",
+            name_of(part.dtype),
+            " and ",
+            whole.count,
+            " of ",
+            name_of(whole.dtype)
+        )};
+    }
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/self.hpp
+
+namespace joinable::inline v0 {
+
+/// The communicator of a single rank: everything is complete when it starts. Checks its arguments
+/// as the others do, so that a program which runs alone also runs together.
+class SelfCommunicator {
+public:
+    [[nodiscard]] int rank() const noexcept { return 0; }
+    [[nodiscard]] int size() const noexcept { return 1; }
+
+    CompletedWork all_reduce(Buffer buffer, ReduceOp op) {
+        start();
+        detail::check_memory(buffer);
+        detail::check_reduction(buffer, op);
+        return {};
+    }
+    CompletedWork broadcast(Buffer buffer, int root) {
+        start();
+        detail::check_memory(buffer);
+        detail::check_root(root, 1);
+        return {};
+    }
+    void barrier() { start(); }
+    CompletedWork all_gather(ConstBuffer in, Buffer out) {
+        start();
+        detail::check_share(in, out, 1);
+        return copy(in, out);
+    }
+    CompletedWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
+        start();
+        detail::check_share(out, in, 1);
+        detail::check_reduction(in, op);
+        return copy(in, out);
+    }
+
+    void abort(AbortReason reason) {
+        if (!is_spent_) {
+            reason_ = std::move(reason);
+            is_spent_ = true;
+        }
+    }
+    [[nodiscard]] bool is_spent() const noexcept { return is_spent_; }
+
+private:
+    void start() const {
+        if (is_spent_) {
+            throw_failure(reason_);
+        }
+    }
+    static CompletedWork copy(ConstBuffer in, Buffer out) noexcept {
+        if (in.count != 0) {
+            std::memmove(out.data, in.data, in.bytes());
+        }
+        return {};
+    }
+
+    AbortReason reason_;
+    bool is_spent_ = false;
+};
+
+} // namespace joinable::inline v0
+
+// ---- joinable/config.hpp
+
+// The only header with conditional compilation: what differs between compilers and systems is
+// named here once, everything else is the same text for every flag set.
+
+#define JOINABLE_VERSION_MAJOR 0
+#define JOINABLE_VERSION_MINOR 1
+#define JOINABLE_VERSION_PATCH 0
+
+namespace joinable::inline v0 {
+
+/// The version of this library; ranks compare it when they enter a guard together.
+inline constexpr std::uint32_t library_version =
+    JOINABLE_VERSION_MAJOR * 10'000 + JOINABLE_VERSION_MINOR * 100 + JOINABLE_VERSION_PATCH;
+
+} // namespace joinable::inline v0
+
+namespace joinable::inline v0::detail {
+
+/// Tells the core that this is a spinning loop, so that its sibling thread gets the resources.
+inline void cpu_relax() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/waiting.hpp
+
+namespace joinable::inline v0::detail {
+
+/// When a wait that starts now ends. A year stands for any longer time: the sum would overflow.
+[[nodiscard]] inline std::chrono::steady_clock::time_point
+end_of_wait(std::chrono::nanoseconds deadline) noexcept {
+    constexpr std::chrono::nanoseconds year = std::chrono::hours{24 * 365};
+    return std::chrono::steady_clock::now() + std::min(deadline, year);
+}
+
+/// Waiting in three stages: spin while an answer usually takes less than a system call, yield so
+/// that more ranks than cores make progress, then sleep. Whoever changes what is waited for pays
+/// one load unless somebody sleeps.
+class WaitingRoom {
+public:
+    /// Spins for some microseconds where every rank has a core: longer would keep a peer waiting
+    /// that shares its core with another program.
+    explicit WaitingRoom(int ranks)
+        : spins_{static_cast<unsigned>(ranks) <= std::thread::hardware_concurrency() ? 200 : 20} {}
+
+    /// Returns true once `ready()`, false at the deadline. What `ready` reads is changed before
+    /// wake() and read here by sequentially consistent operations: so either the waker sees the
+    /// sleeper, or the sleeper sees the change.
+    template <class Ready>
+    bool wait(Ready const& ready, std::chrono::nanoseconds deadline) {
+        for (int i = 0; i < spins_; ++i) {
+            if (ready()) {
+                return true;
+            }
+            cpu_relax();
+        }
+        auto const end = end_of_wait(deadline);
+        for (int i = 0; i < yields; ++i) {
+            if (ready()) {
+                return true;
+            }
+            std::this_thread::yield();
+        }
+        std::unique_lock lock{mutex_};
+        sleepers_.fetch_add(1);
+        bool const is_ready = changed_.wait_until(lock, end, ready);
+        sleepers_.fetch_sub(1);
+        return is_ready;
+    }
+
+    void wake() {
+        if (sleepers_.load() != 0) {
+            { // a sleeper is either before its last look at ready(), or asleep
+                std::lock_guard const lock{mutex_};
+            }
+            changed_.notify_all();
+        }
+    }
+
+private:
+    static constexpr int yields = 100;
+
+    int spins_;
+    std::atomic<int> sleepers_{0};
+    std::mutex mutex_;
+    std::condition_variable changed_;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/board.hpp
+
+namespace joinable::inline v0::detail {
+
+enum class Collective : std::uint8_t { all_reduce, broadcast, barrier, all_gather, reduce_scatter };
+
+[[nodiscard]] constexpr std::string_view name_of(Collective collective) noexcept {
+    constexpr std::string_view names[] = {
+        "all_reduce", "broadcast", "barrier", "all_gather", "reduce_scatter"
+    };
+    return names[static_cast<std::size_t>(collective)];
+}
+
+/// What a rank says that it is about to do; all ranks must say the same.
+struct Descriptor {
+    Collective collective = Collective::barrier;
+    DType dtype = DType::u8;
+    ReduceOp op = ReduceOp::sum;
+    int root = 0;
+    std::size_t count = 0;
+
+    friend bool operator==(Descriptor const&, Descriptor const&) = default;
+
+    [[nodiscard]] std::string text() const {
+        std::string said = concat(name_of(collective));
+        if (collective != Collective::barrier) {
+            said += concat(" of ", count, " ", joinable::name_of(dtype));
+        }
+        if (collective == Collective::all_reduce || collective == Collective::reduce_scatter) {
+            said += concat(" with ", joinable::name_of(op));
+        }
+        if (collective == Collective::broadcast) {
+            said += concat(" from rank ", root);
+        }
+        return said;
+    }
+};
+
+/// One rank's arrival in one collective, on one cache line: a small message needs no other.
+///
+/// `word` holds, from the top: frozen (1 bit), root (14), descriptor (11), inline count (7: 0 means
+/// that payload holds count and addresses instead), sequence number (31).
+/// Arriving is one compare-and-swap on it, aborting sets the frozen bit: so whether a rank has
+/// arrived before an abort is decided in one step, and every rank sees the same.
+struct alignas(64) ArrivalLine {
+    std::atomic<std::uint64_t> word{empty};
+    std::array<std::uint64_t, 7> payload{};
+
+    static constexpr std::size_t inline_bytes = 56;
+    static constexpr std::uint64_t frozen = std::uint64_t{1} << 63U;
+    static constexpr std::uint64_t sequence_mask = (std::uint64_t{1} << 31U) - 1;
+    static constexpr std::uint64_t empty = sequence_mask; ///< no collective of a fresh ring slot
+
+    static std::uint64_t
+    encode(std::uint64_t sequence, Descriptor const& said, bool is_inline) noexcept {
+        std::uint64_t const inline_count = is_inline ? said.count + 1 : 0;
+        return (sequence & sequence_mask) | inline_count << 31U |
+               static_cast<std::uint64_t>(said.collective) << 38U |
+               static_cast<std::uint64_t>(said.dtype) << 42U |
+               static_cast<std::uint64_t>(said.op) << 46U |
+               static_cast<std::uint64_t>(said.root) << 49U;
+    }
+    [[nodiscard]] static Descriptor
+    decode(std::uint64_t word, std::array<std::uint64_t, 7> const& payload) noexcept {
+        std::uint64_t const inline_count = word >> 31U & 0x7fU;
+        return {
+            static_cast<Collective>(word >> 38U & 0xfU),
+            static_cast<DType>(word >> 42U & 0xfU),
+            static_cast<ReduceOp>(word >> 46U & 0x7U),
+            static_cast<int>(word >> 49U & 0x3fffU),
+            static_cast<std::size_t>(inline_count != 0 ? inline_count - 1 : payload[0])
+        };
+    }
+};
+
+/// How far the ranks have come with the chunks of one large collective. The upper bits of each word
+/// are the sequence number, so that whoever posts first resets the slot: enough of them that no
+/// number comes back, however long only small messages have used the slot.
+struct alignas(64) ChunkProgress {
+    std::atomic<std::uint64_t> claimed{~std::uint64_t{0}};
+    std::atomic<std::uint64_t> done{~std::uint64_t{0}};
+
+    static constexpr unsigned count_bits = 24;
+    static constexpr std::uint64_t count_mask = (std::uint64_t{1} << count_bits) - 1;
+
+    void reset(std::uint64_t sequence) noexcept {
+        for (std::atomic<std::uint64_t>* const counter : {&claimed, &done}) {
+            std::uint64_t old = counter->load();
+            std::uint64_t const fresh = sequence << count_bits;
+            if ((old & ~count_mask) != fresh) {
+                counter->compare_exchange_strong(old, fresh);
+            }
+        }
+    }
+};
+
+/// Where the ranks of one group meet. Knows no threads: ranks are numbers, and whoever waits or
+/// tests does the work.
+class Board {
+public:
+    static constexpr std::size_t slots = 64; ///< collectives in flight
+
+    explicit Board(int size)
+        : size_{size}, lines_(static_cast<std::size_t>(size) * slots),
+          retired_(static_cast<std::size_t>(size)), room{size} {}
+
+    [[nodiscard]] int size() const noexcept { return size_; }
+
+    [[nodiscard]] ArrivalLine& line(int rank, std::uint64_t sequence) noexcept {
+        return lines_[static_cast<std::size_t>(rank) * slots + sequence % slots];
+    }
+    [[nodiscard]] ChunkProgress& progress(std::uint64_t sequence) noexcept {
+        return progress_[sequence % slots];
+    }
+
+    [[nodiscard]] bool has_arrived(int rank, std::uint64_t sequence) noexcept {
+        return (line(rank, sequence).word.load() & ArrivalLine::sequence_mask) ==
+               (sequence & ArrivalLine::sequence_mask);
+    }
+    [[nodiscard]] std::vector<int> missing(std::uint64_t sequence) {
+        std::vector<int> ranks;
+        for (int rank = 0; rank < size_; ++rank) {
+            if (!has_arrived(rank, sequence)) {
+                ranks.push_back(rank);
+            }
+        }
+        return ranks;
+    }
+
+    /// Collectives before this number are finished on `rank`: their slots are free for others.
+    [[nodiscard]] std::atomic<std::uint64_t>& retired(int rank) noexcept {
+        return retired_[static_cast<std::size_t>(rank)].count;
+    }
+
+    /// The ranks that have not finished the collective before which `sequence` cannot start.
+    [[nodiscard]] std::vector<int> holding_up(std::uint64_t sequence) {
+        std::vector<int> ranks;
+        for (int rank = 0; rank < size_; ++rank) {
+            if (retired(rank).load() + slots <= sequence) {
+                ranks.push_back(rank);
+            }
+        }
+        return ranks;
+    }
+
+    /// The first writer wins. Returns when nothing can arrive any more.
+    void abort(AbortReason reason) {
+        int expected = open;
+        if (state_.compare_exchange_strong(expected, writing)) {
+            reason_ = std::move(reason);
+            state_.store(written);
+            for (ArrivalLine& arrival : lines_) {
+                arrival.word.fetch_or(ArrivalLine::frozen);
+            }
+            state_.store(closed);
+            room.wake();
+        } else {
+            while (state_.load() != closed) {
+                cpu_relax();
+            }
+        }
+    }
+    /// True only when nothing can arrive any more: whoever sees it can rely on it.
+    [[nodiscard]] bool is_spent() const noexcept { return state_.load() == closed; }
+    /// @pre some line is frozen
+    [[nodiscard]] AbortReason const& reason() const noexcept { return reason_; }
+
+private:
+    enum : int { open, writing, written, closed };
+    struct alignas(64) Retired {
+        std::atomic<std::uint64_t> count{0};
+    };
+
+    int size_;
+    std::vector<ArrivalLine> lines_;
+    std::vector<Retired> retired_;
+    std::array<ChunkProgress, slots> progress_;
+    std::atomic<int> state_{open};
+    AbortReason reason_;
+
+public:
+    WaitingRoom room;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/exchange.hpp
+
+/// @file
+/// What happens once all ranks have arrived in a collective: nothing here waits, and any rank can
+/// do it for all.
+
+namespace joinable::inline v0::detail {
+
+/// Every rank computes the same from the same lines. @throws Mismatch  on all of them.
+inline void require_agreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
+    auto const said_by = [&](int rank) {
+        ArrivalLine const& line = board.line(rank, sequence);
+        return ArrivalLine::decode(line.word.load(std::memory_order_relaxed), line.payload);
+    };
+    bool agrees = true;
+    for (int rank = 0; rank < board.size(); ++rank) {
+        agrees = agrees && said_by(rank) == mine;
+    }
+    if (agrees) {
+        return;
+    }
+    AbortReason reason{
+        FailureKind::mismatch, {}, "ranks run different collectives: rank 0 " + said_by(0).text()
+    };
+    for (int rank = 1; rank < board.size(); ++rank) {
+        if (!(said_by(rank) == said_by(0))) {
+            reason.ranks.push_back(rank);
+            reason.message += concat(", rank ", rank, " ", said_by(rank).text());
+        }
+    }
+    board.abort(reason);
+    throw_failure(reason);
+}
+
+/// A small message: every rank reads the payloads of all lines and combines them for itself.
+inline void combine_lines(Board& board, std::uint64_t sequence, Descriptor const& said, void* out) {
+    auto const payload_of = [&](int rank) -> void const* {
+        return board.line(rank, sequence).payload.data();
+    };
+    if (said.count == 0) {
+        return;
+    }
+    if (said.collective == Collective::broadcast) {
+        std::memcpy(out, payload_of(said.root), said.count * size_of(said.dtype));
+        return;
+    }
+    auto const store = [&](void const* tile, std::size_t, std::size_t n) {
+        std::memcpy(out, tile, n * size_of(said.dtype)); // one tile holds a line
+    };
+    reduce_in_rank_order(said.dtype, said.op, board.size(), said.count, payload_of, store);
+}
+
+/// A large message is cut into `chunks` ranges of `chunk` elements, the same on every rank.
+struct Cut {
+    std::size_t total;
+    std::size_t chunk;
+    std::size_t chunks;
+
+    Cut(Descriptor const& said, int world_size) noexcept {
+        auto const ranks = static_cast<std::size_t>(world_size);
+        bool const is_share = said.collective == Collective::all_gather ||
+                              said.collective == Collective::reduce_scatter;
+        total = is_share ? said.count * ranks : said.count;
+        // Small enough that all ranks get some, large enough that claiming costs nothing.
+        constexpr std::size_t smallest = std::size_t{16} << 10U;
+        constexpr std::size_t largest = std::size_t{256} << 10U;
+        std::size_t const element = size_of(said.dtype);
+        chunk = std::clamp(total * element / (4 * ranks), smallest, largest) / element;
+        chunks = (total + chunk - 1) / chunk;
+    }
+};
+
+/// Computes the elements [begin, end) of a large collective for all ranks.
+inline void run_chunk(
+    Board& board, std::uint64_t sequence, Descriptor const& said, std::size_t begin, std::size_t end
+) {
+    std::size_t const element = size_of(said.dtype);
+    auto const address = [&](int rank, std::size_t word) {
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): a rank of this process wrote it as an address
+        return reinterpret_cast<std::byte*>(
+            static_cast<std::uintptr_t>(board.line(rank, sequence).payload[word])
+        );
+    };
+    auto const in = [&](int rank) { return address(rank, 1); };
+    auto const copy_to = [&](int rank, std::size_t at, void const* from, std::size_t n) {
+        std::byte* const target = address(rank, 2) + at * element;
+        if (target != from) {
+            std::memcpy(target, from, n * element);
+        }
+    };
+    auto const reduce = [&](auto const& store) {
+        auto const input = [&](int rank) -> void const* { return in(rank) + begin * element; };
+        reduce_in_rank_order(said.dtype, said.op, board.size(), end - begin, input, store);
+    };
+    // Calls `part(rank, from, to)` for the ranks whose shares [from, to) meets.
+    auto const for_each_share = [&](std::size_t from, std::size_t to, auto const& part) {
+        while (from < to) {
+            std::size_t const owner = from / said.count;
+            std::size_t const stop = std::min(to, (owner + 1) * said.count);
+            part(static_cast<int>(owner), from, stop);
+            from = stop;
+        }
+    };
+    switch (said.collective) {
+    case Collective::all_reduce:
+        reduce([&](void const* tile, std::size_t offset, std::size_t n) {
+            for (int rank = 0; rank < board.size(); ++rank) {
+                copy_to(rank, begin + offset, tile, n);
+            }
+        });
+        break;
+    case Collective::reduce_scatter:
+        reduce([&](void const* tile, std::size_t offset, std::size_t n) {
+            std::size_t const first = begin + offset;
+            for_each_share(first, first + n, [&](int owner, std::size_t from, std::size_t to) {
+                auto const* const source = static_cast<std::byte const*>(tile);
+                copy_to(owner, from % said.count, source + (from - first) * element, to - from);
+            });
+        });
+        break;
+    case Collective::broadcast:
+        for (int rank = 0; rank < board.size(); ++rank) {
+            copy_to(rank, begin, in(said.root) + begin * element, end - begin);
+        }
+        break;
+    case Collective::all_gather:
+        for_each_share(begin, end, [&](int owner, std::size_t from, std::size_t to) {
+            for (int rank = 0; rank < board.size(); ++rank) {
+                copy_to(rank, from, in(owner) + from % said.count * element, to - from);
+            }
+        });
+        break;
+    case Collective::barrier: break;
+    }
+}
+
+[[nodiscard]] inline bool
+chunks_are_done(Board& board, std::uint64_t sequence, Descriptor const& said) noexcept {
+    std::uint64_t const done = board.progress(sequence).done.load();
+    return (done & ChunkProgress::count_mask) == Cut{said, board.size()}.chunks;
+}
+
+/// Computes chunks until none is left to claim. Whether all are done, by whomever.
+inline bool run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said) {
+    Cut const cut{said, board.size()};
+    ChunkProgress& progress = board.progress(sequence);
+    auto const left = [&](std::uint64_t count) {
+        return (count & ChunkProgress::count_mask) < cut.chunks;
+    };
+    while (left(progress.claimed.load(std::memory_order_relaxed))) {
+        std::uint64_t const claimed = progress.claimed.fetch_add(1);
+        if (!left(claimed)) {
+            break;
+        }
+        std::size_t const begin =
+            static_cast<std::size_t>(claimed & ChunkProgress::count_mask) * cut.chunk;
+        run_chunk(board, sequence, said, begin, std::min(cut.total, begin + cut.chunk));
+        if ((progress.done.fetch_add(1) & ChunkProgress::count_mask) + 1 == cut.chunks) {
+            board.room.wake();
+        }
+    }
+    return chunks_are_done(board, sequence, said);
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/detail/failure.hpp
+
+namespace joinable::inline v0::detail {
+
+/// What peers should be told about an exception. A failure that came from other ranks keeps its
+/// culprits; anything else has none yet, which stands for the rank that throws it.
+inline AbortReason failure_of(std::exception_ptr const& error) {
+    if (!error) {
+        return {FailureKind::peer_failed, {}, {}};
+    }
+    try {
+        std::rethrow_exception(error);
+    } catch (PeerFailed const& failure) {
+        return {FailureKind::peer_failed, failure.ranks(), failure.what()};
+    } catch (TimedOut const& failure) {
+        return {FailureKind::timed_out, failure.ranks(), failure.what()};
+    } catch (Mismatch const& failure) {
+        return {FailureKind::mismatch, failure.ranks(), failure.what()};
+    } catch (std::exception const& other) {
+        return {FailureKind::peer_failed, {}, other.what()};
+    } catch (...) {
+        return {FailureKind::peer_failed, {}, "an exception that is no std::exception"};
+    }
+}
+
+/// The same, ready to be thrown elsewhere: without culprits it is `rank` that failed.
+inline AbortReason blamed_on(int rank, AbortReason reason) {
+    if (reason.ranks.empty()) {
+        reason.ranks = {rank};
+        reason.message = concat(
+            "rank ",
+            rank,
+            " failed: ",
+            reason.message.empty() ? std::string{"an exception left the guard"} : reason.message
+        );
+    }
+    return reason;
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/thread.hpp
+
+namespace joinable::inline v0 {
+
+class ThreadCommunicator;
+
+/// A collective between thread ranks. Destroyed unfinished it waits up to the deadline; while
+/// unwinding it aborts. When it is gone, no other rank touches this rank's buffers any more.
+class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] ThreadWork {
+public:
+    ThreadWork(ThreadWork&& other) noexcept
+        : comm_{std::exchange(other.comm_, nullptr)}, sequence_{other.sequence_},
+          exceptions_{other.exceptions_} {}
+    ThreadWork& operator=(ThreadWork&&) = delete;
+    inline ~ThreadWork();
+
+    /// Blocks until this rank's buffers are final. Waiting again returns at once.
+    /// @throws Mismatch  ranks said different things; no data moved.
+    /// @throws TimedOut, PeerFailed, ...  what the communicator was aborted with, unless every rank
+    ///         had arrived before.
+    inline void wait();
+    /// Makes progress; true once wait() would return at once. @throws as wait() does.
+    [[nodiscard]] inline bool test();
+
+private:
+    friend class ThreadCommunicator;
+    ThreadWork(ThreadCommunicator& comm, std::uint64_t sequence) noexcept
+        : comm_{&comm}, sequence_{sequence} {}
+
+    ThreadCommunicator* comm_;
+    std::uint64_t sequence_;
+    int exceptions_ = std::uncaught_exceptions();
+};
+
+/// Ranks are threads of this process: made by run_threads(), one object per rank.
+///
+/// Reductions combine every element in rank order, so results are the same bit for bit whoever
+/// arrives first. Collectives are asynchronous: whoever waits or tests does the work for all, so a
+/// rank that computes holds up nobody. Up to 64 are in flight, further ones finish the oldest.
+/// Ranks compare what they are about to do in every collective. No allocation, no lock and no
+/// system call unless a rank waits long.
+class ThreadCommunicator {
+public:
+    /// For run_threads; `board` outlives the communicator.
+    ThreadCommunicator(detail::Board& board, int rank) noexcept : board_{board}, rank_{rank} {}
+    ThreadCommunicator(ThreadCommunicator const&) = delete;
+    ThreadCommunicator& operator=(ThreadCommunicator const&) = delete;
+
+    [[nodiscard]] int rank() const noexcept { return rank_; }
+    [[nodiscard]] int size() const noexcept { return board_.size(); }
+
+    /// In place. @throws ContractViolation  a bit operation on floating-point elements.
+    ThreadWork all_reduce(Buffer buffer, ReduceOp op) {
+        detail::check_memory(buffer);
+        detail::check_reduction(buffer, op);
+        return post(
+            {detail::Collective::all_reduce, buffer.dtype, op, 0, buffer.count},
+            buffer.data,
+            buffer.data
+        );
+    }
+
+    /// @throws ContractViolation  `root` is no rank.
+    ThreadWork broadcast(Buffer buffer, int root) {
+        detail::check_memory(buffer);
+        detail::check_root(root, size());
+        return post(
+            {detail::Collective::broadcast, buffer.dtype, ReduceOp::sum, root, buffer.count},
+            buffer.data,
+            buffer.data
+        );
+    }
+
+    void barrier() {
+        post({detail::Collective::barrier, DType::u8, ReduceOp::sum, 0, 0}, nullptr, nullptr)
+            .wait();
+    }
+
+    /// `out` is `size()` times `in`; `in` may be this rank's part of `out`.
+    /// @throws ContractViolation  counts or dtypes do not fit.
+    ThreadWork all_gather(ConstBuffer in, Buffer out) {
+        detail::check_share(in, out, size());
+        return post(
+            {detail::Collective::all_gather, in.dtype, ReduceOp::sum, 0, in.count},
+            in.data,
+            out.data
+        );
+    }
+
+    /// `in` is `size()` times `out`; they do not overlap.
+    /// @throws ContractViolation  counts or dtypes do not fit, or a bit operation on floats.
+    ThreadWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
+        detail::check_share(out, in, size());
+        detail::check_reduction(in, op);
+        return post(
+            {detail::Collective::reduce_scatter, in.dtype, op, 0, out.count}, in.data, out.data
+        );
+    }
+
+    /// Local. The first reason wins; every wait that cannot complete any more throws it.
+    void abort(AbortReason const& reason) { board_.abort(reason); }
+    [[nodiscard]] bool is_spent() const noexcept { return board_.is_spent(); }
+
+    /// Local; for waits that start later. Returns the deadline that was in force.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        return std::exchange(deadline_, deadline);
+    }
+
+    /// Local. Who has not arrived in this rank's oldest unfinished collective.
+    [[nodiscard]] std::vector<int> missing() const {
+        return retired_ == next_ ? std::vector<int>{} : board_.missing(retired_);
+    }
+
+private:
+    friend class ThreadWork;
+
+    struct Pending {
+        detail::Descriptor said;
+        void* out = nullptr;
+        bool is_inline = false;
+        bool is_done = false;
+    };
+    // -- posting ---------------------------------------------------------------------------------
+
+    ThreadWork post(detail::Descriptor const& said, void const* in, void* out) {
+        make_room();
+        std::uint64_t const sequence = next_;
+        Pending& pending = pending_[sequence % detail::Board::slots];
+        std::size_t const bytes = said.count * size_of(said.dtype);
+        bool const fits = bytes <= detail::ArrivalLine::inline_bytes &&
+                          said.collective <= detail::Collective::barrier;
+        pending = {said, out, fits, false};
+        detail::ArrivalLine& line = board_.line(rank_, sequence);
+        std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
+        if ((old & detail::ArrivalLine::frozen) != 0) {
+            throw_failure(board_.reason());
+        }
+        if (!fits) {
+            line.payload[0] = said.count;
+            line.payload[1] = reinterpret_cast<std::uintptr_t>(in);
+            line.payload[2] = reinterpret_cast<std::uintptr_t>(out);
+            board_.progress(sequence).reset(sequence);
+        } else if (bytes != 0) {
+            std::memcpy(line.payload.data(), in, bytes);
+        }
+        std::uint64_t const word = detail::ArrivalLine::encode(sequence, said, fits);
+        if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
+            throw_failure(board_.reason());
+        }
+        ++next_;
+        board_.room.wake();
+        return {*this, sequence};
+    }
+
+    /// The slot of the next collective is free when every rank has finished what used it before.
+    void make_room() {
+        constexpr std::uint64_t slots = detail::Board::slots;
+        if (next_ < slots + all_retired_) {
+            return;
+        }
+        if (retired_ + slots <= next_) {
+            finish(retired_);
+        }
+        auto const others_have_room = [&] {
+            all_retired_ = next_;
+            for (int rank = 0; rank < size(); ++rank) {
+                all_retired_ = std::min(all_retired_, board_.retired(rank).load());
+            }
+            return next_ < slots + all_retired_ || board_.is_spent();
+        };
+        if (!board_.room.wait(others_have_room, deadline_)) {
+            abort_for_missing(board_.holding_up(next_), "finish a collective", "posts another one");
+        }
+        if (board_.is_spent()) {
+            throw_failure(board_.reason());
+        }
+    }
+
+    // -- finishing -------------------------------------------------------------------------------
+
+    [[nodiscard]] bool is_done(std::uint64_t sequence) const noexcept {
+        return sequence < retired_ || pending_[sequence % detail::Board::slots].is_done;
+    }
+
+    enum class Arrival : std::uint8_t { waiting, complete, never };
+
+    [[nodiscard]] Arrival arrival_of(std::uint64_t sequence) noexcept {
+        for (int rank = 0; rank < size(); ++rank) {
+            std::uint64_t const word = board_.line(rank, sequence).word.load();
+            if ((word & detail::ArrivalLine::sequence_mask) !=
+                (sequence & detail::ArrivalLine::sequence_mask)) {
+                return (word & detail::ArrivalLine::frozen) != 0 ? Arrival::never
+                                                                 : Arrival::waiting;
+            }
+        }
+        return Arrival::complete;
+    }
+
+    [[nodiscard]] bool try_finish(std::uint64_t sequence) {
+        if (is_done(sequence)) {
+            return true;
+        }
+        switch (arrival_of(sequence)) {
+        case Arrival::waiting: return false;
+        case Arrival::never: throw_failure(board_.reason());
+        case Arrival::complete: break;
+        }
+        Pending& pending = pending_[sequence % detail::Board::slots];
+        detail::require_agreement(board_, sequence, pending.said);
+        if (pending.is_inline) {
+            detail::combine_lines(board_, sequence, pending.said, pending.out);
+        } else if (!detail::run_chunks(board_, sequence, pending.said)) {
+            return false;
+        }
+        pending.is_done = true;
+        std::uint64_t retired = retired_;
+        while (retired < next_ && pending_[retired % detail::Board::slots].is_done) {
+            ++retired;
+        }
+        if (retired != retired_) {
+            retired_ = retired;
+            board_.retired(rank_).store(retired);
+            board_.room.wake();
+        }
+        return true;
+    }
+
+    void finish(std::uint64_t sequence) {
+        if (try_finish(sequence)) {
+            return;
+        }
+        auto const has_arrived = [&] { return arrival_of(sequence) != Arrival::waiting; };
+        if (!board_.room.wait(has_arrived, deadline_)) {
+            auto const missing = board_.missing(sequence);
+            if (!missing.empty()) {
+                std::string const said = pending_[sequence % detail::Board::slots].said.text();
+                abort_for_missing(missing, "arrive", "waits in " + said);
+            }
+        }
+        detail::Descriptor const& said = pending_[sequence % detail::Board::slots].said;
+        while (!try_finish(sequence)) { // all have arrived: the last chunks are being computed
+            board_.room.wait(
+                [&] { return detail::chunks_are_done(board_, sequence, said); }, deadline_
+            );
+        }
+    }
+
+    void abort_for_missing(
+        std::vector<int> const& missing, std::string const& did_not, std::string const& meanwhile
+    ) {
+        double const seconds = std::chrono::duration<double>(deadline_).count();
+        std::string const culprits = detail::ranks_text(missing);
+        board_.abort(
+            {FailureKind::timed_out,
+             missing,
+             detail::concat(
+                 culprits,
+                 " did not ",
+                 did_not,
+                 " within ",
+                 seconds,
+                 " s, while rank ",
+                 rank_,
+                 " ",
+                 meanwhile
+             )}
+        );
+    }
+
+    detail::Board& board_;
+    int rank_;
+    std::chrono::nanoseconds deadline_ = default_deadline;
+    std::uint64_t next_ = 0;        ///< sequence number of the next collective
+    std::uint64_t retired_ = 0;     ///< all before are finished on this rank
+    std::uint64_t all_retired_ = 0; ///< on all ranks, as far as known
+    std::array<Pending, detail::Board::slots> pending_{};
+};
+
+inline void ThreadWork::wait() {
+    comm_->finish(sequence_);
+}
+inline bool ThreadWork::test() {
+    return comm_->try_finish(sequence_);
+}
+
+inline ThreadWork::~ThreadWork() {
+    if (comm_ == nullptr || comm_->is_done(sequence_)) {
+        return;
+    }
+    try {
+        if (std::uncaught_exceptions() > exceptions_) {
+            comm_->abort(
+                {FailureKind::peer_failed,
+                 {comm_->rank()},
+                 detail::concat("rank ", comm_->rank(), " failed: an exception left a collective")}
+            );
+        }
+        comm_->finish(sequence_);
+    } catch (...) { // NOLINT(bugprone-empty-catch): a destructor has nobody to tell; all are awake
+    }
+}
+
+/// Runs `body(ThreadCommunicator&)` on `world_size` threads, one rank each, and waits for all.
+///
+/// If a body throws, the others get PeerFailed from whatever they wait in, and the original
+/// exception is rethrown here. A rank that returns while others wait for it is PeerFailed with its
+/// number at once. A thread that is stuck in the caller's own code cannot be ended.
+/// @throws ContractViolation  world_size is below 1.
+template <class F>
+void run_threads(int world_size, F body) {
+    if (world_size < 1) {
+        throw ContractViolation{
+            detail::concat("run_threads needs at least one rank, but was given ", world_size)
+        };
+    }
+    detail::Board board{world_size};
+    std::vector<std::exception_ptr> errors(static_cast<std::size_t>(world_size));
+    std::atomic<int> first_to_throw{-1};
+    auto const run = [&](int rank) {
+        AbortReason reason{
+            FailureKind::peer_failed,
+            {rank},
+            detail::concat("rank ", rank, " left while others wait for it")
+        };
+        try {
+            ThreadCommunicator comm{board, rank};
+            body(comm);
+        } catch (...) {
+            errors[static_cast<std::size_t>(rank)] = std::current_exception();
+            int expected = -1;
+            first_to_throw.compare_exchange_strong(expected, rank);
+            reason = detail::blamed_on(rank, detail::failure_of(std::current_exception()));
+        }
+        board.abort(reason);
+    };
+    {
+        std::vector<std::jthread> threads;
+        threads.reserve(static_cast<std::size_t>(world_size));
+        try {
+            for (int rank = 1; rank < world_size; ++rank) {
+                threads.emplace_back(run, rank);
+            }
+        } catch (...) { // the system has no more threads: the started ones must not wait for them
+            board.abort({FailureKind::communication, {}, "a thread for a rank could not be started"}
+            );
+            throw;
+        }
+        run(0);
+    }
+    std::optional<int> culprit;
+    for (int const named : board.reason().ranks) {
+        if (errors[static_cast<std::size_t>(named)]) {
+            culprit = named;
+            break;
+        }
+    }
+    int const rank = culprit.value_or(first_to_throw.load());
+    if (rank >= 0) {
+        std::rethrow_exception(errors[static_cast<std::size_t>(rank)]);
+    }
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/shape.hpp
+
+namespace joinable::inline v0 {
+
+/// The most dimensions that a tensor may have.
+inline constexpr std::size_t max_tensor_rank = 8;
+
+/// The extents or the strides of a tensor: a list of at most `max_tensor_rank` numbers that never
+/// allocates. A scalar has none.
+class Shape {
+public:
+    constexpr Shape() = default;
+    constexpr Shape(std::initializer_list<std::size_t> values)
+        : Shape{std::span<std::size_t const>{values.begin(), values.size()}} {}
+
+    /// @throws ContractViolation  more than `max_tensor_rank` values.
+    explicit constexpr Shape(std::span<std::size_t const> values) {
+        for (std::size_t const value : values) {
+            push_back(value);
+        }
+    }
+
+    constexpr void push_back(std::size_t value) {
+        if (rank_ == max_tensor_rank) {
+            throw ContractViolation{
+                detail::concat("a tensor has at most ", max_tensor_rank, " dimensions")
+            };
+        }
+        values_[rank_++] = value;
+    }
+
+    [[nodiscard]] constexpr std::size_t size() const noexcept { return rank_; }
+    [[nodiscard]] constexpr bool empty() const noexcept { return rank_ == 0; }
+    constexpr std::size_t& operator[](std::size_t i) noexcept { return values_[i]; }
+    constexpr std::size_t operator[](std::size_t i) const noexcept { return values_[i]; }
+    [[nodiscard]] constexpr std::size_t const* begin() const noexcept { return values_.data(); }
+    [[nodiscard]] constexpr std::size_t const* end() const noexcept {
+        return values_.data() + rank_;
+    }
+    [[nodiscard]] constexpr std::size_t const* data() const noexcept { return values_.data(); }
+
+    friend constexpr bool operator==(Shape const& a, Shape const& b) noexcept {
+        for (std::size_t i = 0; i < a.rank_ && a.rank_ == b.rank_; ++i) {
+            if (a.values_[i] != b.values_[i]) {
+                return false;
+            }
+        }
+        return a.rank_ == b.rank_;
+    }
+
+private:
+    std::array<std::size_t, max_tensor_rank> values_{};
+    std::size_t rank_ = 0;
+};
+
+/// The number of elements: the product of the extents, 1 for a scalar.
+/// @throws ContractViolation  the product does not fit in std::size_t.
+[[nodiscard]] constexpr std::size_t numel(Shape const& extents) {
+    std::size_t product = 1;
+    bool overflow = false;
+    for (std::size_t const extent : extents) {
+        if (extent == 0) {
+            return 0;
+        }
+        overflow = overflow || product > std::numeric_limits<std::size_t>::max() / extent;
+        product *= extent;
+    }
+    if (overflow) {
+        throw ContractViolation{"the product of a tensor's extents does not fit in std::size_t"};
+    }
+    return product;
+}
+
+/// The strides, in elements, of a dense tensor whose last dimension varies fastest.
+[[nodiscard]] constexpr Shape row_major_strides(Shape const& extents) {
+    Shape strides = extents;
+    std::size_t stride = 1;
+    for (std::size_t i = extents.size(); i-- > 0;) {
+        strides[i] = stride;
+        stride *= extents[i];
+    }
+    return strides;
+}
+
+/// Whether elements lie one after another in row-major order. The stride of a dimension of extent
+/// 1 does not matter, and a tensor without elements is contiguous.
+[[nodiscard]] constexpr bool is_contiguous(Shape const& extents, Shape const& strides) {
+    if (extents.size() != strides.size()) {
+        return false;
+    }
+    std::size_t stride = 1;
+    bool contiguous = true;
+    for (std::size_t i = extents.size(); i-- > 0;) {
+        if (extents[i] == 0) {
+            return true;
+        }
+        contiguous = contiguous && (extents[i] == 1 || strides[i] == stride);
+        stride *= extents[i];
+    }
+    return contiguous;
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/fwd.hpp
+
+/// @file
+/// Declarations of everything that other code specialises or names before it is defined.
+///
+/// Customization points, all of them class templates whose primary is undefined or a default:
+/// | template               | adapts                                       | header |
+/// |------------------------|----------------------------------------------|------------------------|
+/// | `tensor_traits<T>`     | an engine's tensor                           | tensor/traits.hpp | |
+/// `parameter_traits<P>`  | an engine's parameter (a value and gradient) | tensor/parameter.hpp   |
+/// | `hook_order<Hook>`     | where a hook of another library runs         | hook/ordering.hpp |
+
+namespace joinable::inline v0 {
+
+enum class DType : std::uint8_t;
+struct Buffer;
+struct ConstBuffer;
+class Shape;
+class AnyView;
+template <class T>
+class StridedView;
+
+template <class T>
+struct tensor_traits;
+template <class P>
+struct parameter_traits;
+template <class Hook>
+struct hook_order;
+
+enum class ReduceOp : std::uint8_t;
+
+class JoinState;
+class Round;
+class PendingRound;
+struct RoundNotice;
+struct JoinResult;
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/traits.hpp
+
+namespace joinable::inline v0 {
+
+/// Where a tensor's memory lives.
+enum class DeviceKind : std::uint8_t { host, cuda };
+
+/// One device: the host, or an accelerator by its index.
+struct DeviceId {
+    DeviceKind kind = DeviceKind::host;
+    int index = 0;
+
+    friend constexpr bool operator==(DeviceId, DeviceId) = default;
+};
+
+/// Adapts a tensor type. Specialise it for the engine's own type, `T` without const or reference:
+///
+/// | member                                           | required                                 |
+/// |--------------------------------------------------|------------------------------------------|
+/// | `using value_type = U;`                          | one of the two: the dtype is static ...  |
+/// | `static DType dtype(T const& t);`                | ... or known at run time                 |
+/// | `static U* data(T& t);`                          | to be written (`void*` with run-time     |
+/// |                                                  | dtype); of a const tensor if T is a view |
+/// | `static U const* data(T const& t);`              | to be read                               |
+/// | `static auto extents(T const& t);`               | a range of integers, at most 8           |
+/// | `static auto strides(T const& t);`               | optional, in elements; else row-major    |
+/// | `static DeviceId device(T const& t);`            | optional; else the host                  |
+template <class T>
+struct tensor_traits; // primary undefined: a type without a specialisation is no tensor
+
+template <Element U, class Allocator>
+struct tensor_traits<std::vector<U, Allocator>> {
+    using value_type = U;
+    static U* data(std::vector<U, Allocator>& t) noexcept { return t.data(); }
+    static U const* data(std::vector<U, Allocator> const& t) noexcept { return t.data(); }
+    static std::array<std::size_t, 1> extents(std::vector<U, Allocator> const& t) noexcept {
+        return {{t.size()}};
+    }
+};
+
+template <Element U, std::size_t N>
+struct tensor_traits<std::array<U, N>> {
+    using value_type = U;
+    static constexpr U* data(std::array<U, N>& t) noexcept { return t.data(); }
+    static constexpr U const* data(std::array<U, N> const& t) noexcept { return t.data(); }
+    static constexpr std::array<std::size_t, 1> extents(std::array<U, N> const&) noexcept {
+        return {{N}};
+    }
+};
+
+template <class U, std::size_t Extent>
+    requires Element<std::remove_const_t<U>>
+struct tensor_traits<std::span<U, Extent>> {
+    using value_type = std::remove_const_t<U>;
+    static constexpr U* data(std::span<U, Extent> const& t) noexcept { return t.data(); }
+    static constexpr std::array<std::size_t, 1> extents(std::span<U, Extent> const& t) noexcept {
+        return {{t.size()}};
+    }
+};
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/tensor.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+template <class T>
+using traits_of = tensor_traits<std::remove_cvref_t<T>>;
+
+template <class T>
+using lvalue_of = std::add_lvalue_reference_t<std::remove_reference_t<T>>;
+
+template <class T>
+concept has_tensor_traits = requires { sizeof(traits_of<T>); };
+
+template <class T>
+concept has_static_dtype =
+    requires { typename traits_of<T>::value_type; } && Element<typename traits_of<T>::value_type>;
+
+template <class T>
+concept has_run_time_dtype = requires(std::remove_cvref_t<T> const& t) {
+    { traits_of<T>::dtype(t) } -> std::same_as<DType>;
+};
+
+template <class Range>
+concept range_of_integers = requires(Range const& range) {
+    std::begin(range);
+    std::end(range);
+    requires std::integral<std::remove_cvref_t<decltype(*std::begin(range))>>;
+};
+
+template <class T>
+concept has_extents = requires(std::remove_cvref_t<T> const& t) {
+    { traits_of<T>::extents(t) } -> range_of_integers;
+};
+
+template <class T>
+concept has_strides = requires(std::remove_cvref_t<T> const& t) {
+    { traits_of<T>::strides(t) } -> range_of_integers;
+};
+
+template <class T>
+concept has_device = requires(std::remove_cvref_t<T> const& t) {
+    { traits_of<T>::device(t) } -> std::same_as<DeviceId>;
+};
+
+/// The traits of a view take a const tensor whatever its elements are, those of a container take
+/// it as it is: asking with the lvalue as given covers both.
+template <class T>
+concept has_data = requires(lvalue_of<T> t) {
+    { traits_of<T>::data(t) } -> std::convertible_to<void const*>;
+};
+
+template <class T>
+concept has_writable_data = requires(lvalue_of<T> t) {
+    { traits_of<T>::data(t) } -> std::convertible_to<void*>;
+};
+
+template <class Range>
+Shape shape_of(Range const& range) {
+    Shape shape;
+    for (auto const value : range) {
+        if constexpr (std::signed_integral<std::remove_cvref_t<decltype(value)>>) {
+            if (value < 0) {
+                throw ContractViolation{concat(
+                    "an extent or a stride of a tensor is ", value, ", but must not be negative"
+                )};
+            }
+        }
+        shape.push_back(static_cast<std::size_t>(value));
+    }
+    return shape;
+}
+
+} // namespace detail
+
+/// A tensor that can be read: `tensor_traits` describes it.
+///
+/// `t` is an lvalue of `T`, with its constness.
+/// | expression                   | result                | meaning |
+/// |------------------------------|-----------------------|------------------------------------------|
+/// | `tensor_traits<T>`           | complete              | how the type is adapted | |
+/// `::value_type` or `dtype(t)` | Element, or `DType`   | the type of the elements | | `::data(t)`
+/// | a pointer             | the first element                        | | `::extents(t)` | a range
+/// of integers   | one per dimension, at most 8             | | `::strides(t)` (optional)    | a
+/// range of integers   | in elements; row-major without it        | | `::device(t)` (optional) |
+/// `DeviceId`            | where the memory is; the host without it |
+///
+/// Not checkable, still required: the memory stays where it is while a collective uses it.
+/// Models: std::vector, std::array, std::span, StridedView, AnyView.
+template <class T>
+concept Tensor = detail::has_tensor_traits<T> &&
+                 (detail::has_static_dtype<T> || detail::has_run_time_dtype<T>) &&
+                 detail::has_data<T> && detail::has_extents<T>;
+
+/// A tensor whose elements can be written: `data(t)` is a pointer to non-const.
+template <class T>
+concept WritableTensor = Tensor<T> && detail::has_writable_data<T>;
+
+/// Says in one sentence what a type lacks to be a Tensor: `static_assert(models_tensor<My>());`.
+template <class T>
+consteval bool models_tensor() {
+    static_assert(
+        detail::has_tensor_traits<T>,
+        "Tensor: specialise joinable::tensor_traits for this type (see tensor/traits.hpp)"
+    );
+    if constexpr (detail::has_tensor_traits<T>) {
+        static_assert(
+            detail::has_static_dtype<T> || detail::has_run_time_dtype<T>,
+            "Tensor: tensor_traits needs value_type (an element type that has a DType) or "
+            "'static DType dtype(T const&)'"
+        );
+        static_assert(
+            detail::has_data<T>, "Tensor: tensor_traits needs 'static U* data(T&)' for this type"
+        );
+        static_assert(
+            detail::has_extents<T>,
+            "Tensor: tensor_traits needs 'static auto extents(T const&)', a range of integers"
+        );
+    }
+    return Tensor<T>;
+}
+
+/// The dtype of a tensor.
+template <Tensor T>
+[[nodiscard]] constexpr DType dtype(T const& tensor) {
+    if constexpr (detail::has_static_dtype<T>) {
+        return dtype_of<typename detail::traits_of<T>::value_type>;
+    } else {
+        return detail::traits_of<T>::dtype(tensor);
+    }
+}
+
+/// The extents of a tensor.
+template <Tensor T>
+[[nodiscard]] constexpr Shape extents(T const& tensor) {
+    return detail::shape_of(detail::traits_of<T>::extents(tensor));
+}
+
+/// The strides of a tensor, in elements.
+/// @throws ContractViolation  as many strides as extents are needed, none of them negative.
+template <Tensor T>
+[[nodiscard]] constexpr Shape strides(T const& tensor) {
+    if constexpr (detail::has_strides<T>) {
+        Shape const given = detail::shape_of(detail::traits_of<T>::strides(tensor));
+        if (std::size_t const rank = extents(tensor).size(); given.size() != rank) {
+            throw ContractViolation{detail::concat(
+                "a tensor has ", rank, " extents but ", given.size(), " strides; give one for each"
+            )};
+        }
+        return given;
+    } else {
+        return row_major_strides(extents(tensor));
+    }
+}
+
+/// The device on which a tensor's memory is.
+template <Tensor T>
+[[nodiscard]] constexpr DeviceId device(T const& tensor) {
+    if constexpr (detail::has_device<T>) {
+        return detail::traits_of<T>::device(tensor);
+    } else {
+        return {};
+    }
+}
+
+/// The number of elements of a tensor.
+template <Tensor T>
+[[nodiscard]] constexpr std::size_t numel(T const& tensor) {
+    return numel(extents(tensor));
+}
+
+/// Whether a tensor's elements lie one after another in row-major order.
+template <Tensor T>
+[[nodiscard]] constexpr bool is_contiguous(T const& tensor) {
+    return is_contiguous(extents(tensor), strides(tensor));
+}
+
+/// The memory of a contiguous tensor, to be written.
+/// @throws ContractViolation  the tensor is not contiguous.
+template <WritableTensor T>
+[[nodiscard]] constexpr Buffer to_buffer(T&& tensor) {
+    if (!is_contiguous(tensor)) {
+        throw ContractViolation{
+            "a collective needs a contiguous tensor; copy the strided one into a dense one first"
+        };
+    }
+    return {detail::traits_of<T>::data(tensor), numel(tensor), dtype(tensor)};
+}
+
+/// The memory of a contiguous tensor, to be read.
+/// @throws ContractViolation  the tensor is not contiguous.
+template <Tensor T>
+[[nodiscard]] constexpr ConstBuffer to_const_buffer(T const& tensor) {
+    if (!is_contiguous(tensor)) {
+        throw ContractViolation{
+            "a collective needs a contiguous tensor; copy the strided one into a dense one first"
+        };
+    }
+    return {detail::traits_of<T>::data(tensor), numel(tensor), dtype(tensor)};
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/bucket/assignment.hpp
+
+namespace joinable::inline v0 {
+
+/// Which tensors share a bucket, and the limit in bytes that each bucket was cut by (0 for a sparse
+/// tensor, which is alone in its bucket).
+struct BucketAssignment {
+    std::vector<std::vector<std::size_t>> buckets;
+    std::vector<std::size_t> limits;
+};
+
+namespace detail {
+
+inline void check_assignment_input(
+    std::size_t count,
+    std::span<std::size_t const> limits,
+    std::span<bool const> expect_sparse,
+    std::span<std::size_t const> indices
+) {
+    if (count == 0 || limits.empty()) {
+        throw ContractViolation{concat(
+            "bucket assignment needs at least one tensor and one limit, but got ",
+            count,
+            " tensors and ",
+            limits.size(),
+            " limits"
+        )};
+    }
+    if ((!expect_sparse.empty() && expect_sparse.size() != count) ||
+        (!indices.empty() && indices.size() != count)) {
+        throw ContractViolation{concat(
+            "bucket assignment of ",
+            count,
+            " tensors needs as many sparse flags and indices, or "
+            "none, but got ",
+            expect_sparse.size(),
+            " flags and ",
+            indices.size(),
+            " indices"
+        )};
+    }
+    std::vector<bool> seen(indices.empty() ? 0 : count);
+    for (std::size_t const index : indices) {
+        if (index >= count || seen[index]) {
+            throw ContractViolation{concat(
+                "bucket assignment: index ",
+                index,
+                index >= count ? " is out of range for " : " is given twice for ",
+                count,
+                " tensors; give a permutation"
+            )};
+        }
+        seen[index] = true;
+    }
+}
+
+} // namespace detail
+
+/// Cuts tensors into buckets of one dtype and device each, in order: a bucket closes after the
+/// tensor with which it reaches its limit in bytes, and the next bucket of that dtype and device
+/// gets the next limit (the last one repeats). Tensors flagged in `expect_sparse` are alone.
+///
+/// `indices` permutes the order in which tensors are taken. Without it buckets are sorted by their
+/// lowest tensor; with it they stay in the order in which they closed, those left open at the end
+/// by the first tensor of their dtype and device, so that the result is the same everywhere.
+/// Local. The rule is that of PyTorch's _compute_bucket_assignment_by_size.
+/// Complexity: linear in the tensors times the number of different dtypes and devices.
+/// @throws ContractViolation  nothing given, sizes that differ, or indices that are no permutation.
+template <class Tensors>
+[[nodiscard]] BucketAssignment compute_bucket_assignment_by_size(
+    Tensors const& tensors,
+    std::span<std::size_t const> limits,
+    std::span<bool const> expect_sparse = {},
+    std::span<std::size_t const> indices = {}
+) {
+    static_assert(
+        Tensor<decltype(*std::begin(tensors))>,
+        "compute_bucket_assignment_by_size: the elements of the range must model Tensor; "
+        "specialise joinable::tensor_traits for their type"
+    );
+    struct Open {
+        DType dtype;
+        DeviceId device;
+        std::size_t limit_index = 0;
+        std::size_t bytes = 0;
+        std::vector<std::size_t> members;
+    };
+    std::size_t const count = static_cast<std::size_t>(std::size(tensors));
+    detail::check_assignment_input(count, limits, expect_sparse, indices);
+    BucketAssignment result;
+    std::vector<Open> open; // few dtypes and devices: a linear search beats hashing
+    auto const close = [&](Open& group) {
+        result.buckets.push_back(std::exchange(group.members, {}));
+        result.limits.push_back(limits[group.limit_index]);
+        group.bytes = 0;
+        group.limit_index = std::min(group.limit_index + 1, limits.size() - 1);
+    };
+    auto const first = std::begin(tensors);
+    for (std::size_t i = 0; i < count; ++i) {
+        std::size_t const t = indices.empty() ? i : indices[i];
+        auto const& tensor = first[static_cast<std::ptrdiff_t>(t)];
+        if (!expect_sparse.empty() && expect_sparse[t]) {
+            result.buckets.push_back({t});
+            result.limits.push_back(0);
+            continue;
+        }
+        DType const type = dtype(tensor);
+        DeviceId const place = device(tensor);
+        auto group = std::find_if(open.begin(), open.end(), [&](Open const& candidate) {
+            return candidate.dtype == type && candidate.device == place;
+        });
+        if (group == open.end()) {
+            open.push_back({type, place, 0, 0, {}});
+            group = std::prev(open.end());
+        }
+        group->members.push_back(t);
+        group->bytes += numel(tensor) * size_of(type);
+        if (group->bytes >= limits[group->limit_index]) {
+            close(*group);
+        }
+    }
+    for (Open& group : open) {
+        if (!group.members.empty()) {
+            close(group);
+        }
+    }
+    if (indices.empty()) {
+        std::vector<std::size_t> order(result.buckets.size());
+        for (std::size_t b = 0; b < order.size(); ++b) {
+            order[b] = b;
+        }
+        std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+            return result.buckets[a].front() < result.buckets[b].front(); // ascending inside
+        });
+        BucketAssignment sorted;
+        for (std::size_t const b : order) {
+            sorted.buckets.push_back(std::move(result.buckets[b]));
+            sorted.limits.push_back(result.limits[b]);
+        }
+        return sorted;
+    }
+    return result;
+}
+
+template <class Tensors>
+[[nodiscard]] BucketAssignment compute_bucket_assignment_by_size(
+    Tensors const& tensors,
+    std::initializer_list<std::size_t> limits,
+    std::initializer_list<bool> expect_sparse = {},
+    std::initializer_list<std::size_t> indices = {}
+) {
+    return compute_bucket_assignment_by_size(
+        tensors,
+        std::span<std::size_t const>{limits.begin(), limits.size()},
+        std::span<bool const>{expect_sparse.begin(), expect_sparse.size()},
+        std::span<std::size_t const>{indices.begin(), indices.size()}
+    );
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/bucket/options.hpp
+
+namespace joinable::inline v0 {
+
+/// What a rank's gradient is, where notices carry weights: g is the gradient, w the weight.
+enum class GradientKind : std::uint8_t {
+    mean, ///< the mean over the rank's own samples: the average is sum(w * g) / sum(w)
+    sum,  ///< their sum: the average is sum(g) / sum(w)
+};
+
+/// How gradients are cut into buckets and averaged. The same on every rank.
+struct DataParallelOptions {
+    std::size_t bucket_cap_bytes = std::size_t{25} << 20U; ///< a bucket closes when it reaches this
+    /// The limit of the bucket that is launched first, at most bucket_cap_bytes: small, so that
+    /// communication starts early.
+    std::size_t first_bucket_bytes = std::size_t{1} << 20U;
+    /// Gradients live in the buckets and are never copied; needs parameter_traits::set_grad for
+    /// every parameter. They are valid as long as the reducer.
+    bool gradient_as_bucket_view = false;
+    GradientKind gradient_kind = GradientKind::mean;
+};
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/strided_view.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+inline void check_one_stride_per_extent(Shape const& extents, Shape const& strides) {
+    if (extents.size() != strides.size()) {
+        throw ContractViolation{concat(
+            "a view needs one stride per extent, but got ",
+            extents.size(),
+            " extents and ",
+            strides.size(),
+            " strides"
+        )};
+    }
+}
+
+} // namespace detail
+
+/// A non-owning tensor of up to `max_tensor_rank` dimensions whose elements may lie apart. Cheap to
+/// copy; iterates over all elements in row-major order of their indices.
+template <class T>
+class StridedView {
+public:
+    using value_type = std::remove_const_t<T>;
+
+    class iterator {
+    public:
+        using value_type = std::remove_const_t<T>;
+        using difference_type = std::ptrdiff_t;
+        using reference = T&;
+        using pointer = T*;
+        using iterator_category = std::random_access_iterator_tag;
+
+        iterator() = default;
+        iterator(StridedView const* view, std::size_t position) noexcept
+            : view_{view}, position_{position} {}
+
+        reference operator*() const noexcept { return view_->data_[view_->offset_of(position_)]; }
+        pointer operator->() const noexcept { return &**this; }
+        reference operator[](difference_type n) const noexcept { return *(*this + n); }
+        iterator& operator++() noexcept { return *this += 1; }
+        iterator& operator--() noexcept { return *this -= 1; }
+        iterator operator++(int) noexcept { return std::exchange(*this, *this + 1); }
+        iterator operator--(int) noexcept { return std::exchange(*this, *this - 1); }
+        iterator& operator+=(difference_type n) noexcept {
+            position_ = static_cast<std::size_t>(static_cast<difference_type>(position_) + n);
+            return *this;
+        }
+        iterator& operator-=(difference_type n) noexcept { return *this += -n; }
+        friend iterator operator+(iterator it, difference_type n) noexcept { return it += n; }
+        friend iterator operator+(difference_type n, iterator it) noexcept { return it += n; }
+        friend iterator operator-(iterator it, difference_type n) noexcept { return it -= n; }
+        friend difference_type operator-(iterator const& a, iterator const& b) noexcept {
+            return static_cast<difference_type>(a.position_) -
+                   static_cast<difference_type>(b.position_);
+        }
+        friend bool operator==(iterator const& a, iterator const& b) noexcept {
+            return a.position_ == b.position_;
+        }
+        friend auto operator<=>(iterator const& a, iterator const& b) noexcept {
+            return a.position_ <=> b.position_;
+        }
+
+    private:
+        StridedView const* view_ = nullptr; ///< iterators are valid as long as the view object
+        std::size_t position_ = 0;
+    };
+
+    StridedView() = default;
+
+    /// @throws ContractViolation  numbers of extents and strides differ.
+    StridedView(T* data, Shape const& extents, Shape const& strides)
+        : data_{data}, extents_{extents}, strides_{strides}, numel_{joinable::numel(extents)} {
+        detail::check_one_stride_per_extent(extents, strides);
+    }
+
+    /// A view of const elements can always be made from one of mutable elements.
+    template <class U>
+        requires std::same_as<U const, T> && (!std::is_const_v<U>)
+    // NOLINTNEXTLINE(google-explicit-constructor)
+    StridedView(StridedView<U> const& other)
+        : StridedView{other.data(), other.extents(), other.strides()} {}
+
+    [[nodiscard]] T* data() const noexcept { return data_; }
+    [[nodiscard]] std::size_t numel() const noexcept { return numel_; }
+    [[nodiscard]] std::size_t size() const noexcept { return numel_; }
+    [[nodiscard]] Shape const& extents() const noexcept { return extents_; }
+    [[nodiscard]] Shape const& strides() const noexcept { return strides_; }
+    [[nodiscard]] bool is_contiguous() const { return joinable::is_contiguous(extents_, strides_); }
+
+    /// The element at one index per dimension. @pre every index is below its extent.
+    template <std::convertible_to<std::size_t>... Indices>
+    T& operator()(Indices... indices) const {
+        if (sizeof...(Indices) != extents_.size()) {
+            throw ContractViolation{detail::concat(
+                "a view of ",
+                extents_.size(),
+                " dimensions was given ",
+                sizeof...(Indices),
+                " indices"
+            )};
+        }
+        std::size_t offset = 0;
+        std::size_t dimension = 0;
+        ((offset += static_cast<std::size_t>(indices) * strides_[dimension++]), ...);
+        return data_[offset];
+    }
+
+    [[nodiscard]] iterator begin() const noexcept { return {this, 0}; }
+    [[nodiscard]] iterator end() const noexcept { return {this, numel_}; }
+
+private:
+    [[nodiscard]] std::size_t offset_of(std::size_t position) const noexcept {
+        std::size_t offset = 0;
+        for (std::size_t d = extents_.size(); d-- > 0;) {
+            offset += position % extents_[d] * strides_[d];
+            position /= extents_[d];
+        }
+        return offset;
+    }
+
+    T* data_ = nullptr;
+    Shape extents_{0}; ///< a view that was not given anything has no elements
+    Shape strides_{1};
+    std::size_t numel_ = 0;
+};
+
+template <class T>
+    requires Element<std::remove_const_t<T>>
+struct tensor_traits<StridedView<T>> {
+    using value_type = std::remove_const_t<T>;
+    static T* data(StridedView<T> const& view) noexcept { return view.data(); }
+    static Shape const& extents(StridedView<T> const& view) noexcept { return view.extents(); }
+    static Shape const& strides(StridedView<T> const& view) noexcept { return view.strides(); }
+};
+
+namespace detail {
+
+/// The number of elements of storage that a view reaches over: 1 + the largest offset, 0 for an
+/// empty view. @throws ContractViolation  it does not fit in std::size_t.
+inline std::size_t reach(Shape const& extents, Shape const& strides) {
+    if (numel(extents) == 0) {
+        return 0;
+    }
+    constexpr auto max = std::numeric_limits<std::size_t>::max();
+    std::size_t last = 0;
+    for (std::size_t d = 0; d < extents.size(); ++d) {
+        std::size_t const steps = extents[d] - 1;
+        if (steps != 0 && strides[d] > (max - 1 - last) / steps) {
+            throw ContractViolation{
+                "the extents times the strides of a view do not fit in std::size_t"
+            };
+        }
+        last += steps * strides[d];
+    }
+    return last + 1;
+}
+
+} // namespace detail
+
+/// Views contiguous storage with any extents and strides, from element `offset` on. Local.
+/// @throws ContractViolation  the view would reach beyond the storage.
+template <class Storage>
+[[nodiscard]] auto as_strided(
+    Storage&& storage,
+    std::span<std::size_t const> extents,
+    std::span<std::size_t const> strides,
+    std::size_t offset = 0
+) {
+    static_assert(
+        std::contiguous_iterator<decltype(std::begin(storage))>,
+        "as_strided: the storage must be a contiguous range, such as std::vector or std::span"
+    );
+    static_assert(
+        std::is_lvalue_reference_v<Storage> ||
+            std::ranges::enable_borrowed_range<std::remove_cv_t<Storage>>,
+        "as_strided: a temporary storage would be gone before the view is used; give it a name"
+    );
+    using T = std::remove_pointer_t<decltype(std::data(storage))>;
+    StridedView<T> const whole{std::data(storage), Shape{extents}, Shape{strides}};
+    std::size_t const needed = detail::reach(whole.extents(), whole.strides());
+    std::size_t const given = std::size(storage);
+    if (offset > given || needed > given - offset) {
+        throw ContractViolation{detail::concat(
+            "a strided view needs ",
+            needed,
+            " elements from offset ",
+            offset,
+            " on, but the storage has ",
+            given,
+            "; make extents, strides or the offset smaller"
+        )};
+    }
+    return StridedView<T>{whole.data() + offset, whole.extents(), whole.strides()};
+}
+
+template <class Storage>
+[[nodiscard]] auto as_strided(
+    Storage&& storage,
+    std::initializer_list<std::size_t> extents,
+    std::initializer_list<std::size_t> strides,
+    std::size_t offset = 0
+) {
+    return as_strided(
+        std::forward<Storage>(storage),
+        std::span<std::size_t const>{extents.begin(), extents.size()},
+        std::span<std::size_t const>{strides.begin(), strides.size()},
+        offset
+    );
+}
+
+/// The part of a view with indices [start, start + length) in one dimension. Local.
+/// @throws ContractViolation  there is no such dimension or no such range in it.
+template <class T>
+[[nodiscard]] StridedView<T>
+narrow(StridedView<T> const& view, std::size_t dimension, std::size_t start, std::size_t length) {
+    if (dimension >= view.extents().size()) {
+        throw ContractViolation{detail::concat(
+            "narrow: there is no dimension ", dimension, " in a view of ", view.extents().size()
+        )};
+    }
+    std::size_t const extent = view.extents()[dimension];
+    if (start > extent || length > extent - start) {
+        throw ContractViolation{detail::concat(
+            "narrow: ",
+            length,
+            " elements from ",
+            start,
+            " on are not in dimension ",
+            dimension,
+            ", which has ",
+            extent
+        )};
+    }
+    Shape extents = view.extents();
+    extents[dimension] = length;
+    // Nothing is viewed when nothing is left: the pointer must not leave the storage for that.
+    T* const data = length == 0 ? view.data() : view.data() + start * view.strides()[dimension];
+    return {data, extents, view.strides()};
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/any_view.hpp
+
+namespace joinable::inline v0 {
+
+/// A non-owning writable tensor whose dtype is known at run time. A default one is empty: it
+/// stands for "no tensor".
+class AnyView {
+public:
+    AnyView() = default;
+
+    /// Views any writable tensor.
+    template <WritableTensor T>
+        requires(!std::same_as<std::remove_cvref_t<T>, AnyView>)
+    explicit AnyView(T&& tensor)
+        : AnyView{
+              detail::traits_of<T>::data(tensor),
+              joinable::dtype(tensor),
+              joinable::extents(tensor),
+              joinable::strides(tensor),
+              joinable::device(tensor)
+          } {}
+
+    /// @throws ContractViolation  numbers of extents and strides differ.
+    AnyView(
+        void* data, DType dtype, Shape const& extents, Shape const& strides, DeviceId device = {}
+    )
+        : data_{data}, extents_{extents}, strides_{strides}, device_{device}, dtype_{dtype},
+          is_tensor_{true} {
+        detail::check_one_stride_per_extent(extents, strides);
+    }
+
+    /// Whether there is a tensor, be it one without elements.
+    explicit operator bool() const noexcept { return is_tensor_; }
+
+    [[nodiscard]] void* data() const noexcept { return data_; }
+    [[nodiscard]] DType dtype() const noexcept { return dtype_; }
+    [[nodiscard]] Shape const& extents() const noexcept { return extents_; }
+    [[nodiscard]] Shape const& strides() const noexcept { return strides_; }
+    [[nodiscard]] DeviceId device() const noexcept { return device_; }
+    [[nodiscard]] std::size_t numel() const { return joinable::numel(extents_); }
+    [[nodiscard]] bool is_contiguous() const { return joinable::is_contiguous(extents_, strides_); }
+
+    /// The same tensor with its dtype as a type.
+    /// @throws ContractViolation  the elements are no `T`.
+    template <Element T>
+    [[nodiscard]] StridedView<T> as() const {
+        if (dtype_ != dtype_of<T>) {
+            throw ContractViolation{detail::concat(
+                "a tensor of ",
+                name_of(dtype_),
+                " was asked for its elements as ",
+                name_of(dtype_of<T>)
+            )};
+        }
+        return {static_cast<T*>(data_), extents_, strides_};
+    }
+
+private:
+    void* data_ = nullptr;
+    Shape extents_{0}; ///< an empty one has no elements: nothing is ever read or written through it
+    Shape strides_{1};
+    DeviceId device_;
+    DType dtype_ = DType::f32;
+    bool is_tensor_ = false;
+};
+
+template <>
+struct tensor_traits<AnyView> {
+    static DType dtype(AnyView const& view) noexcept { return view.dtype(); }
+    static void* data(AnyView const& view) noexcept { return view.data(); }
+    static Shape const& extents(AnyView const& view) noexcept { return view.extents(); }
+    static Shape const& strides(AnyView const& view) noexcept { return view.strides(); }
+    static DeviceId device(AnyView const& view) noexcept { return view.device(); }
+};
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/copy.hpp
+
+namespace joinable::inline v0 {
+
+/// Whether a tensor's elements fill its memory without gaps or overlap, in whatever order of
+/// dimensions: then its strides can be kept in a flat buffer. The rule of PyTorch's
+/// is_non_overlapping_and_dense.
+[[nodiscard]] inline bool is_non_overlapping_and_dense(Shape const& extents, Shape const& strides) {
+    Shape order; // dimensions that move the pointer, by stride
+    for (std::size_t d = 0; d < extents.size(); ++d) {
+        if (extents[d] == 0) {
+            return true;
+        }
+        if (extents[d] > 1) {
+            order.push_back(d);
+        }
+    }
+    for (std::size_t i = 1; i < order.size(); ++i) { // insertion sort of at most eight
+        for (std::size_t k = i; k > 0 && strides[order[k]] < strides[order[k - 1]]; --k) {
+            std::swap(order[k], order[k - 1]);
+        }
+    }
+    std::size_t expected = 1;
+    for (std::size_t const d : order) {
+        if (strides[d] != expected) {
+            return false;
+        }
+        expected *= extents[d];
+    }
+    return true;
+}
+
+namespace detail {
+
+/// Two views of the same extents with as few dimensions as possible: extents of 1 dropped, and
+/// neighbours merged where both views step through them evenly. The last one varies fastest.
+struct MergedLayout {
+    Shape extents;
+    Shape from;
+    Shape to;
+
+    MergedLayout(AnyView const& source, AnyView const& target) {
+        for (std::size_t d = 0; d < source.extents().size(); ++d) {
+            std::size_t const extent = source.extents()[d];
+            if (extent == 1) {
+                continue;
+            }
+            std::size_t const last = extents.size() - 1;
+            if (!extents.empty() && from[last] == extent * source.strides()[d] &&
+                to[last] == extent * target.strides()[d]) {
+                extents[last] *= extent;
+                from[last] = source.strides()[d];
+                to[last] = target.strides()[d];
+            } else {
+                extents.push_back(extent);
+                from.push_back(source.strides()[d]);
+                to.push_back(target.strides()[d]);
+            }
+        }
+    }
+};
+
+/// Calls `row(from_offset, to_offset, count, from_stride, to_stride)` for every innermost row.
+template <class Row>
+void for_each_row(AnyView const& source, AnyView const& target, Row const& row) {
+    if (source.numel() == 0) {
+        return;
+    }
+    if (source.strides() == target.strides() &&
+        is_non_overlapping_and_dense(source.extents(), source.strides())) {
+        row(std::size_t{0}, std::size_t{0}, source.numel(), std::size_t{1}, std::size_t{1});
+        return;
+    }
+    MergedLayout const layout{source, target};
+    if (layout.extents.empty()) {
+        row(std::size_t{0}, std::size_t{0}, std::size_t{1}, std::size_t{1}, std::size_t{1});
+        return;
+    }
+    std::size_t const inner = layout.extents.size() - 1;
+    Shape index = layout.extents;
+    for (std::size_t d = 0; d <= inner; ++d) {
+        index[d] = 0;
+    }
+    std::size_t from = 0;
+    std::size_t to = 0;
+    for (;;) {
+        row(from, to, layout.extents[inner], layout.from[inner], layout.to[inner]);
+        std::size_t d = inner;
+        for (;; --d) { // the next row: an odometer over the outer dimensions
+            if (d == 0) {
+                return;
+            }
+            std::size_t const outer = d - 1;
+            from += layout.from[outer];
+            to += layout.to[outer];
+            if (++index[outer] < layout.extents[outer]) {
+                break;
+            }
+            from -= layout.from[outer] * layout.extents[outer];
+            to -= layout.to[outer] * layout.extents[outer];
+            index[outer] = 0;
+        }
+    }
+}
+
+inline void check_same_kind(std::string_view what, AnyView const& source, AnyView const& target) {
+    if (!source || !target || source.dtype() != target.dtype() ||
+        source.extents() != target.extents()) {
+        throw ContractViolation{concat(
+            what,
+            " needs two tensors of the same dtype and extents, but got ",
+            name_of(source.dtype()),
+            " with ",
+            source.numel(),
+            " elements and ",
+            name_of(target.dtype()),
+            " with ",
+            target.numel()
+        )};
+    }
+}
+
+template <class T>
+void copy_row(
+    T const* from, T* to, std::size_t count, std::size_t from_stride, std::size_t to_stride
+) {
+    if (from_stride == 1 && to_stride == 1) {
+        std::memmove(to, from, count * sizeof(T));
+    } else {
+        for (std::size_t i = 0; i < count; ++i) {
+            to[i * to_stride] = from[i * from_stride];
+        }
+    }
+}
+
+template <class T>
+T scaled(T value, double factor) {
+    if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>) {
+        return T{static_cast<float>(value) * static_cast<float>(factor)};
+    } else {
+        return value * static_cast<T>(factor);
+    }
+}
+
+} // namespace detail
+
+/// Copies elements between views that may be strided differently. Local; no allocation.
+/// The views are the same or do not overlap.
+/// @throws ContractViolation  dtypes or extents differ; nothing was written.
+inline void copy(AnyView const& from, AnyView const& to) {
+    detail::check_same_kind("copy", from, to);
+    visit_dtype(from.dtype(), [&]<class T>(std::type_identity<T>) {
+        auto const* const source = static_cast<T const*>(from.data());
+        auto* const target = static_cast<T*>(to.data());
+        detail::for_each_row(
+            from,
+            to,
+            [&](auto a, auto b, auto count, auto from_step, auto to_step) {
+                detail::copy_row(source + a, target + b, count, from_step, to_step);
+            }
+        );
+    });
+}
+
+/// `to = from * factor`, in one pass: f16 and bf16 compute in float, f32 and f64 in themselves;
+/// integers take only the factor 1. Local; no allocation. The views are the same or do not overlap.
+/// @throws ContractViolation  dtypes or extents differ, or an integer would be scaled.
+inline void scale_copy(AnyView const& from, double factor, AnyView const& to) {
+    if (factor == 1.0) {
+        copy(from, to);
+        return;
+    }
+    detail::check_same_kind("scale_copy", from, to);
+    visit_dtype(from.dtype(), [&]<class T>(std::type_identity<T>) {
+        if constexpr (std::is_integral_v<T>) {
+            throw ContractViolation{detail::concat(
+                "scale_copy: a tensor of ",
+                name_of(from.dtype()),
+                " cannot be scaled by ",
+                factor,
+                "; only floating-point dtypes can"
+            )};
+        } else {
+            auto const* const source = static_cast<T const*>(from.data());
+            auto* const target = static_cast<T*>(to.data());
+            detail::for_each_row(
+                from,
+                to,
+                [&](auto a, auto b, auto count, auto from_step, auto to_step) {
+                    T const* const in = source + a;
+                    T* const out = target + b;
+                    if (from_step == 1 && to_step == 1) { // apart, so that it vectorises
+                        for (std::size_t i = 0; i < count; ++i) {
+                            out[i] = detail::scaled(in[i], factor);
+                        }
+                    } else {
+                        for (std::size_t i = 0; i < count; ++i) {
+                            out[i * to_step] = detail::scaled(in[i * from_step], factor);
+                        }
+                    }
+                }
+            );
+        }
+    });
+}
+
+/// Sets all elements to zero; an empty view has none. Local; no allocation.
+inline void fill_zero(AnyView const& to) {
+    visit_dtype(to.dtype(), [&]<class T>(std::type_identity<T>) {
+        auto* const target = static_cast<T*>(to.data());
+        detail::for_each_row(to, to, [&](auto, auto offset, auto count, auto, auto step) {
+            if (step == 1) { // apart, so that it becomes a memset
+                std::fill_n(target + offset, count, T{});
+            } else {
+                for (std::size_t i = 0; i < count; ++i) {
+                    target[offset + i * step] = T{};
+                }
+            }
+        });
+    });
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/parameter.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+/// What `parameter_traits` may return for a value or a gradient: something to dereference that may
+/// be empty (a pointer, an optional view).
+template <class P>
+concept pointer_like_to_tensor = requires(P&& pointer) {
+    static_cast<bool>(pointer);
+    requires WritableTensor<decltype(*pointer)>;
+};
+
+template <class T>
+constexpr T* address_of_gradient(T& gradient) noexcept {
+    return &gradient;
+}
+template <class T>
+constexpr T* address_of_gradient(std::optional<T>& gradient) noexcept {
+    return gradient ? &*gradient : nullptr;
+}
+
+template <class P>
+concept has_value_and_grad_members = requires(P& p) {
+    requires WritableTensor<decltype((p.value))>;
+    requires WritableTensor<decltype(*address_of_gradient(p.grad))>;
+};
+
+} // namespace detail
+
+/// Adapts a parameter type: a value and its gradient. Specialise it for the engine's own type:
+///
+/// | member                                        | meaning |
+/// |-----------------------------------------------|--------------------------------------------------|
+/// | `static auto value(P& p)`                     | pointer-like to a writable Tensor | | `static
+/// auto grad(P& p)`                      | the same; empty = there is no gradient           | |
+/// `static bool requires_grad(P const& p)`       | optional; else all parameters are trained | |
+/// `static std::string_view name(P const& p)`    | optional; error texts use it | | `static void
+/// set_grad(P& p, AnyView view)`    | optional; makes `view` the gradient: enables     | | |
+/// gradients as bucket views                        | | `static constexpr bool is_handle = true` |
+/// optional; copies of P share storage              |
+///
+/// The default serves every class with members `value` and `grad` (which may be a std::optional)
+/// that are writable tensors, and uses its members `requires_grad` and `name` where it has them.
+template <class P>
+struct parameter_traits {
+    static constexpr auto value(P& p) noexcept
+        requires detail::has_value_and_grad_members<P>
+    {
+        return &p.value;
+    }
+    static constexpr auto grad(P& p) noexcept
+        requires detail::has_value_and_grad_members<P>
+    {
+        return detail::address_of_gradient(p.grad);
+    }
+    static constexpr bool requires_grad(P const& p)
+        requires requires {
+            { p.requires_grad } -> std::convertible_to<bool>;
+        }
+    {
+        return p.requires_grad;
+    }
+    static constexpr std::string_view name(P const& p)
+        requires requires {
+            { p.name } -> std::convertible_to<std::string_view>;
+        }
+    {
+        return p.name;
+    }
+};
+
+namespace detail {
+
+template <class P>
+using parameter_traits_of = parameter_traits<std::remove_cvref_t<P>>;
+
+template <class P>
+concept has_value = requires(std::remove_cvref_t<P>& p) {
+    { parameter_traits_of<P>::value(p) } -> pointer_like_to_tensor;
+};
+template <class P>
+concept has_grad = requires(std::remove_cvref_t<P>& p) {
+    { parameter_traits_of<P>::grad(p) } -> pointer_like_to_tensor;
+};
+template <class P>
+concept has_set_grad = requires(std::remove_cvref_t<P>& p, AnyView& view) {
+    parameter_traits_of<P>::set_grad(p, view);
+};
+template <class P>
+concept has_name = requires(std::remove_cvref_t<P> const& p) {
+    { parameter_traits_of<P>::name(p) } -> std::convertible_to<std::string_view>;
+};
+template <class P>
+concept has_requires_grad = requires(std::remove_cvref_t<P> const& p) {
+    { parameter_traits_of<P>::requires_grad(p) } -> std::convertible_to<bool>;
+};
+template <class P>
+concept is_handle_parameter = requires { requires parameter_traits_of<P>::is_handle; };
+
+} // namespace detail
+
+/// A trainable tensor with its gradient, as `parameter_traits` describes it.
+///
+/// `p` is an lvalue of `P`.
+/// | expression                        | result                        | meaning |
+/// |-----------------------------------|-------------------------------|-----------------------------|
+/// | `parameter_traits<P>::value(p)`   | pointer-like to WritableTensor| the value; never empty |
+/// | `parameter_traits<P>::grad(p)`    | pointer-like to WritableTensor| the gradient; empty = none
+/// |
+///
+/// Not checkable, still required: value and gradient have the same extents and dtype.
+template <class P>
+concept Parameter = detail::has_value<P> && detail::has_grad<P>;
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/parameters.hpp
+
+namespace joinable::inline v0 {
+
+/// A handle on one parameter of an engine whose type was forgotten. Cheap to copy; does not own
+/// the parameter unless it was made from an owning pointer or a handle type.
+class AnyParameter {
+public:
+    /// The parameter that `object` is; `owner` keeps it alive where that is needed.
+    template <Parameter P>
+    explicit AnyParameter(P& object, std::shared_ptr<void> owner = {})
+        : object_{const_cast<std::remove_const_t<P>*>(&object)}, functions_{&table<P>},
+          owner_{std::move(owner)} {
+        static_assert(
+            !std::is_const_v<P> || detail::is_handle_parameter<P>,
+            "parameters: const parameters cannot be trained, since values and gradients are "
+            "written; give a range or pointers that are not const"
+        );
+    }
+
+    [[nodiscard]] AnyView value() const { return functions_->value(object_); }
+    /// Empty where the parameter has no gradient now.
+    [[nodiscard]] AnyView grad() const { return functions_->grad(object_); }
+    [[nodiscard]] bool can_set_grad() const noexcept { return functions_->set_grad != nullptr; }
+    /// Makes `view` the gradient.
+    /// @throws ContractViolation  the parameter's traits cannot: `can_set_grad()` is false.
+    void set_grad(AnyView const& view) const {
+        if (!can_set_grad()) {
+            throw ContractViolation{"a gradient cannot be set: parameter_traits of this type needs "
+                                    "'static void set_grad(P&, AnyView)'"};
+        }
+        functions_->set_grad(object_, view);
+    }
+    [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
+    /// Empty where the parameter has no name.
+    [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
+
+private:
+    struct Functions {
+        AnyView (*value)(void*);
+        AnyView (*grad)(void*);
+        void (*set_grad)(void*, AnyView const&); ///< null: there is none
+        bool (*requires_grad)(void*);
+        std::string_view (*name)(void*);
+    };
+
+    template <class Pointer>
+    static AnyView view_of(Pointer&& pointer) {
+        return pointer ? view_of_tensor(*pointer) : AnyView{};
+    }
+    template <class T>
+    static AnyView view_of_tensor(T&& tensor) {
+        if constexpr (std::same_as<std::remove_cvref_t<T>, AnyView>) {
+            return tensor;
+        } else {
+            return AnyView{tensor};
+        }
+    }
+
+    template <class P>
+    static consteval Functions make_table() {
+        using Traits = detail::parameter_traits_of<P>;
+        using Object = std::remove_const_t<P>;
+        Functions functions{};
+        functions.value = [](void* p) { return view_of(Traits::value(*static_cast<Object*>(p))); };
+        functions.grad = [](void* p) { return view_of(Traits::grad(*static_cast<Object*>(p))); };
+        if constexpr (detail::has_set_grad<P>) {
+            functions.set_grad = [](void* p, AnyView const& view) {
+                Traits::set_grad(*static_cast<Object*>(p), view);
+            };
+        }
+        functions.requires_grad = [](void* p) -> bool {
+            if constexpr (detail::has_requires_grad<P>) {
+                return Traits::requires_grad(*static_cast<Object*>(p));
+            } else {
+                return p != nullptr;
+            }
+        };
+        functions.name = [](void* p) -> std::string_view {
+            if constexpr (detail::has_name<P>) {
+                return Traits::name(*static_cast<Object*>(p));
+            } else {
+                (void)p;
+                return {};
+            }
+        };
+        return functions;
+    }
+
+    template <class P>
+    static constexpr Functions table = make_table<P>();
+
+    void* object_;
+    Functions const* functions_;
+    std::shared_ptr<void> owner_;
+};
+
+/// The parameters of a model, of whatever types. An index is a position in the list.
+class ParameterList {
+public:
+    [[nodiscard]] std::size_t size() const noexcept { return items_.size(); }
+    [[nodiscard]] AnyParameter const& operator[](std::size_t i) const { return items_[i]; }
+    [[nodiscard]] auto begin() const noexcept { return items_.begin(); }
+    [[nodiscard]] auto end() const noexcept { return items_.end(); }
+    void push_back(AnyParameter parameter) { items_.push_back(std::move(parameter)); }
+
+private:
+    std::vector<AnyParameter> items_;
+};
+
+namespace detail {
+
+template <class T>
+concept pointer_to_parameter = requires(T& pointer) {
+    static_cast<bool>(pointer);
+    requires Parameter<std::remove_reference_t<decltype(*pointer)>>;
+};
+
+template <class Range>
+void append_parameters(ParameterList& list, Range&& range) {
+    if constexpr (std::same_as<std::remove_cvref_t<Range>, ParameterList>) {
+        for (AnyParameter const& parameter : range) {
+            list.push_back(parameter);
+        }
+    } else {
+        using Item = std::remove_reference_t<decltype(*std::begin(range))>;
+        static_assert(
+            Parameter<Item> || pointer_to_parameter<Item>,
+            "parameters: the elements of the range must model Parameter, or be pointers to such; "
+            "give them members 'value' and 'grad', or specialise joinable::parameter_traits"
+        );
+        if constexpr (Parameter<Item>) {
+            constexpr bool items_stay = std::is_lvalue_reference_v<Range> &&
+                                        std::is_lvalue_reference_v<decltype(*std::begin(range))>;
+            static_assert(
+                items_stay || is_handle_parameter<Item>,
+                "parameters: a temporary range of parameters would be gone before it is used; give "
+                "the range a name, or set parameter_traits::is_handle if copies share storage"
+            );
+            for (auto&& item : range) {
+                if constexpr (items_stay) {
+                    list.push_back(AnyParameter{item});
+                } else if constexpr (is_handle_parameter<Item>) {
+                    // Copied, not moved: a temporary view may show handles that somebody owns.
+                    auto owned = std::make_shared<std::remove_const_t<Item>>(item);
+                    list.push_back(AnyParameter{*owned, owned});
+                }
+            }
+        } else if constexpr (pointer_to_parameter<Item>) {
+            using Pointer = std::remove_const_t<Item>;
+            constexpr bool is_owning_copy =
+                std::copy_constructible<Pointer> && !std::is_pointer_v<Pointer>;
+            static_assert(
+                std::copy_constructible<Pointer> || std::is_lvalue_reference_v<Range> ||
+                    std::ranges::enable_borrowed_range<std::remove_cv_t<Range>>,
+                "parameters: a temporary range of unique pointers would take its parameters with "
+                "it; give the range a name, or use shared pointers"
+            );
+            for (auto&& pointer : range) {
+                if (!pointer) {
+                    throw ContractViolation{concat("parameters: pointer ", list.size(), " is null")
+                    };
+                }
+                if constexpr (is_owning_copy) {
+                    list.push_back(AnyParameter{*pointer, std::make_shared<Pointer>(pointer)});
+                } else {
+                    list.push_back(AnyParameter{*pointer});
+                }
+            }
+        }
+    }
+}
+
+} // namespace detail
+
+/// Joins ranges of parameters of different types into one list, in order. Of a named range of
+/// objects the addresses are kept; of pointers and smart pointers the pointer (shared ones share
+/// ownership); a temporary range must hold pointers or handles (parameter_traits::is_handle), which
+/// are copied. Const parameters and temporary ranges of unique pointers are compile errors. A
+/// ParameterList is spliced in. Local.
+/// @throws ContractViolation  a pointer is null.
+template <class... Ranges>
+[[nodiscard]] ParameterList parameters(Ranges&&... ranges) {
+    ParameterList list;
+    (detail::append_parameters(list, std::forward<Ranges>(ranges)), ...);
+    return list;
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/bucket/bucket.hpp
+
+namespace joinable::inline v0 {
+
+/// Where buckets start in an arena, in bytes: whole cache lines, so that no two buckets share one.
+inline constexpr std::size_t bucket_alignment = 64;
+
+/// Zeroed host memory with the alignment of buckets. Owns it; moves, never copies.
+class Arena {
+public:
+    explicit Arena(std::size_t bytes)
+        : data_{static_cast<std::byte*>(::operator new(bytes, std::align_val_t{bucket_alignment}))},
+          bytes_{bytes} {
+        std::fill_n(data_.get(), bytes, std::byte{});
+    }
+
+    [[nodiscard]] std::byte* data() const noexcept { return data_.get(); }
+    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+
+private:
+    struct Release {
+        void operator()(std::byte* memory) const noexcept {
+            ::operator delete(memory, std::align_val_t{bucket_alignment});
+        }
+    };
+    std::unique_ptr<std::byte, Release> data_;
+    std::size_t bytes_;
+};
+
+/// Gradients of one dtype that are reduced by one collective.
+struct Bucket {
+    Buffer buffer;                       ///< all of them, one after another
+    std::vector<std::size_t> parameters; ///< whose gradients: indices into the ParameterList
+    std::vector<AnyView> views;          ///< where each one's gradient is in the buffer
+};
+
+/// The buckets of a model, and the memory that they are in: one arena per dtype.
+struct BucketLayout {
+    std::vector<Arena> arenas;
+    std::vector<Bucket> buckets; ///< in the order in which they are launched
+};
+
+namespace detail {
+
+/// How error texts call a parameter.
+inline std::string describe_parameter(ParameterList const& parameters, std::size_t i) {
+    auto const name = parameters[i].name();
+    return name.empty() ? concat("parameter ", i) : concat("parameter ", i, " (", name, ")");
+}
+
+/// Throws ContractViolation unless parameter `i` has a value that host code can read.
+inline void check_value(ParameterList const& parameters, std::size_t i) {
+    AnyView const value = parameters[i].value();
+    if (!value || value.device() != DeviceId{}) {
+        throw ContractViolation{concat(
+            describe_parameter(parameters, i), value ? " is not on the host" : " has no value"
+        )};
+    }
+}
+
+/// A gradient is laid out like its value where that is dense, so that both are read in the same
+/// order; else row-major.
+inline Shape gradient_strides(AnyView const& value) {
+    return is_non_overlapping_and_dense(value.extents(), value.strides())
+               ? value.strides()
+               : row_major_strides(value.extents());
+}
+
+/// The trainable parameters, last one first: gradients usually become ready in this order.
+inline std::vector<std::size_t> expected_ready_order(ParameterList const& parameters) {
+    std::vector<std::size_t> order;
+    for (std::size_t i = parameters.size(); i-- > 0;) {
+        if (parameters[i].requires_grad()) {
+            order.push_back(i);
+        }
+    }
+    return order;
+}
+
+} // namespace detail
+
+/// Cuts the trainable parameters into buckets. Local; the same on ranks with the same parameters.
+/// Complexity: linear in the parameters; allocates the arenas, which are as large as the gradients
+/// plus at most one cache line per bucket.
+/// Throws ContractViolation if no parameter is trainable, and for values that are missing or not on
+/// the host.
+inline BucketLayout
+make_bucket_layout(ParameterList const& parameters, DataParallelOptions const& options) {
+    std::vector<std::size_t> const order = detail::expected_ready_order(parameters);
+    if (order.empty()) {
+        throw ContractViolation{"no parameter requires a gradient: there is nothing to reduce"};
+    }
+    std::vector<AnyView> values;
+    values.reserve(order.size());
+    for (std::size_t const i : order) {
+        detail::check_value(parameters, i);
+        values.push_back(parameters[i].value());
+    }
+    std::array<std::size_t, 2> const limits{
+        {std::min(options.first_bucket_bytes, options.bucket_cap_bytes), options.bucket_cap_bytes}
+    };
+    auto const assignment = compute_bucket_assignment_by_size(values, limits);
+
+    constexpr std::size_t dtypes = 10;
+    std::array<std::size_t, dtypes> arena_bytes{};
+    std::vector<std::size_t> starts;
+    auto const padded = [](std::size_t bytes) {
+        return (bytes + bucket_alignment - 1) / bucket_alignment * bucket_alignment;
+    };
+    BucketLayout layout;
+    for (auto const& members : assignment.buckets) {
+        Bucket bucket;
+        bucket.buffer.dtype = values[members.front()].dtype();
+        for (std::size_t const member : members) {
+            bucket.parameters.push_back(order[member]);
+            bucket.buffer.count += values[member].numel();
+        }
+        std::size_t& bytes = arena_bytes[static_cast<std::size_t>(bucket.buffer.dtype)];
+        starts.push_back(bytes);
+        bytes += padded(bucket.buffer.bytes());
+        layout.buckets.push_back(std::move(bucket));
+    }
+    std::array<std::byte*, dtypes> bases{};
+    for (std::size_t dtype = 0; dtype < dtypes; ++dtype) {
+        if (arena_bytes[dtype] != 0) {
+            bases[dtype] = layout.arenas.emplace_back(arena_bytes[dtype]).data();
+        }
+    }
+    for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
+        Bucket& bucket = layout.buckets[b];
+        std::byte* const base = bases[static_cast<std::size_t>(bucket.buffer.dtype)];
+        bucket.buffer.data = base == nullptr ? nullptr : base + starts[b];
+        std::size_t offset = starts[b];
+        for (std::size_t const i : bucket.parameters) {
+            AnyView const value = parameters[i].value();
+            bucket.views.emplace_back(
+                base == nullptr ? nullptr : base + offset,
+                value.dtype(),
+                value.extents(),
+                detail::gradient_strides(value)
+            );
+            offset += value.numel() * size_of(value.dtype());
+        }
+    }
+    return layout;
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/bucket/broadcast_coalesced.hpp
+
+namespace joinable::inline v0 {
+
+/// Copies tensors from `root` to all ranks, many in one broadcast: pieces of about `buffer_bytes`
+/// are packed, at most two in flight, and unpacked. Collective; all ranks give tensors of the same
+/// extents and dtypes in the same order, strided as they like. Blocks until this rank's are
+/// written. `tensors` is a range of writable Tensors. Allocates two pieces.
+/// @throws what the communicator throws; tensors not reached yet are unchanged.
+template <Communicator Comm, class Tensors>
+void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes, int root) {
+    std::vector<AnyView> views;
+    for (auto&& tensor : tensors) {
+        views.emplace_back(tensor);
+    }
+    if (views.empty()) {
+        return;
+    }
+    std::array<std::size_t, 1> const limits{{buffer_bytes}};
+    auto const assignment = compute_bucket_assignment_by_size(views, limits);
+
+    struct Piece {
+        std::optional<Arena> memory;
+        std::vector<AnyView> slots;
+        std::vector<std::size_t> members;
+        std::optional<std::remove_cvref_t<decltype(comm.broadcast(Buffer{}, root))>> work;
+    };
+    std::array<Piece, 2> pieces; // a piece's memory is released after its work, in any case
+    auto const unpack = [&](Piece& piece) {
+        if (piece.work) {
+            piece.work->wait();
+            piece.work.reset();
+            for (std::size_t k = 0; k < piece.members.size(); ++k) {
+                copy(piece.slots[k], views[piece.members[k]]);
+            }
+        }
+    };
+    for (std::size_t b = 0; b < assignment.buckets.size(); ++b) {
+        Piece& piece = pieces[b % 2];
+        unpack(piece);
+        piece.members = assignment.buckets[b];
+        piece.slots.clear();
+        Buffer buffer{nullptr, 0, views[piece.members.front()].dtype()};
+        for (std::size_t const member : piece.members) {
+            buffer.count += views[member].numel();
+        }
+        if (!piece.memory || piece.memory->bytes() < buffer.bytes()) {
+            piece.memory.emplace(buffer.bytes());
+        }
+        buffer.data = piece.memory->data();
+        std::size_t offset = 0;
+        for (std::size_t const member : piece.members) {
+            AnyView const& view = views[member];
+            piece.slots.emplace_back(
+                piece.memory->data() + offset,
+                view.dtype(),
+                view.extents(),
+                row_major_strides(view.extents())
+            );
+            if (comm.rank() == root) {
+                copy(view, piece.slots.back());
+            }
+            offset += view.numel() * size_of(view.dtype());
+        }
+        piece.work.emplace(comm.broadcast(buffer, root));
+    }
+    unpack(pieces[assignment.buckets.size() % 2]);
+    unpack(pieces[(assignment.buckets.size() + 1) % 2]);
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/bucket/reducer.hpp
+
+namespace joinable::inline v0 {
+
+/// Averages gradients over ranks, bucket by bucket, while the backward pass still runs. Stands
+/// alone: an engine without a guard drives it by its verbs.
+///
+/// One iteration: prepare_for_backward(factor); mark_ready(i) for every trainable parameter, in any
+/// order; finalize_backward(). A rank without gradients runs contribute_zeros() instead. Buckets
+/// are launched in index order, never in ready order, so every rank issues the same collectives
+/// whatever order its gradients become ready in. Nothing is allocated after construction.
+template <Communicator Comm>
+class Reducer {
+public:
+    /// Local. `comm` must outlive the reducer; so must what the parameters refer to.
+    /// @throws ContractViolation  no parameter requires a gradient; a gradient does not fit its
+    ///         value; gradients as bucket views without set_grad. Nothing was changed.
+    Reducer(Comm& comm, ParameterList parameters, DataParallelOptions const& options = {})
+        : comm_{comm}, parameters_{std::move(parameters)},
+          layout_{make_bucket_layout(parameters_, options)}, places_(parameters_.size()),
+          pending_(layout_.buckets.size()), works_(layout_.buckets.size()) {
+        for (std::size_t b = 0; b < layout_.buckets.size(); ++b) {
+            Bucket const& bucket = layout_.buckets[b];
+            for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
+                std::size_t const i = bucket.parameters[k];
+                places_[i] = {&bucket.views[k], b, false};
+                if (AnyView const gradient = parameters_[i].grad()) {
+                    check_gradient(i, gradient);
+                }
+            }
+        }
+        if (options.gradient_as_bucket_view) {
+            move_gradients_into_buckets();
+        }
+    }
+
+    Reducer(Reducer const&) = delete;
+    Reducer& operator=(Reducer const&) = delete;
+
+    [[nodiscard]] ParameterList const& parameters() const noexcept { return parameters_; }
+    [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept { return layout_.buckets; }
+
+    /// Local. Starts an iteration in which this rank's gradients are multiplied by `factor` as they
+    /// are packed: the divisor of the average, with this rank's weight in it. With factor 0 it
+    /// contributes zeros, whatever its gradients hold: a mean over no samples is not a number.
+    /// @throws ContractViolation  the previous iteration was not finalized.
+    void prepare_for_backward(double factor) {
+        if (iteration_) {
+            throw ContractViolation{concat_missing(
+                "the previous iteration was not finalized; call finalize_backward() first"
+            )};
+        }
+        iteration_ = Iteration{factor, 0};
+        for (std::size_t b = 0; b < pending_.size(); ++b) {
+            pending_[b] = layout_.buckets[b].parameters.size();
+        }
+        for (Place& place : places_) {
+            place.is_ready = false;
+        }
+    }
+
+    /// The gradient of parameter `i` is final: packs it, and launches every bucket that is full and
+    /// whose predecessors are launched. A parameter without gradient contributes zeros.
+    /// Collective in effect; does not block.
+    /// @throws ContractViolation  no iteration is prepared, `i` is out of range or needs no
+    ///         gradient, was marked before, or its gradient does not fit its value. The iteration
+    ///         is lost.
+    void mark_ready(std::size_t i) {
+        check_index(i);
+        Place& place = places_[i];
+        place.is_ready = true;
+        AnyView const gradient = parameters_[i].grad();
+        if (gradient) {
+            check_gradient(i, gradient);
+        }
+        if (!gradient || iteration_->factor == 0.0) {
+            fill_zero(*place.view);
+        } else {
+            scale_copy(gradient, iteration_->factor, *place.view);
+        }
+        --pending_[place.bucket];
+        advance();
+    }
+
+    /// Waits for all buckets and writes the averages into the gradients; a parameter without
+    /// gradient gets a view of its bucket where set_grad allows it. Collective.
+    /// @throws ContractViolation  parameters were not marked (the text lists them), or one has no
+    ///         place for its average; what the communicator throws.
+    void finalize_backward() {
+        if (!iteration_) {
+            throw ContractViolation{
+                "finalize_backward() without prepare_for_backward(): no iteration is open"
+            };
+        }
+        if (iteration_->next_bucket != layout_.buckets.size()) {
+            throw ContractViolation{concat_missing(
+                "not all gradients became ready; mark every trainable parameter in each iteration"
+            )};
+        }
+        for (std::size_t b = 0; b < works_.size(); ++b) {
+            works_[b]->wait();
+            works_[b].reset();
+            deliver(layout_.buckets[b]);
+        }
+        iteration_.reset();
+    }
+
+    /// The whole iteration of a rank that has no gradients: the same collectives with zeros, and
+    /// the averages written into its gradients. Collective. Throws what finalize_backward() throws.
+    void contribute_zeros() {
+        prepare_for_backward(0.0);
+        for (std::size_t b = 0; b < layout_.buckets.size(); ++b) {
+            Buffer const& buffer = layout_.buckets[b].buffer;
+            if (buffer.count != 0) {
+                std::memset(buffer.data, 0, buffer.bytes());
+            }
+            pending_[b] = 0;
+        }
+        advance();
+        finalize_backward();
+    }
+
+private:
+    struct Place {
+        AnyView const* view = nullptr; ///< null: the parameter is not trained
+        std::size_t bucket = 0;
+        bool is_ready = false;
+    };
+    struct Iteration {
+        double factor;
+        std::size_t next_bucket;
+    };
+
+    /// The script of an iteration, for ranks with and without gradients: buckets in index order,
+    /// each as soon as it is full.
+    void advance() {
+        std::size_t& next = iteration_->next_bucket;
+        while (next < layout_.buckets.size() && pending_[next] == 0) {
+            works_[next].emplace(comm_.all_reduce(layout_.buckets[next].buffer, ReduceOp::sum));
+            ++next;
+        }
+    }
+
+    void deliver(Bucket const& bucket) {
+        for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
+            AnyParameter const& parameter = parameters_[bucket.parameters[k]];
+            if (AnyView const gradient = parameter.grad()) {
+                check_gradient(bucket.parameters[k], gradient);
+                if (gradient.data() != bucket.views[k].data()) {
+                    copy(bucket.views[k], gradient);
+                }
+            } else if (parameter.can_set_grad()) {
+                parameter.set_grad(bucket.views[k]);
+            } else {
+                throw ContractViolation{detail::concat(
+                    describe(bucket.parameters[k]),
+                    " has no gradient to receive the average in; give it a zero gradient before "
+                    "the first iteration, or specialise parameter_traits::set_grad"
+                )};
+            }
+        }
+    }
+
+    void move_gradients_into_buckets() {
+        for (std::size_t i = 0; i < parameters_.size(); ++i) {
+            if (places_[i].view != nullptr && !parameters_[i].can_set_grad()) {
+                throw ContractViolation{detail::concat(
+                    "gradients as bucket views need parameter_traits::set_grad, which ",
+                    describe(i),
+                    " has not; specialise it, or turn gradient_as_bucket_view off"
+                )};
+            }
+        }
+        for (std::size_t i = 0; i < parameters_.size(); ++i) {
+            if (AnyView const* const view = places_[i].view; view != nullptr) {
+                if (AnyView const gradient = parameters_[i].grad()) {
+                    copy(gradient, *view);
+                }
+                parameters_[i].set_grad(*view);
+            }
+        }
+    }
+
+    [[nodiscard]] std::string describe(std::size_t i) const {
+        return detail::describe_parameter(parameters_, i);
+    }
+
+    void check_index(std::size_t i) const {
+        if (i >= parameters_.size()) {
+            throw ContractViolation{detail::concat(
+                "parameter ",
+                i,
+                " is out of range on rank ",
+                static_cast<int>(comm_.rank()),
+                ": there are ",
+                parameters_.size(),
+                " parameters"
+            )};
+        }
+        std::string_view const wrong =
+            !iteration_                  ? "was marked ready outside an iteration; call "
+                                           "prepare_for_backward() first"
+            : places_[i].view == nullptr ? "was marked ready, but does not require a gradient"
+            : places_[i].is_ready        ? "was marked ready twice in an iteration; mark a shared "
+                                           "parameter once, when its last use is done"
+                                         : "";
+        if (!wrong.empty()) {
+            throw ContractViolation{
+                detail::concat(describe(i), " on rank ", static_cast<int>(comm_.rank()), " ", wrong)
+            };
+        }
+    }
+
+    void check_gradient(std::size_t i, AnyView const& gradient) const {
+        AnyView const& view = *places_[i].view;
+        if (gradient.dtype() != view.dtype() || gradient.extents() != view.extents() ||
+            gradient.device() != view.device()) {
+            throw ContractViolation{detail::concat(
+                "the gradient of ",
+                describe(i),
+                " on rank ",
+                static_cast<int>(comm_.rank()),
+                " is ",
+                name_of(gradient.dtype()),
+                " with ",
+                gradient.numel(),
+                " elements, but its value is ",
+                name_of(view.dtype()),
+                " with ",
+                view.numel(),
+                "; both need the same dtype, extents and device"
+            )};
+        }
+    }
+
+    [[nodiscard]] std::string concat_missing(std::string_view text) const {
+        std::vector<std::size_t> missing;
+        for (std::size_t i = 0; i < places_.size(); ++i) {
+            if (places_[i].view != nullptr && !places_[i].is_ready) {
+                missing.push_back(i);
+            }
+        }
+        return missing.empty() ? std::string{text}
+                               : detail::concat(
+                                     text,
+                                     " (rank ",
+                                     static_cast<int>(comm_.rank()),
+                                     " did not mark ",
+                                     missing.size() == 1 ? "parameter " : "parameters ",
+                                     missing,
+                                     ")"
+                                 );
+    }
+
+    Comm& comm_;
+    ParameterList parameters_;
+    BucketLayout layout_;
+    std::vector<Place> places_;        ///< per parameter
+    std::vector<std::size_t> pending_; ///< per bucket: gradients that are not ready
+    std::optional<Iteration> iteration_;
+    std::vector<std::optional<work_of<Comm>>> works_; ///< destroyed before the memory they use
+};
+
+} // namespace joinable::inline v0
+
+// ---- joinable/communicator/collectives.hpp
+
+/// @file
+/// The collectives over tensors instead of buffers. Collective, like the members that they call;
+/// each returns the communicator's Work, and the tensors must live until it is waited for.
+/// All throw ContractViolation before any data moves when a tensor is not contiguous.
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+template <class T>
+consteval bool check_written_tensor() {
+    static_assert(
+        WritableTensor<T>, "a collective writes this tensor: it must model WritableTensor"
+    );
+    return WritableTensor<T>;
+}
+
+} // namespace detail
+
+/// Combines `tensor` over all ranks, in place. The same count and dtype on every rank.
+template <Communicator Comm, class T>
+[[nodiscard]] auto all_reduce(Comm& comm, T&& tensor, ReduceOp op = ReduceOp::sum) {
+    static_assert(detail::check_written_tensor<T>());
+    return comm.all_reduce(to_buffer(tensor), op);
+}
+
+/// Copies the tensor of `root` to all ranks. The same count and dtype on every rank.
+template <Communicator Comm, class T>
+[[nodiscard]] auto broadcast(Comm& comm, T&& tensor, int root) {
+    static_assert(detail::check_written_tensor<T>());
+    return comm.broadcast(to_buffer(tensor), root);
+}
+
+/// Concatenates the tensors of all ranks, in rank order, on every rank: `out` has size() times the
+/// elements of `in`.
+template <Communicator Comm, Tensor In, class Out>
+[[nodiscard]] auto all_gather(Comm& comm, In const& in, Out&& out) {
+    static_assert(detail::check_written_tensor<Out>());
+    static_assert(
+        AllGathers<Comm>,
+        "all_gather: this communicator has no member 'Work all_gather(ConstBuffer in, Buffer out)'"
+    );
+    return comm.all_gather(to_const_buffer(in), to_buffer(out));
+}
+
+/// Combines `in` over all ranks and leaves rank r the part from r * numel(out) on: `in` has size()
+/// times the elements of `out`.
+template <Communicator Comm, Tensor In, class Out>
+[[nodiscard]] auto
+reduce_scatter(Comm& comm, In const& in, Out&& out, ReduceOp op = ReduceOp::sum) {
+    static_assert(detail::check_written_tensor<Out>());
+    static_assert(
+        ReduceScatters<Comm>,
+        "reduce_scatter: this communicator has no member 'Work reduce_scatter(ConstBuffer in, "
+        "Buffer out, ReduceOp)'"
+    );
+    return comm.reduce_scatter(to_const_buffer(in), to_buffer(out), op);
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/hook/join_hook.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+template <class H>
+concept has_main_hook_of_round = requires(H& hook, Round const& round) { hook.main_hook(round); };
+template <class H>
+concept has_main_hook = has_main_hook_of_round<H> || requires(H& hook) { hook.main_hook(); };
+template <class H>
+concept has_post_hook_of_result =
+    requires(H& hook, JoinResult const& result) { hook.post_hook(result); };
+template <class H>
+concept has_post_hook = has_post_hook_of_result<H> || requires(H& hook) { hook.post_hook(bool{}); };
+template <class H>
+concept has_takes_part = requires(Round const& round) {
+    { H::takes_part(round) } -> std::convertible_to<bool>;
+};
+template <class H>
+inline constexpr bool gives_notice = requires { requires H::gives_notice; };
+
+} // namespace detail
+
+/// What a joined rank runs in place of a participant.
+///
+/// `hook` is an lvalue of `H`; constructed in place, need not be movable.
+/// | expression                                | meaning                                          |
+/// |-------------------------------------------|--------------------------------------------------|
+/// | `hook.main_hook()` or                     | runs the collectives of one round, the same and  |
+/// | `hook.main_hook(round)`                   | in the same order as the active ranks do         |
+/// | `hook.post_hook(is_last_joiner)` or       | runs once on every rank, when all have joined    |
+/// | `hook.post_hook(result)`                  | or the guard was stopped                         |
+/// | `H::takes_part(round)` (optional, static) | whether the round concerns it; may ask a Round   |
+/// |                                           | for its number, phase and will_sync only         |
+/// | `H::gives_notice` (optional, static bool) | its participant's notification carries a notice, |
+/// |                                           | so it must be the first of a round               |
+///
+/// Where it runs among other hooks: hook/ordering.hpp.
+template <class H>
+concept JoinHook = detail::has_main_hook<H> && detail::has_post_hook<H>;
+
+/// Says in one sentence what a class lacks to be a JoinHook.
+template <class H>
+consteval bool models_join_hook() {
+    static_assert(
+        detail::has_main_hook<H>,
+        "JoinHook: expected a member 'void main_hook()' or 'void main_hook(Round const&)'"
+    );
+    static_assert(
+        detail::has_post_hook<H>,
+        "JoinHook: expected a member 'void post_hook(bool is_last_joiner)' or "
+        "'void post_hook(JoinResult const&)'"
+    );
+    return JoinHook<H>;
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/hook/keywords.hpp
+
+namespace joinable::inline v0 {
+
+/// One `keyword = value` as it was given to a guard.
+template <class K>
+struct KeywordArgument {
+    typename K::value_type value;
+};
+
+namespace detail {
+
+/// No silent change of meaning: a flag takes flags only, and a whole number no fraction.
+template <class From, class To>
+concept keyword_value = std::convertible_to<From, To> &&
+                        std::same_as<std::remove_cvref_t<From>, bool> == std::same_as<To, bool> &&
+                        !(std::floating_point<std::remove_cvref_t<From>> && std::integral<To>);
+
+} // namespace detail
+
+/// The base of a keyword object `K` whose value is a `V`:
+/// @code
+/// inline constexpr struct sync_max_count_t : keyword<sync_max_count_t, bool> {
+///     using keyword::operator=;
+/// } sync_max_count{};
+/// @endcode
+/// `sync_max_count = true` is then an argument of `Join`, and `args.get(sync_max_count, false)`
+/// reads it in `join_hook`.
+template <class K, class V>
+struct keyword {
+    using value_type = V;
+
+    // NOLINTNEXTLINE(misc-unconventional-assign-operator): spells an argument, assigns nothing
+    constexpr KeywordArgument<K> operator=(detail::keyword_value<V> auto&& value) const {
+        return {static_cast<V>(std::forward<decltype(value)>(value))};
+    }
+};
+
+/// The keywords that a joinable accepts: `using join_keywords = keywords<sync_max_count_t>;`.
+template <class... Ks>
+struct keywords {};
+
+/// What a joinable's `join_hook` receives: one type whatever was passed, so that the type of the
+/// hook does not depend on the call.
+template <class Keywords>
+class arguments;
+
+template <class... Ks>
+class arguments<keywords<Ks...>> {
+public:
+    arguments() = default;
+
+    /// The value given for a keyword, or `otherwise`.
+    template <class K>
+    [[nodiscard]] constexpr typename K::value_type
+    get(K const&, typename K::value_type otherwise) const {
+        static_assert(
+            (std::same_as<K, Ks> || ...),
+            "arguments::get: this keyword is not in the joinable's join_keywords"
+        );
+        auto const& given = std::get<Slot<K>>(values_).value;
+        return given ? *given : otherwise;
+    }
+
+    /// Stores a value if this joinable accepts the keyword, otherwise does nothing.
+    template <class K>
+    constexpr void set(KeywordArgument<K> const& argument) {
+        if constexpr ((std::same_as<K, Ks> || ...)) {
+            std::get<Slot<K>>(values_).value = argument.value;
+        }
+    }
+
+private:
+    template <class K>
+    struct Slot {
+        std::optional<typename K::value_type> value;
+    };
+    std::tuple<Slot<Ks>...> values_;
+};
+
+namespace detail {
+
+template <class K, class Keywords>
+inline constexpr bool accepts_keyword = false;
+template <class K, class... Ks>
+inline constexpr bool accepts_keyword<K, keywords<Ks...>> = (std::same_as<K, Ks> || ...);
+
+/// Named by the compiler when its assertion fails, so that the message shows the keyword.
+template <class K, std::size_t TimesGiven, class... AcceptedKeywords>
+consteval bool check_keyword() {
+    static_assert(
+        (accepts_keyword<K, AcceptedKeywords> || ...),
+        "no participant of this Join accepts the keyword (see check_keyword<...>); is it misspelt?"
+    );
+    static_assert(
+        TimesGiven == 1, "the keyword is given twice (see check_keyword<...>); give it once"
+    );
+    return true;
+}
+
+} // namespace detail
+
+} // namespace joinable::inline v0
+
+// ---- joinable/hook/ordering.hpp
+
+namespace joinable::inline v0 {
+
+/// A list of labels: what a hook runs before or after.
+template <class... Labels>
+struct labels_of {};
+
+/// Labels that hooks of this library carry; an engine adds its own types freely.
+namespace labels {
+struct gradients; ///< gradients are reduced here
+struct shards;    ///< sharded optimizer state is exchanged here
+struct step;      ///< a plain optimizer steps here
+} // namespace labels
+
+/// Where a hook runs among the hooks of one guard. The default reads the hook's own members, all
+/// optional: `label` (default: the hook's type), `runs_before`, `runs_after` (labels_of<...>), and
+/// `post_runs_before`, `post_runs_after` for the post hooks where their order differs. To place a
+/// hook of another library, specialise this with `label`, `before`, `after` and, if need be,
+/// `post_before`, `post_after`. A label that no hook of the guard carries constrains nothing.
+/// Among hooks that may come next, those that give notices come first, then the argument order
+/// decides. Meant for up to 31 hooks in one guard.
+template <class Hook>
+struct hook_order {};
+
+namespace detail {
+
+// What a hook declares: hook_order's member, else the hook's own, else a default.
+template <class H>
+struct label_of : std::type_identity<H> {};
+template <class H>
+    requires requires { typename H::label; } && (!requires { typename hook_order<H>::label; })
+struct label_of<H> : std::type_identity<typename H::label> {};
+template <class H>
+    requires requires { typename hook_order<H>::label; }
+struct label_of<H> : std::type_identity<typename hook_order<H>::label> {};
+
+template <class H>
+struct before_of : std::type_identity<labels_of<>> {};
+template <class H>
+    requires requires { typename H::runs_before; } &&
+             (!requires { typename hook_order<H>::before; })
+struct before_of<H> : std::type_identity<typename H::runs_before> {};
+template <class H>
+    requires requires { typename hook_order<H>::before; }
+struct before_of<H> : std::type_identity<typename hook_order<H>::before> {};
+
+template <class H>
+struct after_of : std::type_identity<labels_of<>> {};
+template <class H>
+    requires requires { typename H::runs_after; } && (!requires { typename hook_order<H>::after; })
+struct after_of<H> : std::type_identity<typename H::runs_after> {};
+template <class H>
+    requires requires { typename hook_order<H>::after; }
+struct after_of<H> : std::type_identity<typename hook_order<H>::after> {};
+
+template <class H>
+struct post_before_of : before_of<H> {};
+template <class H>
+    requires requires { typename H::post_runs_before; } &&
+             (!requires { typename hook_order<H>::post_before; })
+struct post_before_of<H> : std::type_identity<typename H::post_runs_before> {};
+template <class H>
+    requires requires { typename hook_order<H>::post_before; }
+struct post_before_of<H> : std::type_identity<typename hook_order<H>::post_before> {};
+
+template <class H>
+struct post_after_of : after_of<H> {};
+template <class H>
+    requires requires { typename H::post_runs_after; } &&
+             (!requires { typename hook_order<H>::post_after; })
+struct post_after_of<H> : std::type_identity<typename H::post_runs_after> {};
+template <class H>
+    requires requires { typename hook_order<H>::post_after; }
+struct post_after_of<H> : std::type_identity<typename hook_order<H>::post_after> {};
+
+template <class Label, class Labels>
+inline constexpr bool contains_label = false;
+template <class Label, class... Ls>
+inline constexpr bool contains_label<Label, labels_of<Ls...>> = (std::same_as<Label, Ls> || ...);
+
+struct MainPhase {
+    template <class H>
+    using before = typename before_of<H>::type;
+    template <class H>
+    using after = typename after_of<H>::type;
+};
+struct PostPhase {
+    template <class H>
+    using before = typename post_before_of<H>::type;
+    template <class H>
+    using after = typename post_after_of<H>::type;
+};
+
+template <std::size_t N>
+struct Order {
+    std::array<std::size_t, N> sequence{}; ///< hook indices in the order in which they run
+    std::array<bool, N> on_cycle{};
+    bool has_cycle = false;
+};
+
+template <std::size_t N>
+using Edges = std::array<std::array<bool, N>, N>; ///< [i][j]: hook i runs before hook j
+
+template <class Phase, class... Hooks>
+consteval auto edges_of() {
+    constexpr std::size_t n = sizeof...(Hooks);
+    Edges<n> edges{};
+    std::size_t row = 0;
+    auto const fill_row = [&]<class H>(std::type_identity<H>) {
+        std::size_t column = 0;
+        auto const fill = [&]<class Other>(std::type_identity<Other>) {
+            edges[row][column] =
+                row != column &&
+                (contains_label<
+                     typename label_of<Other>::type,
+                     typename Phase::template before<H>> ||
+                 contains_label<typename label_of<H>::type, typename Phase::template after<Other>>);
+            ++column;
+        };
+        (fill(std::type_identity<Hooks>{}), ...);
+        ++row;
+    };
+    (fill_row(std::type_identity<Hooks>{}), ...);
+    return edges;
+}
+
+/// Kahn's algorithm (1962) that always takes the lowest index which is ready, `preferred` ones
+/// first: unique, stable, and the same on every rank. What is left over is peeled from its end too,
+/// so that only hooks on a cycle remain to be blamed.
+template <std::size_t N>
+constexpr Order<N> solve(Edges<N> const& edges, std::array<bool, N> const& preferred) {
+    Order<N> order;
+    std::array<bool, N> done{};
+    auto const is_free = [&](std::size_t i, bool from_the_end) {
+        for (std::size_t j = 0; j < N; ++j) {
+            if (!done[j] && (from_the_end ? edges[i][j] : edges[j][i])) {
+                return false;
+            }
+        }
+        return !done[i];
+    };
+    std::size_t count = 0;
+    for (bool progress = true; progress;) {
+        progress = false;
+        for (bool const preference : {true, false}) {
+            for (std::size_t i = 0; i < N && !progress; ++i) {
+                if (preferred[i] == preference && is_free(i, false)) {
+                    done[i] = true;
+                    order.sequence[count++] = i;
+                    progress = true;
+                }
+            }
+        }
+    }
+    order.has_cycle = count != N;
+    for (bool progress = order.has_cycle; progress;) {
+        progress = false;
+        for (std::size_t i = 0; i < N; ++i) {
+            if (is_free(i, true)) {
+                done[i] = true;
+                progress = true;
+            }
+        }
+    }
+    for (std::size_t i = 0; i < N; ++i) {
+        order.on_cycle[i] = !done[i];
+    }
+    return order;
+}
+
+/// Named by the compiler when its assertion fails, so that the message shows the hooks.
+template <class... Hooks>
+struct hooks_on_cycle {
+    static_assert(
+        sizeof...(Hooks) == 0,
+        "these hooks must run both before and after each other (see hooks_on_cycle<...>); remove "
+        "one of their before or after labels"
+    );
+};
+
+template <class Phase, class... Hooks>
+struct ordered_hooks {
+    static constexpr Order<sizeof...(Hooks)> order =
+        solve<sizeof...(Hooks)>(edges_of<Phase, Hooks...>(), {{gives_notice<Hooks>...}});
+
+    template <class Cycle, std::size_t I, class... Rest>
+    struct collect : std::type_identity<Cycle> {};
+    template <class... Found, std::size_t I, class H, class... Rest>
+    struct collect<labels_of<Found...>, I, H, Rest...>
+        : collect<
+              std::conditional_t<order.on_cycle[I], labels_of<Found..., H>, labels_of<Found...>>,
+              I + 1,
+              Rest...> {};
+
+    template <class Culprits>
+    struct blame;
+    template <class... Culprits>
+    struct blame<labels_of<Culprits...>> : hooks_on_cycle<Culprits...> {};
+
+    static constexpr bool is_solved =
+        sizeof(blame<typename collect<labels_of<>, 0, Hooks...>::type>) != 0;
+
+    template <std::size_t... I>
+    static auto sequence_of(std::index_sequence<I...>) -> std::index_sequence<order.sequence[I]...>;
+    using sequence = decltype(sequence_of(std::make_index_sequence<sizeof...(Hooks)>{}));
+};
+
+} // namespace detail
+
+} // namespace joinable::inline v0
+
+// ---- joinable/detail/type_name.hpp
+
+namespace joinable::inline v0::detail {
+
+/// The name of a type as the compiler prints it, for error texts only: it differs between
+/// compilers, so nothing may depend on it.
+template <class T>
+[[nodiscard]] constexpr std::string_view type_name() noexcept {
+    std::string_view const text = __PRETTY_FUNCTION__;
+    std::string_view const marker = "T = ";
+    auto const begin = text.find(marker);
+    if (begin == std::string_view::npos) {
+        return text;
+    }
+    std::string_view const rest = text.substr(begin + marker.size());
+    return rest.substr(0, rest.find_first_of(";]"));
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/join/options.hpp
+
+namespace joinable::inline v0 {
+
+/// What happens when some ranks have run out of inputs and others have not.
+enum class EndPolicy : std::uint8_t {
+    drain,         ///< the others go on to their end, and the joined ranks shadow them
+    stop_at_first, ///< all ranks leave after the same number of rounds, without an exception
+    throw_early,   ///< all ranks throw EarlyTermination
+};
+
+/// What an active rank does in a round.
+enum class Phase : std::uint8_t {
+    train,
+    evaluate, ///< no gradients: such a round never syncs
+};
+
+/// What a rank says about the round that it opens. All active ranks must say the same, apart from
+/// the number of their weight.
+struct RoundNotice {
+    bool will_sync = true; ///< whether gradients are reduced in this round
+    Phase phase = Phase::train;
+    /// Samples or tokens of this rank's input: averages are then weighted. None = unweighted.
+    std::optional<std::uint64_t> weight = {};
+
+    friend constexpr bool operator==(RoundNotice const&, RoundNotice const&) = default;
+};
+
+/// How a guard behaves; every rank must give the same, but for the timeout.
+struct JoinOptions {
+    bool enable = true; ///< false: nothing is attached and nothing is sent
+    EndPolicy end_policy = EndPolicy::drain;
+    /// Inside the guard, overrides the deadline of the participants' communicators.
+    std::optional<std::chrono::nanoseconds> timeout = {};
+};
+
+/// The enumerator's name, for error texts.
+[[nodiscard]] constexpr std::string_view name_of(EndPolicy policy) noexcept {
+    constexpr std::string_view names[] = {"drain", "stop_at_first", "throw_early"};
+    return names[static_cast<std::size_t>(policy)];
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/join/round.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+class Session;
+}
+
+/// One forward pass of the active ranks, as all ranks agreed on it. Outside a guard, and in one
+/// that is not enabled, all ranks count as active and only this rank's own weight is known. Cheap
+/// to copy; `is_active` is valid until the next round opens.
+class Round {
+public:
+    Round() = default;
+
+    /// The round of a participant that no guard watches: all ranks active, only this rank's weight.
+    static Round outside_guard(int world_size, RoundNotice const& notice) noexcept {
+        Round round;
+        round.active_count_ = world_size;
+        round.phase_ = notice.phase;
+        round.will_sync_ = notice.will_sync && notice.phase == Phase::train;
+        round.is_weighted_ = notice.weight.has_value();
+        round.weight_ = round.weight_sum_ = notice.weight.value_or(0);
+        return round;
+    }
+
+    /// Counted from 0 inside a guard.
+    [[nodiscard]] std::size_t number() const noexcept { return number_; }
+    [[nodiscard]] Phase phase() const noexcept { return phase_; }
+    /// Whether gradients are reduced.
+    [[nodiscard]] bool will_sync() const noexcept { return will_sync_; }
+    [[nodiscard]] int active_count() const noexcept { return active_count_; }
+    [[nodiscard]] inline bool is_active(int rank) const;
+    /// Whether notices carry weights.
+    [[nodiscard]] bool is_weighted() const noexcept { return is_weighted_; }
+    /// The sum of all ranks' weights; outside a guard this rank's own.
+    [[nodiscard]] std::uint64_t weight_sum() const noexcept { return weight_sum_; }
+    /// This rank's weight; 0 on a rank that shadows.
+    [[nodiscard]] std::uint64_t weight() const noexcept { return weight_; }
+    /// The lowest active rank: whoever broadcasts fresh state.
+    [[nodiscard]] int buffer_source() const noexcept { return buffer_source_; }
+    /// Whether this rank has run out of inputs and only follows.
+    [[nodiscard]] bool is_shadow() const noexcept { return is_shadow_; }
+    /// Whether an enabled guard opened this round.
+    [[nodiscard]] bool in_guard() const noexcept { return session_ != nullptr; }
+
+    /// Keeps this participant's part of the round open until done(): call it right after the
+    /// notification when collectives follow later. Local; nothing outside a guard.
+    inline void hold();
+    /// Ends this participant's part: all its collectives of the round are complete. Local.
+    inline void done();
+
+private:
+    friend class detail::Session;
+    friend class PendingRound;
+
+    detail::Session* session_ = nullptr;
+    std::size_t position_ = 0;
+    std::size_t number_ = 0;
+    std::uint64_t weight_ = 0;
+    std::uint64_t weight_sum_ = 0;
+    int active_count_ = 1;
+    int buffer_source_ = 0;
+    Phase phase_ = Phase::train;
+    bool will_sync_ = true;
+    bool is_weighted_ = false;
+    bool is_shadow_ = false;
+};
+
+} // namespace joinable::inline v0
+
+// ---- joinable/join/parts.hpp
+
+namespace joinable::inline v0::detail {
+
+[[noreturn]] inline void throw_violation(std::string const& text) {
+    throw ContractViolation{text};
+}
+
+/// What a session knows of a participant.
+struct ParticipantInfo {
+    std::string_view name;
+    bool (*takes_part)(Round const&) = nullptr; ///< null: in every round
+};
+
+/// Whose turn it is inside a round. A participant's part begins with its notification and ends with
+/// the next one's, or, where it was held open, with done(). Positions are in hook order.
+class Parts {
+public:
+    explicit Parts(std::vector<ParticipantInfo> participants)
+        : participants_{std::move(participants)} {}
+
+    [[nodiscard]] std::size_t count() const noexcept { return participants_.size(); }
+    [[nodiscard]] std::string name(std::size_t position) const {
+        return concat("participant ", position, " (", participants_[position].name, ")");
+    }
+
+    /// The first participant, from `from` on, that takes part in a round.
+    [[nodiscard]] std::optional<std::size_t> first(Round const& round, std::size_t from = 0) const {
+        for (std::size_t i = from; i < participants_.size(); ++i) {
+            if (participants_[i].takes_part == nullptr || participants_[i].takes_part(round)) {
+                return i;
+            }
+        }
+        return {};
+    }
+    /// Whose part comes next in the open round, if there is any.
+    [[nodiscard]] std::optional<std::size_t> next() const {
+        return round_ ? first(*round_, cursor_) : std::nullopt;
+    }
+
+    /// @throws ContractViolation  the round that `opener` announces begins with another
+    /// participant.
+    void require_first(std::size_t opener, Round const& announced) const {
+        auto const expected = first(announced);
+        if (!expected) {
+            throw_violation(concat(
+                name(opener),
+                " takes no part in round ",
+                announced.number(),
+                announced.will_sync() ? ", which syncs" : ", which does not sync"
+            ));
+        }
+        if (expected != opener) {
+            throw_violation(concat(
+                name(opener),
+                " notified first in round ",
+                announced.number(),
+                ", but the first one in hook order is ",
+                name(*expected)
+            ));
+        }
+    }
+
+    void open(Round const& round) {
+        round_ = round;
+        cursor_ = 0;
+    }
+    void close() {
+        round_.reset();
+        done();
+    }
+    void begin(std::size_t position) {
+        cursor_ = position + 1;
+        is_open_ = true;
+    }
+    void hold(std::size_t position) { held_by_ = position; }
+    void done() {
+        held_by_.reset();
+        is_open_ = false;
+    }
+
+    /// Begins the part of `position` in the open round. False when it may open the next round,
+    /// which it must not where the loop does that. @throws ContractViolation  it is not its turn.
+    bool take_turn(std::size_t position, bool loop_opens_rounds) {
+        if (held_by_) {
+            throw_violation(concat(
+                name(position), " notified while the part of ", name(*held_by_), " is held open"
+            ));
+        }
+        auto const expected = next();
+        if (expected == position) {
+            begin(position);
+            return true;
+        }
+        if (expected) {
+            throw_violation(concat(
+                name(position),
+                " notified in round ",
+                round_->number(),
+                ", but the next one in hook order is ",
+                name(*expected)
+            ));
+        }
+        if (loop_opens_rounds && round_) {
+            throw_violation(concat(
+                name(position),
+                " notified again in round ",
+                round_->number(),
+                ", or takes no part in it; call next() before each round"
+            ));
+        }
+        if (loop_opens_rounds) {
+            throw_violation(concat(name(position), " notified before next() opened a round"));
+        }
+        return false;
+    }
+
+    /// @throws ContractViolation  a part is held open, or a participant is missing.
+    void require_complete() const {
+        if (held_by_) {
+            throw_violation(concat(
+                "the part of ",
+                name(*held_by_),
+                " in round ",
+                round_->number(),
+                " is still held open (a forward without its backward?)"
+            ));
+        }
+        if (auto const missing = next()) {
+            throw_violation(concat(
+                name(*missing), " takes part in round ", round_->number(), ", but did not notify"
+            ));
+        }
+    }
+
+    /// Whether nobody owes a collective.
+    [[nodiscard]] bool are_complete() const { return !is_open_ && !held_by_ && !next(); }
+
+private:
+    std::vector<ParticipantInfo> participants_;
+    std::optional<Round> round_;
+    std::size_t cursor_ = 0; ///< parts before this position have begun
+    std::optional<std::size_t> held_by_;
+    bool is_open_ = false;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/join/result.hpp
+
+namespace joinable::inline v0 {
+
+/// What happened inside a guard. The same on every rank, but for `own_rounds`, `shadow_rounds` and
+/// `waited`. Over a guard that was not enabled it counts this rank's own rounds alone.
+struct JoinResult {
+    std::size_t rounds = 0;        ///< rounds that some rank was active in
+    std::size_t own_rounds = 0;    ///< rounds with an input of this rank
+    std::size_t shadow_rounds = 0; ///< rounds that this rank shadowed
+    std::vector<std::size_t> rounds_per_rank;
+    std::vector<int> last_joiners; ///< the ranks that were active to the end, ascending
+    int authoritative_rank = 0;    ///< the highest last joiner
+    bool stopped_early = false;    ///< by a vote or EndPolicy::stop_at_first
+    /// Rounds after the last one that synced: what they accumulated is still in the gradients.
+    std::size_t unsynced_rounds = 0;
+    std::chrono::nanoseconds waited{}; ///< blocked in roll calls
+};
+
+} // namespace joinable::inline v0
+
+// ---- joinable/join/control.hpp
+
+namespace joinable::inline v0::detail {
+
+/// A participant's communicator as the guard sees it: type-erased, so that the type of a guard
+/// does not depend on it, and small, because a guard only sums words and aborts.
+class ControlCommunicator {
+public:
+    ControlCommunicator() = default;
+    ControlCommunicator(ControlCommunicator const&) = delete;
+    ControlCommunicator& operator=(ControlCommunicator const&) = delete;
+    virtual ~ControlCommunicator() = default;
+
+    [[nodiscard]] virtual int rank() const = 0;
+    [[nodiscard]] virtual int size() const = 0;
+    /// Identity: two participants over one communicator object have the same.
+    [[nodiscard]] virtual void const* address() const noexcept = 0;
+
+    /// Starts summing `words` over all ranks, in place. One sum at a time.
+    virtual void post_sum(std::span<std::uint64_t> words) = 0;
+    virtual bool test_sum() = 0;
+    virtual void wait_sum() = 0;
+
+    /// Local. False where the communicator cannot abort.
+    virtual bool abort(AbortReason const& reason) = 0;
+
+    /// Local. The deadline that was in force, none where the communicator has no deadline.
+    virtual std::optional<std::chrono::nanoseconds>
+    exchange_deadline(std::chrono::nanoseconds deadline) = 0;
+
+    void sum(std::span<std::uint64_t> words) {
+        post_sum(words);
+        wait_sum();
+    }
+};
+
+template <Communicator Comm>
+class ControlOver final : public ControlCommunicator {
+public:
+    explicit ControlOver(Comm& comm) noexcept : comm_{comm} {}
+
+    [[nodiscard]] int rank() const override { return comm_.rank(); }
+    [[nodiscard]] int size() const override { return comm_.size(); }
+    [[nodiscard]] void const* address() const noexcept override { return &comm_; }
+
+    void post_sum(std::span<std::uint64_t> words) override {
+        work_.reset();
+        work_.emplace(
+            comm_.all_reduce(Buffer{words.data(), words.size(), DType::u64}, ReduceOp::sum)
+        );
+    }
+    bool test_sum() override { return work_->test(); }
+    void wait_sum() override {
+        work_->wait();
+        work_.reset();
+    }
+
+    bool abort(AbortReason const& reason) override {
+        if constexpr (Aborts<Comm>) {
+            comm_.abort(reason);
+        }
+        return Aborts<Comm>;
+    }
+
+    std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds deadline
+    ) override {
+        if constexpr (HasDeadline<Comm>) {
+            return comm_.set_deadline(deadline);
+        } else {
+            return {};
+        }
+    }
+
+private:
+    Comm& comm_;
+    std::optional<work_of<Comm>> work_;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/join/roll_call.hpp
+
+/// @file
+/// The agreement that opens every round: one sum of seven words, from which every rank computes
+/// the same verdict. Knows nothing of guards, participants or RAII.
+
+namespace joinable::inline v0::detail {
+
+inline constexpr int max_world_size = 1 << 18; ///< so that no lane of a roll call overflows
+inline constexpr std::uint64_t max_weight = std::uint64_t{1} << 45;
+inline constexpr std::uint32_t digest_mask = (1U << 23) - 1;
+
+/// FNV-1a over numbers, cut to what a roll call can compare (see `Agreement`).
+class Digest {
+public:
+    Digest& add(std::uint64_t value) noexcept {
+        for (int byte = 0; byte < 8; ++byte) {
+            hash_ = (hash_ ^ ((value >> (8 * byte)) & 0xffU)) * 0x100'0000'01b3U;
+        }
+        return *this;
+    }
+    [[nodiscard]] std::uint32_t value() const noexcept {
+        return static_cast<std::uint32_t>(hash_ ^ (hash_ >> 23) ^ (hash_ >> 46)) & digest_mask;
+    }
+
+private:
+    std::uint64_t hash_ = 0xcbf2'9ce4'8422'2325U;
+};
+
+/// Whether all of `count` ranks added the same value F < 2^23: sum and sum of squares determine it,
+/// because the mean of squares equals the square of the mean for equal values only.
+struct Agreement {
+    std::uint64_t sum = 0;
+    std::uint64_t squares = 0;
+
+    static Agreement of(std::uint32_t value) noexcept {
+        return {value, static_cast<std::uint64_t>(value) * value};
+    }
+    [[nodiscard]] std::optional<std::uint32_t> value(std::uint64_t count) const noexcept {
+        if (count == 0) {
+            return 0;
+        }
+        std::uint64_t const mean = sum / count;
+        if (sum % count != 0 || squares != count * mean * mean) {
+            return {};
+        }
+        return static_cast<std::uint32_t>(mean);
+    }
+};
+
+/// The seven words of a roll call: what one rank adds, and after the sum what all ranks said.
+struct RollCallLanes {
+    std::uint32_t active = 0;
+    std::uint32_t arrived = 0; ///< ran out of inputs since the previous roll call
+    std::uint32_t failed = 0;  ///< leaves by an exception
+    std::uint32_t stop = 0;    ///< votes to stop
+    std::uint32_t syncs = 0;
+    std::uint64_t weight = 0;
+    Agreement code;   ///< readable: see RoundCode
+    Agreement digest; ///< of what the rank is about to do
+
+    using Words = std::array<std::uint64_t, 7>;
+
+    [[nodiscard]] Words encode() const noexcept {
+        return {
+            {field(active, 0) | field(arrived, 1) | field(failed, 2),
+             field(stop, 0) | field(syncs, 1),
+             weight,
+             code.sum,
+             code.squares,
+             digest.sum,
+             digest.squares}
+        };
+    }
+    static RollCallLanes decode(Words const& words) noexcept {
+        return {
+            take(words[0], 0),
+            take(words[0], 1),
+            take(words[0], 2),
+            take(words[1], 0),
+            take(words[1], 1),
+            words[2],
+            {words[3], words[4]},
+            {words[5], words[6]}
+        };
+    }
+
+private:
+    static constexpr unsigned bits = 20; ///< 2^18 ranks fit, three fields in a word
+    static std::uint64_t field(std::uint32_t value, unsigned index) noexcept {
+        return static_cast<std::uint64_t>(value) << (bits * index);
+    }
+    static std::uint32_t take(std::uint64_t word, unsigned index) noexcept {
+        return static_cast<std::uint32_t>(word >> (bits * index)) & ((1U << bits) - 1);
+    }
+};
+
+/// How a rank opened a round.
+enum class Opening : std::uint8_t { notification, next };
+
+/// The code lane: everything about a round that active ranks must agree on and error texts name.
+struct RoundCode {
+    Phase phase = Phase::train;
+    bool syncs = false;
+    bool weighted = false;
+    Opening opening = Opening::notification;
+    std::uint32_t opener = 0; ///< index of the notifying participant
+
+    [[nodiscard]] std::uint32_t encode() const noexcept {
+        return static_cast<std::uint32_t>(phase == Phase::evaluate) | (syncs ? 2U : 0U) |
+               (weighted ? 4U : 0U) | (opening == Opening::next ? 8U : 0U) | (opener << 4);
+    }
+    static RoundCode decode(std::uint32_t code) noexcept {
+        return {
+            (code & 1U) != 0 ? Phase::evaluate : Phase::train,
+            (code & 2U) != 0,
+            (code & 4U) != 0,
+            (code & 8U) != 0 ? Opening::next : Opening::notification,
+            code >> 4
+        };
+    }
+    static std::string text(std::uint32_t code) {
+        RoundCode const said = decode(code);
+        return concat(
+            said.phase == Phase::train ? "train" : "evaluate",
+            said.syncs ? ", syncs" : ", does not sync",
+            said.weighted ? ", weighted" : ", unweighted",
+            said.opening == Opening::next ? ", opened by next()" : ", opened by participant ",
+            said.opening == Opening::next ? std::string{} : std::to_string(said.opener)
+        );
+    }
+};
+
+/// What ranks must agree on when they enter a guard, in the same lane.
+struct EntryCode {
+    std::uint32_t participants = 0;
+    EndPolicy end_policy = EndPolicy::drain;
+    std::uint32_t version = library_version;
+
+    [[nodiscard]] std::uint32_t encode() const noexcept {
+        return participants | static_cast<std::uint32_t>(end_policy) << 5 | version << 7;
+    }
+    static std::string text(std::uint32_t code) {
+        return concat(
+            code & 31U,
+            " participants, end policy ",
+            name_of(static_cast<EndPolicy>((code >> 5) & 3U)),
+            ", library version ",
+            code >> 7
+        );
+    }
+};
+
+enum class Verdict : std::uint8_t { go_on, failed, mismatch, stop, early_end, end };
+
+/// What all ranks said, judged in the order that makes every rank see the same: a failure hides a
+/// mismatch (a leaving rank cannot say what it would have done), and both hide an end.
+[[nodiscard]] inline Verdict judge(RollCallLanes const& said, EndPolicy policy) noexcept {
+    if (said.failed > 0) {
+        return Verdict::failed;
+    }
+    if ((said.syncs != 0 && said.syncs != said.active) || !said.code.value(said.active) ||
+        !said.digest.value(said.active)) {
+        return Verdict::mismatch;
+    }
+    if (said.stop > 0) {
+        return said.active > 0 ? Verdict::stop : Verdict::end;
+    }
+    if (said.active == 0) {
+        return Verdict::end;
+    }
+    if (said.arrived > 0 && policy == EndPolicy::stop_at_first) {
+        return Verdict::stop;
+    }
+    if (said.arrived > 0 && policy == EndPolicy::throw_early) {
+        return Verdict::early_end;
+    }
+    return Verdict::go_on;
+}
+
+/// Who is where, and the exchanges that find it out. All ranks of `control` make the same calls.
+class RollCall {
+public:
+    /// Bytes of error text that a failing rank can send along.
+    static constexpr std::size_t text_bytes = 256;
+
+    RollCall(ControlCommunicator& control, EndPolicy policy)
+        : control_{control}, policy_{policy},
+          joined_after_(static_cast<std::size_t>(control.size())),
+          is_active_(static_cast<std::size_t>(control.size()), true) {}
+
+    /// Starts a roll call; `answer()` ends it. Asynchronous, no allocation.
+    void post(RollCallLanes const& mine) {
+        mine_ = mine;
+        words_ = mine.encode();
+        control_.post_sum(words_);
+        posted_ = true;
+    }
+    [[nodiscard]] bool is_posted() const noexcept { return posted_; }
+    [[nodiscard]] bool test() { return control_.test_sum(); }
+
+    /// Waits for the roll call that was posted and returns the verdict, the same on every rank.
+    /// One more message only when a rank arrives or fails, or when ranks disagree.
+    /// `text` is sent along if this rank failed. Throws what the communicator throws.
+    Verdict answer(std::string_view text = {}) {
+        Verdict const verdict = hear(text);
+        if (verdict == Verdict::mismatch) {
+            name_differences(
+                concat("ranks disagree about round ", rounds_),
+                "every active rank must open the same round",
+                RoundCode::text
+            );
+        }
+        rounds_ += verdict == Verdict::go_on ? 1 : 0;
+        return verdict;
+    }
+
+    /// The same for an agreement that opens no round and in which all ranks are active. After a
+    /// mismatch the caller names the differences.
+    Verdict agree(std::string_view text) { return hear(text); }
+
+    /// Collective, after a mismatch: one slot per rank with its code and digest, so that the error
+    /// can say who said what. `describe` makes a code readable.
+    void name_differences(
+        std::string const& what, std::string_view advice, std::string (*describe)(std::uint32_t)
+    ) {
+        auto const size = static_cast<std::size_t>(control_.size());
+        std::vector<std::uint64_t> words(2 * size);
+        auto const me = static_cast<std::size_t>(control_.rank());
+        if (mine_.active != 0) {
+            words[2 * me] = mine_.code.sum + 1; // 0 is left to ranks that are not active
+            words[2 * me + 1] = mine_.digest.sum;
+        }
+        control_.sum(words);
+        failure_ = {FailureKind::mismatch, {}, what + ":"};
+        std::optional<std::size_t> lowest;
+        for (std::size_t rank = 0; rank < size; ++rank) {
+            if (words[2 * rank] == 0) {
+                continue;
+            }
+            lowest = lowest.value_or(rank);
+            bool const differs = words[2 * rank] != words[2 * *lowest] ||
+                                 words[2 * rank + 1] != words[2 * *lowest + 1];
+            if (differs) {
+                failure_.ranks.push_back(static_cast<int>(rank));
+            }
+            if (differs || rank == *lowest) {
+                failure_.message += concat(
+                    rank == *lowest ? " rank " : "; rank ",
+                    rank,
+                    " says: ",
+                    describe(static_cast<std::uint32_t>(words[2 * rank] - 1)),
+                    " (digest ",
+                    words[2 * rank + 1],
+                    ")"
+                );
+            }
+        }
+        failure_.message += concat("; ", advice);
+    }
+
+    /// What all ranks said in the last roll call, summed.
+    [[nodiscard]] RollCallLanes const& said() const noexcept { return said_; }
+    /// The ranks that arrived in the last roll call in which any did, ascending.
+    [[nodiscard]] std::vector<int> const& arrived() const noexcept { return arrived_; }
+    /// After the verdicts failed and mismatch: what every rank throws.
+    [[nodiscard]] AbortReason const& failure() const noexcept { return failure_; }
+
+    /// Rounds that were opened, the current one included.
+    [[nodiscard]] std::size_t rounds() const noexcept { return rounds_; }
+    [[nodiscard]] bool is_active(int rank) const { return is_active_[index(rank)]; }
+    [[nodiscard]] std::size_t rounds_of(int rank) const {
+        return is_active(rank) ? rounds_ : joined_after_[index(rank)];
+    }
+    [[nodiscard]] int lowest_active() const noexcept { return lowest_active_; }
+
+private:
+    static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
+
+    Verdict hear(std::string_view text) {
+        control_.wait_sum();
+        posted_ = false;
+        said_ = RollCallLanes::decode(words_);
+        if (said_.arrived > 0 || said_.failed > 0) {
+            exchange_names(text);
+        }
+        return judge(said_, policy_);
+    }
+
+    /// Two bitmaps, each the sum of one bit per rank: who arrived and who failed. The text travels
+    /// only when one rank failed, because sums of several texts would be noise.
+    void exchange_names(std::string_view text) {
+        auto const size = static_cast<std::size_t>(control_.size());
+        auto const me = static_cast<std::size_t>(control_.rank());
+        std::size_t const map_words = (size + 63) / 64;
+        std::size_t const text_words = said_.failed == 1 ? text_bytes / 8 : 0;
+        std::vector<std::uint64_t> words(2 * map_words + text_words);
+        std::uint64_t const my_bit = std::uint64_t{1} << (me % 64);
+        words[me / 64] = mine_.arrived != 0 ? my_bit : 0;
+        words[map_words + me / 64] = mine_.failed != 0 ? my_bit : 0;
+        if (mine_.failed != 0 && text_words != 0) {
+            for (std::size_t i = 0; i < text.size() && i < text_bytes; ++i) {
+                words[2 * map_words + i / 8] |=
+                    static_cast<std::uint64_t>(static_cast<unsigned char>(text[i]))
+                    << (8 * (i % 8));
+            }
+        }
+        control_.sum(words);
+        auto const has_bit = [&](std::size_t map, std::size_t rank) {
+            return ((words[map * map_words + rank / 64] >> (rank % 64)) & 1U) != 0;
+        };
+        if (said_.arrived > 0) {
+            arrived_.clear();
+        }
+        failure_ = {FailureKind::peer_failed, {}, {}};
+        for (std::size_t rank = 0; rank < size; ++rank) {
+            if (has_bit(0, rank)) {
+                arrived_.push_back(static_cast<int>(rank));
+                is_active_[rank] = false;
+                joined_after_[rank] = rounds_;
+            }
+            if (has_bit(1, rank)) {
+                failure_.ranks.push_back(static_cast<int>(rank));
+            }
+        }
+        while (index(lowest_active_) + 1 < size && !is_active_[index(lowest_active_)]) {
+            ++lowest_active_;
+        }
+        std::string said;
+        for (std::size_t i = 0; i < 8 * text_words; ++i) {
+            auto const byte = (words[2 * map_words + i / 8] >> (8 * (i % 8))) & 0xffU;
+            if (byte != 0) {
+                said += static_cast<char>(static_cast<unsigned char>(byte));
+            }
+        }
+        failure_.message = concat(
+            ranks_text(failure_.ranks),
+            " failed: ",
+            said.empty() ? std::string{"an exception left the guard"} : said
+        );
+    }
+
+    ControlCommunicator& control_;
+    EndPolicy policy_;
+    RollCallLanes mine_;
+    RollCallLanes said_;
+    RollCallLanes::Words words_{};
+    bool posted_ = false;
+    std::size_t rounds_ = 0;
+    int lowest_active_ = 0;
+    std::vector<std::size_t> joined_after_;
+    std::vector<bool> is_active_;
+    std::vector<int> arrived_;
+    AbortReason failure_;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/join/session.hpp
+
+namespace joinable::inline v0::detail {
+
+/// The hooks of a guard, so that the loop over rounds need not be a template.
+class HookRunner {
+public:
+    HookRunner() = default;
+    HookRunner(HookRunner const&) = delete;
+    HookRunner& operator=(HookRunner const&) = delete;
+    virtual void run_main_hook(std::size_t position, Round const& round) = 0;
+    virtual void run_post_hooks(JoinResult const& result, bool is_last_joiner) = 0;
+
+protected:
+    ~HookRunner() = default;
+};
+
+/// One rank's side of a guard: which round is open, whose part it is, and how it ends. Everything
+/// that a guard does apart from owning hooks and restoring what it attached.
+class Session {
+public:
+    Session(
+        std::vector<ControlCommunicator*> communicators,
+        std::vector<ParticipantInfo> participants,
+        JoinOptions const& options
+    )
+        : communicators_{std::move(communicators)}, parts_{std::move(participants)},
+          options_{options}, roll_call_{control(), options.end_policy} {}
+
+    /// Collective. `order` is a digest of what must be the same on all ranks; `local_error` is what
+    /// this rank's constructor found, if anything: then every other rank throws PeerFailed.
+    void enter(Digest order, std::exception_ptr const& local_error) {
+        RollCallLanes lanes;
+        lanes.active = 1;
+        lanes.failed = local_error ? 1 : 0;
+        EntryCode const code{
+            static_cast<std::uint32_t>(parts_.count()), options_.end_policy, library_version
+        };
+        lanes.code = Agreement::of(code.encode());
+        lanes.digest = Agreement::of(order.value());
+        roll_call_.post(lanes);
+        Verdict const verdict = roll_call_.agree(failure_of(local_error).message);
+        if (verdict == Verdict::mismatch) {
+            roll_call_.name_differences(
+                "ranks enter different guards",
+                "construct the same Join on every rank",
+                EntryCode::text
+            );
+        }
+        if (local_error) {
+            std::rethrow_exception(local_error);
+        }
+        if (verdict != Verdict::go_on) {
+            throw_failure(roll_call_.failure());
+        }
+    }
+
+    // -- what participants call ------------------------------------------------------------------
+
+    /// Local. Opens a round (the answer comes with `answer`), or begins a part of the open one.
+    void announce(std::size_t position, RoundNotice const& notice) {
+        if (is_shadowing_) {
+            return; // a hook may run the code of active ranks
+        }
+        check_alive();
+        require_no_announcement();
+        if (parts_.take_turn(position, opening_ == Opening::next)) {
+            check_later_notice(position, notice);
+            return;
+        }
+        open(notice, Opening::notification, position);
+    }
+
+    /// Blocks until the round that was announced is agreed on, and returns it.
+    Round answer(std::size_t position) {
+        settle();
+        Round round = round_;
+        round.position_ = position;
+        return round;
+    }
+
+    void hold(std::size_t position) {
+        if (!is_shadowing_) {
+            parts_.hold(position);
+        }
+    }
+    void done() { parts_.done(); }
+
+    /// Keeps the reason of a failure that is about to leave the guard; the first one counts.
+    void record_failure(std::string_view text) {
+        if (!recorded_) {
+            recorded_ = failure_of(std::current_exception());
+            if (recorded_->message.empty()) {
+                recorded_->message = text;
+            }
+        }
+    }
+
+    [[nodiscard]] bool is_active(int rank) const { return roll_call_.is_active(rank); }
+    [[nodiscard]] bool is_answered() const noexcept { return !roll_call_.is_posted(); }
+
+    // -- what the guard calls --------------------------------------------------------------------
+
+    /// Opens a round if this rank has an input. False when it is to leave the loop.
+    bool next(bool have_input, RoundNotice const& notice) {
+        if (stopped_) {
+            return false;
+        }
+        check_alive();
+        require_complete_round();
+        if (!have_input) {
+            return false;
+        }
+        open(notice, Opening::next, 0);
+        settle();
+        return !stopped_;
+    }
+
+    void vote_stop() {
+        if (opening_ == Opening::notification) {
+            throw_violation(
+                "vote_stop() needs a loop that runs on next() or iterate(), so that no rank "
+                "computes a round that was stopped"
+            );
+        }
+        vote_ = true;
+    }
+
+    /// Makes this rank joined, shadows until all are, runs the post hooks. Again: the same result.
+    JoinResult const& finish(HookRunner& hooks) {
+        if (is_finished_) {
+            return result_;
+        }
+        check_alive();
+        try {
+            require_complete_round();
+            if (!stopped_) {
+                shadow_until_end(hooks);
+            }
+            has_ended_ = true;
+            make_result();
+            bool const is_last = contains(result_.last_joiners, control().rank());
+            hooks.run_post_hooks(result_, is_last);
+            roll_call_.post({}); // a post hook that fails on one rank fails on all
+            check(roll_call_.answer());
+            is_finished_ = is_over_ = true;
+        } catch (...) {
+            record_failure({});
+            leave_by_exception();
+            throw;
+        }
+        return result_;
+    }
+
+    /// For a guard that an exception leaves. Blocks at most the deadline, never throws: between
+    /// rounds it says so in the next roll call, anywhere else it aborts the communicators.
+    void leave_by_exception() noexcept {
+        if (is_over_) {
+            return;
+        }
+        is_over_ = true;
+        try {
+            AbortReason const reason = recorded_.value_or(failure_of({}));
+            if (is_between_rounds() && reason.ranks.empty()) {
+                RollCallLanes lanes;
+                lanes.failed = 1;
+                roll_call_.post(lanes);
+                roll_call_.answer(reason.message);
+                return;
+            }
+            for (ControlCommunicator* communicator : communicators_) {
+                communicator->abort(blamed_on(control().rank(), reason));
+            }
+        } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is in flight goes on
+        }
+    }
+
+    [[nodiscard]] bool is_over() const noexcept { return is_over_; }
+    [[nodiscard]] Round const& round() const noexcept { return round_; }
+
+private:
+    [[nodiscard]] ControlCommunicator& control() const noexcept { return *communicators_.front(); }
+
+    static bool contains(std::vector<int> const& ranks, int rank) {
+        return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+    }
+
+    void check_alive() const {
+        if (is_over_) {
+            if (failure_) {
+                throw_failure(*failure_);
+            }
+            throw_violation("this guard has ended; construct a new Join for more rounds");
+        }
+    }
+
+    // -- rounds ----------------------------------------------------------------------------------
+
+    void open(RoundNotice const& notice, Opening opening, std::size_t opener) {
+        bool const syncs = notice.will_sync && notice.phase == Phase::train;
+        if (notice.weight.value_or(0) > max_weight) {
+            throw_violation(
+                concat("a weight of ", *notice.weight, " is above the maximum of ", max_weight)
+            );
+        }
+        Round preview;
+        preview.session_ = this;
+        preview.number_ = roll_call_.rounds();
+        preview.phase_ = notice.phase;
+        preview.will_sync_ = syncs;
+        if (opening == Opening::notification) {
+            if (vote_ || options_.end_policy == EndPolicy::stop_at_first) {
+                throw_violation(
+                    "votes and EndPolicy::stop_at_first need a loop that runs on next() or "
+                    "iterate(), so that no rank computes a round that was stopped"
+                );
+            }
+            parts_.require_first(opener, preview);
+        }
+        opening_ = opening;
+        notice_ = notice;
+        parts_.close();
+        opener_ = opener;
+        RollCallLanes lanes;
+        lanes.active = 1;
+        lanes.stop = vote_ ? 1 : 0;
+        lanes.syncs = syncs ? 1 : 0;
+        lanes.weight = notice.weight.value_or(0);
+        RoundCode const code{
+            notice.phase,
+            syncs,
+            notice.weight.has_value(),
+            opening,
+            static_cast<std::uint32_t>(opener)
+        };
+        lanes.code = Agreement::of(code.encode());
+        lanes.digest = Agreement::of(static_cast<std::uint32_t>(preview.number_) & digest_mask);
+        roll_call_.post(lanes);
+    }
+
+    /// Waits for the answer of a posted roll call, if there is one, and acts on it.
+    void settle() {
+        if (!roll_call_.is_posted()) {
+            return;
+        }
+        if (hear() == Verdict::stop) {
+            stopped_ = true;
+            return;
+        }
+        adopt_round(notice_.weight.value_or(0), false);
+        ++result_.own_rounds;
+        if (opening_ == Opening::notification) {
+            parts_.begin(opener_);
+        }
+    }
+
+    /// The answer; verdicts that end the guard with an exception are thrown here.
+    Verdict hear() {
+        try {
+            if (roll_call_.test()) {
+                return check(roll_call_.answer());
+            }
+            auto const begin = std::chrono::steady_clock::now();
+            Verdict const verdict = roll_call_.answer();
+            result_.waited += std::chrono::steady_clock::now() - begin;
+            return check(verdict);
+        } catch (...) {
+            if (!is_over_) { // the communicator failed: the others of this guard fail with it
+                record_failure({});
+                leave_by_exception();
+            }
+            throw;
+        }
+    }
+
+    Verdict check(Verdict verdict) {
+        switch (verdict) {
+        case Verdict::failed:
+        case Verdict::mismatch:
+            is_over_ = true;
+            failure_ = roll_call_.failure();
+            throw_failure(*failure_);
+        case Verdict::early_end:
+            is_over_ = true;
+            throw EarlyTermination{
+                roll_call_.arrived(),
+                concat(
+                    ranks_text(roll_call_.arrived()),
+                    " ran out of inputs after ",
+                    roll_call_.rounds(),
+                    " rounds"
+                )
+            };
+        case Verdict::go_on:
+        case Verdict::stop:
+        case Verdict::end: break;
+        }
+        return verdict;
+    }
+
+    void adopt_round(std::uint64_t own_weight, bool is_shadow) {
+        RollCallLanes const& said = roll_call_.said();
+        RoundCode const code = RoundCode::decode(*said.code.value(said.active));
+        round_.session_ = this;
+        round_.number_ = roll_call_.rounds() - 1;
+        round_.phase_ = code.phase;
+        round_.will_sync_ = code.syncs;
+        round_.is_weighted_ = code.weighted;
+        round_.active_count_ = static_cast<int>(said.active);
+        round_.weight_sum_ = said.weight;
+        round_.weight_ = own_weight;
+        round_.buffer_source_ = roll_call_.lowest_active();
+        round_.is_shadow_ = is_shadow;
+        parts_.open(round_);
+        if (code.syncs) {
+            result_.unsynced_rounds = 0;
+        } else if (code.phase == Phase::train) {
+            ++result_.unsynced_rounds;
+        }
+    }
+
+    void check_later_notice(std::size_t position, RoundNotice const& notice) const {
+        if (notice != RoundNotice{} && notice != notice_) {
+            throw_violation(concat(
+                parts_.name(position),
+                " gave a notice that differs from the one that opened round ",
+                round_.number(),
+                opening_ == Opening::next
+                    ? "; give the notice to next() or to the announce function of iterate()"
+                    : "; give the notice to the participant that comes first in hook order"
+            ));
+        }
+    }
+
+    void require_no_announcement() const {
+        if (roll_call_.is_posted()) {
+            throw_violation(concat(
+                parts_.name(opener_),
+                " announced round ",
+                roll_call_.rounds(),
+                ", but never waited for it (a forward without its backward?)"
+            ));
+        }
+    }
+
+    void require_complete_round() const {
+        require_no_announcement();
+        parts_.require_complete();
+    }
+
+    [[nodiscard]] bool is_between_rounds() const {
+        return !roll_call_.is_posted() && parts_.are_complete() && !has_ended_ && !is_shadowing_;
+    }
+
+    // -- the end ---------------------------------------------------------------------------------
+
+    void shadow_until_end(HookRunner& hooks) {
+        parts_.close();
+        RollCallLanes lanes;
+        lanes.arrived = 1;
+        lanes.stop = vote_ ? 1 : 0;
+        for (;;) {
+            roll_call_.post(lanes);
+            lanes = {};
+            Verdict const verdict = hear();
+            if (verdict != Verdict::go_on) {
+                stopped_ = verdict == Verdict::stop;
+                return;
+            }
+            adopt_round(0, true);
+            is_shadowing_ = true;
+            for (auto part = parts_.next(); part; part = parts_.next()) {
+                parts_.begin(*part);
+                round_.position_ = *part;
+                hooks.run_main_hook(*part, round_);
+            }
+            parts_.close();
+            is_shadowing_ = false;
+            ++result_.shadow_rounds;
+        }
+    }
+
+    void make_result() {
+        int const size = control().size();
+        result_.rounds = roll_call_.rounds();
+        result_.stopped_early = stopped_;
+        bool const some_arrived = roll_call_.said().arrived > 0;
+        for (int rank = 0; rank < size; ++rank) {
+            result_.rounds_per_rank.push_back(roll_call_.rounds_of(rank));
+            bool const was_active = (stopped_ && roll_call_.is_active(rank)) ||
+                                    (some_arrived && contains(roll_call_.arrived(), rank));
+            if (was_active) {
+                result_.last_joiners.push_back(rank);
+            }
+        }
+        result_.authoritative_rank = result_.last_joiners.back();
+    }
+
+    std::vector<ControlCommunicator*> communicators_; ///< distinct; the first serves roll calls
+    Parts parts_;
+    JoinOptions options_;
+    RollCall roll_call_;
+
+    Round round_;
+    RoundNotice notice_;
+    std::optional<Opening> opening_;
+    std::size_t opener_ = 0;
+    bool is_shadowing_ = false;
+    bool vote_ = false;
+    bool stopped_ = false;     ///< by agreement, before every rank ran out
+    bool has_ended_ = false;   ///< the end verdict was heard, post hooks run
+    bool is_finished_ = false; ///< the result is valid
+    bool is_over_ = false;
+    std::optional<AbortReason> recorded_; ///< why this rank leaves
+    std::optional<AbortReason> failure_;  ///< what the guard itself threw
+    JoinResult result_;
+};
+
+} // namespace joinable::inline v0::detail
+
+namespace joinable::inline v0 {
+
+inline bool Round::is_active(int rank) const {
+    return session_ == nullptr || session_->is_active(rank);
+}
+
+inline void Round::hold() {
+    if (session_ != nullptr) {
+        session_->hold(position_);
+    }
+}
+
+inline void Round::done() {
+    if (session_ != nullptr) {
+        session_->done();
+    }
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/joinable.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+class Attachment;
+Session* session_of(JoinState const& state) noexcept;
+} // namespace detail
+
+/// What a class owns to be joinable: whether it is inside a guard, and which. A new one is not
+/// inside any. Guards set and clear it; nobody else does.
+class JoinState {
+public:
+    JoinState() = default;
+    JoinState(JoinState const&) = delete;
+    JoinState& operator=(JoinState const&) = delete;
+
+private:
+    friend class detail::Attachment;
+    friend class PendingRound;
+    friend detail::Session* detail::session_of(JoinState const& state) noexcept;
+
+    detail::Session* session_ = nullptr;
+    std::size_t position_ = 0;
+    std::size_t* notifications_ = nullptr; ///< counted by a guard that is not enabled
+};
+
+namespace detail {
+
+inline Session* session_of(JoinState const& state) noexcept {
+    return state.session_;
+}
+
+template <class J>
+struct join_keywords_of : std::type_identity<keywords<>> {};
+template <class J>
+    requires requires { typename J::join_keywords; }
+struct join_keywords_of<J> : std::type_identity<typename J::join_keywords> {};
+
+template <class J>
+using arguments_of = arguments<typename join_keywords_of<J>::type>;
+
+template <class J>
+concept has_join_hook = requires(J& joinable, arguments_of<J> const& args) {
+    requires std::is_object_v<decltype(joinable.join_hook(args))>;
+};
+template <class J>
+concept has_join_communicator = requires(J& joinable) {
+    requires std::is_lvalue_reference_v<decltype(joinable.join_communicator())>;
+    requires Communicator<std::remove_reference_t<decltype(joinable.join_communicator())>>;
+};
+template <class J>
+concept has_join_state = requires(J& joinable) {
+    { joinable.join_state() } -> std::same_as<JoinState&>;
+};
+
+} // namespace detail
+
+/// The hook that a joinable returns.
+template <detail::has_join_hook J>
+using join_hook_t =
+    decltype(std::declval<J&>().join_hook(std::declval<detail::arguments_of<J> const&>()));
+
+/// The communicator of a joinable.
+template <detail::has_join_communicator J>
+using join_communicator_t =
+    std::remove_reference_t<decltype(std::declval<J&>().join_communicator())>;
+
+/// A class that can take part in a guard.
+///
+/// `joinable` is an lvalue of `J`.
+/// | expression                      | result         | meaning |
+/// |---------------------------------|----------------|-----------------------------------------------|
+/// | `joinable.join_hook(args)`      | JoinHook       | what joined ranks run in its place; local;
+/// | |                                 |                | `args` is arguments<J::join_keywords>,
+/// and no | |                                 |                | member join_keywords means
+/// keywords<>         | | `joinable.join_communicator()`  | Communicator&  | over which its
+/// collectives run                | | `joinable.join_state()`         | JoinState&     | a member
+/// that it owns                         |
+///
+/// Not checkable, still required: it calls notify_join_context or announce_round before its
+/// collectives of a round.
+template <class J>
+concept Joinable = detail::has_join_hook<J> && JoinHook<join_hook_t<J>> &&
+                   detail::has_join_communicator<J> && detail::has_join_state<J>;
+
+/// Says in one sentence what a class lacks to be Joinable.
+template <class J>
+consteval bool models_joinable() {
+    static_assert(
+        detail::has_join_hook<J>,
+        "Joinable: expected a member 'join_hook(arguments<join_keywords>)' that returns a JoinHook "
+        "by value"
+    );
+    if constexpr (detail::has_join_hook<J>) {
+        static_assert(models_join_hook<join_hook_t<J>>());
+    }
+    static_assert(
+        detail::has_join_communicator<J>,
+        "Joinable: expected a member 'join_communicator()' that returns a Communicator by reference"
+    );
+    static_assert(
+        detail::has_join_state<J>, "Joinable: expected a member 'JoinState& join_state()'"
+    );
+    return Joinable<J>;
+}
+
+/// A round that was announced and may not be answered yet. Outside a guard it is answered.
+class PendingRound {
+public:
+    PendingRound() = default;
+
+    /// Announces on behalf of the owner of `state`: see announce_round.
+    PendingRound(JoinState& state, int world_size, RoundNotice const& notice)
+        : state_{&state}, local_{Round::outside_guard(world_size, notice)} {
+        if (state.session_ != nullptr) {
+            state.session_->announce(state.position_, notice);
+        } else if (state.notifications_ != nullptr) {
+            ++*state.notifications_;
+        }
+    }
+
+    /// Blocks until all ranks have opened the round; call it before the first collective.
+    /// @throws PeerFailed, Mismatch, EarlyTermination  what the ranks agreed on; TimedOut and what
+    ///         else the communicator throws. The guard is over then.
+    [[nodiscard]] Round wait() {
+        if (state_ == nullptr || state_->session_ == nullptr) {
+            return local_;
+        }
+        return state_->session_->answer(state_->position_);
+    }
+
+    /// Whether wait() returns at once, because another opened the round, or no guard did. Local.
+    [[nodiscard]] bool is_answered() const noexcept {
+        return state_ == nullptr || state_->session_ == nullptr || state_->session_->is_answered();
+    }
+
+private:
+    JoinState* state_ = nullptr;
+    Round local_;
+};
+
+/// Announces the collectives of a participant without waiting: the first participant of a round
+/// opens it (posts the roll call), the others follow in hook order. Call it before the forward
+/// pass, and wait() before the first collective, so that the roll call hides behind the pass.
+///
+/// Collective over the active ranks; joined ranks follow by shadowing. While this rank shadows, and
+/// outside any guard, it does nothing.
+/// @throws ContractViolation  it is not this participant's turn, or the notice is refused; the text
+///         names the participants.
+template <class J>
+PendingRound announce_round(J& joinable, RoundNotice notice = {}) {
+    static_assert(models_joinable<J>());
+    return {joinable.join_state(), joinable.join_communicator().size(), notice};
+}
+
+/// Announces the collectives of a participant and waits until all ranks have opened the round.
+/// See announce_round and PendingRound::wait for who calls, and what throws.
+template <class J>
+Round notify_join_context(J& joinable, RoundNotice notice = {}) {
+    return announce_round(joinable, notice).wait();
+}
+
+/// Keeps the text of a failure, and the exception being handled if there is one, for the peers to
+/// see when it leaves the guard. Local; the first record counts; nothing outside a guard. Call it
+/// where a participant's verb catches an exception, then rethrow.
+template <class J>
+void record_failure(J& joinable, std::string_view text) {
+    if (auto* const session = detail::session_of(joinable.join_state()); session != nullptr) {
+        session->record_failure(text);
+    }
+}
+
+/// The order in which the main hooks of these joinables run: a std::index_sequence of their
+/// positions in the argument list.
+template <Joinable... Js>
+using hook_sequence =
+    typename detail::ordered_hooks<detail::MainPhase, join_hook_t<Js>...>::sequence;
+
+/// The order of their post hooks.
+template <Joinable... Js>
+using post_hook_sequence =
+    typename detail::ordered_hooks<detail::PostPhase, join_hook_t<Js>...>::sequence;
+
+namespace detail {
+
+/// Sets a participant's state for as long as its guard lives.
+class Attachment {
+public:
+    Attachment() = default;
+    Attachment(Attachment const&) = delete;
+    Attachment& operator=(Attachment const&) = delete;
+    ~Attachment() {
+        if (state_ != nullptr) {
+            state_->session_ = nullptr;
+            state_->notifications_ = nullptr;
+        }
+    }
+
+    static bool is_attached(JoinState const& state) noexcept {
+        return state.session_ != nullptr || state.notifications_ != nullptr;
+    }
+    void attach(JoinState& state, Session& session, std::size_t position) noexcept {
+        state_ = &state;
+        state.session_ = &session;
+        state.position_ = position;
+    }
+    void count(JoinState& state, std::size_t& notifications) noexcept {
+        state_ = &state;
+        state.notifications_ = &notifications;
+    }
+
+private:
+    JoinState* state_ = nullptr;
+};
+
+/// Runs the collectives of a participant whose round has been opened, and ends its part.
+template <class J, class F>
+decltype(auto) run_part(J& joinable, Round round, F&& collectives) {
+    try {
+        if constexpr (std::is_void_v<std::invoke_result_t<F>>) {
+            std::forward<F>(collectives)();
+            round.done();
+        } else {
+            decltype(auto) result = std::forward<F>(collectives)();
+            round.done();
+            return static_cast<std::invoke_result_t<F>>(result);
+        }
+    } catch (...) {
+        record_failure(joinable, {});
+        throw;
+    }
+}
+
+} // namespace detail
+
+} // namespace joinable::inline v0
+
+// ---- joinable/join/hooks.hpp
+
+namespace joinable::inline v0::detail {
+
+template <std::size_t First, std::size_t... Rest>
+consteval std::size_t first_of(std::index_sequence<First, Rest...>) {
+    return First;
+}
+
+/// The notice of a range whose elements announce nothing special.
+struct DefaultNotice {
+    template <class Element>
+    RoundNotice operator()(Element const&) const noexcept {
+        return {};
+    }
+};
+
+/// Restores the deadlines of communicators that a guard has overridden.
+class Deadlines {
+public:
+    Deadlines() = default;
+    Deadlines(Deadlines const&) = delete;
+    Deadlines& operator=(Deadlines const&) = delete;
+    ~Deadlines() {
+        for (auto const& [communicator, deadline] : before_) {
+            communicator->exchange_deadline(deadline);
+        }
+    }
+
+    /// @throws ContractViolation  a communicator has no deadline.
+    void exchange(
+        std::vector<ControlCommunicator*> const& communicators, std::chrono::nanoseconds deadline
+    ) {
+        for (ControlCommunicator* communicator : communicators) {
+            auto const before = communicator->exchange_deadline(deadline);
+            if (!before) {
+                throw ContractViolation{
+                    "JoinOptions::timeout needs communicators that have set_deadline()"
+                };
+            }
+            before_.emplace_back(communicator, *before);
+        }
+    }
+
+private:
+    std::vector<std::pair<ControlCommunicator*, std::chrono::nanoseconds>> before_;
+};
+
+/// A hook constructed in place, so that it need not be movable.
+template <class J>
+struct HookSlot {
+    template <class... Ks>
+    explicit HookSlot(J& joinable, KeywordArgument<Ks> const&... keywords)
+        : hook{joinable.join_hook(arguments_from(keywords...))} {}
+
+    join_hook_t<J> hook;
+
+private:
+    template <class... Ks>
+    static arguments_of<J> arguments_from(KeywordArgument<Ks> const&... keywords) {
+        arguments_of<J> args{};
+        (args.set(keywords), ...);
+        return args;
+    }
+};
+
+template <class Indices, class... Js>
+struct HookSlots;
+template <std::size_t I, class J>
+struct IndexedSlot : HookSlot<J> {
+    using HookSlot<J>::HookSlot;
+};
+template <std::size_t... I, class... Js>
+struct HookSlots<std::index_sequence<I...>, Js...> : IndexedSlot<I, Js>... {
+    template <class... Ks>
+    explicit HookSlots(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords)
+        : IndexedSlot<I, Js>(std::get<I>(joinables), keywords...)... {}
+};
+
+/// The hooks of a guard, in argument order; run in the order that their labels ask for.
+template <class... Js>
+class GuardHooks final : public HookRunner {
+public:
+    template <class... Ks>
+    explicit GuardHooks(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords)
+        : slots_{joinables, keywords...} {}
+
+    void run_main_hook(std::size_t position, Round const& round) override {
+        run_main(position, round, hook_sequence<Js...>{});
+    }
+    void run_post_hooks(JoinResult const& result, bool is_last_joiner) override {
+        run_post(result, is_last_joiner, post_hook_sequence<Js...>{});
+    }
+
+    /// What a session knows of the participant at argument index `I`.
+    template <std::size_t I>
+    static ParticipantInfo describe() {
+        using J = std::tuple_element_t<I, std::tuple<Js...>>;
+        using Hook = join_hook_t<J>;
+        if constexpr (has_takes_part<Hook>) {
+            return {type_name<J>(), [](Round const& round) -> bool {
+                        return Hook::takes_part(round);
+                    }};
+        } else {
+            return {type_name<J>(), nullptr};
+        }
+    }
+
+private:
+    template <std::size_t I>
+    auto& hook() {
+        using J = std::tuple_element_t<I, std::tuple<Js...>>;
+        return static_cast<IndexedSlot<I, J>&>(slots_).hook;
+    }
+
+    template <std::size_t... I>
+    void run_main(std::size_t position, Round const& round, std::index_sequence<I...>) {
+        std::size_t current = 0;
+        auto const run = [&](auto& hook) {
+            if constexpr (has_main_hook_of_round<std::remove_reference_t<decltype(hook)>>) {
+                hook.main_hook(round);
+            } else {
+                hook.main_hook();
+            }
+        };
+        ((current++ == position ? run(hook<I>()) : void()), ...);
+    }
+
+    template <std::size_t... I>
+    void run_post(JoinResult const& result, bool is_last_joiner, std::index_sequence<I...>) {
+        auto const run = [&](auto& hook) {
+            if constexpr (has_post_hook_of_result<std::remove_reference_t<decltype(hook)>>) {
+                hook.post_hook(result);
+            } else {
+                hook.post_hook(is_last_joiner);
+            }
+        };
+        (run(hook<I>()), ...);
+    }
+
+    HookSlots<std::index_sequence_for<Js...>, Js...> slots_;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/join/guard.hpp
+
+namespace joinable::inline v0 {
+
+/// The participants of a guard: made by participants().
+template <class... Js>
+struct Participants {
+    std::tuple<Js&...> joinables;
+};
+
+namespace detail {
+
+template <class J>
+consteval bool check_participant() {
+    static_assert(
+        std::is_lvalue_reference_v<J>,
+        "participants: a temporary cannot take part; give it a name that outlives the Join"
+    );
+    static_assert(
+        !std::is_const_v<std::remove_reference_t<J>>,
+        "participants: a const object cannot take part, because the guard changes its join_state()"
+    );
+    return models_joinable<std::remove_cvref_t<J>>();
+}
+
+} // namespace detail
+
+/// Lists the joinables of a guard, and marks where the list ends. Non-const lvalues only; they must
+/// outlive the guard.
+template <class... Js>
+[[nodiscard]] Participants<std::remove_cvref_t<Js>...> participants(Js&&... joinables) {
+    static_assert(sizeof...(Js) > 0, "participants: a Join needs at least one participant");
+    static_assert(sizeof...(Js) < 32, "participants: a Join takes at most 31 participants");
+    static_assert((detail::check_participant<Js>() && ...));
+    return {std::tuple<std::remove_cvref_t<Js>&...>{joinables...}};
+}
+
+template <class Guard, class Range, class Announce>
+class GuardedRange;
+
+/// Lets ranks with different numbers of inputs run collectives together: ranks that have run out
+/// shadow the collectives of the others until everybody is done, and a failure of one rank becomes
+/// the same typed error on all.
+///
+/// @code
+/// joinable::Join guard{joinable::participants(ddp, step), {.end_policy = ...}, keyword = value};
+/// for (auto const& batch : my_shard) { ddp.forward(...); ddp.backward(...); step.step(); }
+/// auto const result = guard.finish();
+/// @endcode
+///
+/// A round is opened by the notification of a participant, or by next() or iterate(), alike on all
+/// ranks. Construction, finish() and the destructor are collective. When an exception leaves the
+/// guard the others see PeerFailed: between rounds they hear of it in their next roll call and the
+/// communicators stay usable, anywhere else the communicators are aborted. After a throw of the
+/// guard itself it is over, and its participants can enter another.
+/// Cost: one sum of seven words per round, one more message when a rank arrives or fails.
+template <class... Js>
+class [[nodiscard]] Join {
+    using Sequence = hook_sequence<Js...>;
+    using Hooks = detail::GuardHooks<Js...>;
+
+public:
+    /// Collective. @throws ContractViolation  a participant is in another guard, or twice in this
+    /// one, or the communicators differ in rank or size, or cannot keep the timeout. @throws
+    /// PeerFailed another rank's constructor threw. @throws Mismatch ranks construct different
+    /// guards. Nothing stays attached.
+    template <class... Ks>
+    [[nodiscard("a Join guards until it is destroyed: give it a name")]]
+    explicit Join(Participants<Js...> list, KeywordArgument<Ks>... keywords)
+        : Join{list, JoinOptions{}, keywords...} {}
+
+    template <class... Ks>
+    [[nodiscard("a Join guards until it is destroyed: give it a name")]]
+    Join(Participants<Js...> list, JoinOptions options, KeywordArgument<Ks>... keywords)
+        : options_{options},
+          controls_{make_controls(list.joinables, std::index_sequence_for<Js...>{})},
+          session_{communicators(Sequence{}), describe(Sequence{}), options} {
+        static_assert(detail::ordered_hooks<detail::MainPhase, join_hook_t<Js>...>::is_solved);
+        static_assert(detail::ordered_hooks<detail::PostPhase, join_hook_t<Js>...>::is_solved);
+        static_assert((check_keyword<Ks, Ks...>() && ...));
+        if (!options.enable) {
+            count_notifications(list.joinables);
+            return;
+        }
+        std::exception_ptr error;
+        try {
+            prepare(list.joinables, keywords...);
+        } catch (...) {
+            error = std::current_exception();
+        }
+        session_.enter(order_digest(Sequence{}, post_hook_sequence<Js...>{}), error);
+        attach(list.joinables, Sequence{});
+    }
+
+    Join(Join const&) = delete;
+    Join& operator=(Join const&) = delete;
+
+    /// Finishes, unless that was done or an exception is in flight. May throw what finish() throws.
+    ~Join() noexcept(false) {
+        if (!options_.enable || session_.is_over()) {
+            return;
+        }
+        if (std::uncaught_exceptions() > exceptions_on_entry_) {
+            session_.leave_by_exception();
+        } else {
+            finish();
+        }
+    }
+
+    /// Opens a round: collective over the active ranks. `have_input` false sends nothing; finish()
+    /// will say it. Returns whether to run a round; false = leave the loop, also when all ranks
+    /// agreed to stop. @throws what a roll call throws: see PendingRound::wait.
+    bool next(bool have_input, RoundNotice const& notice = {}) {
+        if (!options_.enable) {
+            own_rounds_ += have_input ? 1 : 0;
+            counts_by_next_ = true;
+            return have_input;
+        }
+        return session_.next(have_input, notice);
+    }
+
+    /// next() over a range: `for (auto& batch : guard.iterate(batches, announce))`.
+    /// `announce(element)` gives the notice of its round. Leaving the loop by break is joining.
+    template <class Range, class Announce = detail::DefaultNotice>
+    [[nodiscard]] auto iterate(Range&& range, Announce announce = {}) {
+        return GuardedRange<Join, Range, Announce>{
+            *this, std::forward<Range>(range), std::move(announce)
+        };
+    }
+
+    /// Votes to stop all ranks together: the next roll call says so, and no rank runs that round.
+    /// Local. @throws ContractViolation  rounds are opened by notification.
+    void vote_stop() {
+        if (options_.enable) {
+            session_.vote_stop();
+        }
+    }
+
+    /// Local. Keeps the text that peers see if an exception leaves the guard.
+    void fail(std::string_view text) { session_.record_failure(text); }
+
+    [[nodiscard]] bool enabled() const noexcept { return options_.enable; }
+
+    /// The round that was opened last.
+    [[nodiscard]] Round const& round() const noexcept { return session_.round(); }
+
+    /// Collective: joins, shadows the others until all have joined or stopped, runs the post hooks.
+    /// Calling it again returns the same. @throws what a roll call or a hook throws; the guard is
+    /// over then.
+    JoinResult finish() {
+        if (!options_.enable) {
+            JoinResult result;
+            result.rounds = result.own_rounds = counts_by_next_ ? own_rounds_ : notifications_;
+            auto const& control = *controls_.front();
+            result.authoritative_rank = control.rank();
+            result.last_joiners = {control.rank()};
+            return result;
+        }
+        return session_.finish(*hooks_);
+    }
+
+private:
+    // The guard is made of what each participant adds to it, kept in argument order.
+    using Controls = std::array<std::unique_ptr<detail::ControlCommunicator>, sizeof...(Js)>;
+
+    template <class K, class... Given>
+    static consteval bool check_keyword() {
+        return detail::check_keyword<
+            K,
+            (static_cast<std::size_t>(std::same_as<K, Given>) + ...),
+            typename detail::join_keywords_of<Js>::type...>();
+    }
+
+    template <std::size_t... I>
+    static Controls make_controls(std::tuple<Js&...> const& joinables, std::index_sequence<I...>) {
+        return {{std::make_unique<detail::ControlOver<join_communicator_t<Js>>>(
+            std::get<I>(joinables).join_communicator()
+        )...}};
+    }
+
+    /// Distinct, in hook order: the first serves the roll calls.
+    template <std::size_t... I>
+    std::vector<detail::ControlCommunicator*> communicators(std::index_sequence<I...>) const {
+        std::vector<detail::ControlCommunicator*> distinct;
+        auto const add = [&](detail::ControlCommunicator* candidate) {
+            for (auto const* known : distinct) {
+                if (known->address() == candidate->address()) {
+                    return;
+                }
+            }
+            distinct.push_back(candidate);
+        };
+        (add(controls_[I].get()), ...);
+        return distinct;
+    }
+
+    template <std::size_t... I>
+    static std::vector<detail::ParticipantInfo> describe(std::index_sequence<I...>) {
+        return {Hooks::template describe<I>()...};
+    }
+
+    template <std::size_t... Main, std::size_t... Post>
+    static detail::Digest order_digest(std::index_sequence<Main...>, std::index_sequence<Post...>) {
+        detail::Digest digest;
+        (digest.add(Main), ...);
+        (digest.add(Post), ...);
+        return digest;
+    }
+
+    void count_notifications(std::tuple<Js&...> const& joinables) {
+        constexpr std::size_t first = detail::first_of(Sequence{});
+        std::get<first>(attachments_)
+            .count(std::get<first>(joinables).join_state(), notifications_);
+    }
+
+    /// The local checks and the hooks: what fails here fails together in the entry exchange.
+    template <class... Ks>
+    void prepare(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords) {
+        detail::ControlCommunicator const& first = *controls_.front();
+        if (first.size() > detail::max_world_size) {
+            throw ContractViolation{detail::concat(
+                "a guard takes at most ", detail::max_world_size, " ranks, given ", first.size()
+            )};
+        }
+        for (auto const& control : controls_) {
+            if (control->rank() != first.rank() || control->size() != first.size()) {
+                throw ContractViolation{detail::concat(
+                    "the communicators of a guard's participants must have the same ranks in the "
+                    "same order, but one says rank ",
+                    first.rank(),
+                    " of ",
+                    first.size(),
+                    " and another rank ",
+                    control->rank(),
+                    " of ",
+                    control->size()
+                )};
+            }
+        }
+        std::apply(
+            [](Js&... participant) {
+                std::vector<JoinState const*> seen;
+                auto const check = [&](JoinState const& state, std::string_view name) {
+                    for (JoinState const* other : seen) {
+                        if (other == &state) {
+                            throw ContractViolation{detail::concat(
+                                "a ", name, " is twice among the participants of a guard"
+                            )};
+                        }
+                    }
+                    seen.push_back(&state);
+                    if (detail::Attachment::is_attached(state)) {
+                        throw ContractViolation{detail::concat(
+                            "a ", name, " already takes part in another guard; end that one first"
+                        )};
+                    }
+                };
+                (check(participant.join_state(), detail::type_name<Js>()), ...);
+            },
+            joinables
+        );
+        if (options_.timeout) {
+            deadlines_.exchange(communicators(Sequence{}), *options_.timeout);
+        }
+        hooks_.emplace(joinables, keywords...);
+    }
+
+    template <std::size_t... I>
+    void attach(std::tuple<Js&...> const& joinables, std::index_sequence<I...>) {
+        std::size_t position = 0;
+        (std::get<I>(attachments_)
+             .attach(std::get<I>(joinables).join_state(), session_, position++),
+         ...);
+    }
+
+    JoinOptions options_;
+    int exceptions_on_entry_ = std::uncaught_exceptions();
+    Controls controls_;
+    detail::Deadlines deadlines_;
+    detail::Session session_;
+    std::optional<Hooks> hooks_;
+    std::array<detail::Attachment, sizeof...(Js)> attachments_;
+    std::size_t own_rounds_ = 0;
+    std::size_t notifications_ = 0;
+    bool counts_by_next_ = false;
+};
+
+/// What Join::iterate returns: an input range that opens a round before each element.
+template <class Guard, class Range, class Announce>
+class GuardedRange {
+    using Inner = decltype(std::begin(std::declval<std::remove_reference_t<Range>&>()));
+    using InnerEnd = decltype(std::end(std::declval<std::remove_reference_t<Range>&>()));
+
+public:
+    GuardedRange(Guard& guard, Range&& range, Announce announce)
+        : guard_{guard}, range_{std::forward<Range>(range)}, announce_{std::move(announce)} {}
+
+    class iterator {
+    public:
+        iterator(GuardedRange& parent, Inner position, InnerEnd end)
+            : parent_{&parent}, position_{std::move(position)}, end_{std::move(end)} {
+            open();
+        }
+        decltype(auto) operator*() const { return *position_; }
+        iterator& operator++() {
+            ++position_;
+            open();
+            return *this;
+        }
+        friend bool operator==(iterator const& it, std::default_sentinel_t) { return it.is_done_; }
+
+    private:
+        void open() {
+            is_done_ = position_ == end_
+                           ? !parent_->guard_.next(false)
+                           : !parent_->guard_.next(true, parent_->announce_(*position_));
+        }
+
+        GuardedRange* parent_;
+        Inner position_;
+        InnerEnd end_;
+        bool is_done_ = false;
+    };
+
+    iterator begin() { return {*this, std::begin(range_), std::end(range_)}; }
+    [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }
+
+private:
+    Guard& guard_;
+    Range range_;
+    Announce announce_;
+};
+
+} // namespace joinable::inline v0
+
+// ---- joinable/participant/action.hpp
+
+namespace joinable::inline v0 {
+
+/// Any collective as a participant, without a class: `Action log{comm, act, shadow};`.
+///
+/// Active ranks call `log(...)` once per round, which runs `act(...)`; joined ranks run `shadow()`
+/// (or `shadow(round)`), which must issue the same collectives in the same order.
+template <class Act, class Shadow, Communicator Comm>
+class Action {
+public:
+    Action(Comm& comm, Act act, Shadow shadow)
+        : comm_{comm}, act_{std::move(act)}, shadow_{std::move(shadow)} {}
+
+    /// Collective. Returns what `act` returns, throws what it throws.
+    template <class... Args>
+        requires std::invocable<Act&, Args...>
+    decltype(auto) operator()(Args&&... args) {
+        Round const round = notify_join_context(*this);
+        return detail::run_part(*this, round, [&]() -> decltype(auto) {
+            return act_(std::forward<Args>(args)...);
+        });
+    }
+
+    class Hook {
+    public:
+        explicit Hook(Action& action) noexcept : action_{action} {}
+        void main_hook(Round const& round) {
+            if constexpr (std::invocable<Shadow&, Round const&>) {
+                action_.shadow_(round);
+            } else {
+                action_.shadow_();
+            }
+        }
+        void post_hook(bool) noexcept {}
+
+    private:
+        Action& action_;
+    };
+
+    [[nodiscard]] Hook join_hook(arguments<keywords<>> const&) noexcept { return Hook{*this}; }
+    [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
+    [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+
+private:
+    Comm& comm_;
+    Act act_;
+    Shadow shadow_;
+    JoinState state_;
+};
+
+template <class Comm, class Act, class Shadow>
+Action(Comm&, Act, Shadow) -> Action<Act, Shadow, Comm>;
+
+} // namespace joinable::inline v0
+
+// ---- joinable/participant/verify.hpp
+
+namespace joinable::inline v0::detail {
+
+inline void add(Digest& digest, AnyParameter const& parameter) {
+    AnyView const value = parameter.value();
+    digest.add(static_cast<std::uint64_t>(value.dtype())).add(parameter.requires_grad() ? 1 : 0);
+    digest.add(value.extents().size());
+    for (std::size_t d = 0; d < value.extents().size(); ++d) {
+        digest.add(value.extents()[d]).add(value.strides()[d]);
+    }
+}
+
+/// Collective, after digests differed: finds the first parameter that differs from rank 0's.
+/// Every rank throws the same.
+[[noreturn]] inline void
+name_first_difference(ControlCommunicator& control, ParameterList const& parameters) {
+    auto const size = static_cast<std::size_t>(control.size());
+    auto const me = static_cast<std::size_t>(control.rank());
+    auto const differing_from_first = [&](std::vector<std::uint64_t> const& slots) {
+        std::vector<int> ranks;
+        for (std::size_t rank = 1; rank < size; ++rank) {
+            if (slots[rank] != slots[0]) {
+                ranks.push_back(static_cast<int>(rank));
+            }
+        }
+        return ranks;
+    };
+    std::vector<std::uint64_t> slots(size);
+    slots[me] = parameters.size();
+    control.sum(slots);
+    if (auto const ranks = differing_from_first(slots); !ranks.empty()) {
+        throw Mismatch{
+            ranks,
+            concat(
+                "models differ: rank 0 has ",
+                slots[0],
+                " parameters, but rank ",
+                ranks.front(),
+                " has ",
+                slots[static_cast<std::size_t>(ranks.front())]
+            )
+        };
+    }
+    std::size_t const count = parameters.size();
+    std::vector<std::uint64_t> hashes(size * count);
+    for (std::size_t i = 0; i < count; ++i) {
+        Digest digest;
+        add(digest, parameters[i]);
+        hashes[i * size + me] = digest.value();
+    }
+    control.sum(hashes);
+    for (std::size_t i = 0; i < count; ++i) {
+        slots.assign(
+            hashes.begin() + static_cast<std::ptrdiff_t>(i * size),
+            hashes.begin() + static_cast<std::ptrdiff_t>((i + 1) * size)
+        );
+        if (auto const ranks = differing_from_first(slots); !ranks.empty()) {
+            throw Mismatch{
+                ranks,
+                concat(
+                    "models differ: ",
+                    describe_parameter(parameters, i),
+                    " has another dtype, extents, strides or "
+                    "requires_grad on ",
+                    ranks_text(ranks),
+                    " than on rank 0"
+                )
+            };
+        }
+    }
+    throw Mismatch{{}, "models are the same on all ranks, but their DataParallelOptions differ"};
+}
+
+/// Collective. All ranks agree that they have the same parameters and options, or all throw: this
+/// rank its `local_error`, the others PeerFailed or Mismatch. One sum where all is well.
+inline void agree_on_parameters(
+    ControlCommunicator& control,
+    ParameterList const& parameters,
+    DataParallelOptions const& options,
+    std::exception_ptr const& local_error
+) {
+    Digest digest;
+    digest.add(parameters.size()).add(options.bucket_cap_bytes).add(options.first_bucket_bytes);
+    digest.add(options.gradient_as_bucket_view ? 1 : 0);
+    digest.add(static_cast<std::uint64_t>(options.gradient_kind));
+    for (AnyParameter const& parameter : parameters) {
+        add(digest, parameter);
+    }
+    RollCallLanes lanes;
+    lanes.active = 1;
+    lanes.failed = local_error ? 1 : 0;
+    lanes.digest = Agreement::of(digest.value());
+    RollCall roll_call{control, EndPolicy::drain};
+    roll_call.post(lanes);
+    Verdict const verdict = roll_call.agree(failure_of(local_error).message);
+    if (local_error) {
+        std::rethrow_exception(local_error);
+    }
+    if (verdict == Verdict::mismatch) {
+        name_first_difference(control, parameters);
+    }
+    if (verdict == Verdict::failed) {
+        throw_failure(roll_call.failure());
+    }
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/participant/data_parallel.hpp
+
+namespace joinable::inline v0 {
+
+/// Keyword of a guard with a DistributedDataParallel: whether gradients are divided by the number
+/// of all ranks (true, the default) or of the ranks that are still active. Weights win over it.
+inline constexpr struct divide_by_initial_world_size_t
+    : keyword<divide_by_initial_world_size_t, bool> {
+    using keyword::operator=;
+} divide_by_initial_world_size{};
+
+/// Keeps the replicas of a model in step: parameters start as rank 0's, gradients are averaged
+/// while the backward pass runs, and in a guard joined ranks shadow and receive the same averages.
+///
+/// @code
+/// joinable::DistributedDataParallel ddp{comm, model.parameters()};
+/// ddp.forward([&] { loss = model.forward(batch); }, {.weight = batch.size()});
+/// ddp.backward([&](auto ready) { model.backward(ready); }); // ready(i): gradient i is final
+/// @endcode
+///
+/// An engine with hooks of its own calls the verbs: prepare_for_forward, prepare_for_backward,
+/// mark_ready, finalize_backward. The average is over the initial world, over the active ranks
+/// (divide_by_initial_world_size = false), or by weight where notices carry one.
+template <Communicator Comm>
+class DistributedDataParallel {
+public:
+    /// Collective. `parameters` is a range that joinable::parameters() takes, or its result. All
+    /// ranks agree on count, shapes, dtypes and options, then take rank 0's values.
+    /// @throws ContractViolation  what Reducer refuses; the other ranks throw PeerFailed.
+    /// @throws Mismatch  ranks have different models; the text names the first parameter.
+    template <class Parameters>
+    DistributedDataParallel(
+        Comm& comm, Parameters&& parameters, DataParallelOptions const& options = {}
+    )
+        : comm_{comm}, gradient_kind_{options.gradient_kind} {
+        std::exception_ptr error;
+        ParameterList list;
+        try {
+            list = joinable::parameters(std::forward<Parameters>(parameters));
+            check(list);
+            reducer_.emplace(comm, list, options);
+        } catch (...) {
+            error = std::current_exception();
+        }
+        detail::ControlOver<Comm> control{comm};
+        detail::agree_on_parameters(control, list, options, error);
+        std::vector<AnyView> values;
+        for (AnyParameter const& parameter : list) {
+            values.push_back(parameter.value());
+        }
+        broadcast_coalesced(comm, values, broadcast_bytes, 0);
+    }
+
+    /// Announces a round and runs the forward pass, behind which the roll call hides.
+    /// Returns what `pass` returns. Collective over the active ranks.
+    template <class F>
+    decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
+        prepare_for_forward(notice);
+        return guarded(std::forward<F>(pass));
+    }
+
+    /// Runs the backward pass, averages gradients as they become ready, and waits for all of them.
+    /// `pass` takes a callable `ready(i)`. In a round that does not sync it only runs the pass.
+    template <class F>
+    void backward(F&& pass) {
+        prepare_for_backward();
+        guarded([&] { std::forward<F>(pass)([this](std::size_t i) { mark_ready(i); }); });
+        finalize_backward();
+    }
+
+    /// Collective over the active ranks; does not block in a round that syncs. Whether it syncs is
+    /// what the round's opener said: under next() and iterate() the notice given there.
+    /// @throws ContractViolation  the previous forward had no backward; see announce_round.
+    void prepare_for_forward(RoundNotice const& notice = {}) {
+        guarded([&] {
+            if (stage_ != Stage::idle) {
+                throw ContractViolation{
+                    "a forward pass follows one without a backward pass; announce a round without "
+                    "one with {.will_sync = false} or {.phase = Phase::evaluate}"
+                };
+            }
+            syncs_ = notice.will_sync && notice.phase == Phase::train;
+            pending_ = announce_round(*this, notice);
+            if (!syncs_ || pending_.is_answered()) {
+                Round round = pending_.wait();
+                syncs_ = round.will_sync();
+                if (!syncs_) {
+                    round.done(); // nothing is reduced: the part ends here
+                }
+            }
+            stage_ = syncs_ ? Stage::forward : Stage::idle;
+        });
+    }
+
+    /// Blocks until all ranks have opened the round. See PendingRound::wait for what throws;
+    /// ContractViolation on all ranks if the weights sum to 0.
+    void prepare_for_backward() {
+        guarded([&] {
+            if (stage_ != Stage::forward && syncs_) {
+                throw ContractViolation{"a backward pass needs a forward pass before it"};
+            }
+            if (syncs_) {
+                round_ = pending_.wait();
+                round_.hold();
+                reducer_->prepare_for_backward(factor_of(round_));
+                stage_ = Stage::backward;
+            }
+        });
+    }
+
+    /// See Reducer::mark_ready. Ignored in a round that does not sync.
+    void mark_ready(std::size_t i) {
+        if (syncs_) {
+            guarded([&] { reducer_->mark_ready(i); });
+        }
+    }
+
+    /// See Reducer::finalize_backward. Nothing in a round that does not sync.
+    void finalize_backward() {
+        if (syncs_) {
+            guarded([&] {
+                reducer_->finalize_backward();
+                stage_ = Stage::idle;
+                round_.done();
+            });
+        }
+    }
+
+    [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept {
+        return reducer_->buckets();
+    }
+
+    /// What joined ranks run: the same buckets with zeros, and the averages into their gradients.
+    class Hook {
+    public:
+        using label = labels::gradients;
+        static constexpr bool gives_notice = true;
+
+        Hook(DistributedDataParallel& ddp, bool divides_by_initial_world_size) noexcept
+            : ddp_{ddp},
+              before_{
+                  std::exchange(ddp.divides_by_initial_world_size_, divides_by_initial_world_size)
+              } {}
+        Hook(Hook const&) = delete;
+        Hook& operator=(Hook const&) = delete;
+        ~Hook() { ddp_.divides_by_initial_world_size_ = before_; }
+
+        void main_hook(Round const& round) {
+            if (round.will_sync()) {
+                (void)ddp_.factor_of(round); // refuses what the active ranks refuse
+                ddp_.reducer_->contribute_zeros();
+            }
+        }
+        void post_hook(bool) noexcept {}
+
+    private:
+        DistributedDataParallel& ddp_;
+        bool before_;
+    };
+
+    using join_keywords = keywords<divide_by_initial_world_size_t>;
+    [[nodiscard]] Hook join_hook(arguments<join_keywords> const& args) {
+        return Hook{*this, args.get(divide_by_initial_world_size, true)};
+    }
+    [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
+    [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+
+private:
+    enum class Stage : std::uint8_t { idle, forward, backward };
+    static constexpr std::size_t broadcast_bytes = std::size_t{250} << 20U;
+
+    static void check(ParameterList const& list) {
+        std::vector<std::pair<void const*, std::size_t>> addresses;
+        for (std::size_t i = 0; i < list.size(); ++i) {
+            detail::check_value(list, i);
+            if (AnyView const value = list[i].value(); value.numel() != 0) {
+                addresses.emplace_back(value.data(), i);
+            }
+        }
+        std::sort(addresses.begin(), addresses.end());
+        auto const shared = std::adjacent_find(
+            addresses.begin(),
+            addresses.end(),
+            [](auto const& a, auto const& b) { return a.first == b.first; }
+        );
+        if (shared != addresses.end()) {
+            throw ContractViolation{detail::concat(
+                detail::describe_parameter(list, shared->second),
+                " and ",
+                detail::describe_parameter(list, std::next(shared)->second),
+                " share their storage; list a shared parameter once"
+            )};
+        }
+    }
+
+    /// What this rank's gradients are multiplied with, so that their sum is the average.
+    double factor_of(Round const& round) {
+        if (!round.is_weighted()) {
+            return 1.0 / (divides_by_initial_world_size_ ? comm_.size() : round.active_count());
+        }
+        std::uint64_t total = round.weight_sum();
+        if (!round.in_guard()) { // no roll call has summed the weights
+            comm_.all_reduce(Buffer{&total, 1, DType::u64}, ReduceOp::sum).wait();
+        }
+        if (total == 0) {
+            throw ContractViolation{
+                "the weights of all ranks sum to 0: there is nothing to average in this round"
+            };
+        }
+        double const own =
+            gradient_kind_ == GradientKind::mean ? static_cast<double>(round.weight()) : 1.0;
+        return own / static_cast<double>(total);
+    }
+
+    template <class F>
+    decltype(auto) guarded(F&& verb) {
+        try {
+            return std::forward<F>(verb)();
+        } catch (...) {
+            if (stage_ == Stage::forward) { // no data moved: a new guard may go on with this model
+                stage_ = Stage::idle;
+            }
+            record_failure(*this, {});
+            throw;
+        }
+    }
+
+    Comm& comm_;
+    GradientKind gradient_kind_;
+    std::optional<Reducer<Comm>> reducer_;
+    PendingRound pending_;
+    Round round_;
+    Stage stage_ = Stage::idle;
+    bool syncs_ = true;
+    bool divides_by_initial_world_size_ = true;
+    JoinState state_;
+};
+
+template <class Comm, class Parameters>
+DistributedDataParallel(Comm&, Parameters&&) -> DistributedDataParallel<Comm>;
+template <class Comm, class Parameters>
+DistributedDataParallel(Comm&, Parameters&&, DataParallelOptions) -> DistributedDataParallel<Comm>;
+
+} // namespace joinable::inline v0
+
+// ---- joinable/participant/step.hpp
+
+namespace joinable::inline v0 {
+
+/// A plain optimizer as a participant: `Step step{comm, [&] { optimizer.step(model); }};`.
+///
+/// Active ranks call step() once in every round that syncs; joined ranks run the same body there,
+/// on the same reduced gradients, so parameters and optimizer state stay the same on all ranks
+/// without any message. Runs after labels::gradients.
+template <class Body, Communicator Comm>
+class Step {
+public:
+    Step(Comm& comm, Body body) : comm_{comm}, body_{std::move(body)} {}
+
+    /// Local (the notification is its part of the round).
+    /// @throws ContractViolation  in a guard, in a round that does not sync: ranks would step
+    /// apart.
+    void step() {
+        Round const round = notify_join_context(*this);
+        detail::run_part(*this, round, [&] { body_(); });
+    }
+
+    class Hook {
+    public:
+        using label = labels::step;
+        using runs_after = labels_of<labels::gradients>;
+
+        explicit Hook(Step& step) noexcept : step_{step} {}
+        static bool takes_part(Round const& round) noexcept { return round.will_sync(); }
+        void main_hook() { step_.body_(); }
+        void post_hook(bool) noexcept {}
+
+    private:
+        Step& step_;
+    };
+
+    [[nodiscard]] Hook join_hook(arguments<keywords<>> const&) noexcept { return Hook{*this}; }
+    [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
+    [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+
+private:
+    Comm& comm_;
+    Body body_;
+    JoinState state_;
+};
+
+template <class Comm, class Body>
+Step(Comm&, Body) -> Step<Body, Comm>;
+
+} // namespace joinable::inline v0
+
+// ---- joinable/core.hpp
+
+/// @file
+/// Everything that needs no threads: guards over a communicator of the engine's own.
+
+// ---- joinable/join.hpp
+
+/// @file
+/// Everything: the core, and the communicators that come with it.

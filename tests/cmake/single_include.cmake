@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: BSL-1.0
+# Gives the target joinable_single_include and the folder JOINABLE_INCLUDE, in which every header
+# that the single header holds is one line that includes it: so all tests test the single header,
+# whichever header they name. The others (interop) are copies.
+set(JOINABLE_INCLUDE ${PROJECT_BINARY_DIR}/forward)
+set(single ${PROJECT_SOURCE_DIR}/single_include/joinable/join.hpp)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${single})
+file(READ ${single} text)
+get_target_property(headers joinable HEADER_SET)
+foreach(header ${headers})
+    cmake_path(ABSOLUTE_PATH header BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
+    cmake_path(
+        RELATIVE_PATH header BASE_DIRECTORY ${PROJECT_SOURCE_DIR}/include OUTPUT_VARIABLE name
+    )
+    string(FIND "${text}" "// ---- ${name}\n" position)
+    if(position EQUAL -1)
+        configure_file(${header} ${JOINABLE_INCLUDE}/${name} COPYONLY)
+    else()
+        file(CONFIGURE OUTPUT ${JOINABLE_INCLUDE}/${name} CONTENT "#include \"${single}\"\n")
+    endif()
+endforeach()
+
+add_library(joinable_single_include INTERFACE)
+target_include_directories(joinable_single_include INTERFACE ${JOINABLE_INCLUDE})
+target_compile_features(joinable_single_include INTERFACE cxx_std_20)
+target_link_libraries(joinable_single_include INTERFACE Threads::Threads)

@@ -3259,7 +3259,8 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
             }
             offset += view.numel() * size_of(view.dtype());
         }
-        piece.work.emplace(comm.broadcast(buffer, root));
+        // nvcc 13 warns of a dropped reference to a work, too
+        static_cast<void>(piece.work.emplace(comm.broadcast(buffer, root)));
     }
     unpack(pieces[assignment.buckets.size() % 2]);
     unpack(pieces[(assignment.buckets.size() + 1) % 2]);
@@ -3405,7 +3406,9 @@ private:
     void advance() {
         std::size_t& next = iteration_->next_bucket;
         while (next < layout_.buckets.size() && pending_[next] == 0) {
-            works_[next].emplace(comm_.all_reduce(layout_.buckets[next].buffer, ReduceOp::sum));
+            static_cast<void>( // nvcc 13 warns of a dropped reference to a work, too
+                works_[next].emplace(comm_.all_reduce(layout_.buckets[next].buffer, ReduceOp::sum))
+            );
             ++next;
         }
     }
@@ -4321,9 +4324,9 @@ public:
 
     void post_sum(std::span<std::uint64_t> words) override {
         work_.reset();
-        work_.emplace(
+        static_cast<void>(work_.emplace( // nvcc 13 warns of a dropped reference to a work, too
             comm_.all_reduce(Buffer{words.data(), words.size(), DType::u64}, ReduceOp::sum)
-        );
+        ));
     }
     bool test_sum() override { return work_->test(); }
     void wait_sum() override {

@@ -73,7 +73,8 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
             }
             offset += view.numel() * size_of(view.dtype());
         }
-        piece.work.emplace(comm.broadcast(buffer, root));
+        // nvcc 13 warns of a dropped reference to a work, too
+        static_cast<void>(piece.work.emplace(comm.broadcast(buffer, root)));
     }
     unpack(pieces[assignment.buckets.size() % 2]);
     unpack(pieces[(assignment.buckets.size() + 1) % 2]);

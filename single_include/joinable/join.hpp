@@ -14,8 +14,10 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <initializer_list>
 #include <iterator>
 #include <limits>
@@ -52,12 +54,12 @@ concept has_test = requires(W& work) {
 /// A collective that was started and may not be complete.
 ///
 /// `work` is an lvalue of `W`.
-/// | expression    | result              | meaning |
+/// | expression    | result              | meaning                                                  |
 /// |---------------|---------------------|----------------------------------------------------------|
-/// | `work.wait()` |                     | returns when this rank's buffers are final; throws what
-/// | |               |                     | made the collective fail; waiting twice is fine | |
-/// `work.test()` | convertible to bool | makes progress without blocking; true once wait() would  |
-/// |               |                     | return at once |
+/// | `work.wait()` |                     | returns when this rank's buffers are final; throws what  |
+/// |               |                     | made the collective fail; waiting twice is fine          |
+/// | `work.test()` | convertible to bool | makes progress without blocking; true once wait() would  |
+/// |               |                     | return at once                                           |
 ///
 /// Not checkable, still required: the buffers stay alive until wait() returned. A work that is
 /// destroyed unfinished waits, and while unwinding aborts, so that no peer touches freed memory.
@@ -367,7 +369,8 @@ struct ConstBuffer {
 
 namespace joinable::inline v0 {
 
-/// How a reduction combines two elements. The bit operations are for integers only.
+/// How a reduction combines two elements. Sums and products of integers wrap around; the bit
+/// operations are for integers only.
 enum class ReduceOp : std::uint8_t { sum, product, min, max, bit_and, bit_or };
 
 /// The enumerator's name, for error texts.
@@ -422,19 +425,39 @@ concept has_missing = requires(C const& comm) {
     { comm.missing() } -> std::convertible_to<std::vector<int>>;
 };
 
+template <class C>
+concept has_keep_alive = requires(C& comm) { comm.keep_alive(); };
+
+} // namespace detail
+
+/// Whose memory a communicator moves, as its `device_type`; without one it is the host's.
+struct HostDevice {};
+struct CudaDevice {};
+
+namespace detail {
+
+template <class C>
+struct device_type_of : std::type_identity<HostDevice> {};
+template <class C>
+    requires requires { typename C::device_type; }
+struct device_type_of<C> : std::type_identity<typename C::device_type> {};
+
+template <class C>
+concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, HostDevice>;
+
 } // namespace detail
 
 /// A group of ranks that run collectives together.
 ///
 /// `comm` is an lvalue of `C`.
-/// | expression                     | result             | meaning |
-/// |--------------------------------|--------------------|-----------------------------------------------|
-/// | `comm.rank()`                  | convertible to int | this rank, in [0, size()); never changes
-/// | | `comm.size()`                  | convertible to int | number of ranks, >= 1; the same on
-/// every rank | | `comm.all_reduce(buffer, op)`  | Work               | combines `buffer` over all
-/// ranks, in place    | | `comm.broadcast(buffer, root)` | Work               | copies the buffer
-/// of `root` to all ranks      | | `comm.barrier()`               |                    | blocks
-/// until every rank has called it         |
+/// | expression                     | result             | meaning                                  |
+/// |--------------------------------|--------------------|------------------------------------------|
+/// | `comm.rank()`                  | convertible to int | this rank, in [0, size()); never changes |
+/// | `comm.size()`                  | convertible to int | number of ranks, the same on every rank  |
+/// | `comm.all_reduce(buffer, op)`  | Work               | combines `buffer` over all ranks in place|
+/// | `comm.broadcast(buffer, root)` | Work               | copies the buffer of `root` to all ranks |
+/// | `comm.barrier()`               |                    | blocks until every rank has called it    |
+/// | `C::device_type`               | optional           | HostDevice (default) or CudaDevice       |
 ///
 /// Not checkable, still required: every rank calls the same collectives in the same order; a
 /// collective that throws because of another rank leaves the communicator spent. Thread safety:
@@ -446,40 +469,48 @@ concept Communicator = detail::has_rank<C> && detail::has_size<C> && detail::has
 
 /// A communicator that concatenates one buffer of each rank, in rank order, on every rank.
 ///
-/// | expression                 | result | meaning |
-/// |----------------------------|--------|----------------------------------------------------------|
+/// | expression                 | result | meaning                                           |
+/// |----------------------------|--------|---------------------------------------------------|
 /// | `comm.all_gather(in, out)` | Work   | `out.count == in.count * size()`; all ranks alike |
 template <class C>
 concept AllGathers = Communicator<C> && detail::has_all_gather<C>;
 
 /// A communicator that combines buffers over all ranks and leaves each rank its share.
 ///
-/// | expression                         | result | meaning |
-/// |------------------------------------|--------|--------------------------------------------------|
-/// | `comm.reduce_scatter(in, out, op)` | Work   | `in.count == out.count * size()`; rank r gets |
-/// |                                    |        | the combined elements from r * out.count on |
+/// | expression                         | result | meaning                                        |
+/// |------------------------------------|--------|------------------------------------------------|
+/// | `comm.reduce_scatter(in, out, op)` | Work   | `in.count == out.count * size()`; rank r gets  |
+/// |                                    |        | the combined elements from r * out.count on    |
 template <class C>
 concept ReduceScatters = Communicator<C> && detail::has_reduce_scatter<C>;
 
 /// A communicator on which one rank can end the waiting of all.
 ///
-/// | expression           | result              | meaning |
-/// |----------------------|---------------------|----------------------------------------------------|
-/// | `comm.abort(reason)` |                     | local; every wait that cannot complete throws |
-/// |                      |                     | `reason` on every rank; the first writer wins |
-/// | `comm.is_spent()`    | convertible to bool | whether somebody aborted |
+/// | expression           | result              | meaning                                         |
+/// |----------------------|---------------------|-------------------------------------------------|
+/// | `comm.abort(reason)` |                     | local; every wait that cannot complete throws   |
+/// |                      |                     | `reason` on every rank; the first writer wins   |
+/// | `comm.is_spent()`    | convertible to bool | whether somebody aborted                        |
 template <class C>
 concept Aborts = Communicator<C> && detail::has_abort<C>;
 
 /// A communicator whose waits end in `TimedOut` (default: `default_deadline`).
 ///
-/// | expression             | result                    | meaning |
-/// |------------------------|---------------------------|---------------------------------------------|
-/// | `comm.set_deadline(d)` | std::chrono::nanoseconds  | local; for waits that start later;
-/// returns  | |                        |                           | the deadline that was in force
-/// |
+/// | expression             | result                   | meaning                                   |
+/// |------------------------|--------------------------|-------------------------------------------|
+/// | `comm.set_deadline(d)` | std::chrono::nanoseconds | local; for waits that start later;        |
+/// |                        |                          | returns the deadline that was in force    |
 template <class C>
 concept HasDeadline = Communicator<C> && detail::has_set_deadline<C>;
+
+/// A communicator on which a rank that keeps others waiting can say that it is still at work.
+///
+/// | expression          | result | meaning                                                        |
+/// |---------------------|--------|----------------------------------------------------------------|
+/// | `comm.keep_alive()` |        | local; whoever waits for this rank does so for one more        |
+/// |                     |        | deadline from now                                              |
+template <class C>
+concept RenewsDeadline = HasDeadline<C> && detail::has_keep_alive<C>;
 
 /// A communicator that can tell which ranks have not arrived in the oldest pending collective.
 ///
@@ -521,10 +552,16 @@ inline std::string to_text(std::string_view piece) {
     return std::string{piece};
 }
 
-template <class Number>
-    requires std::integral<Number> || std::floating_point<Number>
+template <std::integral Number>
 std::string to_text(Number number) {
     return std::to_string(number);
+}
+
+/// Six significant digits, as short as they can be: "0.5", "300", "1e-07".
+inline std::string to_text(double number) {
+    std::array<char, 32> text{};
+    std::snprintf(text.data(), text.size(), "%g", number);
+    return text.data();
 }
 
 /// "3", "3 and 5", "1, 3 and 5": how error texts list ranks and indices.
@@ -564,6 +601,15 @@ template <class T>
 using accumulator_of =
     std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
 
+/// What sums and products of `A` are computed in: unsigned for integers, which wrap around.
+/// Overflow of signed integers is undefined, and the reduced value of a rank's data must not be.
+template <class A>
+struct wrapping {
+    using type = A;
+};
+template <std::integral A>
+struct wrapping<A> : std::make_unsigned<A> {};
+
 [[nodiscard]] constexpr bool is_floating(DType dtype) noexcept {
     return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 ||
            dtype == DType::f64;
@@ -573,9 +619,10 @@ using accumulator_of =
 /// vectorise. Bit operations are called for integers only.
 template <class A, class F>
 void visit_op(ReduceOp op, F const& function) {
+    using W = typename wrapping<A>::type;
     switch (op) {
-    case ReduceOp::sum: return function([](A a, A b) { return static_cast<A>(a + b); });
-    case ReduceOp::product: return function([](A a, A b) { return static_cast<A>(a * b); });
+    case ReduceOp::sum: return function([](A a, A b) { return static_cast<A>(W(a) + W(b)); });
+    case ReduceOp::product: return function([](A a, A b) { return static_cast<A>(W(a) * W(b)); });
     case ReduceOp::min: return function([](A a, A b) { return b < a ? b : a; });
     case ReduceOp::max: return function([](A a, A b) { return a < b ? b : a; });
     case ReduceOp::bit_and:
@@ -1708,11 +1755,11 @@ private:
 /// Declarations of everything that other code specialises or names before it is defined.
 ///
 /// Customization points, all of them class templates whose primary is undefined or a default:
-/// | template               | adapts                                       | header |
+/// | template               | adapts                                       | header                 |
 /// |------------------------|----------------------------------------------|------------------------|
-/// | `tensor_traits<T>`     | an engine's tensor                           | tensor/traits.hpp | |
-/// `parameter_traits<P>`  | an engine's parameter (a value and gradient) | tensor/parameter.hpp   |
-/// | `hook_order<Hook>`     | where a hook of another library runs         | hook/ordering.hpp |
+/// | `tensor_traits<T>`     | an engine's tensor                           | tensor/traits.hpp      |
+/// | `parameter_traits<P>`  | an engine's parameter (a value and gradient) | tensor/parameter.hpp   |
+/// | `hook_order<Hook>`     | where a hook of another library runs         | hook/ordering.hpp      |
 
 namespace joinable::inline v0 {
 
@@ -1882,14 +1929,14 @@ Shape shape_of(Range const& range) {
 /// A tensor that can be read: `tensor_traits` describes it.
 ///
 /// `t` is an lvalue of `T`, with its constness.
-/// | expression                   | result                | meaning |
+/// | expression                   | result                | meaning                                  |
 /// |------------------------------|-----------------------|------------------------------------------|
-/// | `tensor_traits<T>`           | complete              | how the type is adapted | |
-/// `::value_type` or `dtype(t)` | Element, or `DType`   | the type of the elements | | `::data(t)`
-/// | a pointer             | the first element                        | | `::extents(t)` | a range
-/// of integers   | one per dimension, at most 8             | | `::strides(t)` (optional)    | a
-/// range of integers   | in elements; row-major without it        | | `::device(t)` (optional) |
-/// `DeviceId`            | where the memory is; the host without it |
+/// | `tensor_traits<T>`           | complete              | how the type is adapted                  |
+/// | `::value_type` or `dtype(t)` | Element, or `DType`   | the type of the elements                 |
+/// | `::data(t)`                  | a pointer             | the first element                        |
+/// | `::extents(t)`               | a range of integers   | one per dimension, at most 8             |
+/// | `::strides(t)` (optional)    | a range of integers   | in elements; row-major without it        |
+/// | `::device(t)` (optional)     | `DeviceId`            | where the memory is; the host without it |
 ///
 /// Not checkable, still required: the memory stays where it is while a collective uses it.
 /// Models: std::vector, std::array, std::span, StridedView, AnyView.
@@ -2004,191 +2051,6 @@ template <Tensor T>
     }
     return {detail::traits_of<T>::data(tensor), numel(tensor), dtype(tensor)};
 }
-
-} // namespace joinable::inline v0
-
-// ---- joinable/bucket/assignment.hpp
-
-namespace joinable::inline v0 {
-
-/// Which tensors share a bucket, and the limit in bytes that each bucket was cut by (0 for a sparse
-/// tensor, which is alone in its bucket).
-struct BucketAssignment {
-    std::vector<std::vector<std::size_t>> buckets;
-    std::vector<std::size_t> limits;
-};
-
-namespace detail {
-
-inline void check_assignment_input(
-    std::size_t count,
-    std::span<std::size_t const> limits,
-    std::span<bool const> expect_sparse,
-    std::span<std::size_t const> indices
-) {
-    if (count == 0 || limits.empty()) {
-        throw ContractViolation{concat(
-            "bucket assignment needs at least one tensor and one limit, but got ",
-            count,
-            " tensors and ",
-            limits.size(),
-            " limits"
-        )};
-    }
-    if ((!expect_sparse.empty() && expect_sparse.size() != count) ||
-        (!indices.empty() && indices.size() != count)) {
-        throw ContractViolation{concat(
-            "bucket assignment of ",
-            count,
-            " tensors needs as many sparse flags and indices, or "
-            "none, but got ",
-            expect_sparse.size(),
-            " flags and ",
-            indices.size(),
-            " indices"
-        )};
-    }
-    std::vector<bool> seen(indices.empty() ? 0 : count);
-    for (std::size_t const index : indices) {
-        if (index >= count || seen[index]) {
-            throw ContractViolation{concat(
-                "bucket assignment: index ",
-                index,
-                index >= count ? " is out of range for " : " is given twice for ",
-                count,
-                " tensors; give a permutation"
-            )};
-        }
-        seen[index] = true;
-    }
-}
-
-} // namespace detail
-
-/// Cuts tensors into buckets of one dtype and device each, in order: a bucket closes after the
-/// tensor with which it reaches its limit in bytes, and the next bucket of that dtype and device
-/// gets the next limit (the last one repeats). Tensors flagged in `expect_sparse` are alone.
-///
-/// `indices` permutes the order in which tensors are taken. Without it buckets are sorted by their
-/// lowest tensor; with it they stay in the order in which they closed, those left open at the end
-/// by the first tensor of their dtype and device, so that the result is the same everywhere.
-/// Local. The rule is that of PyTorch's _compute_bucket_assignment_by_size.
-/// Complexity: linear in the tensors times the number of different dtypes and devices.
-/// @throws ContractViolation  nothing given, sizes that differ, or indices that are no permutation.
-template <class Tensors>
-[[nodiscard]] BucketAssignment compute_bucket_assignment_by_size(
-    Tensors const& tensors,
-    std::span<std::size_t const> limits,
-    std::span<bool const> expect_sparse = {},
-    std::span<std::size_t const> indices = {}
-) {
-    static_assert(
-        Tensor<decltype(*std::begin(tensors))>,
-        "compute_bucket_assignment_by_size: the elements of the range must model Tensor; "
-        "specialise joinable::tensor_traits for their type"
-    );
-    struct Open {
-        DType dtype;
-        DeviceId device;
-        std::size_t limit_index = 0;
-        std::size_t bytes = 0;
-        std::vector<std::size_t> members;
-    };
-    std::size_t const count = static_cast<std::size_t>(std::size(tensors));
-    detail::check_assignment_input(count, limits, expect_sparse, indices);
-    BucketAssignment result;
-    std::vector<Open> open; // few dtypes and devices: a linear search beats hashing
-    auto const close = [&](Open& group) {
-        result.buckets.push_back(std::exchange(group.members, {}));
-        result.limits.push_back(limits[group.limit_index]);
-        group.bytes = 0;
-        group.limit_index = std::min(group.limit_index + 1, limits.size() - 1);
-    };
-    auto const first = std::begin(tensors);
-    for (std::size_t i = 0; i < count; ++i) {
-        std::size_t const t = indices.empty() ? i : indices[i];
-        auto const& tensor = first[static_cast<std::ptrdiff_t>(t)];
-        if (!expect_sparse.empty() && expect_sparse[t]) {
-            result.buckets.push_back({t});
-            result.limits.push_back(0);
-            continue;
-        }
-        DType const type = dtype(tensor);
-        DeviceId const place = device(tensor);
-        auto group = std::find_if(open.begin(), open.end(), [&](Open const& candidate) {
-            return candidate.dtype == type && candidate.device == place;
-        });
-        if (group == open.end()) {
-            open.push_back({type, place, 0, 0, {}});
-            group = std::prev(open.end());
-        }
-        group->members.push_back(t);
-        group->bytes += numel(tensor) * size_of(type);
-        if (group->bytes >= limits[group->limit_index]) {
-            close(*group);
-        }
-    }
-    for (Open& group : open) {
-        if (!group.members.empty()) {
-            close(group);
-        }
-    }
-    if (indices.empty()) {
-        std::vector<std::size_t> order(result.buckets.size());
-        for (std::size_t b = 0; b < order.size(); ++b) {
-            order[b] = b;
-        }
-        std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-            return result.buckets[a].front() < result.buckets[b].front(); // ascending inside
-        });
-        BucketAssignment sorted;
-        for (std::size_t const b : order) {
-            sorted.buckets.push_back(std::move(result.buckets[b]));
-            sorted.limits.push_back(result.limits[b]);
-        }
-        return sorted;
-    }
-    return result;
-}
-
-template <class Tensors>
-[[nodiscard]] BucketAssignment compute_bucket_assignment_by_size(
-    Tensors const& tensors,
-    std::initializer_list<std::size_t> limits,
-    std::initializer_list<bool> expect_sparse = {},
-    std::initializer_list<std::size_t> indices = {}
-) {
-    return compute_bucket_assignment_by_size(
-        tensors,
-        std::span<std::size_t const>{limits.begin(), limits.size()},
-        std::span<bool const>{expect_sparse.begin(), expect_sparse.size()},
-        std::span<std::size_t const>{indices.begin(), indices.size()}
-    );
-}
-
-} // namespace joinable::inline v0
-
-// ---- joinable/bucket/options.hpp
-
-namespace joinable::inline v0 {
-
-/// What a rank's gradient is, where notices carry weights: g is the gradient, w the weight.
-enum class GradientKind : std::uint8_t {
-    mean, ///< the mean over the rank's own samples: the average is sum(w * g) / sum(w)
-    sum,  ///< their sum: the average is sum(g) / sum(w)
-};
-
-/// How gradients are cut into buckets and averaged. The same on every rank.
-struct DataParallelOptions {
-    std::size_t bucket_cap_bytes = std::size_t{25} << 20U; ///< a bucket closes when it reaches this
-    /// The limit of the bucket that is launched first, at most bucket_cap_bytes: small, so that
-    /// communication starts early.
-    std::size_t first_bucket_bytes = std::size_t{1} << 20U;
-    /// Gradients live in the buckets and are never copied; needs parameter_traits::set_grad for
-    /// every parameter. They are valid as long as the reducer.
-    bool gradient_as_bucket_view = false;
-    GradientKind gradient_kind = GradientKind::mean;
-};
 
 } // namespace joinable::inline v0
 
@@ -2514,6 +2376,543 @@ struct tensor_traits<AnyView> {
 
 } // namespace joinable::inline v0
 
+// ---- joinable/tensor/parameter.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+/// What `parameter_traits` may return for a value or a gradient: something to dereference that may
+/// be empty (a pointer, an optional view).
+template <class P>
+concept pointer_like_to_tensor = requires(P&& pointer) {
+    static_cast<bool>(pointer);
+    requires WritableTensor<decltype(*pointer)>;
+};
+
+template <class T>
+constexpr T* address_of_gradient(T& gradient) noexcept {
+    return &gradient;
+}
+template <class T>
+constexpr T* address_of_gradient(std::optional<T>& gradient) noexcept {
+    return gradient ? &*gradient : nullptr;
+}
+
+template <class P>
+concept has_value_and_grad_members = requires(P& p) {
+    requires WritableTensor<decltype((p.value))>;
+    requires WritableTensor<decltype(*address_of_gradient(p.grad))>;
+};
+
+} // namespace detail
+
+/// Adapts a parameter type: a value and its gradient. Specialise it for the engine's own type:
+///
+/// | member                                        | meaning                                          |
+/// |-----------------------------------------------|--------------------------------------------------|
+/// | `static auto value(P& p)`                     | pointer-like to a writable Tensor                |
+/// | `static auto grad(P& p)`                      | the same; empty = there is no gradient           |
+/// | `static bool requires_grad(P const& p)`       | optional; else all parameters are trained        |
+/// | `static std::string_view name(P const& p)`    | optional; error texts use it                     |
+/// | `static void set_grad(P& p, AnyView view)`    | optional; makes `view` the gradient: enables     |
+/// |                                               | gradients as bucket views                        |
+/// | `static constexpr bool is_handle = true`      | optional; copies of P share storage              |
+///
+/// The default serves every class with members `value` and `grad` (which may be a std::optional)
+/// that are writable tensors, and uses its members `requires_grad` and `name` where it has them.
+template <class P>
+struct parameter_traits {
+    static constexpr auto value(P& p) noexcept
+        requires detail::has_value_and_grad_members<P>
+    {
+        return &p.value;
+    }
+    static constexpr auto grad(P& p) noexcept
+        requires detail::has_value_and_grad_members<P>
+    {
+        return detail::address_of_gradient(p.grad);
+    }
+    static constexpr bool requires_grad(P const& p)
+        requires requires {
+            { p.requires_grad } -> std::convertible_to<bool>;
+        }
+    {
+        return p.requires_grad;
+    }
+    static constexpr std::string_view name(P const& p)
+        requires requires {
+            { p.name } -> std::convertible_to<std::string_view>;
+        }
+    {
+        return p.name;
+    }
+};
+
+namespace detail {
+
+template <class P>
+using parameter_traits_of = parameter_traits<std::remove_cvref_t<P>>;
+
+template <class P>
+concept has_value = requires(std::remove_cvref_t<P>& p) {
+    { parameter_traits_of<P>::value(p) } -> pointer_like_to_tensor;
+};
+template <class P>
+concept has_grad = requires(std::remove_cvref_t<P>& p) {
+    { parameter_traits_of<P>::grad(p) } -> pointer_like_to_tensor;
+};
+template <class P>
+concept has_set_grad = requires(std::remove_cvref_t<P>& p, AnyView& view) {
+    parameter_traits_of<P>::set_grad(p, view);
+};
+template <class P>
+concept has_name = requires(std::remove_cvref_t<P> const& p) {
+    { parameter_traits_of<P>::name(p) } -> std::convertible_to<std::string_view>;
+};
+template <class P>
+concept has_requires_grad = requires(std::remove_cvref_t<P> const& p) {
+    { parameter_traits_of<P>::requires_grad(p) } -> std::convertible_to<bool>;
+};
+template <class P>
+concept is_handle_parameter = requires { requires parameter_traits_of<P>::is_handle; };
+
+} // namespace detail
+
+/// A trainable tensor with its gradient, as `parameter_traits` describes it.
+///
+/// `p` is an lvalue of `P`.
+/// | expression                        | result                        | meaning                     |
+/// |-----------------------------------|-------------------------------|-----------------------------|
+/// | `parameter_traits<P>::value(p)`   | pointer-like to WritableTensor| the value; never empty      |
+/// | `parameter_traits<P>::grad(p)`    | pointer-like to WritableTensor| the gradient; empty = none  |
+///
+/// Not checkable, still required: value and gradient have the same extents and dtype.
+template <class P>
+concept Parameter = detail::has_value<P> && detail::has_grad<P>;
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/parameters.hpp
+
+namespace joinable::inline v0 {
+
+/// A handle on one parameter of an engine whose type was forgotten. Cheap to copy; does not own
+/// the parameter unless it was made from an owning pointer or a handle type.
+class AnyParameter {
+public:
+    /// The parameter that `object` is; `owner` keeps it alive where that is needed.
+    template <Parameter P>
+    explicit AnyParameter(P& object, std::shared_ptr<void> owner = {})
+        : object_{const_cast<std::remove_const_t<P>*>(&object)}, functions_{&table<P>},
+          owner_{std::move(owner)} {
+        static_assert(
+            !std::is_const_v<P> || detail::is_handle_parameter<P>,
+            "parameters: const parameters cannot be trained, since values and gradients are "
+            "written; give a range or pointers that are not const"
+        );
+    }
+
+    [[nodiscard]] AnyView value() const { return functions_->value(object_); }
+    /// Empty where the parameter has no gradient now.
+    [[nodiscard]] AnyView grad() const { return functions_->grad(object_); }
+    [[nodiscard]] bool can_set_grad() const noexcept { return functions_->set_grad != nullptr; }
+    /// Makes `view` the gradient.
+    /// @throws ContractViolation  the parameter's traits cannot: `can_set_grad()` is false.
+    void set_grad(AnyView const& view) const {
+        if (!can_set_grad()) {
+            throw ContractViolation{"a gradient cannot be set: parameter_traits of this type needs "
+                                    "'static void set_grad(P&, AnyView)'"};
+        }
+        functions_->set_grad(object_, view);
+    }
+    [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
+    /// Empty where the parameter has no name.
+    [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
+
+private:
+    struct Functions {
+        AnyView (*value)(void*);
+        AnyView (*grad)(void*);
+        void (*set_grad)(void*, AnyView const&); ///< null: there is none
+        bool (*requires_grad)(void*);
+        std::string_view (*name)(void*);
+    };
+
+    template <class Pointer>
+    static AnyView view_of(Pointer&& pointer) {
+        return pointer ? view_of_tensor(*pointer) : AnyView{};
+    }
+    template <class T>
+    static AnyView view_of_tensor(T&& tensor) {
+        if constexpr (std::same_as<std::remove_cvref_t<T>, AnyView>) {
+            return tensor;
+        } else {
+            return AnyView{tensor};
+        }
+    }
+
+    template <class P>
+    static consteval Functions make_table() {
+        using Traits = detail::parameter_traits_of<P>;
+        using Object = std::remove_const_t<P>;
+        Functions functions{};
+        functions.value = [](void* p) { return view_of(Traits::value(*static_cast<Object*>(p))); };
+        functions.grad = [](void* p) { return view_of(Traits::grad(*static_cast<Object*>(p))); };
+        if constexpr (detail::has_set_grad<P>) {
+            functions.set_grad = [](void* p, AnyView const& view) {
+                Traits::set_grad(*static_cast<Object*>(p), view);
+            };
+        }
+        functions.requires_grad = [](void* p) -> bool {
+            if constexpr (detail::has_requires_grad<P>) {
+                return Traits::requires_grad(*static_cast<Object*>(p));
+            } else {
+                return p != nullptr;
+            }
+        };
+        functions.name = [](void* p) -> std::string_view {
+            if constexpr (detail::has_name<P>) {
+                return Traits::name(*static_cast<Object*>(p));
+            } else {
+                (void)p;
+                return {};
+            }
+        };
+        return functions;
+    }
+
+    template <class P>
+    static constexpr Functions table = make_table<P>();
+
+    void* object_;
+    Functions const* functions_;
+    std::shared_ptr<void> owner_;
+};
+
+/// The parameters of a model, of whatever types. An index is a position in the list.
+class ParameterList {
+public:
+    [[nodiscard]] std::size_t size() const noexcept { return items_.size(); }
+    [[nodiscard]] AnyParameter const& operator[](std::size_t i) const { return items_[i]; }
+    [[nodiscard]] auto begin() const noexcept { return items_.begin(); }
+    [[nodiscard]] auto end() const noexcept { return items_.end(); }
+    void push_back(AnyParameter parameter) { items_.push_back(std::move(parameter)); }
+
+private:
+    std::vector<AnyParameter> items_;
+};
+
+namespace detail {
+
+template <class T>
+concept pointer_to_parameter = requires(T& pointer) {
+    static_cast<bool>(pointer);
+    requires Parameter<std::remove_reference_t<decltype(*pointer)>>;
+};
+
+template <class Range>
+void append_parameters(ParameterList& list, Range&& range) {
+    if constexpr (std::same_as<std::remove_cvref_t<Range>, ParameterList>) {
+        for (AnyParameter const& parameter : range) {
+            list.push_back(parameter);
+        }
+    } else {
+        using Item = std::remove_reference_t<decltype(*std::begin(range))>;
+        static_assert(
+            Parameter<Item> || pointer_to_parameter<Item>,
+            "parameters: the elements of the range must model Parameter, or be pointers to such; "
+            "give them members 'value' and 'grad', or specialise joinable::parameter_traits"
+        );
+        if constexpr (Parameter<Item>) {
+            constexpr bool items_stay = std::is_lvalue_reference_v<Range> &&
+                                        std::is_lvalue_reference_v<decltype(*std::begin(range))>;
+            static_assert(
+                items_stay || is_handle_parameter<Item>,
+                "parameters: a temporary range of parameters would be gone before it is used; give "
+                "the range a name, or set parameter_traits::is_handle if copies share storage"
+            );
+            for (auto&& item : range) {
+                if constexpr (items_stay) {
+                    list.push_back(AnyParameter{item});
+                } else if constexpr (is_handle_parameter<Item>) {
+                    // Copied, not moved: a temporary view may show handles that somebody owns.
+                    auto owned = std::make_shared<std::remove_const_t<Item>>(item);
+                    list.push_back(AnyParameter{*owned, owned});
+                }
+            }
+        } else if constexpr (pointer_to_parameter<Item>) {
+            using Pointer = std::remove_const_t<Item>;
+            constexpr bool is_owning_copy =
+                std::copy_constructible<Pointer> && !std::is_pointer_v<Pointer>;
+            static_assert(
+                std::copy_constructible<Pointer> || std::is_lvalue_reference_v<Range> ||
+                    std::ranges::enable_borrowed_range<std::remove_cv_t<Range>>,
+                "parameters: a temporary range of unique pointers would take its parameters with "
+                "it; give the range a name, or use shared pointers"
+            );
+            for (auto&& pointer : range) {
+                if (!pointer) {
+                    throw ContractViolation{concat("parameters: pointer ", list.size(), " is null")
+                    };
+                }
+                if constexpr (is_owning_copy) {
+                    list.push_back(AnyParameter{*pointer, std::make_shared<Pointer>(pointer)});
+                } else {
+                    list.push_back(AnyParameter{*pointer});
+                }
+            }
+        }
+    }
+}
+
+} // namespace detail
+
+/// Joins ranges of parameters of different types into one list, in order. Of a named range of
+/// objects the addresses are kept; of pointers and smart pointers the pointer (shared ones share
+/// ownership); a temporary range must hold pointers or handles (parameter_traits::is_handle), which
+/// are copied. Const parameters and temporary ranges of unique pointers are compile errors. A
+/// ParameterList is spliced in. Local.
+/// @throws ContractViolation  a pointer is null.
+template <class... Ranges>
+[[nodiscard]] ParameterList parameters(Ranges&&... ranges) {
+    ParameterList list;
+    (detail::append_parameters(list, std::forward<Ranges>(ranges)), ...);
+    return list;
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/bucket/tensor_size.hpp
+
+namespace joinable::inline v0 {
+
+/// All that bucket assignment asks of a tensor. Give it in place of tensors that have no memory
+/// yet: a layout can then be computed before the model is made, or by the compiler.
+struct TensorSize {
+    std::size_t numel = 0;
+    DType dtype = DType::f32;
+    DeviceId device = {};
+
+    [[nodiscard]] constexpr std::size_t bytes() const noexcept { return numel * size_of(dtype); }
+    /// Whether tensors of both sizes may share a bucket: it has one dtype and is on one device.
+    [[nodiscard]] constexpr bool shares_buckets_with(TensorSize const& other) const noexcept {
+        return dtype == other.dtype && device == other.device;
+    }
+};
+
+namespace detail {
+
+template <class T>
+concept has_tensor_size =
+    Tensor<T> || Parameter<T> || std::same_as<std::remove_cvref_t<T>, AnyParameter> ||
+    std::same_as<std::remove_cvref_t<T>, TensorSize>;
+
+/// The size of a tensor, or that of a parameter's value.
+template <has_tensor_size T>
+[[nodiscard]] constexpr TensorSize tensor_size_of(T&& object) {
+    using Object = std::remove_cvref_t<T>;
+    if constexpr (std::same_as<Object, TensorSize>) {
+        return object;
+    } else if constexpr (std::same_as<Object, AnyParameter>) {
+        return tensor_size_of(object.value());
+    } else if constexpr (Tensor<T>) {
+        return {numel(object), dtype(object), device(object)};
+    } else {
+        // Traits take parameters that can be written; nothing is written for a size.
+        return tensor_size_of(*parameter_traits<Object>::value(const_cast<Object&>(object)));
+    }
+}
+
+} // namespace detail
+
+} // namespace joinable::inline v0
+
+// ---- joinable/bucket/assignment.hpp
+
+namespace joinable::inline v0 {
+
+/// Which tensors share a bucket, and the limit in bytes that each bucket was cut by (0 for a sparse
+/// tensor, which is alone in its bucket).
+struct BucketAssignment {
+    std::vector<std::vector<std::size_t>> buckets;
+    std::vector<std::size_t> limits;
+};
+
+namespace detail {
+
+constexpr void check_assignment_input(
+    std::size_t count,
+    std::span<std::size_t const> limits,
+    std::span<bool const> expect_sparse,
+    std::span<std::size_t const> indices
+) {
+    if (count == 0 || limits.empty()) {
+        throw ContractViolation{concat(
+            "bucket assignment needs at least one tensor and one limit, but got ",
+            count,
+            " tensors and ",
+            limits.size(),
+            " limits"
+        )};
+    }
+    if ((!expect_sparse.empty() && expect_sparse.size() != count) ||
+        (!indices.empty() && indices.size() != count)) {
+        throw ContractViolation{concat(
+            "bucket assignment of ",
+            count,
+            " tensors needs as many sparse flags and indices, or "
+            "none, but got ",
+            expect_sparse.size(),
+            " flags and ",
+            indices.size(),
+            " indices"
+        )};
+    }
+    // Vectors are filled with a value: what libstdc++ 12 does without one is no constant expression
+    // to clang, and neither is its std::vector<bool>.
+    std::vector<unsigned char> seen(indices.empty() ? 0 : count, 0);
+    for (std::size_t const index : indices) {
+        if (index >= count || seen[index]) {
+            throw ContractViolation{concat(
+                "bucket assignment: index ",
+                index,
+                index >= count ? " is out of range for " : " is given twice for ",
+                count,
+                " tensors; give a permutation"
+            )};
+        }
+        seen[index] = 1;
+    }
+}
+
+} // namespace detail
+
+/// Cuts tensors into buckets of one dtype and device each, in order: a bucket closes after the
+/// tensor with which it reaches its limit in bytes, and the next bucket of that dtype and device
+/// gets the next limit (the last one repeats). Tensors flagged in `expect_sparse` are alone.
+///
+/// `indices` permutes the order in which tensors are taken. Without it buckets are sorted by their
+/// lowest tensor; with it they stay in the order in which they closed, those left open at the end
+/// by the first tensor of their dtype and device, so that the result is the same everywhere.
+/// Local; also in constant expressions. `tensors` is a random-access range of Tensors, Parameters
+/// or TensorSizes. The rule is that of PyTorch's _compute_bucket_assignment_by_size.
+/// Complexity: linear in the tensors times the number of different dtypes and devices.
+/// @throws ContractViolation  nothing given, sizes that differ, or indices that are no permutation.
+template <class Tensors>
+[[nodiscard]] constexpr BucketAssignment compute_bucket_assignment_by_size(
+    Tensors const& tensors,
+    std::span<std::size_t const> limits,
+    std::span<bool const> expect_sparse = {},
+    std::span<std::size_t const> indices = {}
+) {
+    static_assert(
+        detail::has_tensor_size<decltype(*std::begin(tensors))>,
+        "compute_bucket_assignment_by_size: the elements of the range must model Tensor or "
+        "Parameter, or be a TensorSize; specialise joinable::tensor_traits for their type"
+    );
+    struct Open {
+        TensorSize kind; ///< of its first tensor: who may join
+        std::size_t limit_index = 0;
+        std::size_t bytes = 0;
+        std::vector<std::size_t> members;
+    };
+    std::size_t const count = static_cast<std::size_t>(std::size(tensors));
+    detail::check_assignment_input(count, limits, expect_sparse, indices);
+    BucketAssignment result;
+    std::vector<Open> open; // few dtypes and devices: a linear search beats hashing
+    auto const close = [&](Open& group) {
+        result.buckets.push_back(std::exchange(group.members, {}));
+        result.limits.push_back(limits[group.limit_index]);
+        group.bytes = 0;
+        group.limit_index = std::min(group.limit_index + 1, limits.size() - 1);
+    };
+    auto const first = std::begin(tensors);
+    for (std::size_t i = 0; i < count; ++i) {
+        std::size_t const t = indices.empty() ? i : indices[i];
+        if (!expect_sparse.empty() && expect_sparse[t]) {
+            result.buckets.push_back({t});
+            result.limits.push_back(0);
+            continue;
+        }
+        auto const size = detail::tensor_size_of(first[static_cast<std::ptrdiff_t>(t)]);
+        auto group = std::find_if(open.begin(), open.end(), [&](Open const& candidate) {
+            return candidate.kind.shares_buckets_with(size);
+        });
+        if (group == open.end()) {
+            open.push_back({size, 0, 0, {}});
+            group = std::prev(open.end());
+        }
+        group->members.push_back(t);
+        group->bytes += size.bytes();
+        if (group->bytes >= limits[group->limit_index]) {
+            close(*group);
+        }
+    }
+    for (Open& group : open) {
+        if (!group.members.empty()) {
+            close(group);
+        }
+    }
+    if (indices.empty()) {
+        std::vector<std::size_t> order(result.buckets.size(), 0);
+        for (std::size_t b = 0; b < order.size(); ++b) {
+            order[b] = b;
+        }
+        std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+            return result.buckets[a].front() < result.buckets[b].front(); // ascending inside
+        });
+        BucketAssignment sorted;
+        for (std::size_t const b : order) {
+            sorted.buckets.push_back(std::move(result.buckets[b]));
+            sorted.limits.push_back(result.limits[b]);
+        }
+        return sorted;
+    }
+    return result;
+}
+
+template <class Tensors>
+[[nodiscard]] constexpr BucketAssignment compute_bucket_assignment_by_size(
+    Tensors const& tensors,
+    std::initializer_list<std::size_t> limits,
+    std::initializer_list<bool> expect_sparse = {},
+    std::initializer_list<std::size_t> indices = {}
+) {
+    return compute_bucket_assignment_by_size(
+        tensors,
+        std::span<std::size_t const>{limits.begin(), limits.size()},
+        std::span<bool const>{expect_sparse.begin(), expect_sparse.size()},
+        std::span<std::size_t const>{indices.begin(), indices.size()}
+    );
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/bucket/options.hpp
+
+namespace joinable::inline v0 {
+
+/// What a rank's gradient is, where notices carry weights: g is the gradient, w the weight.
+enum class GradientKind : std::uint8_t {
+    mean, ///< the mean over the rank's own samples: the average is sum(w * g) / sum(w)
+    sum,  ///< their sum: the average is sum(g) / sum(w)
+};
+
+/// How gradients are cut into buckets and averaged. The same on every rank.
+struct DataParallelOptions {
+    std::size_t bucket_cap_bytes = std::size_t{25} << 20U; ///< a bucket closes when it reaches this
+    /// The limit of the bucket that is launched first, at most bucket_cap_bytes: small, so that
+    /// communication starts early.
+    std::size_t first_bucket_bytes = std::size_t{1} << 20U;
+    /// Gradients live in the buckets and are never copied; needs parameter_traits::set_grad for
+    /// every parameter. They are valid as long as the reducer.
+    bool gradient_as_bucket_view = false;
+    GradientKind gradient_kind = GradientKind::mean;
+};
+
+} // namespace joinable::inline v0
+
 // ---- joinable/tensor/copy.hpp
 
 namespace joinable::inline v0 {
@@ -2738,314 +3137,6 @@ inline void fill_zero(AnyView const& to) {
 
 } // namespace joinable::inline v0
 
-// ---- joinable/tensor/parameter.hpp
-
-namespace joinable::inline v0 {
-
-namespace detail {
-
-/// What `parameter_traits` may return for a value or a gradient: something to dereference that may
-/// be empty (a pointer, an optional view).
-template <class P>
-concept pointer_like_to_tensor = requires(P&& pointer) {
-    static_cast<bool>(pointer);
-    requires WritableTensor<decltype(*pointer)>;
-};
-
-template <class T>
-constexpr T* address_of_gradient(T& gradient) noexcept {
-    return &gradient;
-}
-template <class T>
-constexpr T* address_of_gradient(std::optional<T>& gradient) noexcept {
-    return gradient ? &*gradient : nullptr;
-}
-
-template <class P>
-concept has_value_and_grad_members = requires(P& p) {
-    requires WritableTensor<decltype((p.value))>;
-    requires WritableTensor<decltype(*address_of_gradient(p.grad))>;
-};
-
-} // namespace detail
-
-/// Adapts a parameter type: a value and its gradient. Specialise it for the engine's own type:
-///
-/// | member                                        | meaning |
-/// |-----------------------------------------------|--------------------------------------------------|
-/// | `static auto value(P& p)`                     | pointer-like to a writable Tensor | | `static
-/// auto grad(P& p)`                      | the same; empty = there is no gradient           | |
-/// `static bool requires_grad(P const& p)`       | optional; else all parameters are trained | |
-/// `static std::string_view name(P const& p)`    | optional; error texts use it | | `static void
-/// set_grad(P& p, AnyView view)`    | optional; makes `view` the gradient: enables     | | |
-/// gradients as bucket views                        | | `static constexpr bool is_handle = true` |
-/// optional; copies of P share storage              |
-///
-/// The default serves every class with members `value` and `grad` (which may be a std::optional)
-/// that are writable tensors, and uses its members `requires_grad` and `name` where it has them.
-template <class P>
-struct parameter_traits {
-    static constexpr auto value(P& p) noexcept
-        requires detail::has_value_and_grad_members<P>
-    {
-        return &p.value;
-    }
-    static constexpr auto grad(P& p) noexcept
-        requires detail::has_value_and_grad_members<P>
-    {
-        return detail::address_of_gradient(p.grad);
-    }
-    static constexpr bool requires_grad(P const& p)
-        requires requires {
-            { p.requires_grad } -> std::convertible_to<bool>;
-        }
-    {
-        return p.requires_grad;
-    }
-    static constexpr std::string_view name(P const& p)
-        requires requires {
-            { p.name } -> std::convertible_to<std::string_view>;
-        }
-    {
-        return p.name;
-    }
-};
-
-namespace detail {
-
-template <class P>
-using parameter_traits_of = parameter_traits<std::remove_cvref_t<P>>;
-
-template <class P>
-concept has_value = requires(std::remove_cvref_t<P>& p) {
-    { parameter_traits_of<P>::value(p) } -> pointer_like_to_tensor;
-};
-template <class P>
-concept has_grad = requires(std::remove_cvref_t<P>& p) {
-    { parameter_traits_of<P>::grad(p) } -> pointer_like_to_tensor;
-};
-template <class P>
-concept has_set_grad = requires(std::remove_cvref_t<P>& p, AnyView& view) {
-    parameter_traits_of<P>::set_grad(p, view);
-};
-template <class P>
-concept has_name = requires(std::remove_cvref_t<P> const& p) {
-    { parameter_traits_of<P>::name(p) } -> std::convertible_to<std::string_view>;
-};
-template <class P>
-concept has_requires_grad = requires(std::remove_cvref_t<P> const& p) {
-    { parameter_traits_of<P>::requires_grad(p) } -> std::convertible_to<bool>;
-};
-template <class P>
-concept is_handle_parameter = requires { requires parameter_traits_of<P>::is_handle; };
-
-} // namespace detail
-
-/// A trainable tensor with its gradient, as `parameter_traits` describes it.
-///
-/// `p` is an lvalue of `P`.
-/// | expression                        | result                        | meaning |
-/// |-----------------------------------|-------------------------------|-----------------------------|
-/// | `parameter_traits<P>::value(p)`   | pointer-like to WritableTensor| the value; never empty |
-/// | `parameter_traits<P>::grad(p)`    | pointer-like to WritableTensor| the gradient; empty = none
-/// |
-///
-/// Not checkable, still required: value and gradient have the same extents and dtype.
-template <class P>
-concept Parameter = detail::has_value<P> && detail::has_grad<P>;
-
-} // namespace joinable::inline v0
-
-// ---- joinable/tensor/parameters.hpp
-
-namespace joinable::inline v0 {
-
-/// A handle on one parameter of an engine whose type was forgotten. Cheap to copy; does not own
-/// the parameter unless it was made from an owning pointer or a handle type.
-class AnyParameter {
-public:
-    /// The parameter that `object` is; `owner` keeps it alive where that is needed.
-    template <Parameter P>
-    explicit AnyParameter(P& object, std::shared_ptr<void> owner = {})
-        : object_{const_cast<std::remove_const_t<P>*>(&object)}, functions_{&table<P>},
-          owner_{std::move(owner)} {
-        static_assert(
-            !std::is_const_v<P> || detail::is_handle_parameter<P>,
-            "parameters: const parameters cannot be trained, since values and gradients are "
-            "written; give a range or pointers that are not const"
-        );
-    }
-
-    [[nodiscard]] AnyView value() const { return functions_->value(object_); }
-    /// Empty where the parameter has no gradient now.
-    [[nodiscard]] AnyView grad() const { return functions_->grad(object_); }
-    [[nodiscard]] bool can_set_grad() const noexcept { return functions_->set_grad != nullptr; }
-    /// Makes `view` the gradient.
-    /// @throws ContractViolation  the parameter's traits cannot: `can_set_grad()` is false.
-    void set_grad(AnyView const& view) const {
-        if (!can_set_grad()) {
-            throw ContractViolation{"a gradient cannot be set: parameter_traits of this type needs "
-                                    "'static void set_grad(P&, AnyView)'"};
-        }
-        functions_->set_grad(object_, view);
-    }
-    [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
-    /// Empty where the parameter has no name.
-    [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
-
-private:
-    struct Functions {
-        AnyView (*value)(void*);
-        AnyView (*grad)(void*);
-        void (*set_grad)(void*, AnyView const&); ///< null: there is none
-        bool (*requires_grad)(void*);
-        std::string_view (*name)(void*);
-    };
-
-    template <class Pointer>
-    static AnyView view_of(Pointer&& pointer) {
-        return pointer ? view_of_tensor(*pointer) : AnyView{};
-    }
-    template <class T>
-    static AnyView view_of_tensor(T&& tensor) {
-        if constexpr (std::same_as<std::remove_cvref_t<T>, AnyView>) {
-            return tensor;
-        } else {
-            return AnyView{tensor};
-        }
-    }
-
-    template <class P>
-    static consteval Functions make_table() {
-        using Traits = detail::parameter_traits_of<P>;
-        using Object = std::remove_const_t<P>;
-        Functions functions{};
-        functions.value = [](void* p) { return view_of(Traits::value(*static_cast<Object*>(p))); };
-        functions.grad = [](void* p) { return view_of(Traits::grad(*static_cast<Object*>(p))); };
-        if constexpr (detail::has_set_grad<P>) {
-            functions.set_grad = [](void* p, AnyView const& view) {
-                Traits::set_grad(*static_cast<Object*>(p), view);
-            };
-        }
-        functions.requires_grad = [](void* p) -> bool {
-            if constexpr (detail::has_requires_grad<P>) {
-                return Traits::requires_grad(*static_cast<Object*>(p));
-            } else {
-                return p != nullptr;
-            }
-        };
-        functions.name = [](void* p) -> std::string_view {
-            if constexpr (detail::has_name<P>) {
-                return Traits::name(*static_cast<Object*>(p));
-            } else {
-                (void)p;
-                return {};
-            }
-        };
-        return functions;
-    }
-
-    template <class P>
-    static constexpr Functions table = make_table<P>();
-
-    void* object_;
-    Functions const* functions_;
-    std::shared_ptr<void> owner_;
-};
-
-/// The parameters of a model, of whatever types. An index is a position in the list.
-class ParameterList {
-public:
-    [[nodiscard]] std::size_t size() const noexcept { return items_.size(); }
-    [[nodiscard]] AnyParameter const& operator[](std::size_t i) const { return items_[i]; }
-    [[nodiscard]] auto begin() const noexcept { return items_.begin(); }
-    [[nodiscard]] auto end() const noexcept { return items_.end(); }
-    void push_back(AnyParameter parameter) { items_.push_back(std::move(parameter)); }
-
-private:
-    std::vector<AnyParameter> items_;
-};
-
-namespace detail {
-
-template <class T>
-concept pointer_to_parameter = requires(T& pointer) {
-    static_cast<bool>(pointer);
-    requires Parameter<std::remove_reference_t<decltype(*pointer)>>;
-};
-
-template <class Range>
-void append_parameters(ParameterList& list, Range&& range) {
-    if constexpr (std::same_as<std::remove_cvref_t<Range>, ParameterList>) {
-        for (AnyParameter const& parameter : range) {
-            list.push_back(parameter);
-        }
-    } else {
-        using Item = std::remove_reference_t<decltype(*std::begin(range))>;
-        static_assert(
-            Parameter<Item> || pointer_to_parameter<Item>,
-            "parameters: the elements of the range must model Parameter, or be pointers to such; "
-            "give them members 'value' and 'grad', or specialise joinable::parameter_traits"
-        );
-        if constexpr (Parameter<Item>) {
-            constexpr bool items_stay = std::is_lvalue_reference_v<Range> &&
-                                        std::is_lvalue_reference_v<decltype(*std::begin(range))>;
-            static_assert(
-                items_stay || is_handle_parameter<Item>,
-                "parameters: a temporary range of parameters would be gone before it is used; give "
-                "the range a name, or set parameter_traits::is_handle if copies share storage"
-            );
-            for (auto&& item : range) {
-                if constexpr (items_stay) {
-                    list.push_back(AnyParameter{item});
-                } else if constexpr (is_handle_parameter<Item>) {
-                    // Copied, not moved: a temporary view may show handles that somebody owns.
-                    auto owned = std::make_shared<std::remove_const_t<Item>>(item);
-                    list.push_back(AnyParameter{*owned, owned});
-                }
-            }
-        } else if constexpr (pointer_to_parameter<Item>) {
-            using Pointer = std::remove_const_t<Item>;
-            constexpr bool is_owning_copy =
-                std::copy_constructible<Pointer> && !std::is_pointer_v<Pointer>;
-            static_assert(
-                std::copy_constructible<Pointer> || std::is_lvalue_reference_v<Range> ||
-                    std::ranges::enable_borrowed_range<std::remove_cv_t<Range>>,
-                "parameters: a temporary range of unique pointers would take its parameters with "
-                "it; give the range a name, or use shared pointers"
-            );
-            for (auto&& pointer : range) {
-                if (!pointer) {
-                    throw ContractViolation{concat("parameters: pointer ", list.size(), " is null")
-                    };
-                }
-                if constexpr (is_owning_copy) {
-                    list.push_back(AnyParameter{*pointer, std::make_shared<Pointer>(pointer)});
-                } else {
-                    list.push_back(AnyParameter{*pointer});
-                }
-            }
-        }
-    }
-}
-
-} // namespace detail
-
-/// Joins ranges of parameters of different types into one list, in order. Of a named range of
-/// objects the addresses are kept; of pointers and smart pointers the pointer (shared ones share
-/// ownership); a temporary range must hold pointers or handles (parameter_traits::is_handle), which
-/// are copied. Const parameters and temporary ranges of unique pointers are compile errors. A
-/// ParameterList is spliced in. Local.
-/// @throws ContractViolation  a pointer is null.
-template <class... Ranges>
-[[nodiscard]] ParameterList parameters(Ranges&&... ranges) {
-    ParameterList list;
-    (detail::append_parameters(list, std::forward<Ranges>(ranges)), ...);
-    return list;
-}
-
-} // namespace joinable::inline v0
-
 // ---- joinable/bucket/bucket.hpp
 
 namespace joinable::inline v0 {
@@ -3265,6 +3356,352 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
     unpack(pieces[assignment.buckets.size() % 2]);
     unpack(pieces[(assignment.buckets.size() + 1) % 2]);
 }
+
+} // namespace joinable::inline v0
+
+// ---- joinable/bucket/bucketed_view.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+/// A named range, kept by its address.
+template <class Range>
+class RangeReference {
+public:
+    RangeReference() = default;
+    explicit constexpr RangeReference(Range& range) noexcept : range_{&range} {}
+    [[nodiscard]] constexpr auto begin() const { return std::begin(*range_); }
+    [[nodiscard]] constexpr auto end() const { return std::end(*range_); }
+
+private:
+    Range* range_ = nullptr;
+};
+
+template <class Range>
+concept has_multi_pass_iterators = requires(Range& range) {
+    { std::begin(range) } -> std::forward_iterator;
+    { std::end(range) } -> std::same_as<decltype(std::begin(range))>;
+};
+
+template <class Range>
+inline constexpr bool is_view = std::ranges::enable_view<Range>;
+template <class Range>
+inline constexpr bool is_view<RangeReference<Range>> = true;
+
+/// The category that the old iterator tag may claim: it promises references to elements.
+template <class Reference>
+using tag_for_t = std::conditional_t<
+    std::is_lvalue_reference_v<Reference>,
+    std::forward_iterator_tag,
+    std::input_iterator_tag>;
+
+} // namespace detail
+
+/// One bucket of a BucketedView: the elements of the underlying range that share it, in order.
+/// They are found while they are read: nothing beyond the last one that was asked for. Valid as
+/// long as the underlying range.
+template <class BaseIterator>
+class LazyBucket {
+public:
+    class iterator {
+    public:
+        using value_type = std::iter_value_t<BaseIterator>;
+        using difference_type = std::ptrdiff_t;
+        using reference = std::iter_reference_t<BaseIterator>;
+        using pointer = void;
+        using iterator_concept = std::forward_iterator_tag;
+        using iterator_category = detail::tag_for_t<reference>;
+
+        iterator() = default;
+        constexpr iterator(LazyBucket const& bucket, BaseIterator at, std::size_t index)
+            : at_{at}, end_{bucket.end_}, index_{index}, kind_{bucket.kind_},
+              bytes_{bucket.kind_.bytes()}, limit_{bucket.limit_} {}
+
+        [[nodiscard]] constexpr reference operator*() const { return *at_; }
+        /// The position of this element in the underlying range.
+        [[nodiscard]] constexpr std::size_t index() const noexcept { return index_; }
+        constexpr iterator& operator++() {
+            if (bytes_ >= limit_) { // this element has closed the bucket
+                at_ = end_;
+                return *this;
+            }
+            for (++at_, ++index_; at_ != end_; ++at_, ++index_) {
+                TensorSize const size = detail::tensor_size_of(*at_);
+                if (size.shares_buckets_with(kind_)) {
+                    bytes_ += size.bytes();
+                    break;
+                }
+            }
+            return *this;
+        }
+        constexpr iterator operator++(int) {
+            iterator const old = *this;
+            ++*this;
+            return old;
+        }
+        friend constexpr bool operator==(iterator const& a, iterator const& b) {
+            return a.at_ == b.at_;
+        }
+
+    private:
+        BaseIterator at_{};
+        BaseIterator end_{};
+        std::size_t index_ = 0;
+        TensorSize kind_;
+        std::size_t bytes_ = 0; ///< of the bucket, up to and with this element
+        std::size_t limit_ = 0;
+    };
+
+    LazyBucket() = default;
+    constexpr LazyBucket(
+        BaseIterator first, BaseIterator end, std::size_t index, TensorSize kind, std::size_t limit
+    )
+        : first_{first}, end_{end}, index_{index}, kind_{kind}, limit_{limit} {}
+
+    [[nodiscard]] constexpr iterator begin() const { return {*this, first_, index_}; }
+    [[nodiscard]] constexpr iterator end() const { return {*this, end_, index_}; }
+    [[nodiscard]] constexpr DType dtype() const noexcept { return kind_.dtype; }
+    [[nodiscard]] constexpr DeviceId device() const noexcept { return kind_.device; }
+    /// The limit in bytes that this bucket is cut by.
+    [[nodiscard]] constexpr std::size_t limit() const noexcept { return limit_; }
+
+private:
+    BaseIterator first_{};
+    BaseIterator end_{};
+    std::size_t index_ = 0; ///< of first_
+    TensorSize kind_;       ///< of its first element
+    std::size_t limit_ = 0;
+};
+
+/// The buckets of a range of Tensors, Parameters or TensorSizes, as
+/// compute_bucket_assignment_by_size gives them for the same limits, each one cut when it is asked
+/// for. A forward range of LazyBucket; iterators are valid as long as the view. `Base` is what
+/// keeps the range: a reference or the range itself.
+///
+/// How lazy that can be: buckets come in the order of their lowest elements, and those of different
+/// dtypes and devices interleave. So a bucket that closes early waits for those that began before
+/// it, but never for what follows: the next bucket begins at the first element that no earlier one
+/// has taken. To say where a bucket begins, nothing is read beyond the last elements of the earlier
+/// ones and the element after those; to read it, nothing beyond its own last element, which is
+/// known as the last when it reaches the limit (a bucket that stays open is read to the end of the
+/// range). No bucket is stored.
+///
+/// Complexity: reading all buckets is linear in the elements times the number of different dtypes
+/// and devices. An iterator keeps a few words per dtype and device met so far, and allocates them.
+template <class Base>
+class BucketedView {
+public:
+    using base_iterator = decltype(std::begin(std::declval<Base const&>()));
+
+    class iterator {
+    public:
+        using value_type = LazyBucket<base_iterator>;
+        using difference_type = std::ptrdiff_t;
+        using reference = value_type;
+        using pointer = void;
+        using iterator_concept = std::forward_iterator_tag;
+        using iterator_category = std::input_iterator_tag; // buckets are made, not referred to
+
+        iterator() = default;
+        constexpr iterator(BucketedView const& view, base_iterator first)
+            : view_{&view}, first_{first} {}
+
+        [[nodiscard]] constexpr value_type operator*() const {
+            TensorSize const kind = detail::tensor_size_of(*first_);
+            std::size_t cut = 0;
+            for (Kind const& known : kinds_) {
+                if (known.size.shares_buckets_with(kind)) {
+                    cut = known.buckets;
+                }
+            }
+            auto const& limits = view_->limits_;
+            return {
+                first_,
+                std::end(view_->base_),
+                index_,
+                kind,
+                limits[std::min(cut, limits.size() - 1)]
+            };
+        }
+        constexpr iterator& operator++() {
+            take(**this);
+            auto const end = std::end(view_->base_);
+            do {
+                ++first_;
+                ++index_;
+            } while (first_ != end && is_taken(index_, detail::tensor_size_of(*first_)));
+            return *this;
+        }
+        constexpr iterator operator++(int) {
+            iterator const old = *this;
+            ++*this;
+            return old;
+        }
+        friend constexpr bool operator==(iterator const& a, iterator const& b) {
+            return a.first_ == b.first_;
+        }
+
+    private:
+        struct Kind {
+            TensorSize size;       ///< of one such tensor
+            std::size_t buckets;   ///< how many of them were passed
+            std::size_t taken_end; ///< the position after the last element of those
+        };
+
+        constexpr void take(value_type const& bucket) {
+            std::size_t last = index_;
+            for (auto it = bucket.begin(); it != bucket.end(); ++it) {
+                last = it.index();
+            }
+            TensorSize const size{0, bucket.dtype(), bucket.device()};
+            for (Kind& known : kinds_) {
+                if (known.size.shares_buckets_with(size)) {
+                    ++known.buckets;
+                    known.taken_end = last + 1;
+                    return;
+                }
+            }
+            kinds_.push_back({size, 1, last + 1});
+        }
+        [[nodiscard]] constexpr bool is_taken(std::size_t index, TensorSize const& size) const {
+            return std::any_of(kinds_.begin(), kinds_.end(), [&](Kind const& known) {
+                return index < known.taken_end && known.size.shares_buckets_with(size);
+            });
+        }
+
+        BucketedView const* view_ = nullptr;
+        base_iterator first_{};
+        std::size_t index_ = 0; ///< of first_
+        std::vector<Kind> kinds_;
+    };
+
+    BucketedView() = default;
+    /// @throws ContractViolation  no limit is given.
+    constexpr BucketedView(Base base, std::span<std::size_t const> limits)
+        : base_{std::move(base)}, limits_(limits.begin(), limits.end()) {
+        if (limits.empty()) {
+            throw ContractViolation{"views::bucketed needs at least one limit, but got none"};
+        }
+    }
+
+    [[nodiscard]] constexpr iterator begin() const { return {*this, std::begin(base_)}; }
+    [[nodiscard]] constexpr iterator end() const { return {*this, std::end(base_)}; }
+
+private:
+    Base base_{};
+    std::vector<std::size_t> limits_; ///< few: copying them with the view is cheap
+};
+
+namespace views {
+
+namespace detail {
+
+/// What `range | bucketed(limits)` waits for.
+class BucketedClosure {
+public:
+    explicit constexpr BucketedClosure(std::span<std::size_t const> limits)
+        : limits_(limits.begin(), limits.end()) {}
+
+    template <class Range>
+    friend constexpr auto operator|(Range&& range, BucketedClosure const& closure) {
+        using Value = std::remove_cvref_t<Range>;
+        static_assert(
+            v0::detail::has_tensor_size<decltype(*std::begin(range))>,
+            "views::bucketed: the elements of the range must model Tensor or Parameter, or be a "
+            "TensorSize; specialise joinable::tensor_traits for their type"
+        );
+        static_assert(
+            v0::detail::has_multi_pass_iterators<Value const>,
+            "views::bucketed: the range must be a forward range also when it is const, and its "
+            "begin and end of one type; copy it into a container first"
+        );
+        if constexpr (std::is_lvalue_reference_v<Range> && !v0::detail::is_view<Value>) {
+            using Reference = v0::detail::RangeReference<std::remove_reference_t<Range>>;
+            return BucketedView<Reference>{Reference{range}, closure.limits_};
+        } else {
+            return BucketedView<Value>{std::forward<Range>(range), closure.limits_};
+        }
+    }
+
+private:
+    std::vector<std::size_t> limits_;
+};
+
+} // namespace detail
+
+/// `range | views::bucketed(limits)`: the BucketedView of a forward range. A named container is
+/// referred to, a view is copied, a temporary container is moved into the result. Local; an empty
+/// range has no buckets.
+/// @throws ContractViolation  there are no limits.
+[[nodiscard]] constexpr auto bucketed(std::span<std::size_t const> limits) {
+    return detail::BucketedClosure{limits};
+}
+[[nodiscard]] constexpr auto bucketed(std::initializer_list<std::size_t> limits) {
+    return detail::BucketedClosure{std::span<std::size_t const>{limits.begin(), limits.size()}};
+}
+
+} // namespace views
+
+} // namespace joinable::inline v0
+
+/// A view unless it owns its range: then copying it would copy that.
+template <class Base>
+inline constexpr bool std::ranges::enable_view<joinable::BucketedView<Base>> =
+    joinable::detail::is_view<Base>;
+
+/// Its iterators refer to the underlying range alone.
+template <class BaseIterator>
+inline constexpr bool std::ranges::enable_borrowed_range<joinable::LazyBucket<BaseIterator>> = true;
+template <class BaseIterator>
+inline constexpr bool std::ranges::enable_view<joinable::LazyBucket<BaseIterator>> = true;
+
+// ---- joinable/bucket/fixed_assignment.hpp
+
+namespace joinable::inline v0 {
+
+/// A bucket assignment of at most `Capacity` tensors that allocates nothing, so that it can be a
+/// constexpr variable (a BucketAssignment lives in a constant expression only as long as that):
+///
+///     constexpr std::array<TensorSize, 3> sizes{{{10}, {10}, {5, DType::f64}}};
+///     constexpr FixedBucketAssignment<3> layout{compute_bucket_assignment_by_size(sizes, {80})};
+template <std::size_t Capacity>
+class FixedBucketAssignment {
+public:
+    /// @throws ContractViolation  more tensors than the capacity.
+    explicit constexpr FixedBucketAssignment(BucketAssignment const& assignment) {
+        for (auto const& members : assignment.buckets) {
+            if (members.size() > Capacity - starts_[size_]) {
+                throw ContractViolation{detail::concat(
+                    "a fixed bucket assignment has room for ",
+                    Capacity,
+                    " tensors, but the one it was given has more; raise its capacity"
+                )};
+            }
+            limits_[size_] = assignment.limits[size_];
+            starts_[size_ + 1] = starts_[size_] + members.size();
+            std::copy(members.begin(), members.end(), tensors_.data() + starts_[size_]);
+            ++size_;
+        }
+    }
+
+    /// The number of buckets.
+    [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
+    /// The tensors of bucket `b`. @pre b < size()
+    [[nodiscard]] constexpr std::span<std::size_t const> operator[](std::size_t b) const noexcept {
+        return {tensors_.data() + starts_[b], starts_[b + 1] - starts_[b]};
+    }
+    /// The limit in bytes that each bucket was cut by, as in BucketAssignment.
+    [[nodiscard]] constexpr std::span<std::size_t const> limits() const noexcept {
+        return {limits_.data(), size_};
+    }
+
+private:
+    std::array<std::size_t, Capacity> tensors_{}; ///< of all buckets, one after another
+    std::array<std::size_t, Capacity + 1> starts_{};
+    std::array<std::size_t, Capacity> limits_{};
+    std::size_t size_ = 0;
+};
 
 } // namespace joinable::inline v0
 
@@ -4021,12 +4458,24 @@ struct RoundNotice {
     friend constexpr bool operator==(RoundNotice const&, RoundNotice const&) = default;
 };
 
-/// How a guard behaves; every rank must give the same, but for the timeout.
+/// How a guard behaves. `enable`, `end_policy`, `sync_every` and whether `inputs` and
+/// `weight_per_input` are given must be the same on every rank.
 struct JoinOptions {
     bool enable = true; ///< false: nothing is attached and nothing is sent
     EndPolicy end_policy = EndPolicy::drain;
-    /// Inside the guard, overrides the deadline of the participants' communicators.
+    /// Inside the guard, overrides the deadline of its communicators.
     std::optional<std::chrono::nanoseconds> timeout = {};
+    /// This rank's number of inputs. When every rank gives it and the communicators can abort,
+    /// rounds need no roll calls: no vote, no leaving early, no notice but the default one.
+    std::optional<std::size_t> inputs = {};
+    /// The weight in a notice that says nothing.
+    std::optional<std::uint64_t> weight_per_input = {};
+    /// A notice that says nothing syncs in every `sync_every`th round only.
+    std::size_t sync_every = 1;
+    /// Told when this rank has shadowed more than `skew_limit` rounds in a row, at most once a
+    /// minute in this process. What it throws leaves the guard.
+    std::function<void(std::string_view)> warn = {};
+    std::size_t skew_limit = 1000;
 };
 
 /// The enumerator's name, for error texts.
@@ -4037,13 +4486,363 @@ struct JoinOptions {
 
 } // namespace joinable::inline v0
 
+// ---- joinable/join/agreement.hpp
+
+/// @file
+/// The words of a roll call, and the verdict that every rank computes from their sum.
+
+namespace joinable::inline v0::detail {
+
+inline constexpr int max_world_size = 1 << 18; ///< so that no lane of a roll call overflows
+inline constexpr std::uint64_t max_weight = std::uint64_t{1} << 45;
+inline constexpr std::uint32_t digest_mask = (1U << 23) - 1;
+
+/// FNV-1a over numbers, cut to what a roll call can compare (see `Agreement`).
+class Digest {
+public:
+    Digest& add(std::uint64_t value) noexcept {
+        for (int byte = 0; byte < 8; ++byte) {
+            hash_ = (hash_ ^ ((value >> (8 * byte)) & 0xffU)) * 0x100'0000'01b3U;
+        }
+        return *this;
+    }
+    [[nodiscard]] std::uint32_t value() const noexcept {
+        return static_cast<std::uint32_t>(hash_ ^ (hash_ >> 23) ^ (hash_ >> 46)) & digest_mask;
+    }
+
+private:
+    std::uint64_t hash_ = 0xcbf2'9ce4'8422'2325U;
+};
+
+/// Whether all of `count` ranks added the same value F < 2^23: sum and sum of squares determine it,
+/// because the mean of squares equals the square of the mean for equal values only.
+struct Agreement {
+    std::uint64_t sum = 0;
+    std::uint64_t squares = 0;
+
+    static Agreement of(std::uint32_t value) noexcept {
+        return {value, static_cast<std::uint64_t>(value) * value};
+    }
+    [[nodiscard]] std::optional<std::uint32_t> value(std::uint64_t count) const noexcept {
+        if (count == 0) {
+            return 0;
+        }
+        std::uint64_t const mean = sum / count;
+        if (sum % count != 0 || squares != count * mean * mean) {
+            return {};
+        }
+        return static_cast<std::uint32_t>(mean);
+    }
+};
+
+/// The seven words of a roll call: what one rank adds, and after the sum what all ranks said.
+struct RollCallLanes {
+    std::uint32_t active = 0;
+    std::uint32_t arrived = 0; ///< ran out of inputs since the previous roll call
+    std::uint32_t failed = 0;  ///< leaves by an exception
+    std::uint32_t stop = 0;    ///< votes to stop
+    std::uint32_t syncs = 0;
+    std::uint64_t weight = 0;
+    Agreement code;   ///< readable: see RoundCode
+    Agreement digest; ///< of what the rank is about to do
+
+    using Words = std::array<std::uint64_t, 7>;
+
+    [[nodiscard]] Words encode() const noexcept {
+        return {
+            {field(active, 0) | field(arrived, 1) | field(failed, 2),
+             field(stop, 0) | field(syncs, 1),
+             weight,
+             code.sum,
+             code.squares,
+             digest.sum,
+             digest.squares}
+        };
+    }
+    static RollCallLanes decode(Words const& words) noexcept {
+        return {
+            take(words[0], 0),
+            take(words[0], 1),
+            take(words[0], 2),
+            take(words[1], 0),
+            take(words[1], 1),
+            words[2],
+            {words[3], words[4]},
+            {words[5], words[6]}
+        };
+    }
+
+private:
+    static constexpr unsigned bits = 20; ///< 2^18 ranks fit, three fields in a word
+    static std::uint64_t field(std::uint32_t value, unsigned index) noexcept {
+        return static_cast<std::uint64_t>(value) << (bits * index);
+    }
+    static std::uint32_t take(std::uint64_t word, unsigned index) noexcept {
+        return static_cast<std::uint32_t>(word >> (bits * index)) & ((1U << bits) - 1);
+    }
+};
+
+/// How a rank opened a round; with look-ahead it announces the next round before this one's
+/// collectives, and joined ranks do the same.
+enum class Opening : std::uint8_t { notification, next, look_ahead };
+
+/// The code lane: everything about a round that active ranks must agree on and error texts name.
+struct RoundCode {
+    Phase phase = Phase::train;
+    bool syncs = false;
+    bool weighted = false;
+    Opening opening = Opening::notification;
+    std::uint32_t opener = 0; ///< index of the notifying participant
+
+    [[nodiscard]] std::uint32_t encode() const noexcept {
+        return static_cast<std::uint32_t>(phase) | (syncs ? 2U : 0U) | (weighted ? 4U : 0U) |
+               static_cast<std::uint32_t>(opening) << 3 | opener << 5;
+    }
+    static RoundCode decode(std::uint32_t code) noexcept {
+        return {
+            static_cast<Phase>(code & 1U),
+            (code & 2U) != 0,
+            (code & 4U) != 0,
+            static_cast<Opening>((code >> 3) & 3U),
+            code >> 5
+        };
+    }
+    static std::string text(std::uint32_t code) {
+        RoundCode const said = decode(code);
+        return concat(
+            said.phase == Phase::train ? "train" : "evaluate",
+            said.syncs ? ", syncs" : ", does not sync",
+            said.weighted ? ", weighted" : ", unweighted",
+            said.opening == Opening::notification
+                ? ", opened by participant " + std::to_string(said.opener)
+            : said.opening == Opening::next ? ", opened by next()"
+                                            : ", opened with look-ahead"
+        );
+    }
+};
+
+/// What ranks must agree on when they enter a guard, in the same lane.
+struct EntryCode {
+    std::uint32_t participants = 0; ///< at most 31
+    EndPolicy end_policy = EndPolicy::drain;
+    bool knows_lengths = false; ///< every rank says how many inputs it has, see Schedule
+    std::uint32_t version = library_version;
+
+    [[nodiscard]] std::uint32_t encode() const noexcept {
+        return participants | static_cast<std::uint32_t>(end_policy) << 5 |
+               (knows_lengths ? 128U : 0U) | version << 8;
+    }
+    static std::string text(std::uint32_t code) {
+        return concat(
+            code & 31U,
+            " participants, end policy ",
+            name_of(static_cast<EndPolicy>((code >> 5) & 3U)),
+            (code & 128U) != 0 ? ", known lengths" : ", unknown lengths",
+            ", library version ",
+            code >> 8
+        );
+    }
+};
+static_assert(library_version < 1U << 15); // or the entry code does not fit into a lane
+
+enum class Verdict : std::uint8_t { go_on, failed, mismatch, stop, early_end, end };
+
+/// What all ranks said, judged in the order that makes every rank see the same: a failure hides a
+/// mismatch (a leaving rank cannot say what it would have done), and both hide an end.
+[[nodiscard]] inline Verdict judge(RollCallLanes const& said, EndPolicy policy) noexcept {
+    if (said.failed > 0) {
+        return Verdict::failed;
+    }
+    if ((said.syncs != 0 && said.syncs != said.active) || !said.code.value(said.active) ||
+        !said.digest.value(said.active)) {
+        return Verdict::mismatch;
+    }
+    if (said.stop > 0) {
+        return said.active > 0 ? Verdict::stop : Verdict::end;
+    }
+    if (said.active == 0) {
+        return Verdict::end;
+    }
+    if (said.arrived > 0 && policy == EndPolicy::stop_at_first) {
+        return Verdict::stop;
+    }
+    if (said.arrived > 0 && policy == EndPolicy::throw_early) {
+        return Verdict::early_end;
+    }
+    return Verdict::go_on;
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/join/control.hpp
+
+namespace joinable::inline v0::detail {
+
+/// A participant's communicator as the guard sees it: type-erased, so that the type of a guard
+/// does not depend on it, and small, because a guard only sums words and aborts.
+class ControlCommunicator {
+public:
+    ControlCommunicator() = default;
+    ControlCommunicator(ControlCommunicator const&) = delete;
+    ControlCommunicator& operator=(ControlCommunicator const&) = delete;
+    virtual ~ControlCommunicator() = default;
+
+    [[nodiscard]] virtual int rank() const = 0;
+    [[nodiscard]] virtual int size() const = 0;
+    /// Identity: two participants over one communicator object have the same.
+    [[nodiscard]] virtual void const* address() const noexcept = 0;
+
+    /// Starts summing `words` over all ranks, in place. One sum at a time.
+    virtual void post_sum(std::span<std::uint64_t> words) = 0;
+    virtual bool test_sum() = 0;
+    virtual void wait_sum() = 0;
+
+    /// Local. Nothing where the communicator cannot abort.
+    virtual void abort(AbortReason const& reason) = 0;
+    [[nodiscard]] virtual bool can_abort() const noexcept = 0;
+
+    /// Local. False where the communicator cannot renew deadlines.
+    virtual bool keep_alive() = 0;
+
+    /// Local. The deadline that was in force, none where the communicator has no deadline.
+    virtual std::optional<std::chrono::nanoseconds>
+    exchange_deadline(std::chrono::nanoseconds deadline) = 0;
+
+    void sum(std::span<std::uint64_t> words) {
+        post_sum(words);
+        wait_sum();
+    }
+};
+
+template <Communicator Comm>
+class ControlOver final : public ControlCommunicator {
+public:
+    explicit ControlOver(Comm& comm) noexcept : comm_{comm} {}
+
+    [[nodiscard]] int rank() const override { return comm_.rank(); }
+    [[nodiscard]] int size() const override { return comm_.size(); }
+    [[nodiscard]] void const* address() const noexcept override { return &comm_; }
+
+    void post_sum(std::span<std::uint64_t> words) override {
+        work_.reset();
+        static_cast<void>(work_.emplace( // nvcc 13 warns of a dropped reference to a work, too
+            comm_.all_reduce(Buffer{words.data(), words.size(), DType::u64}, ReduceOp::sum)
+        ));
+    }
+    bool test_sum() override { return work_->test(); }
+    void wait_sum() override {
+        work_->wait();
+        work_.reset();
+    }
+
+    void abort(AbortReason const& reason) override {
+        if constexpr (Aborts<Comm>) {
+            comm_.abort(reason);
+        }
+    }
+    [[nodiscard]] bool can_abort() const noexcept override { return Aborts<Comm>; }
+
+    bool keep_alive() override {
+        if constexpr (RenewsDeadline<Comm>) {
+            comm_.keep_alive();
+        }
+        return RenewsDeadline<Comm>;
+    }
+
+    std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds deadline
+    ) override {
+        if constexpr (HasDeadline<Comm>) {
+            return comm_.set_deadline(deadline);
+        } else {
+            return {};
+        }
+    }
+
+private:
+    Comm& comm_;
+    std::optional<work_of<Comm>> work_;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/join/ending.hpp
+
+namespace joinable::inline v0::detail {
+
+/// How a guard ends on this rank: whether it has, and why.
+class Ending {
+public:
+    explicit Ending(std::vector<ControlCommunicator*> communicators)
+        : communicators_{std::move(communicators)} {}
+
+    /// Keeps the reason of a failure that is about to leave the guard; the first one counts.
+    /// Without an exception in flight, or one that says nothing, it is `text`.
+    void record(std::string_view text) {
+        if (!recorded_) {
+            recorded_ = failure_of(std::current_exception());
+            if (recorded_->message.empty()) {
+                recorded_->message = text;
+            }
+        }
+    }
+    /// What peers should be told.
+    [[nodiscard]] AbortReason reason() const { return recorded_.value_or(failure_of({})); }
+
+    [[nodiscard]] bool is_over() const noexcept { return is_over_; }
+    void end() noexcept { is_over_ = true; }
+
+    /// Ends by what all ranks agreed on: they all throw it.
+    [[noreturn]] void fail(AbortReason const& failure) {
+        is_over_ = true;
+        failure_ = failure;
+        throw_failure(failure);
+    }
+
+    /// Ends by telling every rank, wherever it waits.
+    void abort(AbortReason const& reason) {
+        is_over_ = true;
+        for (ControlCommunicator* communicator : communicators_) {
+            communicator->abort(reason);
+        }
+    }
+
+    /// @throws ContractViolation  the guard has ended; or again the failure that it ended with.
+    void require_alive() const {
+        if (failure_) {
+            throw_failure(*failure_);
+        }
+        if (is_over_) {
+            throw ContractViolation{"this guard has ended; construct a new Join for more rounds"};
+        }
+    }
+
+    /// The communicator of the roll calls.
+    [[nodiscard]] ControlCommunicator& control() const noexcept { return *communicators_.front(); }
+    [[nodiscard]] bool can_abort() const noexcept {
+        bool can = true;
+        for (ControlCommunicator const* communicator : communicators_) {
+            can = can && communicator->can_abort();
+        }
+        return can;
+    }
+
+private:
+    std::vector<ControlCommunicator*> communicators_; ///< distinct
+    bool is_over_ = false;
+    std::optional<AbortReason> recorded_; ///< why this rank leaves
+    std::optional<AbortReason> failure_;  ///< what the guard itself threw
+};
+
+} // namespace joinable::inline v0::detail
+
 // ---- joinable/join/round.hpp
 
 namespace joinable::inline v0 {
 
 namespace detail {
 class Session;
-}
+class Rounds;
+} // namespace detail
 
 /// One forward pass of the active ranks, as all ranks agreed on it. Outside a guard, and in one
 /// that is not enabled, all ranks count as active and only this rank's own weight is known. Cheap
@@ -4091,6 +4890,7 @@ public:
 
 private:
     friend class detail::Session;
+    friend class detail::Rounds;
     friend class PendingRound;
 
     detail::Session* session_ = nullptr;
@@ -4275,84 +5075,172 @@ struct JoinResult {
     std::chrono::nanoseconds waited{}; ///< blocked in roll calls
 };
 
+/// The result as a table for people: a line per rank, its rounds and how many it shadowed, and a
+/// mark for the last joiners.
+[[nodiscard]] inline std::string to_string(JoinResult const& result) {
+    auto const cell = [](auto const& value) {
+        std::string const text = detail::concat(value);
+        return std::string(text.size() < 8 ? 8 - text.size() : 1, ' ') + text;
+    };
+    std::string table = "rank   rounds shadowed\n";
+    for (std::size_t rank = 0; rank < result.rounds_per_rank.size(); ++rank) {
+        std::size_t const own = result.rounds_per_rank[rank];
+        bool const is_last =
+            std::find(
+                result.last_joiners.begin(), result.last_joiners.end(), static_cast<int>(rank)
+            ) != result.last_joiners.end();
+        table += detail::concat(
+            cell(rank).substr(4),
+            " ",
+            cell(own),
+            " ",
+            cell(result.rounds - own),
+            is_last ? " last" : "",
+            "\n"
+        );
+    }
+    double const milliseconds = std::chrono::duration<double, std::milli>(result.waited).count();
+    table += detail::concat(
+        result.rounds,
+        " rounds",
+        result.stopped_early ? ", stopped early" : "",
+        "; this rank ran ",
+        result.own_rounds,
+        ", shadowed ",
+        result.shadow_rounds,
+        ", waited ",
+        milliseconds,
+        " ms"
+    );
+    if (result.unsynced_rounds != 0) {
+        table += detail::concat("; the last ", result.unsynced_rounds, " did not sync");
+    }
+    return table + "\n";
+}
+
+/// Prints the table to any stream that takes a std::string.
+template <class Stream>
+    requires requires(Stream& stream, std::string const& text) { stream << text; }
+Stream& operator<<(Stream& stream, JoinResult const& result) {
+    stream << to_string(result);
+    return stream;
+}
+
 } // namespace joinable::inline v0
 
-// ---- joinable/join/control.hpp
+// ---- joinable/join/schedule.hpp
 
 namespace joinable::inline v0::detail {
 
-/// A participant's communicator as the guard sees it: type-erased, so that the type of a guard
-/// does not depend on it, and small, because a guard only sums words and aborts.
-class ControlCommunicator {
+/// The rounds of a guard whose ranks said at entry how many inputs they have. What a roll call
+/// would hear follows from that, so nothing needs to be sent. Every rank has the same schedule.
+class Schedule {
 public:
-    ControlCommunicator() = default;
-    ControlCommunicator(ControlCommunicator const&) = delete;
-    ControlCommunicator& operator=(ControlCommunicator const&) = delete;
-    virtual ~ControlCommunicator() = default;
+    /// What one rank said of itself.
+    struct Shard {
+        std::uint64_t inputs = 0;
+        std::uint64_t weight = 0; ///< of each input
+    };
 
-    [[nodiscard]] virtual int rank() const = 0;
-    [[nodiscard]] virtual int size() const = 0;
-    /// Identity: two participants over one communicator object have the same.
-    [[nodiscard]] virtual void const* address() const noexcept = 0;
-
-    /// Starts summing `words` over all ranks, in place. One sum at a time.
-    virtual void post_sum(std::span<std::uint64_t> words) = 0;
-    virtual bool test_sum() = 0;
-    virtual void wait_sum() = 0;
-
-    /// Local. False where the communicator cannot abort.
-    virtual bool abort(AbortReason const& reason) = 0;
-
-    /// Local. The deadline that was in force, none where the communicator has no deadline.
-    virtual std::optional<std::chrono::nanoseconds>
-    exchange_deadline(std::chrono::nanoseconds deadline) = 0;
-
-    void sum(std::span<std::uint64_t> words) {
-        post_sum(words);
-        wait_sum();
-    }
-};
-
-template <Communicator Comm>
-class ControlOver final : public ControlCommunicator {
-public:
-    explicit ControlOver(Comm& comm) noexcept : comm_{comm} {}
-
-    [[nodiscard]] int rank() const override { return comm_.rank(); }
-    [[nodiscard]] int size() const override { return comm_.size(); }
-    [[nodiscard]] void const* address() const noexcept override { return &comm_; }
-
-    void post_sum(std::span<std::uint64_t> words) override {
-        work_.reset();
-        static_cast<void>(work_.emplace( // nvcc 13 warns of a dropped reference to a work, too
-            comm_.all_reduce(Buffer{words.data(), words.size(), DType::u64}, ReduceOp::sum)
-        ));
-    }
-    bool test_sum() override { return work_->test(); }
-    void wait_sum() override {
-        work_->wait();
-        work_.reset();
-    }
-
-    bool abort(AbortReason const& reason) override {
-        if constexpr (Aborts<Comm>) {
-            comm_.abort(reason);
+    Schedule(std::vector<Shard> shards, bool is_weighted, std::size_t sync_every)
+        : shards_{std::move(shards)}, is_weighted_{is_weighted}, sync_every_{sync_every} {
+        for (std::size_t rank = 0; rank < shards_.size(); ++rank) {
+            by_length_.push_back(static_cast<int>(rank));
+            weight_ += shards_[rank].weight;
         }
-        return Aborts<Comm>;
+        std::sort(by_length_.begin(), by_length_.end(), [this](int a, int b) {
+            return std::pair{inputs_of(a), a} < std::pair{inputs_of(b), b};
+        });
     }
 
-    std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds deadline
-    ) override {
-        if constexpr (HasDeadline<Comm>) {
-            return comm_.set_deadline(deadline);
-        } else {
-            return {};
+    /// The notice of a round, for a rank that says nothing.
+    [[nodiscard]] RoundCode code(std::size_t round) const noexcept {
+        return {Phase::train, (round + 1) % sync_every_ == 0, is_weighted_};
+    }
+
+    /// Checks what `rank` is about to say in `round`.
+    /// @throws ContractViolation  it leaves earlier or later than it said at entry, votes to stop,
+    /// or gives another notice.
+    void require(int rank, std::size_t round, RollCallLanes const& mine) const {
+        std::uint64_t const inputs = inputs_of(rank);
+        if (mine.active != 0 && round >= inputs) {
+            throw ContractViolation{concat(
+                "rank ",
+                rank,
+                " opened more rounds than JoinOptions::inputs = ",
+                inputs,
+                " promised"
+            )};
+        }
+        if (mine.active == 0 && round < inputs) {
+            throw ContractViolation{concat(
+                "rank ",
+                rank,
+                " left after ",
+                round,
+                " rounds, but JoinOptions::inputs = ",
+                inputs,
+                " promised more; without known lengths a rank may leave when it likes"
+            )};
+        }
+        if (mine.stop != 0) {
+            throw ContractViolation{
+                "vote_stop() needs roll calls; leave JoinOptions::inputs empty to vote"
+            };
+        }
+        if (mine.active == 0) {
+            return;
+        }
+        RoundCode const said = RoundCode::decode(static_cast<std::uint32_t>(mine.code.sum));
+        RoundCode const expected = code(round);
+        if (said.phase != expected.phase || said.syncs != expected.syncs ||
+            said.weighted != expected.weighted || mine.weight != weight_of(rank)) {
+            throw ContractViolation{concat(
+                "the notice of round ",
+                round,
+                " differs from what JoinOptions::inputs, weight_per_input and sync_every fixed at "
+                "entry; give no notice, or leave JoinOptions::inputs empty"
+            )};
         }
     }
+
+    /// What all ranks say in the next round, summed; arriving() are those that arrive in it.
+    [[nodiscard]] RollCallLanes next() {
+        arriving_.clear();
+        while (joined_ < by_length_.size() && inputs_of(by_length_[joined_]) == round_) {
+            weight_ -= weight_of(by_length_[joined_]);
+            arriving_.push_back(by_length_[joined_++]);
+        }
+        RollCallLanes said;
+        auto const active = static_cast<std::uint32_t>(by_length_.size() - joined_);
+        RoundCode const fixed = code(round_++);
+        Agreement const one = Agreement::of(fixed.encode());
+        said.active = active;
+        said.arrived = static_cast<std::uint32_t>(arriving_.size());
+        said.syncs = fixed.syncs ? active : 0;
+        said.weight = is_weighted_ ? weight_ : 0;
+        said.code = {one.sum * active, one.squares * active};
+        return said;
+    }
+    /// Ascending.
+    [[nodiscard]] std::vector<int> const& arriving() const noexcept { return arriving_; }
 
 private:
-    Comm& comm_;
-    std::optional<work_of<Comm>> work_;
+    [[nodiscard]] std::uint64_t inputs_of(int rank) const noexcept {
+        return shards_[static_cast<std::size_t>(rank)].inputs;
+    }
+    [[nodiscard]] std::uint64_t weight_of(int rank) const noexcept {
+        return shards_[static_cast<std::size_t>(rank)].weight;
+    }
+
+    std::vector<Shard> shards_;
+    bool is_weighted_;
+    std::size_t sync_every_;
+    std::vector<int> by_length_; ///< shortest first, equal ones by rank
+    std::uint64_t weight_ = 0;   ///< of all active ranks
+    std::size_t joined_ = 0;
+    std::size_t round_ = 0;
+    std::vector<int> arriving_;
 };
 
 } // namespace joinable::inline v0::detail
@@ -4364,178 +5252,6 @@ private:
 /// the same verdict. Knows nothing of guards, participants or RAII.
 
 namespace joinable::inline v0::detail {
-
-inline constexpr int max_world_size = 1 << 18; ///< so that no lane of a roll call overflows
-inline constexpr std::uint64_t max_weight = std::uint64_t{1} << 45;
-inline constexpr std::uint32_t digest_mask = (1U << 23) - 1;
-
-/// FNV-1a over numbers, cut to what a roll call can compare (see `Agreement`).
-class Digest {
-public:
-    Digest& add(std::uint64_t value) noexcept {
-        for (int byte = 0; byte < 8; ++byte) {
-            hash_ = (hash_ ^ ((value >> (8 * byte)) & 0xffU)) * 0x100'0000'01b3U;
-        }
-        return *this;
-    }
-    [[nodiscard]] std::uint32_t value() const noexcept {
-        return static_cast<std::uint32_t>(hash_ ^ (hash_ >> 23) ^ (hash_ >> 46)) & digest_mask;
-    }
-
-private:
-    std::uint64_t hash_ = 0xcbf2'9ce4'8422'2325U;
-};
-
-/// Whether all of `count` ranks added the same value F < 2^23: sum and sum of squares determine it,
-/// because the mean of squares equals the square of the mean for equal values only.
-struct Agreement {
-    std::uint64_t sum = 0;
-    std::uint64_t squares = 0;
-
-    static Agreement of(std::uint32_t value) noexcept {
-        return {value, static_cast<std::uint64_t>(value) * value};
-    }
-    [[nodiscard]] std::optional<std::uint32_t> value(std::uint64_t count) const noexcept {
-        if (count == 0) {
-            return 0;
-        }
-        std::uint64_t const mean = sum / count;
-        if (sum % count != 0 || squares != count * mean * mean) {
-            return {};
-        }
-        return static_cast<std::uint32_t>(mean);
-    }
-};
-
-/// The seven words of a roll call: what one rank adds, and after the sum what all ranks said.
-struct RollCallLanes {
-    std::uint32_t active = 0;
-    std::uint32_t arrived = 0; ///< ran out of inputs since the previous roll call
-    std::uint32_t failed = 0;  ///< leaves by an exception
-    std::uint32_t stop = 0;    ///< votes to stop
-    std::uint32_t syncs = 0;
-    std::uint64_t weight = 0;
-    Agreement code;   ///< readable: see RoundCode
-    Agreement digest; ///< of what the rank is about to do
-
-    using Words = std::array<std::uint64_t, 7>;
-
-    [[nodiscard]] Words encode() const noexcept {
-        return {
-            {field(active, 0) | field(arrived, 1) | field(failed, 2),
-             field(stop, 0) | field(syncs, 1),
-             weight,
-             code.sum,
-             code.squares,
-             digest.sum,
-             digest.squares}
-        };
-    }
-    static RollCallLanes decode(Words const& words) noexcept {
-        return {
-            take(words[0], 0),
-            take(words[0], 1),
-            take(words[0], 2),
-            take(words[1], 0),
-            take(words[1], 1),
-            words[2],
-            {words[3], words[4]},
-            {words[5], words[6]}
-        };
-    }
-
-private:
-    static constexpr unsigned bits = 20; ///< 2^18 ranks fit, three fields in a word
-    static std::uint64_t field(std::uint32_t value, unsigned index) noexcept {
-        return static_cast<std::uint64_t>(value) << (bits * index);
-    }
-    static std::uint32_t take(std::uint64_t word, unsigned index) noexcept {
-        return static_cast<std::uint32_t>(word >> (bits * index)) & ((1U << bits) - 1);
-    }
-};
-
-/// How a rank opened a round.
-enum class Opening : std::uint8_t { notification, next };
-
-/// The code lane: everything about a round that active ranks must agree on and error texts name.
-struct RoundCode {
-    Phase phase = Phase::train;
-    bool syncs = false;
-    bool weighted = false;
-    Opening opening = Opening::notification;
-    std::uint32_t opener = 0; ///< index of the notifying participant
-
-    [[nodiscard]] std::uint32_t encode() const noexcept {
-        return static_cast<std::uint32_t>(phase == Phase::evaluate) | (syncs ? 2U : 0U) |
-               (weighted ? 4U : 0U) | (opening == Opening::next ? 8U : 0U) | (opener << 4);
-    }
-    static RoundCode decode(std::uint32_t code) noexcept {
-        return {
-            (code & 1U) != 0 ? Phase::evaluate : Phase::train,
-            (code & 2U) != 0,
-            (code & 4U) != 0,
-            (code & 8U) != 0 ? Opening::next : Opening::notification,
-            code >> 4
-        };
-    }
-    static std::string text(std::uint32_t code) {
-        RoundCode const said = decode(code);
-        return concat(
-            said.phase == Phase::train ? "train" : "evaluate",
-            said.syncs ? ", syncs" : ", does not sync",
-            said.weighted ? ", weighted" : ", unweighted",
-            said.opening == Opening::next ? ", opened by next()" : ", opened by participant ",
-            said.opening == Opening::next ? std::string{} : std::to_string(said.opener)
-        );
-    }
-};
-
-/// What ranks must agree on when they enter a guard, in the same lane.
-struct EntryCode {
-    std::uint32_t participants = 0;
-    EndPolicy end_policy = EndPolicy::drain;
-    std::uint32_t version = library_version;
-
-    [[nodiscard]] std::uint32_t encode() const noexcept {
-        return participants | static_cast<std::uint32_t>(end_policy) << 5 | version << 7;
-    }
-    static std::string text(std::uint32_t code) {
-        return concat(
-            code & 31U,
-            " participants, end policy ",
-            name_of(static_cast<EndPolicy>((code >> 5) & 3U)),
-            ", library version ",
-            code >> 7
-        );
-    }
-};
-
-enum class Verdict : std::uint8_t { go_on, failed, mismatch, stop, early_end, end };
-
-/// What all ranks said, judged in the order that makes every rank see the same: a failure hides a
-/// mismatch (a leaving rank cannot say what it would have done), and both hide an end.
-[[nodiscard]] inline Verdict judge(RollCallLanes const& said, EndPolicy policy) noexcept {
-    if (said.failed > 0) {
-        return Verdict::failed;
-    }
-    if ((said.syncs != 0 && said.syncs != said.active) || !said.code.value(said.active) ||
-        !said.digest.value(said.active)) {
-        return Verdict::mismatch;
-    }
-    if (said.stop > 0) {
-        return said.active > 0 ? Verdict::stop : Verdict::end;
-    }
-    if (said.active == 0) {
-        return Verdict::end;
-    }
-    if (said.arrived > 0 && policy == EndPolicy::stop_at_first) {
-        return Verdict::stop;
-    }
-    if (said.arrived > 0 && policy == EndPolicy::throw_early) {
-        return Verdict::early_end;
-    }
-    return Verdict::go_on;
-}
 
 /// Who is where, and the exchanges that find it out. All ranks of `control` make the same calls.
 class RollCall {
@@ -4549,14 +5265,23 @@ public:
           is_active_(static_cast<std::size_t>(control.size()), true) {}
 
     /// Starts a roll call; `answer()` ends it. Asynchronous, no allocation.
+    /// @throws ContractViolation  it is not what the schedule says, if there is one.
     void post(RollCallLanes const& mine) {
         mine_ = mine;
-        words_ = mine.encode();
-        control_.post_sum(words_);
+        if (schedule_) {
+            schedule_->require(control_.rank(), rounds_, mine);
+        } else {
+            words_ = mine.encode();
+            control_.post_sum(words_);
+        }
         posted_ = true;
     }
     [[nodiscard]] bool is_posted() const noexcept { return posted_; }
-    [[nodiscard]] bool test() { return control_.test_sum(); }
+    [[nodiscard]] bool test() { return schedule_ || control_.test_sum(); }
+
+    /// From now on nothing is sent, until the schedule ends with a verdict other than `go_on`.
+    void follow(Schedule schedule) { schedule_ = std::move(schedule); }
+    [[nodiscard]] bool is_scheduled() const noexcept { return schedule_.has_value(); }
 
     /// Waits for the roll call that was posted and returns the verdict, the same on every rank.
     /// One more message only when a rank arrives or fails, or when ranks disagree.
@@ -4637,13 +5362,35 @@ private:
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
 
     Verdict hear(std::string_view text) {
-        control_.wait_sum();
-        posted_ = false;
-        said_ = RollCallLanes::decode(words_);
-        if (said_.arrived > 0 || said_.failed > 0) {
-            exchange_names(text);
+        if (schedule_) {
+            said_ = schedule_->next();
+            if (said_.arrived > 0) {
+                note_arrivals(schedule_->arriving());
+            }
+        } else {
+            control_.wait_sum();
+            said_ = RollCallLanes::decode(words_);
+            if (said_.arrived > 0 || said_.failed > 0) {
+                exchange_names(text);
+            }
         }
-        return judge(said_, policy_);
+        posted_ = false;
+        Verdict const verdict = judge(said_, policy_);
+        if (verdict != Verdict::go_on) {
+            schedule_.reset();
+        }
+        return verdict;
+    }
+
+    void note_arrivals(std::vector<int> const& ranks) {
+        arrived_ = ranks;
+        for (int const rank : ranks) {
+            is_active_[index(rank)] = false;
+            joined_after_[index(rank)] = rounds_;
+        }
+        while (lowest_active_ + 1 < control_.size() && !is_active_[index(lowest_active_)]) {
+            ++lowest_active_;
+        }
     }
 
     /// Two bitmaps, each the sum of one bit per rank: who arrived and who failed. The text travels
@@ -4665,26 +5412,19 @@ private:
             }
         }
         control_.sum(words);
-        auto const has_bit = [&](std::size_t map, std::size_t rank) {
-            return ((words[map * map_words + rank / 64] >> (rank % 64)) & 1U) != 0;
+        auto const ranks_in = [&](std::size_t map) {
+            std::vector<int> ranks;
+            for (std::size_t rank = 0; rank < size; ++rank) {
+                if (((words[map * map_words + rank / 64] >> (rank % 64)) & 1U) != 0) {
+                    ranks.push_back(static_cast<int>(rank));
+                }
+            }
+            return ranks;
         };
         if (said_.arrived > 0) {
-            arrived_.clear();
+            note_arrivals(ranks_in(0));
         }
-        failure_ = {FailureKind::peer_failed, {}, {}};
-        for (std::size_t rank = 0; rank < size; ++rank) {
-            if (has_bit(0, rank)) {
-                arrived_.push_back(static_cast<int>(rank));
-                is_active_[rank] = false;
-                joined_after_[rank] = rounds_;
-            }
-            if (has_bit(1, rank)) {
-                failure_.ranks.push_back(static_cast<int>(rank));
-            }
-        }
-        while (index(lowest_active_) + 1 < size && !is_active_[index(lowest_active_)]) {
-            ++lowest_active_;
-        }
+        failure_ = {FailureKind::peer_failed, ranks_in(1), {}};
         std::string said;
         for (std::size_t i = 0; i < 8 * text_words; ++i) {
             auto const byte = (words[2 * map_words + i / 8] >> (8 * (i % 8))) & 0xffU;
@@ -4710,8 +5450,277 @@ private:
     std::vector<std::size_t> joined_after_;
     std::vector<bool> is_active_;
     std::vector<int> arrived_;
+    std::optional<Schedule> schedule_;
     AbortReason failure_;
 };
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/join/rounds.hpp
+
+namespace joinable::inline v0::detail {
+
+/// What an active rank says of a round when it opens it.
+struct Announcement {
+    RoundNotice notice;
+    Opening opening = Opening::notification;
+    std::size_t opener = 0; ///< the notifying participant
+
+    [[nodiscard]] bool syncs() const noexcept {
+        return notice.will_sync && notice.phase == Phase::train;
+    }
+};
+
+/// The rounds of a guard as one rank announces, hears and counts them. Knows nothing of whose part
+/// it is inside a round, nor of how a guard ends.
+class Rounds {
+public:
+    Rounds(ControlCommunicator& control, JoinOptions const& options)
+        : control_{control}, options_{options}, roll_call_{control, options.end_policy} {}
+
+    /// Collective: agrees on what must be the same on all ranks, `order` being a digest of what
+    /// this class does not know. `local_error` is what this rank's constructor found, if anything.
+    /// @throws PeerFailed  another rank's constructor threw. @throws Mismatch
+    void enter(
+        std::size_t participants,
+        Digest order,
+        std::exception_ptr const& local_error,
+        bool can_abort
+    ) {
+        EntryCode const code{
+            static_cast<std::uint32_t>(participants),
+            options_.end_policy,
+            options_.inputs && can_abort
+        };
+        order.add(options_.sync_every).add(options_.weight_per_input ? 1 : 0);
+        RollCallLanes lanes;
+        lanes.active = 1;
+        lanes.failed = local_error ? 1 : 0;
+        lanes.code = Agreement::of(code.encode());
+        lanes.digest = Agreement::of(order.value());
+        roll_call_.post(lanes);
+        Verdict const verdict = roll_call_.agree(failure_of(local_error).message);
+        if (verdict == Verdict::mismatch) {
+            roll_call_.name_differences(
+                "ranks enter different guards",
+                "construct the same Join on every rank",
+                EntryCode::text
+            );
+        }
+        if (local_error) {
+            std::rethrow_exception(local_error);
+        }
+        if (verdict != Verdict::go_on) {
+            throw_failure(roll_call_.failure());
+        }
+        if (code.knows_lengths) {
+            exchange_lengths();
+        }
+    }
+
+    // -- saying ----------------------------------------------------------------------------------
+
+    /// A notice that says nothing is given the options' weight and sync period.
+    /// @throws ContractViolation  the weight is too large to be summed.
+    [[nodiscard]] RoundNotice completed(RoundNotice notice) const {
+        if (notice == RoundNotice{}) {
+            notice.will_sync = (roll_call_.rounds() + 1) % options_.sync_every == 0;
+            notice.weight = options_.weight_per_input;
+        }
+        if (notice.weight.value_or(0) > max_weight) {
+            throw ContractViolation{concat(
+                "a weight of ", notice.weight.value_or(0), " is above the maximum of ", max_weight
+            )};
+        }
+        return notice;
+    }
+
+    /// The next round as this rank alone knows it.
+    [[nodiscard]] Round preview(Announcement const& said) const noexcept {
+        Round round;
+        round.number_ = roll_call_.rounds();
+        round.phase_ = said.notice.phase;
+        round.will_sync_ = said.syncs();
+        return round;
+    }
+
+    void announce(Announcement const& said) {
+        RoundCode const code{
+            said.notice.phase,
+            said.syncs(),
+            said.notice.weight.has_value(),
+            said.opening,
+            static_cast<std::uint32_t>(said.opener)
+        };
+        RollCallLanes lanes;
+        lanes.active = 1;
+        lanes.stop = take_vote();
+        lanes.syncs = said.syncs() ? 1 : 0;
+        lanes.weight = said.notice.weight.value_or(0);
+        lanes.code = Agreement::of(code.encode());
+        lanes.digest = Agreement::of(static_cast<std::uint32_t>(roll_call_.rounds()) & digest_mask);
+        roll_call_.post(lanes);
+    }
+    /// That this rank has run out of inputs.
+    void announce_arrival() {
+        RollCallLanes lanes;
+        lanes.arrived = 1;
+        lanes.stop = take_vote();
+        roll_call_.post(lanes);
+    }
+    /// Nothing: for a rank that has joined, and for the closing of a guard.
+    void announce_nothing() { roll_call_.post({}); }
+
+    /// For a rank that leaves: says so to the others, who all hear of it.
+    void announce_failure(std::string const& text) {
+        RollCallLanes lanes;
+        lanes.failed = 1;
+        roll_call_.post(lanes);
+        roll_call_.answer(text);
+    }
+
+    void vote_stop() noexcept { vote_ = true; }
+    [[nodiscard]] bool has_vote() const noexcept { return vote_; }
+
+    // -- hearing ---------------------------------------------------------------------------------
+
+    [[nodiscard]] bool is_posted() const noexcept { return roll_call_.is_posted(); }
+    [[nodiscard]] bool is_scheduled() const noexcept { return roll_call_.is_scheduled(); }
+    [[nodiscard]] RollCall const& roll_call() const noexcept { return roll_call_; }
+
+    Verdict hear() {
+        if (roll_call_.test()) {
+            return roll_call_.answer();
+        }
+        auto const begin = std::chrono::steady_clock::now();
+        Verdict const verdict = roll_call_.answer();
+        result_.waited += std::chrono::steady_clock::now() - begin;
+        return verdict;
+    }
+
+    /// After the verdict to go on: the round as all ranks agreed on it, for a rank that announced
+    /// it or, without `own`, for one that shadows it.
+    [[nodiscard]] Round adopt(Session& session, std::optional<Announcement> const& own) {
+        RollCallLanes const& said = roll_call_.said();
+        RoundCode const code = agreed_code();
+        Round round;
+        round.session_ = &session;
+        round.number_ = roll_call_.rounds() - 1;
+        round.phase_ = code.phase;
+        round.will_sync_ = code.syncs;
+        round.is_weighted_ = code.weighted;
+        round.active_count_ = static_cast<int>(said.active);
+        round.weight_sum_ = said.weight;
+        round.weight_ = own ? own->notice.weight.value_or(0) : 0;
+        round.buffer_source_ = roll_call_.lowest_active();
+        round.is_shadow_ = !own;
+        ++(own ? result_.own_rounds : result_.shadow_rounds);
+        if (code.syncs) {
+            result_.unsynced_rounds = 0;
+        } else if (code.phase == Phase::train) {
+            ++result_.unsynced_rounds;
+        }
+        return round;
+    }
+    /// Whether the active ranks announce their next round before this one's collectives.
+    [[nodiscard]] bool looks_ahead() const noexcept {
+        return agreed_code().opening == Opening::look_ahead;
+    }
+
+    /// What happened up to now.
+    [[nodiscard]] JoinResult result(bool stopped_early) const {
+        JoinResult result = result_;
+        result.rounds = roll_call_.rounds();
+        result.stopped_early = stopped_early;
+        std::vector<int> const& arrived = roll_call_.arrived();
+        bool const some_arrived = roll_call_.said().arrived > 0;
+        for (int rank = 0; rank < control_.size(); ++rank) {
+            result.rounds_per_rank.push_back(roll_call_.rounds_of(rank));
+            bool const arrives_last =
+                some_arrived && std::find(arrived.begin(), arrived.end(), rank) != arrived.end();
+            if (arrives_last || (stopped_early && roll_call_.is_active(rank))) {
+                result.last_joiners.push_back(rank);
+            }
+        }
+        result.authoritative_rank = result.last_joiners.back();
+        return result;
+    }
+    [[nodiscard]] std::size_t shadow_rounds() const noexcept { return result_.shadow_rounds; }
+
+private:
+    void exchange_lengths() {
+        auto const size = static_cast<std::size_t>(control_.size());
+        auto const me = static_cast<std::size_t>(control_.rank());
+        std::vector<std::uint64_t> words(2 * size);
+        words[2 * me] = options_.inputs.value_or(0);
+        words[2 * me + 1] = options_.weight_per_input.value_or(0);
+        control_.sum(words);
+        std::vector<Schedule::Shard> shards;
+        for (std::size_t rank = 0; rank < size; ++rank) {
+            shards.push_back({words[2 * rank], words[2 * rank + 1]});
+        }
+        bool const is_weighted = options_.weight_per_input.has_value();
+        roll_call_.follow(Schedule{std::move(shards), is_weighted, options_.sync_every});
+    }
+
+    [[nodiscard]] RoundCode agreed_code() const noexcept {
+        RollCallLanes const& said = roll_call_.said();
+        return RoundCode::decode(said.code.value(said.active).value_or(0));
+    }
+    [[nodiscard]] std::uint32_t take_vote() noexcept {
+        return vote_ && !std::exchange(is_vote_sent_, true) ? 1 : 0;
+    }
+
+    ControlCommunicator& control_;
+    JoinOptions const& options_;
+    RollCall roll_call_;
+    bool vote_ = false;
+    bool is_vote_sent_ = false;
+    JoinResult result_; ///< what is counted as rounds go by
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/join/skew.hpp
+
+namespace joinable::inline v0::detail {
+
+/// Lets one call through per minute, whichever thread makes it.
+class OncePerMinute {
+public:
+    [[nodiscard]] bool allows(std::chrono::steady_clock::time_point now) noexcept {
+        Ticks const ticks = now.time_since_epoch().count();
+        Ticks next = next_.load(std::memory_order_relaxed);
+        return ticks >= next && next_.compare_exchange_strong(next, ticks + minute);
+    }
+
+private:
+    using Ticks = std::chrono::steady_clock::rep;
+    static constexpr Ticks minute =
+        std::chrono::steady_clock::duration{std::chrono::minutes{1}}.count();
+    std::atomic<Ticks> next_{std::numeric_limits<Ticks>::min()};
+};
+
+inline OncePerMinute skew_warnings; ///< of this process, however many guards and ranks it runs
+
+/// Tells the user that this rank has been shadowing for long: it costs time, and is often a sign
+/// of badly dealt data.
+inline void warn_of_skew(JoinOptions const& options, int rank, std::size_t shadow_rounds) {
+    if (shadow_rounds <= options.skew_limit || !options.warn ||
+        !skew_warnings.allows(std::chrono::steady_clock::now())) {
+        return;
+    }
+    options.warn(concat(
+        "rank ",
+        rank,
+        " ran out of inputs and has shadowed ",
+        shadow_rounds,
+        " rounds of the others; deal the data more evenly if that costs too much "
+        "(JoinOptions::skew_limit is ",
+        options.skew_limit,
+        ")"
+    ));
+}
 
 } // namespace joinable::inline v0::detail
 
@@ -4741,35 +5750,15 @@ public:
         std::vector<ParticipantInfo> participants,
         JoinOptions const& options
     )
-        : communicators_{std::move(communicators)}, parts_{std::move(participants)},
-          options_{options}, roll_call_{control(), options.end_policy} {}
+        : ending_{std::move(communicators)}, parts_{std::move(participants)}, options_{options},
+          rounds_{ending_.control(), options_} {}
 
-    /// Collective. `order` is a digest of what must be the same on all ranks; `local_error` is what
-    /// this rank's constructor found, if anything: then every other rank throws PeerFailed.
-    void enter(Digest order, std::exception_ptr const& local_error) {
-        RollCallLanes lanes;
-        lanes.active = 1;
-        lanes.failed = local_error ? 1 : 0;
-        EntryCode const code{
-            static_cast<std::uint32_t>(parts_.count()), options_.end_policy, library_version
-        };
-        lanes.code = Agreement::of(code.encode());
-        lanes.digest = Agreement::of(order.value());
-        roll_call_.post(lanes);
-        Verdict const verdict = roll_call_.agree(failure_of(local_error).message);
-        if (verdict == Verdict::mismatch) {
-            roll_call_.name_differences(
-                "ranks enter different guards",
-                "construct the same Join on every rank",
-                EntryCode::text
-            );
-        }
-        if (local_error) {
-            std::rethrow_exception(local_error);
-        }
-        if (verdict != Verdict::go_on) {
-            throw_failure(roll_call_.failure());
-        }
+    Session(Session const&) = delete; // rounds know the options by address
+    Session& operator=(Session const&) = delete;
+
+    /// Collective. See Rounds::enter.
+    void enter(Digest const& order, std::exception_ptr const& local_error) {
+        rounds_.enter(parts_.count(), order, local_error, ending_.can_abort());
     }
 
     // -- what participants call ------------------------------------------------------------------
@@ -4779,13 +5768,14 @@ public:
         if (is_shadowing_) {
             return; // a hook may run the code of active ranks
         }
-        check_alive();
+        ending_.require_alive();
         require_no_announcement();
-        if (parts_.take_turn(position, opening_ == Opening::next)) {
+        bool const loop_opens_rounds = opened_ && opened_->opening != Opening::notification;
+        if (parts_.take_turn(position, loop_opens_rounds)) {
             check_later_notice(position, notice);
             return;
         }
-        open(notice, Opening::notification, position);
+        opened_ = open(notice, Opening::notification, position);
     }
 
     /// Blocks until the round that was announced is agreed on, and returns it.
@@ -4803,187 +5793,148 @@ public:
     }
     void done() { parts_.done(); }
 
-    /// Keeps the reason of a failure that is about to leave the guard; the first one counts.
-    void record_failure(std::string_view text) {
-        if (!recorded_) {
-            recorded_ = failure_of(std::current_exception());
-            if (recorded_->message.empty()) {
-                recorded_->message = text;
-            }
-        }
-    }
+    void record_failure(std::string_view text) { ending_.record(text); }
 
-    [[nodiscard]] bool is_active(int rank) const { return roll_call_.is_active(rank); }
-    [[nodiscard]] bool is_answered() const noexcept { return !roll_call_.is_posted(); }
+    [[nodiscard]] bool is_active(int rank) const { return rounds_.roll_call().is_active(rank); }
+    [[nodiscard]] bool is_answered() const noexcept { return !rounds_.is_posted() || is_ahead_; }
+    [[nodiscard]] bool announced_sync() const noexcept {
+        return is_answered() ? round_.will_sync() : opened_ && opened_->syncs();
+    }
 
     // -- what the guard calls --------------------------------------------------------------------
 
     /// Opens a round if this rank has an input. False when it is to leave the loop.
-    bool next(bool have_input, RoundNotice const& notice) {
+    bool next(bool have_input, RoundNotice const& notice, Opening opening) {
         if (stopped_) {
             return false;
         }
-        check_alive();
+        ending_.require_alive();
         require_complete_round();
         if (!have_input) {
             return false;
         }
-        open(notice, Opening::next, 0);
+        if (is_ahead_ && (opening != Opening::look_ahead || !ahead_)) {
+            throw_violation("a loop with look-ahead has said already what this rank does next; run "
+                            "one such loop in a guard, and no next() beside it");
+        }
+        opened_ = is_ahead_ ? std::exchange(ahead_, {}) : open(notice, opening, 0);
+        is_ahead_ = false;
         settle();
         return !stopped_;
     }
 
+    /// Announces the round after the open one, or without a notice that there is none for this
+    /// rank, before the collectives of the open round.
+    void look_ahead(std::optional<RoundNotice> const& notice) {
+        if (rounds_.is_scheduled()) {
+            return; // everybody knows
+        }
+        if (notice) {
+            ahead_ = open(*notice, Opening::look_ahead, 0);
+        } else {
+            rounds_.announce_arrival();
+        }
+        is_ahead_ = true;
+    }
+
     void vote_stop() {
-        if (opening_ == Opening::notification) {
+        if (opened_ && opened_->opening == Opening::notification) {
             throw_violation(
                 "vote_stop() needs a loop that runs on next() or iterate(), so that no rank "
                 "computes a round that was stopped"
             );
         }
-        vote_ = true;
+        rounds_.vote_stop();
     }
 
-    /// Makes this rank joined, shadows until all are, runs the post hooks. Again: the same result.
-    JoinResult const& finish(HookRunner& hooks) {
-        if (is_finished_) {
-            return result_;
-        }
-        check_alive();
+    /// Makes this rank joined, shadows until all are, runs the post hooks.
+    void finish(HookRunner& hooks) {
+        ending_.require_alive();
         try {
             require_complete_round();
+            require_nothing_ahead();
             if (!stopped_) {
                 shadow_until_end(hooks);
             }
             has_ended_ = true;
-            make_result();
-            bool const is_last = contains(result_.last_joiners, control().rank());
-            hooks.run_post_hooks(result_, is_last);
-            roll_call_.post({}); // a post hook that fails on one rank fails on all
-            check(roll_call_.answer());
-            is_finished_ = is_over_ = true;
+            JoinResult result = rounds_.result(stopped_);
+            auto const& last = result.last_joiners;
+            bool const is_last =
+                std::find(last.begin(), last.end(), ending_.control().rank()) != last.end();
+            hooks.run_post_hooks(result, is_last);
+            rounds_.announce_nothing(); // a post hook that fails on one rank fails on all
+            hear();
+            ending_.end();
+            result_ = std::move(result);
         } catch (...) {
-            record_failure({});
+            ending_.record({});
             leave_by_exception();
             throw;
         }
-        return result_;
     }
 
     /// For a guard that an exception leaves. Blocks at most the deadline, never throws: between
     /// rounds it says so in the next roll call, anywhere else it aborts the communicators.
     void leave_by_exception() noexcept {
-        if (is_over_) {
+        if (ending_.is_over()) {
             return;
         }
-        is_over_ = true;
         try {
-            AbortReason const reason = recorded_.value_or(failure_of({}));
+            AbortReason const reason = ending_.reason();
             if (is_between_rounds() && reason.ranks.empty()) {
-                RollCallLanes lanes;
-                lanes.failed = 1;
-                roll_call_.post(lanes);
-                roll_call_.answer(reason.message);
+                ending_.end();
+                rounds_.announce_failure(reason.message);
                 return;
             }
-            for (ControlCommunicator* communicator : communicators_) {
-                communicator->abort(blamed_on(control().rank(), reason));
-            }
+            ending_.abort(blamed_on(ending_.control().rank(), reason));
         } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is in flight goes on
         }
     }
 
-    [[nodiscard]] bool is_over() const noexcept { return is_over_; }
+    /// What finish() returned, once it has.
+    [[nodiscard]] std::optional<JoinResult> const& result() const noexcept { return result_; }
+    [[nodiscard]] bool is_over() const noexcept { return ending_.is_over(); }
     [[nodiscard]] Round const& round() const noexcept { return round_; }
 
 private:
-    [[nodiscard]] ControlCommunicator& control() const noexcept { return *communicators_.front(); }
-
-    static bool contains(std::vector<int> const& ranks, int rank) {
-        return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-    }
-
-    void check_alive() const {
-        if (is_over_) {
-            if (failure_) {
-                throw_failure(*failure_);
-            }
-            throw_violation("this guard has ended; construct a new Join for more rounds");
-        }
-    }
-
-    // -- rounds ----------------------------------------------------------------------------------
-
-    void open(RoundNotice const& notice, Opening opening, std::size_t opener) {
-        bool const syncs = notice.will_sync && notice.phase == Phase::train;
-        if (notice.weight.value_or(0) > max_weight) {
-            throw_violation(
-                concat("a weight of ", *notice.weight, " is above the maximum of ", max_weight)
-            );
-        }
-        Round preview;
-        preview.session_ = this;
-        preview.number_ = roll_call_.rounds();
-        preview.phase_ = notice.phase;
-        preview.will_sync_ = syncs;
+    Announcement open(RoundNotice const& notice, Opening opening, std::size_t opener) {
+        Announcement const said{rounds_.completed(notice), opening, opener};
         if (opening == Opening::notification) {
-            if (vote_ || options_.end_policy == EndPolicy::stop_at_first) {
+            if (rounds_.has_vote() || options_.end_policy == EndPolicy::stop_at_first) {
                 throw_violation(
                     "votes and EndPolicy::stop_at_first need a loop that runs on next() or "
                     "iterate(), so that no rank computes a round that was stopped"
                 );
             }
-            parts_.require_first(opener, preview);
+            parts_.require_first(opener, rounds_.preview(said));
         }
-        opening_ = opening;
-        notice_ = notice;
-        parts_.close();
-        opener_ = opener;
-        RollCallLanes lanes;
-        lanes.active = 1;
-        lanes.stop = vote_ ? 1 : 0;
-        lanes.syncs = syncs ? 1 : 0;
-        lanes.weight = notice.weight.value_or(0);
-        RoundCode const code{
-            notice.phase,
-            syncs,
-            notice.weight.has_value(),
-            opening,
-            static_cast<std::uint32_t>(opener)
-        };
-        lanes.code = Agreement::of(code.encode());
-        lanes.digest = Agreement::of(static_cast<std::uint32_t>(preview.number_) & digest_mask);
-        roll_call_.post(lanes);
+        rounds_.announce(said);
+        return said;
     }
 
     /// Waits for the answer of a posted roll call, if there is one, and acts on it.
     void settle() {
-        if (!roll_call_.is_posted()) {
+        if (is_answered()) {
             return;
         }
         if (hear() == Verdict::stop) {
             stopped_ = true;
             return;
         }
-        adopt_round(notice_.weight.value_or(0), false);
-        ++result_.own_rounds;
-        if (opening_ == Opening::notification) {
-            parts_.begin(opener_);
+        round_ = rounds_.adopt(*this, opened_);
+        parts_.open(round_);
+        if (opened_ && opened_->opening == Opening::notification) {
+            parts_.begin(opened_->opener);
         }
     }
 
     /// The answer; verdicts that end the guard with an exception are thrown here.
     Verdict hear() {
         try {
-            if (roll_call_.test()) {
-                return check(roll_call_.answer());
-            }
-            auto const begin = std::chrono::steady_clock::now();
-            Verdict const verdict = roll_call_.answer();
-            result_.waited += std::chrono::steady_clock::now() - begin;
-            return check(verdict);
+            return check(rounds_.hear());
         } catch (...) {
-            if (!is_over_) { // the communicator failed: the others of this guard fail with it
-                record_failure({});
+            if (!ending_.is_over()) { // the communicator failed: the others fail with it
+                ending_.record({});
                 leave_by_exception();
             }
             throw;
@@ -4993,18 +5944,15 @@ private:
     Verdict check(Verdict verdict) {
         switch (verdict) {
         case Verdict::failed:
-        case Verdict::mismatch:
-            is_over_ = true;
-            failure_ = roll_call_.failure();
-            throw_failure(*failure_);
+        case Verdict::mismatch: ending_.fail(rounds_.roll_call().failure());
         case Verdict::early_end:
-            is_over_ = true;
+            ending_.end();
             throw EarlyTermination{
-                roll_call_.arrived(),
+                rounds_.roll_call().arrived(),
                 concat(
-                    ranks_text(roll_call_.arrived()),
+                    ranks_text(rounds_.roll_call().arrived()),
                     " ran out of inputs after ",
-                    roll_call_.rounds(),
+                    rounds_.roll_call().rounds(),
                     " rounds"
                 )
             };
@@ -5015,46 +5963,25 @@ private:
         return verdict;
     }
 
-    void adopt_round(std::uint64_t own_weight, bool is_shadow) {
-        RollCallLanes const& said = roll_call_.said();
-        RoundCode const code = RoundCode::decode(*said.code.value(said.active));
-        round_.session_ = this;
-        round_.number_ = roll_call_.rounds() - 1;
-        round_.phase_ = code.phase;
-        round_.will_sync_ = code.syncs;
-        round_.is_weighted_ = code.weighted;
-        round_.active_count_ = static_cast<int>(said.active);
-        round_.weight_sum_ = said.weight;
-        round_.weight_ = own_weight;
-        round_.buffer_source_ = roll_call_.lowest_active();
-        round_.is_shadow_ = is_shadow;
-        parts_.open(round_);
-        if (code.syncs) {
-            result_.unsynced_rounds = 0;
-        } else if (code.phase == Phase::train) {
-            ++result_.unsynced_rounds;
-        }
-    }
-
     void check_later_notice(std::size_t position, RoundNotice const& notice) const {
-        if (notice != RoundNotice{} && notice != notice_) {
+        if (notice != RoundNotice{} && opened_ && notice != opened_->notice) {
             throw_violation(concat(
                 parts_.name(position),
                 " gave a notice that differs from the one that opened round ",
                 round_.number(),
-                opening_ == Opening::next
-                    ? "; give the notice to next() or to the announce function of iterate()"
-                    : "; give the notice to the participant that comes first in hook order"
+                opened_->opening == Opening::notification
+                    ? "; give the notice to the participant that comes first in hook order"
+                    : "; give the notice to next() or to the announce function of iterate()"
             ));
         }
     }
 
     void require_no_announcement() const {
-        if (roll_call_.is_posted()) {
+        if (!is_answered()) {
             throw_violation(concat(
-                parts_.name(opener_),
+                parts_.name(opened_ ? opened_->opener : 0),
                 " announced round ",
-                roll_call_.rounds(),
+                rounds_.roll_call().rounds(),
                 ", but never waited for it (a forward without its backward?)"
             ));
         }
@@ -5065,27 +5992,49 @@ private:
         parts_.require_complete();
     }
 
+    /// Others compute a round already that this rank has announced: they cannot go on without it.
+    void require_nothing_ahead() {
+        if (ahead_) {
+            AbortReason const reason{
+                FailureKind::contract,
+                {ending_.control().rank()},
+                concat(
+                    "rank ",
+                    ending_.control().rank(),
+                    " left a loop with look-ahead before its end, but had announced round ",
+                    rounds_.roll_call().rounds(),
+                    "; vote_stop() instead, or iterate without look_ahead"
+                )
+            };
+            ending_.abort(reason);
+            throw_failure(reason);
+        }
+    }
+
     [[nodiscard]] bool is_between_rounds() const {
-        return !roll_call_.is_posted() && parts_.are_complete() && !has_ended_ && !is_shadowing_;
+        return !rounds_.is_posted() && !rounds_.is_scheduled() && parts_.are_complete() &&
+               !has_ended_ && !is_shadowing_;
     }
 
     // -- the end ---------------------------------------------------------------------------------
 
     void shadow_until_end(HookRunner& hooks) {
         parts_.close();
-        RollCallLanes lanes;
-        lanes.arrived = 1;
-        lanes.stop = vote_ ? 1 : 0;
+        if (!std::exchange(is_ahead_, false)) {
+            rounds_.announce_arrival();
+        }
         for (;;) {
-            roll_call_.post(lanes);
-            lanes = {};
             Verdict const verdict = hear();
             if (verdict != Verdict::go_on) {
                 stopped_ = verdict == Verdict::stop;
                 return;
             }
-            adopt_round(0, true);
             is_shadowing_ = true;
+            round_ = rounds_.adopt(*this, {});
+            if (rounds_.looks_ahead()) { // as the active ranks do: before this round's collectives
+                rounds_.announce_nothing();
+            }
+            parts_.open(round_);
             for (auto part = parts_.next(); part; part = parts_.next()) {
                 parts_.begin(*part);
                 round_.position_ = *part;
@@ -5093,44 +6042,26 @@ private:
             }
             parts_.close();
             is_shadowing_ = false;
-            ++result_.shadow_rounds;
-        }
-    }
-
-    void make_result() {
-        int const size = control().size();
-        result_.rounds = roll_call_.rounds();
-        result_.stopped_early = stopped_;
-        bool const some_arrived = roll_call_.said().arrived > 0;
-        for (int rank = 0; rank < size; ++rank) {
-            result_.rounds_per_rank.push_back(roll_call_.rounds_of(rank));
-            bool const was_active = (stopped_ && roll_call_.is_active(rank)) ||
-                                    (some_arrived && contains(roll_call_.arrived(), rank));
-            if (was_active) {
-                result_.last_joiners.push_back(rank);
+            warn_of_skew(options_, ending_.control().rank(), rounds_.shadow_rounds());
+            if (!rounds_.is_posted()) {
+                rounds_.announce_nothing();
             }
         }
-        result_.authoritative_rank = result_.last_joiners.back();
     }
 
-    std::vector<ControlCommunicator*> communicators_; ///< distinct; the first serves roll calls
+    Ending ending_;
     Parts parts_;
     JoinOptions options_;
-    RollCall roll_call_;
+    Rounds rounds_;
 
     Round round_;
-    RoundNotice notice_;
-    std::optional<Opening> opening_;
-    std::size_t opener_ = 0;
+    std::optional<Announcement> opened_; ///< the last round that this rank opened
+    bool is_ahead_ = false;              ///< the posted roll call is of the next round already
+    std::optional<Announcement> ahead_;  ///< what it says; none when it says the end
     bool is_shadowing_ = false;
-    bool vote_ = false;
-    bool stopped_ = false;     ///< by agreement, before every rank ran out
-    bool has_ended_ = false;   ///< the end verdict was heard, post hooks run
-    bool is_finished_ = false; ///< the result is valid
-    bool is_over_ = false;
-    std::optional<AbortReason> recorded_; ///< why this rank leaves
-    std::optional<AbortReason> failure_;  ///< what the guard itself threw
-    JoinResult result_;
+    bool stopped_ = false;   ///< by agreement, before every rank ran out
+    bool has_ended_ = false; ///< the end verdict was heard, post hooks run
+    std::optional<JoinResult> result_;
 };
 
 } // namespace joinable::inline v0::detail
@@ -5226,14 +6157,13 @@ using join_communicator_t =
 /// A class that can take part in a guard.
 ///
 /// `joinable` is an lvalue of `J`.
-/// | expression                      | result         | meaning |
-/// |---------------------------------|----------------|-----------------------------------------------|
-/// | `joinable.join_hook(args)`      | JoinHook       | what joined ranks run in its place; local;
-/// | |                                 |                | `args` is arguments<J::join_keywords>,
-/// and no | |                                 |                | member join_keywords means
-/// keywords<>         | | `joinable.join_communicator()`  | Communicator&  | over which its
-/// collectives run                | | `joinable.join_state()`         | JoinState&     | a member
-/// that it owns                         |
+/// | expression                     | result        | meaning                                       |
+/// |--------------------------------|---------------|-----------------------------------------------|
+/// | `joinable.join_hook(args)`     | JoinHook      | what joined ranks run in its place; local;    |
+/// |                                |               | `args` is arguments<J::join_keywords>, and no |
+/// |                                |               | member join_keywords means keywords<>         |
+/// | `joinable.join_communicator()` | Communicator& | over which its collectives run                |
+/// | `joinable.join_state()`        | JoinState&    | a member that it owns                         |
 ///
 /// Not checkable, still required: it calls notify_join_context or announce_round before its
 /// collectives of a round.
@@ -5285,6 +6215,13 @@ public:
             return local_;
         }
         return state_->session_->answer(state_->position_);
+    }
+
+    /// Whether gradients will be reduced, as far as this rank has announced. Local.
+    [[nodiscard]] bool will_sync() const noexcept {
+        return state_ == nullptr || state_->session_ == nullptr
+                   ? local_.will_sync()
+                   : state_->session_->announced_sync();
     }
 
     /// Whether wait() returns at once, because another opened the round, or no guard did. Local.
@@ -5341,36 +6278,6 @@ using post_hook_sequence =
 
 namespace detail {
 
-/// Sets a participant's state for as long as its guard lives.
-class Attachment {
-public:
-    Attachment() = default;
-    Attachment(Attachment const&) = delete;
-    Attachment& operator=(Attachment const&) = delete;
-    ~Attachment() {
-        if (state_ != nullptr) {
-            state_->session_ = nullptr;
-            state_->notifications_ = nullptr;
-        }
-    }
-
-    static bool is_attached(JoinState const& state) noexcept {
-        return state.session_ != nullptr || state.notifications_ != nullptr;
-    }
-    void attach(JoinState& state, Session& session, std::size_t position) noexcept {
-        state_ = &state;
-        state.session_ = &session;
-        state.position_ = position;
-    }
-    void count(JoinState& state, std::size_t& notifications) noexcept {
-        state_ = &state;
-        state.notifications_ = &notifications;
-    }
-
-private:
-    JoinState* state_ = nullptr;
-};
-
 /// Runs the collectives of a participant whose round has been opened, and ends its part.
 template <class J, class F>
 decltype(auto) run_part(J& joinable, Round round, F&& collectives) {
@@ -5393,21 +6300,43 @@ decltype(auto) run_part(J& joinable, Round round, F&& collectives) {
 
 } // namespace joinable::inline v0
 
-// ---- joinable/join/hooks.hpp
+// ---- joinable/join/attachments.hpp
+
+/// @file
+/// What a guard changes outside itself, each undone by a destructor, and what it checks before.
 
 namespace joinable::inline v0::detail {
 
-template <std::size_t First, std::size_t... Rest>
-consteval std::size_t first_of(std::index_sequence<First, Rest...>) {
-    return First;
-}
+/// Sets a participant's state for as long as its guard lives.
+class Attachment {
+public:
+    Attachment() = default;
+    Attachment(Attachment const&) = delete;
+    Attachment& operator=(Attachment const&) = delete;
+    ~Attachment() { detach(); }
 
-/// The notice of a range whose elements announce nothing special.
-struct DefaultNotice {
-    template <class Element>
-    RoundNotice operator()(Element const&) const noexcept {
-        return {};
+    static bool is_attached(JoinState const& state) noexcept {
+        return state.session_ != nullptr || state.notifications_ != nullptr;
     }
+    void attach(JoinState& state, Session& session, std::size_t position) noexcept {
+        state_ = &state;
+        state.session_ = &session;
+        state.position_ = position;
+    }
+    void count(JoinState& state, std::size_t& notifications) noexcept {
+        state_ = &state;
+        state.notifications_ = &notifications;
+    }
+
+    void detach() noexcept {
+        if (JoinState* const state = std::exchange(state_, nullptr)) {
+            state->session_ = nullptr;
+            state->notifications_ = nullptr;
+        }
+    }
+
+private:
+    JoinState* state_ = nullptr;
 };
 
 /// Restores the deadlines of communicators that a guard has overridden.
@@ -5416,11 +6345,7 @@ public:
     Deadlines() = default;
     Deadlines(Deadlines const&) = delete;
     Deadlines& operator=(Deadlines const&) = delete;
-    ~Deadlines() {
-        for (auto const& [communicator, deadline] : before_) {
-            communicator->exchange_deadline(deadline);
-        }
-    }
+    ~Deadlines() { restore(); }
 
     /// @throws ContractViolation  a communicator has no deadline.
     void exchange(
@@ -5436,10 +6361,208 @@ public:
             before_.emplace_back(communicator, *before);
         }
     }
+    void restore() noexcept {
+        for (auto const& [communicator, deadline] : before_) {
+            communicator->exchange_deadline(deadline);
+        }
+        before_.clear();
+    }
 
 private:
     std::vector<std::pair<ControlCommunicator*, std::chrono::nanoseconds>> before_;
 };
+
+/// Keeps communicators to one guard at a time: with two, the roll calls of one could meet those of
+/// the other, depending on the data. A communicator is a class of the user's, so the note that it
+/// is inside a guard is kept here, in this process.
+class Occupation {
+public:
+    Occupation() = default;
+    Occupation(Occupation const&) = delete;
+    Occupation& operator=(Occupation const&) = delete;
+    ~Occupation() { end(); }
+
+    /// @throws ContractViolation  one of them is inside a guard.
+    void begin(std::vector<ControlCommunicator*> const& communicators) {
+        Lock const lock;
+        for (ControlCommunicator const* communicator : communicators) {
+            if (std::find(occupied.begin(), occupied.end(), communicator->address()) !=
+                occupied.end()) {
+                throw ContractViolation{"a second Join over a communicator that is inside a guard "
+                                        "already; end that one "
+                                        "first, or split() the communicator"};
+            }
+        }
+        for (ControlCommunicator const* communicator : communicators) {
+            mine_.push_back(communicator->address());
+        }
+        occupied.insert(occupied.end(), mine_.begin(), mine_.end());
+    }
+    void end() noexcept {
+        Lock const lock;
+        for (void const* address : mine_) {
+            occupied.erase(std::find(occupied.begin(), occupied.end(), address));
+        }
+        mine_.clear();
+    }
+
+private:
+    /// Held for a few dozen instructions, at both ends of a guard.
+    struct Lock {
+        Lock() noexcept {
+            while (busy.test_and_set(std::memory_order_acquire)) {
+                cpu_relax();
+            }
+        }
+        Lock(Lock const&) = delete;
+        Lock& operator=(Lock const&) = delete;
+        ~Lock() { busy.clear(std::memory_order_release); }
+    };
+    static inline std::atomic_flag busy{};
+    static inline std::vector<void const*> occupied;
+
+    std::vector<void const*> mine_;
+};
+
+/// @throws ContractViolation  an option is out of its range.
+inline void check_options(JoinOptions const& options) {
+    if (options.sync_every == 0) {
+        throw ContractViolation{"JoinOptions::sync_every must be at least 1, given 0"};
+    }
+    if (options.weight_per_input.value_or(0) > max_weight) {
+        throw ContractViolation{concat(
+            "JoinOptions::weight_per_input must be at most ",
+            max_weight,
+            ", given ",
+            *options.weight_per_input
+        )};
+    }
+}
+
+/// @throws ContractViolation  the communicators are not of the same ranks, or of too many.
+inline void check_same_ranks(std::vector<ControlCommunicator*> const& communicators) {
+    ControlCommunicator const& first = *communicators.front();
+    if (first.size() > max_world_size) {
+        throw ContractViolation{
+            concat("a guard takes at most ", max_world_size, " ranks, given ", first.size())
+        };
+    }
+    for (ControlCommunicator const* other : communicators) {
+        if (other->rank() != first.rank() || other->size() != first.size()) {
+            throw ContractViolation{concat(
+                "the communicators of a guard's participants must have the same ranks in the same "
+                "order, but one says rank ",
+                first.rank(),
+                " of ",
+                first.size(),
+                " and another rank ",
+                other->rank(),
+                " of ",
+                other->size()
+            )};
+        }
+    }
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/join/guarded_range.hpp
+
+namespace joinable::inline v0 {
+
+/// The tag of Join::iterate that announces every round one element early.
+inline constexpr struct look_ahead_t {
+} look_ahead{};
+
+namespace detail {
+
+/// The notice of a range whose elements announce nothing special.
+struct DefaultNotice {
+    template <class Element>
+    RoundNotice operator()(Element const&) const noexcept {
+        return {};
+    }
+};
+
+} // namespace detail
+
+/// What Join::iterate returns: an input range that opens a round before each element, and calls
+/// `announce` once for each.
+template <class Guard, class Range, class Announce, bool LooksAhead>
+class GuardedRange {
+    using Inner = decltype(std::begin(std::declval<std::remove_reference_t<Range>&>()));
+    using InnerEnd = decltype(std::end(std::declval<std::remove_reference_t<Range>&>()));
+    static_assert(
+        !LooksAhead || std::forward_iterator<Inner>,
+        "iterate: look_ahead needs a forward range, because it looks at the next element early"
+    );
+
+public:
+    GuardedRange(Guard& guard, Range&& range, Announce announce)
+        : guard_{guard}, range_{std::forward<Range>(range)}, announce_{std::move(announce)} {}
+
+    class iterator {
+    public:
+        iterator(GuardedRange& parent, Inner position, InnerEnd end)
+            : parent_{&parent}, position_{std::move(position)}, end_{std::move(end)},
+              notice_{parent.notice_of(position_, end_)} {
+            open();
+        }
+        decltype(auto) operator*() const { return *position_; }
+        iterator& operator++() {
+            ++position_;
+            if constexpr (!LooksAhead) { // else the notice is known
+                notice_ = parent_->notice_of(position_, end_);
+            }
+            open();
+            return *this;
+        }
+        friend bool operator==(iterator const& it, std::default_sentinel_t) { return it.is_done_; }
+
+    private:
+        void open() {
+            RoundNotice const notice = notice_.value_or(RoundNotice{});
+            if constexpr (LooksAhead) {
+                is_done_ = !parent_->guard_.next_ahead(notice_.has_value(), notice);
+                if (!is_done_) {
+                    notice_ = parent_->notice_of(std::next(position_), end_);
+                    parent_->guard_.announce_ahead(notice_);
+                }
+            } else {
+                is_done_ = !parent_->guard_.next(notice_.has_value(), notice);
+            }
+        }
+
+        GuardedRange* parent_;
+        Inner position_;
+        InnerEnd end_;
+        std::optional<RoundNotice> notice_; ///< none at the end
+        bool is_done_ = false;
+    };
+
+    iterator begin() { return {*this, std::begin(range_), std::end(range_)}; }
+    [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }
+
+private:
+    std::optional<RoundNotice> notice_of(Inner const& position, InnerEnd const& end) {
+        return position == end ? std::nullopt : std::optional<RoundNotice>{announce_(*position)};
+    }
+
+    Guard& guard_;
+    Range range_;
+    Announce announce_;
+};
+
+} // namespace joinable::inline v0
+
+// ---- joinable/join/hooks.hpp
+
+namespace joinable::inline v0::detail {
+
+template <std::size_t First, std::size_t... Rest>
+consteval std::size_t first_of(std::index_sequence<First, Rest...>) {
+    return First;
+}
 
 /// A hook constructed in place, so that it need not be movable.
 template <class J>
@@ -5575,8 +6698,24 @@ template <class... Js>
     return {std::tuple<std::remove_cvref_t<Js>&...>{joinables...}};
 }
 
-template <class Guard, class Range, class Announce>
-class GuardedRange;
+/// The communicator that serves a guard's roll calls: made by control().
+template <Communicator Comm>
+struct Control {
+    Comm& communicator;
+};
+
+/// Names the communicator for a guard's roll calls, in place of that of the first participant in
+/// hook order: one that reduces host memory, of the same ranks in the same order. It must outlive
+/// the guard, and may serve nothing else meanwhile that would come between two roll calls.
+template <class Comm>
+[[nodiscard]] Control<Comm> control(Comm& communicator) {
+    static_assert(models_communicator<Comm>());
+    static_assert(
+        detail::reduces_host_memory<Comm>,
+        "control: expected a communicator that reduces host memory"
+    );
+    return {communicator};
+}
 
 /// Lets ranks with different numbers of inputs run collectives together: ranks that have run out
 /// shadow the collectives of the others until everybody is done, and a failure of one rank becomes
@@ -5584,6 +6723,7 @@ class GuardedRange;
 ///
 /// @code
 /// joinable::Join guard{joinable::participants(ddp, step), {.end_policy = ...}, keyword = value};
+/// // or {participants(...), control(comm), {...}, keyword = value}; all but the first are optional
 /// for (auto const& batch : my_shard) { ddp.forward(...); ddp.backward(...); step.step(); }
 /// auto const result = guard.finish();
 /// @endcode
@@ -5593,44 +6733,42 @@ class GuardedRange;
 /// guard the others see PeerFailed: between rounds they hear of it in their next roll call and the
 /// communicators stay usable, anywhere else the communicators are aborted. After a throw of the
 /// guard itself it is over, and its participants can enter another.
-/// Cost: one sum of seven words per round, one more message when a rank arrives or fails.
+/// Cost: one sum of seven words per round, one more message when a rank arrives or fails; none
+/// with known lengths (JoinOptions::inputs).
 template <class... Js>
 class [[nodiscard]] Join {
     using Sequence = hook_sequence<Js...>;
     using Hooks = detail::GuardHooks<Js...>;
 
 public:
-    /// Collective. @throws ContractViolation  a participant is in another guard, or twice in this
-    /// one, or the communicators differ in rank or size, or cannot keep the timeout. @throws
-    /// PeerFailed another rank's constructor threw. @throws Mismatch ranks construct different
-    /// guards. Nothing stays attached.
+    /// Collective. @throws ContractViolation  a participant or a communicator is in another guard,
+    /// a participant is twice in this one, or the communicators differ in rank or size, or cannot
+    /// keep the timeout. @throws PeerFailed another rank's constructor threw. @throws Mismatch ranks
+    /// construct different guards. Nothing stays attached.
     template <class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
     explicit Join(Participants<Js...> list, KeywordArgument<Ks>... keywords)
-        : Join{list, JoinOptions{}, keywords...} {}
+        : Join{own_control(), list, {}, keywords...} {}
 
     template <class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
-    Join(Participants<Js...> list, JoinOptions options, KeywordArgument<Ks>... keywords)
-        : options_{options},
-          controls_{make_controls(list.joinables, std::index_sequence_for<Js...>{})},
-          session_{communicators(Sequence{}), describe(Sequence{}), options} {
-        static_assert(detail::ordered_hooks<detail::MainPhase, join_hook_t<Js>...>::is_solved);
-        static_assert(detail::ordered_hooks<detail::PostPhase, join_hook_t<Js>...>::is_solved);
-        static_assert((check_keyword<Ks, Ks...>() && ...));
-        if (!options.enable) {
-            count_notifications(list.joinables);
-            return;
-        }
-        std::exception_ptr error;
-        try {
-            prepare(list.joinables, keywords...);
-        } catch (...) {
-            error = std::current_exception();
-        }
-        session_.enter(order_digest(Sequence{}, post_hook_sequence<Js...>{}), error);
-        attach(list.joinables, Sequence{});
-    }
+    Join(Participants<Js...> list, JoinOptions const& options, KeywordArgument<Ks>... keywords)
+        : Join{own_control(), list, options, keywords...} {}
+
+    template <class Comm, class... Ks>
+    [[nodiscard("a Join guards until it is destroyed: give it a name")]]
+    Join(Participants<Js...> list, Control<Comm> control, KeywordArgument<Ks>... keywords)
+        : Join{erased(control.communicator), list, {}, keywords...} {}
+
+    template <class Comm, class... Ks>
+    [[nodiscard("a Join guards until it is destroyed: give it a name")]]
+    Join(
+        Participants<Js...> list,
+        Control<Comm> control,
+        JoinOptions const& options,
+        KeywordArgument<Ks>... keywords
+    )
+        : Join{erased(control.communicator), list, options, keywords...} {}
 
     Join(Join const&) = delete;
     Join& operator=(Join const&) = delete;
@@ -5656,14 +6794,25 @@ public:
             counts_by_next_ = true;
             return have_input;
         }
-        return session_.next(have_input, notice);
+        return session_.next(have_input, notice, detail::Opening::next);
     }
 
     /// next() over a range: `for (auto& batch : guard.iterate(batches, announce))`.
     /// `announce(element)` gives the notice of its round. Leaving the loop by break is joining.
     template <class Range, class Announce = detail::DefaultNotice>
     [[nodiscard]] auto iterate(Range&& range, Announce announce = {}) {
-        return GuardedRange<Join, Range, Announce>{
+        return GuardedRange<Join, Range, Announce, false>{
+            *this, std::forward<Range>(range), std::move(announce)
+        };
+    }
+
+    /// The same for a forward range, one element early: each round's roll call is posted before the
+    /// collectives of the round before it, so that its answer is there when it is needed. A vote
+    /// counts one round later. Leaving such a loop by break is a ContractViolation on all ranks,
+    /// which then compute a round already that this rank has announced: vote_stop() instead.
+    template <class Range, class Announce = detail::DefaultNotice>
+    [[nodiscard]] auto iterate(look_ahead_t, Range&& range, Announce announce = {}) {
+        return GuardedRange<Join, Range, Announce, true>{
             *this, std::forward<Range>(range), std::move(announce)
         };
     }
@@ -5673,6 +6822,19 @@ public:
     void vote_stop() {
         if (options_.enable) {
             session_.vote_stop();
+        }
+    }
+
+    /// Local. Says that this rank is still at work (a validation, a checkpoint): the others wait for
+    /// it one more deadline from now. @throws ContractViolation  the control communicator cannot.
+    void keep_alive()
+        requires(RenewsDeadline<join_communicator_t<Js>> && ...)
+    {
+        for (detail::ControlCommunicator* communicator : communicators(Sequence{})) {
+            if (options_.enable && !communicator->keep_alive()) {
+                throw ContractViolation{"Join::keep_alive() needs a control communicator that has "
+                                        "keep_alive() (see RenewsDeadline)"};
+            }
         }
     }
 
@@ -5696,10 +6858,81 @@ public:
             result.last_joiners = {control.rank()};
             return result;
         }
-        return session_.finish(*hooks_);
+        if (!session_.result()) {
+            session_.finish(*hooks_);
+            release();
+        }
+        return *session_.result();
     }
 
 private:
+    template <class, class, class, bool>
+    friend class GuardedRange;
+
+    using Erased = std::unique_ptr<detail::ControlCommunicator>;
+
+    template <class Comm>
+    static Erased erased(Comm& comm) {
+        return std::make_unique<detail::ControlOver<Comm>>(comm);
+    }
+    /// Without control(): the roll calls go over the first participant's communicator.
+    static Erased own_control() {
+        using First = std::tuple_element_t<detail::first_of(Sequence{}), std::tuple<Js...>>;
+        static_assert(
+            detail::reduces_host_memory<join_communicator_t<First>>,
+            "Join: the communicator of the first participant in hook order reduces device memory "
+            "only; add control(comm) after participants(...), with a host-side communicator"
+        );
+        return nullptr;
+    }
+
+    template <class... Ks>
+    Join(
+        Erased control,
+        Participants<Js...> list,
+        JoinOptions const& options,
+        KeywordArgument<Ks> const&... keywords
+    )
+        : options_{options}, control_{std::move(control)},
+          controls_{make_controls(list.joinables, std::index_sequence_for<Js...>{})},
+          session_{communicators(Sequence{}), describe(Sequence{}), options} {
+        static_assert(detail::ordered_hooks<detail::MainPhase, join_hook_t<Js>...>::is_solved);
+        static_assert(detail::ordered_hooks<detail::PostPhase, join_hook_t<Js>...>::is_solved);
+        static_assert((check_keyword<Ks, Ks...>() && ...));
+        if (!options.enable) {
+            count_notifications(list.joinables);
+            return;
+        }
+        std::exception_ptr error;
+        try {
+            prepare(list.joinables, keywords...);
+        } catch (...) {
+            error = std::current_exception();
+        }
+        session_.enter(order_digest(Sequence{}, post_hook_sequence<Js...>{}), error);
+        attach(list.joinables, Sequence{});
+    }
+
+    bool next_ahead(bool have_input, RoundNotice const& notice) {
+        return options_.enable ? session_.next(have_input, notice, detail::Opening::look_ahead)
+                               : next(have_input, notice);
+    }
+    void announce_ahead(std::optional<RoundNotice> const& notice) {
+        if (options_.enable) {
+            session_.look_ahead(notice);
+        }
+    }
+
+    /// Everything that the guard attached goes back to what it was.
+    void release() noexcept {
+        for (detail::Attachment& attachment : attachments_) {
+            attachment.detach();
+        }
+        hooks_.reset();
+        deadlines_.restore();
+        occupation_.end();
+    }
+
     // The guard is made of what each participant adds to it, kept in argument order.
     using Controls = std::array<std::unique_ptr<detail::ControlCommunicator>, sizeof...(Js)>;
 
@@ -5718,7 +6951,7 @@ private:
         )...}};
     }
 
-    /// Distinct, in hook order: the first serves the roll calls.
+    /// Distinct, the control communicator and then in hook order: the first serves the roll calls.
     template <std::size_t... I>
     std::vector<detail::ControlCommunicator*> communicators(std::index_sequence<I...>) const {
         std::vector<detail::ControlCommunicator*> distinct;
@@ -5730,6 +6963,9 @@ private:
             }
             distinct.push_back(candidate);
         };
+        if (control_) {
+            add(control_.get());
+        }
         (add(controls_[I].get()), ...);
         return distinct;
     }
@@ -5756,27 +6992,10 @@ private:
     /// The local checks and the hooks: what fails here fails together in the entry exchange.
     template <class... Ks>
     void prepare(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords) {
-        detail::ControlCommunicator const& first = *controls_.front();
-        if (first.size() > detail::max_world_size) {
-            throw ContractViolation{detail::concat(
-                "a guard takes at most ", detail::max_world_size, " ranks, given ", first.size()
-            )};
-        }
-        for (auto const& control : controls_) {
-            if (control->rank() != first.rank() || control->size() != first.size()) {
-                throw ContractViolation{detail::concat(
-                    "the communicators of a guard's participants must have the same ranks in the "
-                    "same order, but one says rank ",
-                    first.rank(),
-                    " of ",
-                    first.size(),
-                    " and another rank ",
-                    control->rank(),
-                    " of ",
-                    control->size()
-                )};
-            }
-        }
+        auto const all = communicators(Sequence{});
+        detail::check_options(options_);
+        detail::check_same_ranks(all);
+        occupation_.begin(all);
         std::apply(
             [](Js&... participant) {
                 std::vector<JoinState const*> seen;
@@ -5800,7 +7019,7 @@ private:
             joinables
         );
         if (options_.timeout) {
-            deadlines_.exchange(communicators(Sequence{}), *options_.timeout);
+            deadlines_.exchange(all, *options_.timeout);
         }
         hooks_.emplace(joinables, keywords...);
     }
@@ -5815,7 +7034,9 @@ private:
 
     JoinOptions options_;
     int exceptions_on_entry_ = std::uncaught_exceptions();
+    Erased control_;
     Controls controls_;
+    detail::Occupation occupation_;
     detail::Deadlines deadlines_;
     detail::Session session_;
     std::optional<Hooks> hooks_;
@@ -5823,52 +7044,6 @@ private:
     std::size_t own_rounds_ = 0;
     std::size_t notifications_ = 0;
     bool counts_by_next_ = false;
-};
-
-/// What Join::iterate returns: an input range that opens a round before each element.
-template <class Guard, class Range, class Announce>
-class GuardedRange {
-    using Inner = decltype(std::begin(std::declval<std::remove_reference_t<Range>&>()));
-    using InnerEnd = decltype(std::end(std::declval<std::remove_reference_t<Range>&>()));
-
-public:
-    GuardedRange(Guard& guard, Range&& range, Announce announce)
-        : guard_{guard}, range_{std::forward<Range>(range)}, announce_{std::move(announce)} {}
-
-    class iterator {
-    public:
-        iterator(GuardedRange& parent, Inner position, InnerEnd end)
-            : parent_{&parent}, position_{std::move(position)}, end_{std::move(end)} {
-            open();
-        }
-        decltype(auto) operator*() const { return *position_; }
-        iterator& operator++() {
-            ++position_;
-            open();
-            return *this;
-        }
-        friend bool operator==(iterator const& it, std::default_sentinel_t) { return it.is_done_; }
-
-    private:
-        void open() {
-            is_done_ = position_ == end_
-                           ? !parent_->guard_.next(false)
-                           : !parent_->guard_.next(true, parent_->announce_(*position_));
-        }
-
-        GuardedRange* parent_;
-        Inner position_;
-        InnerEnd end_;
-        bool is_done_ = false;
-    };
-
-    iterator begin() { return {*this, std::begin(range_), std::end(range_)}; }
-    [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }
-
-private:
-    Guard& guard_;
-    Range range_;
-    Announce announce_;
 };
 
 } // namespace joinable::inline v0
@@ -6119,8 +7294,8 @@ public:
                     "one with {.will_sync = false} or {.phase = Phase::evaluate}"
                 };
             }
-            syncs_ = notice.will_sync && notice.phase == Phase::train;
             pending_ = announce_round(*this, notice);
+            syncs_ = pending_.will_sync();
             if (!syncs_ || pending_.is_answered()) {
                 Round round = pending_.wait();
                 syncs_ = round.will_sync();

@@ -12,6 +12,7 @@
 #include <joinable/bucket/options.hpp>
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/bucket/tensor_size.hpp>
+#include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/collectives.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/work.hpp>

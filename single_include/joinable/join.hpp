@@ -404,14 +404,6 @@ template <class C>
 concept has_barrier = requires(C& comm) { comm.barrier(); };
 
 template <class C>
-concept has_all_gather = requires(C& comm, ConstBuffer in, Buffer out) {
-    { comm.all_gather(in, out) } -> Work;
-};
-template <class C>
-concept has_reduce_scatter = requires(C& comm, ConstBuffer in, Buffer out, ReduceOp op) {
-    { comm.reduce_scatter(in, out, op) } -> Work;
-};
-template <class C>
 concept has_abort = requires(C& comm, AbortReason reason) {
     comm.abort(reason);
     { comm.is_spent() } -> std::convertible_to<bool>;
@@ -447,7 +439,7 @@ concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, Hos
 
 } // namespace detail
 
-/// A group of ranks that run collectives together.
+/// A group of ranks that run collectives together. Optional operations: capabilities.hpp.
 ///
 /// `comm` is an lvalue of `C`.
 /// | expression                     | result             | meaning                                  |
@@ -466,23 +458,6 @@ concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, Hos
 template <class C>
 concept Communicator = detail::has_rank<C> && detail::has_size<C> && detail::has_all_reduce<C> &&
                        detail::has_broadcast<C> && detail::has_barrier<C>;
-
-/// A communicator that concatenates one buffer of each rank, in rank order, on every rank.
-///
-/// | expression                 | result | meaning                                           |
-/// |----------------------------|--------|---------------------------------------------------|
-/// | `comm.all_gather(in, out)` | Work   | `out.count == in.count * size()`; all ranks alike |
-template <class C>
-concept AllGathers = Communicator<C> && detail::has_all_gather<C>;
-
-/// A communicator that combines buffers over all ranks and leaves each rank its share.
-///
-/// | expression                         | result | meaning                                        |
-/// |------------------------------------|--------|------------------------------------------------|
-/// | `comm.reduce_scatter(in, out, op)` | Work   | `in.count == out.count * size()`; rank r gets  |
-/// |                                    |        | the combined elements from r * out.count on    |
-template <class C>
-concept ReduceScatters = Communicator<C> && detail::has_reduce_scatter<C>;
 
 /// A communicator on which one rank can end the waiting of all.
 ///
@@ -544,6 +519,147 @@ using work_of =
 
 } // namespace joinable::inline v0
 
+// ---- joinable/communicator/capabilities.hpp
+
+/// @file
+/// One concept for each optional operation of a communicator that moves data. Collective unless
+/// said otherwise; `comm` is an lvalue of `C`, `in` a ConstBuffer, `out` and `buffer` a Buffer, and
+/// `counts` a std::span<std::size_t const> with the number of elements of each rank, which need not
+/// outlive the call. Parts lie one after another in rank order. Models: ThreadCommunicator has
+/// them all, SelfCommunicator all but messages and split.
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+using Counts = std::span<std::size_t const>;
+
+template <class C>
+concept has_all_gather = requires(C& comm, ConstBuffer in, Buffer out, Counts counts) {
+    { comm.all_gather(in, out) } -> Work;
+    { comm.all_gather(in, out, counts) } -> Work;
+};
+template <class C>
+concept has_reduce_scatter =
+    requires(C& comm, ConstBuffer in, Buffer out, ReduceOp op, Counts counts) {
+        { comm.reduce_scatter(in, out, op) } -> Work;
+        { comm.reduce_scatter(in, out, op, counts) } -> Work;
+    };
+template <class C>
+concept has_reduce = requires(C& comm, Buffer buffer, ReduceOp op, int root) {
+    { comm.reduce(buffer, op, root) } -> Work;
+};
+template <class C>
+concept has_gather = requires(C& comm, ConstBuffer in, Buffer out, int root, Counts counts) {
+    { comm.gather(in, out, root) } -> Work;
+    { comm.gather(in, out, root, counts) } -> Work;
+};
+template <class C>
+concept has_scatter = requires(C& comm, ConstBuffer in, Buffer out, int root, Counts counts) {
+    { comm.scatter(in, out, root) } -> Work;
+    { comm.scatter(in, out, root, counts) } -> Work;
+};
+template <class C>
+concept has_all_to_all = requires(C& comm, ConstBuffer in, Buffer out, Counts counts) {
+    { comm.all_to_all(in, out) } -> Work;
+    { comm.all_to_all(in, out, counts, counts) } -> Work;
+};
+template <class C>
+concept has_send = requires(C& comm, ConstBuffer buffer, int to, int tag) {
+    { comm.send(buffer, to, tag) } -> Work;
+};
+template <class C>
+concept has_receive = requires(C& comm, Buffer buffer, int from, int tag) {
+    { comm.receive(buffer, from, tag) } -> Work;
+};
+template <class C>
+concept has_split = requires(C& comm, int color, int key) {
+    { comm.split(color, key) } -> Communicator;
+};
+
+} // namespace detail
+
+/// A communicator that concatenates one buffer of each rank, in rank order, on every rank.
+///
+/// | expression                         | result | meaning                                        |
+/// |------------------------------------|--------|------------------------------------------------|
+/// | `comm.all_gather(in, out)`         | Work   | `out.count == in.count * size()`               |
+/// | `comm.all_gather(in, out, counts)` | Work   | rank r has `in.count == counts[r]`; the same   |
+/// |                                    |        | counts on every rank                           |
+template <class C>
+concept AllGathers = Communicator<C> && detail::has_all_gather<C>;
+
+/// A communicator that combines buffers over all ranks and leaves each rank its part.
+///
+/// | expression                                 | result | meaning                                |
+/// |--------------------------------------------|--------|----------------------------------------|
+/// | `comm.reduce_scatter(in, out, op)`         | Work   | `in.count == out.count * size()`       |
+/// | `comm.reduce_scatter(in, out, op, counts)` | Work   | rank r has `out.count == counts[r]`;   |
+/// |                                            |        | the same counts on every rank          |
+template <class C>
+concept ReduceScatters = Communicator<C> && detail::has_reduce_scatter<C>;
+
+/// A communicator that combines buffers over all ranks and leaves the result to one.
+///
+/// | expression                      | result | meaning                                           |
+/// |---------------------------------|--------|---------------------------------------------------|
+/// | `comm.reduce(buffer, op, root)` | Work   | in place at the root; the others' are not changed |
+template <class C>
+concept Reduces = Communicator<C> && detail::has_reduce<C>;
+
+/// A communicator that concatenates one buffer of each rank, in rank order, on one of them.
+///
+/// | expression                           | result | meaning                                      |
+/// |--------------------------------------|--------|----------------------------------------------|
+/// | `comm.gather(in, out, root)`         | Work   | root: `out.count == in.count * size()`;      |
+/// |                                      |        | elsewhere `out` is not looked at             |
+/// | `comm.gather(in, out, root, counts)` | Work   | rank r has `in.count == counts[r]`; only the |
+/// |                                      |        | root's counts are looked at                  |
+template <class C>
+concept Gathers = Communicator<C> && detail::has_gather<C>;
+
+/// A communicator that deals a buffer of one rank out to all.
+///
+/// | expression                            | result | meaning                                     |
+/// |---------------------------------------|--------|---------------------------------------------|
+/// | `comm.scatter(in, out, root)`         | Work   | root: `in.count == out.count * size()`;     |
+/// |                                       |        | elsewhere `in` is not looked at             |
+/// | `comm.scatter(in, out, root, counts)` | Work   | rank r has `out.count == counts[r]`; only   |
+/// |                                       |        | the root's counts are looked at             |
+template <class C>
+concept Scatters = Communicator<C> && detail::has_scatter<C>;
+
+/// A communicator that sends a part of each rank's buffer to each other rank.
+///
+/// | expression                                         | result | meaning                        |
+/// |----------------------------------------------------|--------|--------------------------------|
+/// | `comm.all_to_all(in, out)`                         | Work   | equal parts: part r of `in` is |
+/// |                                                    |        | part `rank()` of r's `out`     |
+/// | `comm.all_to_all(in, out, counts_in, counts_out)`  | Work   | counts_in[r] elements go to r, |
+/// |                                                    |        | counts_out[r] come from it     |
+template <class C>
+concept AllToAlls = Communicator<C> && detail::has_all_to_all<C>;
+
+/// A communicator on which two ranks exchange messages. Not collective.
+///
+/// | expression                        | result | meaning                                         |
+/// |-----------------------------------|--------|-------------------------------------------------|
+/// | `comm.send(in, to, tag)`          | Work   | messages of one tag between two ranks keep      |
+/// | `comm.receive(buffer, from, tag)` | Work   | their order; count and dtype agree on both      |
+template <class C>
+concept SendsAndReceives = Communicator<C> && detail::has_send<C> && detail::has_receive<C>;
+
+/// A communicator of which groups of ranks can be made communicators of their own.
+///
+/// | expression               | result       | meaning                                            |
+/// |--------------------------|--------------|----------------------------------------------------|
+/// | `comm.split(color, key)` | Communicator | blocks; ranks of one color (>= 0), in the order of |
+/// |                          |              | key, then rank; abort reaches it from `comm`       |
+template <class C>
+concept Splits = Communicator<C> && detail::has_split<C>;
+
+} // namespace joinable::inline v0
+
 // ---- joinable/detail/text.hpp
 
 namespace joinable::inline v0::detail {
@@ -592,92 +708,19 @@ inline std::string ranks_text(std::vector<int> const& ranks) {
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/reduce.hpp
+// ---- joinable/communicator/detail/checks.hpp
+
+/// @file
+/// What every communicator checks on its own rank before any data moves. All throw
+/// ContractViolation.
 
 namespace joinable::inline v0::detail {
-
-/// What a reduction of `T` computes in: f16 and bf16 accumulate in float and round once.
-template <class T>
-using accumulator_of =
-    std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
-
-/// What sums and products of `A` are computed in: unsigned for integers, which wrap around.
-/// Overflow of signed integers is undefined, and the reduced value of a rank's data must not be.
-template <class A>
-struct wrapping {
-    using type = A;
-};
-template <std::integral A>
-struct wrapping<A> : std::make_unsigned<A> {};
 
 [[nodiscard]] constexpr bool is_floating(DType dtype) noexcept {
     return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 ||
            dtype == DType::f64;
 }
 
-/// Calls `function(combine)` with the binary operation as a type of its own, so that loops over it
-/// vectorise. Bit operations are called for integers only.
-template <class A, class F>
-void visit_op(ReduceOp op, F const& function) {
-    using W = typename wrapping<A>::type;
-    switch (op) {
-    case ReduceOp::sum: return function([](A a, A b) { return static_cast<A>(W(a) + W(b)); });
-    case ReduceOp::product: return function([](A a, A b) { return static_cast<A>(W(a) * W(b)); });
-    case ReduceOp::min: return function([](A a, A b) { return b < a ? b : a; });
-    case ReduceOp::max: return function([](A a, A b) { return a < b ? b : a; });
-    case ReduceOp::bit_and:
-        if constexpr (std::is_integral_v<A>) {
-            function([](A a, A b) { return static_cast<A>(a & b); });
-        }
-        return;
-    case ReduceOp::bit_or:
-        if constexpr (std::is_integral_v<A>) {
-            function([](A a, A b) { return static_cast<A>(a | b); });
-        }
-        return;
-    }
-}
-
-/// Combines `count` elements of all `ranks` in rank order, whoever computes it and however it was
-/// cut: for each tile `input(rank)` points to that rank's elements, and `output(tile, begin, n)`
-/// receives the result. Neither arrival nor tuning changes a bit.
-template <class Input, class Output>
-void reduce_in_rank_order(
-    DType dtype, ReduceOp op, int ranks, std::size_t count, Input const& input, Output const& output
-) {
-    visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
-        using A = accumulator_of<T>;
-        visit_op<A>(op, [&](auto const combine) {
-            constexpr std::size_t tile_size = 4096 / sizeof(A); // stays in the first-level cache
-            std::array<A, tile_size> tile;
-            for (std::size_t begin = 0; begin < count; begin += tile_size) {
-                std::size_t const n = std::min(tile_size, count - begin);
-                auto const* const first = static_cast<T const*>(input(0)) + begin;
-                for (std::size_t i = 0; i < n; ++i) {
-                    tile[i] = static_cast<A>(first[i]);
-                }
-                for (int rank = 1; rank < ranks; ++rank) {
-                    auto const* const next = static_cast<T const*>(input(rank)) + begin;
-                    for (std::size_t i = 0; i < n; ++i) {
-                        tile[i] = combine(tile[i], static_cast<A>(next[i]));
-                    }
-                }
-                if constexpr (std::is_same_v<A, T>) {
-                    output(static_cast<void const*>(tile.data()), begin, n);
-                } else {
-                    std::array<T, tile_size> rounded;
-                    for (std::size_t i = 0; i < n; ++i) {
-                        rounded[i] = T{tile[i]};
-                    }
-                    output(static_cast<void const*>(rounded.data()), begin, n);
-                }
-            }
-        });
-    });
-}
-
-/// @throws ContractViolation  a bit operation on floating-point elements, or memory that is
-/// missing.
 inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
     if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating(buffer.dtype)) {
         throw ContractViolation{concat(
@@ -697,11 +740,85 @@ inline void check_memory(ConstBuffer buffer) {
     }
 }
 
-inline void check_root(int root, int size) {
-    if (root < 0 || root >= size) {
+/// `what` is the role of the rank: "root", "destination".
+inline void check_rank(std::string_view what, int rank, int size) {
+    if (rank < 0 || rank >= size) {
         throw ContractViolation{
-            concat("root ", root, " is no rank of a communicator of ", size, " ranks")
+            concat(what, " ", rank, " is no rank of a communicator of ", size, " ranks")
         };
+    }
+}
+
+inline void check_root(int root, int size) {
+    check_rank("root", root, size);
+}
+
+inline void check_same_dtype(ConstBuffer a, ConstBuffer b) {
+    if (a.dtype != b.dtype) {
+        throw ContractViolation{concat(
+            "a collective needs two buffers of one dtype, but got ",
+            name_of(a.dtype),
+            " and ",
+            name_of(b.dtype)
+        )};
+    }
+}
+
+inline void check_elements(std::string_view what, std::size_t expected, std::size_t given) {
+    if (expected != given) {
+        throw ContractViolation{
+            concat(what, " of a collective must have ", expected, " elements here, but has ", given)
+        };
+    }
+}
+
+[[nodiscard]] inline bool overlap(ConstBuffer a, ConstBuffer b) noexcept {
+    std::less<> const before; // also of pointers into different objects
+    auto const* const first = static_cast<std::byte const*>(a.data);
+    auto const* const second = static_cast<std::byte const*>(b.data);
+    return a.count != 0 && b.count != 0 && before(first, second + b.bytes()) &&
+           before(second, first + a.bytes());
+}
+
+/// Any rank may write one part of a large message while another still reads the next: so `part`
+/// lies outside of `whole`, or is exactly what begins at element `own` of it.
+inline void check_place(ConstBuffer part, ConstBuffer whole, std::size_t own) {
+    if (overlap(part, whole) &&
+        static_cast<std::byte const*>(part.data) !=
+            static_cast<std::byte const*>(whole.data) + own * size_of(whole.dtype)) {
+        throw ContractViolation{
+            "the input and the output of a collective overlap: they must lie apart, or the smaller "
+            "one must be this rank's part of the other"
+        };
+    }
+}
+
+/// `in` and `out` hold one equal part for each rank.
+inline void check_parts(ConstBuffer in, ConstBuffer out, int size) {
+    check_memory(in);
+    check_memory(out);
+    if (in.dtype != out.dtype || in.count != out.count ||
+        in.count % static_cast<std::size_t>(size) != 0) {
+        throw ContractViolation{concat(
+            "an all_to_all over ",
+            size,
+            " ranks without counts needs two buffers of one dtype and count, a multiple of ",
+            size,
+            ", but got ",
+            in.count,
+            " of ",
+            name_of(in.dtype),
+            " and ",
+            out.count,
+            " of ",
+            name_of(out.dtype)
+        )};
+    }
+}
+
+inline void check_apart(ConstBuffer in, ConstBuffer out) {
+    if (overlap(in, out)) {
+        throw ContractViolation{"the input and the output of an all_to_all must not overlap"};
     }
 }
 
@@ -727,6 +844,49 @@ inline void check_share(ConstBuffer part, ConstBuffer whole, int size) {
     }
 }
 
+/// Elements before the share of `rank`.
+[[nodiscard]] constexpr std::size_t offset_of(Counts counts, std::size_t rank) noexcept {
+    std::size_t sum = 0;
+    for (std::size_t const count : counts.first(rank)) {
+        sum += count;
+    }
+    return sum;
+}
+
+/// `counts` has one entry per rank; together they are the elements of `whole`.
+inline void check_counts(Counts counts, ConstBuffer whole, int size) {
+    check_memory(whole);
+    if (counts.size() != static_cast<std::size_t>(size)) {
+        throw ContractViolation{concat(
+            "a collective over ", size, " ranks needs ", size, " counts, but got ", counts.size()
+        )};
+    }
+    std::size_t left = whole.count; // a sum could overflow
+    for (std::size_t const count : counts) {
+        if (count > left) {
+            left = whole.count + 1;
+            break;
+        }
+        left -= count;
+    }
+    if (left != 0) {
+        throw ContractViolation{concat(
+            "the counts of a collective must add up to the ",
+            whole.count,
+            " elements of the buffer that they divide, but they add up to ",
+            left > whole.count ? "more" : "less"
+        )};
+    }
+}
+
+/// The same, and `part` has this rank's count of elements.
+inline void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int rank, int size) {
+    check_memory(part);
+    check_same_dtype(part, whole);
+    check_counts(counts, whole, size);
+    check_elements("this rank's own part", counts[static_cast<std::size_t>(rank)], part.count);
+}
+
 } // namespace joinable::inline v0::detail
 
 // ---- joinable/communicator/self.hpp
@@ -734,17 +894,17 @@ inline void check_share(ConstBuffer part, ConstBuffer whole, int size) {
 namespace joinable::inline v0 {
 
 /// The communicator of a single rank: everything is complete when it starts. Checks its arguments
-/// as the others do, so that a program which runs alone also runs together.
+/// as the others do, so that a program which runs alone also runs together. It has nobody to send
+/// to, and nothing to split.
 class SelfCommunicator {
 public:
     [[nodiscard]] int rank() const noexcept { return 0; }
     [[nodiscard]] int size() const noexcept { return 1; }
 
-    CompletedWork all_reduce(Buffer buffer, ReduceOp op) {
-        start();
-        detail::check_memory(buffer);
+    CompletedWork all_reduce(Buffer buffer, ReduceOp op) { return reduce(buffer, op, 0); }
+    CompletedWork reduce(Buffer buffer, ReduceOp op, int root) {
         detail::check_reduction(buffer, op);
-        return {};
+        return broadcast(buffer, root);
     }
     CompletedWork broadcast(Buffer buffer, int root) {
         start();
@@ -753,16 +913,44 @@ public:
         return {};
     }
     void barrier() { start(); }
+
     CompletedWork all_gather(ConstBuffer in, Buffer out) {
-        start();
         detail::check_share(in, out, 1);
         return copy(in, out);
     }
-    CompletedWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
-        start();
-        detail::check_share(out, in, 1);
-        detail::check_reduction(in, op);
+    CompletedWork all_gather(ConstBuffer in, Buffer out, detail::Counts counts) {
+        detail::check_counts(counts, in, out, 0, 1);
         return copy(in, out);
+    }
+    CompletedWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
+        detail::check_reduction(in, op);
+        return all_gather(in, out);
+    }
+    CompletedWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, detail::Counts counts) {
+        detail::check_reduction(in, op);
+        return all_gather(in, out, counts);
+    }
+    CompletedWork gather(ConstBuffer in, Buffer out, int root) {
+        detail::check_root(root, 1);
+        return all_gather(in, out);
+    }
+    CompletedWork gather(ConstBuffer in, Buffer out, int root, detail::Counts counts) {
+        detail::check_root(root, 1);
+        return all_gather(in, out, counts);
+    }
+    CompletedWork scatter(ConstBuffer in, Buffer out, int root) { return gather(in, out, root); }
+    CompletedWork scatter(ConstBuffer in, Buffer out, int root, detail::Counts counts) {
+        return gather(in, out, root, counts);
+    }
+    CompletedWork all_to_all(ConstBuffer in, Buffer out) {
+        detail::check_apart(in, out);
+        return all_gather(in, out);
+    }
+    CompletedWork
+    all_to_all(ConstBuffer in, Buffer out, detail::Counts counts_in, detail::Counts counts_out) {
+        detail::check_apart(in, out);
+        detail::check_counts(counts_in, in, 1);
+        return all_gather(in, out, counts_out);
     }
 
     void abort(AbortReason reason) {
@@ -779,7 +967,9 @@ private:
             throw_failure(reason_);
         }
     }
-    static CompletedWork copy(ConstBuffer in, Buffer out) noexcept {
+    [[nodiscard]] CompletedWork copy(ConstBuffer in, Buffer out) const {
+        start();
+        detail::check_place(in, out, 0);
         if (in.count != 0) {
             std::memmove(out.data, in.data, in.bytes());
         }
@@ -791,6 +981,120 @@ private:
 };
 
 } // namespace joinable::inline v0
+
+// ---- joinable/communicator/detail/descriptor.hpp
+
+namespace joinable::inline v0::detail {
+
+/// In this order: up to `reduce` a small message fits on its arrival line.
+enum class Collective : std::uint8_t {
+    all_reduce,
+    broadcast,
+    barrier,
+    reduce,
+    all_gather,
+    reduce_scatter,
+    gather,
+    scatter,
+    all_to_all,
+};
+
+[[nodiscard]] constexpr std::string_view name_of(Collective collective) noexcept {
+    constexpr std::string_view names[] = {
+        "all_reduce",
+        "broadcast",
+        "barrier",
+        "reduce",
+        "all_gather",
+        "reduce_scatter",
+        "gather",
+        "scatter",
+        "all_to_all",
+    };
+    return names[static_cast<std::size_t>(collective)];
+}
+
+/// What a rank says that it is about to do; all ranks must say the same.
+struct Descriptor {
+    Collective collective = Collective::barrier;
+    DType dtype = DType::u8;
+    ReduceOp op = ReduceOp::sum;
+    int root = 0;
+    std::size_t count = 0;   ///< elements of one rank's share; of all, where nothing is shared out
+    bool has_counts = false; ///< shares differ and are told by tables: `count` is not compared
+
+    friend bool operator==(Descriptor const& a, Descriptor const& b) noexcept {
+        return a.collective == b.collective && a.dtype == b.dtype && a.op == b.op &&
+               a.root == b.root && a.has_counts == b.has_counts &&
+               (a.has_counts || a.count == b.count);
+    }
+
+    [[nodiscard]] bool is_reduction() const noexcept {
+        return collective == Collective::all_reduce || collective == Collective::reduce ||
+               collective == Collective::reduce_scatter;
+    }
+
+    [[nodiscard]] std::string text() const {
+        std::string said = concat(name_of(collective));
+        if (has_counts) {
+            said += concat(" by counts of ", joinable::name_of(dtype));
+        } else if (collective != Collective::barrier) {
+            said += concat(" of ", count, " ", joinable::name_of(dtype));
+        }
+        if (is_reduction()) {
+            said += concat(" with ", joinable::name_of(op));
+        }
+        if (collective == Collective::broadcast || collective == Collective::scatter) {
+            said += concat(" from rank ", root);
+        }
+        if (collective == Collective::reduce || collective == Collective::gather) {
+            said += concat(" to rank ", root);
+        }
+        return said;
+    }
+};
+
+/// One rank's arrival in one collective, on one cache line: a small message needs no other.
+///
+/// `word` holds, from the top: frozen (1 bit), whether there are counts (1), root (13), descriptor
+/// (11), inline count (7: 0 means that payload holds count and addresses instead), sequence number
+/// (31). Arriving is one compare-and-swap on it, aborting sets the frozen bit: so whether a rank
+/// has arrived before an abort is decided in one step, and every rank sees the same.
+struct alignas(64) ArrivalLine {
+    std::atomic<std::uint64_t> word{empty};
+    std::array<std::uint64_t, 7> payload{};
+
+    static constexpr std::size_t inline_bytes = 56;
+    static constexpr int max_ranks = 1 << 13;
+    static constexpr std::uint64_t frozen = std::uint64_t{1} << 63U;
+    static constexpr std::uint64_t sequence_mask = (std::uint64_t{1} << 31U) - 1;
+    static constexpr std::uint64_t empty = sequence_mask; ///< no collective of a fresh ring slot
+
+    static std::uint64_t
+    encode(std::uint64_t sequence, Descriptor const& said, bool is_inline) noexcept {
+        std::uint64_t const inline_count = is_inline ? said.count + 1 : 0;
+        return (sequence & sequence_mask) | inline_count << 31U |
+               static_cast<std::uint64_t>(said.collective) << 38U |
+               static_cast<std::uint64_t>(said.dtype) << 42U |
+               static_cast<std::uint64_t>(said.op) << 46U |
+               static_cast<std::uint64_t>(said.root) << 49U |
+               static_cast<std::uint64_t>(said.has_counts) << 62U;
+    }
+    [[nodiscard]] static Descriptor
+    decode(std::uint64_t word, std::array<std::uint64_t, 7> const& payload) noexcept {
+        std::uint64_t const inline_count = word >> 31U & 0x7fU;
+        return {
+            static_cast<Collective>(word >> 38U & 0xfU),
+            static_cast<DType>(word >> 42U & 0xfU),
+            static_cast<ReduceOp>(word >> 46U & 0x7U),
+            static_cast<int>(word >> 49U & 0x1fffU),
+            static_cast<std::size_t>(inline_count != 0 ? inline_count - 1 : payload[0]),
+            (word >> 62U & 1U) != 0
+        };
+    }
+};
+
+} // namespace joinable::inline v0::detail
 
 // ---- joinable/config.hpp
 
@@ -892,77 +1196,6 @@ private:
 
 namespace joinable::inline v0::detail {
 
-enum class Collective : std::uint8_t { all_reduce, broadcast, barrier, all_gather, reduce_scatter };
-
-[[nodiscard]] constexpr std::string_view name_of(Collective collective) noexcept {
-    constexpr std::string_view names[] = {
-        "all_reduce", "broadcast", "barrier", "all_gather", "reduce_scatter"
-    };
-    return names[static_cast<std::size_t>(collective)];
-}
-
-/// What a rank says that it is about to do; all ranks must say the same.
-struct Descriptor {
-    Collective collective = Collective::barrier;
-    DType dtype = DType::u8;
-    ReduceOp op = ReduceOp::sum;
-    int root = 0;
-    std::size_t count = 0;
-
-    friend bool operator==(Descriptor const&, Descriptor const&) = default;
-
-    [[nodiscard]] std::string text() const {
-        std::string said = concat(name_of(collective));
-        if (collective != Collective::barrier) {
-            said += concat(" of ", count, " ", joinable::name_of(dtype));
-        }
-        if (collective == Collective::all_reduce || collective == Collective::reduce_scatter) {
-            said += concat(" with ", joinable::name_of(op));
-        }
-        if (collective == Collective::broadcast) {
-            said += concat(" from rank ", root);
-        }
-        return said;
-    }
-};
-
-/// One rank's arrival in one collective, on one cache line: a small message needs no other.
-///
-/// `word` holds, from the top: frozen (1 bit), root (14), descriptor (11), inline count (7: 0 means
-/// that payload holds count and addresses instead), sequence number (31).
-/// Arriving is one compare-and-swap on it, aborting sets the frozen bit: so whether a rank has
-/// arrived before an abort is decided in one step, and every rank sees the same.
-struct alignas(64) ArrivalLine {
-    std::atomic<std::uint64_t> word{empty};
-    std::array<std::uint64_t, 7> payload{};
-
-    static constexpr std::size_t inline_bytes = 56;
-    static constexpr std::uint64_t frozen = std::uint64_t{1} << 63U;
-    static constexpr std::uint64_t sequence_mask = (std::uint64_t{1} << 31U) - 1;
-    static constexpr std::uint64_t empty = sequence_mask; ///< no collective of a fresh ring slot
-
-    static std::uint64_t
-    encode(std::uint64_t sequence, Descriptor const& said, bool is_inline) noexcept {
-        std::uint64_t const inline_count = is_inline ? said.count + 1 : 0;
-        return (sequence & sequence_mask) | inline_count << 31U |
-               static_cast<std::uint64_t>(said.collective) << 38U |
-               static_cast<std::uint64_t>(said.dtype) << 42U |
-               static_cast<std::uint64_t>(said.op) << 46U |
-               static_cast<std::uint64_t>(said.root) << 49U;
-    }
-    [[nodiscard]] static Descriptor
-    decode(std::uint64_t word, std::array<std::uint64_t, 7> const& payload) noexcept {
-        std::uint64_t const inline_count = word >> 31U & 0x7fU;
-        return {
-            static_cast<Collective>(word >> 38U & 0xfU),
-            static_cast<DType>(word >> 42U & 0xfU),
-            static_cast<ReduceOp>(word >> 46U & 0x7U),
-            static_cast<int>(word >> 49U & 0x3fffU),
-            static_cast<std::size_t>(inline_count != 0 ? inline_count - 1 : payload[0])
-        };
-    }
-};
-
 /// How far the ranks have come with the chunks of one large collective. The upper bits of each word
 /// are the sequence number, so that whoever posts first resets the slot: enough of them that no
 /// number comes back, however long only small messages have used the slot.
@@ -990,9 +1223,11 @@ class Board {
 public:
     static constexpr std::size_t slots = 64; ///< collectives in flight
 
+    /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
     explicit Board(int size)
-        : size_{size}, lines_(static_cast<std::size_t>(size) * slots),
-          retired_(static_cast<std::size_t>(size)), room{size} {}
+        : size_{checked(size)}, lines_(width() * slots), ranks_(width()),
+          counts_{std::make_unique_for_overwrite<std::size_t[]>(2 * width() * width() * slots)},
+          room{size} {}
 
     [[nodiscard]] int size() const noexcept { return size_; }
 
@@ -1001,6 +1236,15 @@ public:
     }
     [[nodiscard]] ChunkProgress& progress(std::uint64_t sequence) noexcept {
         return progress_[sequence % slots];
+    }
+
+    /// What `rank` says in a collective by counts: the elements that it sends to each rank, then
+    /// those that it expects from each. Memory that nothing uses is never touched.
+    [[nodiscard]] std::span<std::size_t> sends(int rank, std::uint64_t sequence) noexcept {
+        return counts_of(rank, sequence).first(width());
+    }
+    [[nodiscard]] std::span<std::size_t> expects(int rank, std::uint64_t sequence) noexcept {
+        return counts_of(rank, sequence).last(width());
     }
 
     [[nodiscard]] bool has_arrived(int rank, std::uint64_t sequence) noexcept {
@@ -1019,7 +1263,12 @@ public:
 
     /// Collectives before this number are finished on `rank`: their slots are free for others.
     [[nodiscard]] std::atomic<std::uint64_t>& retired(int rank) noexcept {
-        return retired_[static_cast<std::size_t>(rank)].count;
+        return ranks_[static_cast<std::size_t>(rank)].retired;
+    }
+
+    /// When `rank` last said that it is at work, as the steady clock counts; 0 is never.
+    [[nodiscard]] std::atomic<std::chrono::steady_clock::rep>& alive_at(int rank) noexcept {
+        return ranks_[static_cast<std::size_t>(rank)].alive_at;
     }
 
     /// The ranks that have not finished the collective before which `sequence` cannot start.
@@ -1057,13 +1306,32 @@ public:
 
 private:
     enum : int { open, writing, written, closed };
-    struct alignas(64) Retired {
-        std::atomic<std::uint64_t> count{0};
+    struct alignas(64) RankState {
+        std::atomic<std::uint64_t> retired{0};
+        std::atomic<std::chrono::steady_clock::rep> alive_at{0};
     };
+
+    [[nodiscard]] std::size_t width() const noexcept { return static_cast<std::size_t>(size_); }
+    [[nodiscard]] std::span<std::size_t> counts_of(int rank, std::uint64_t sequence) noexcept {
+        std::size_t const at = static_cast<std::size_t>(rank) * slots + sequence % slots;
+        return {counts_.get() + at * 2 * width(), 2 * width()};
+    }
+    static int checked(int size) {
+        if (size < 1 || size > ArrivalLine::max_ranks) {
+            throw ContractViolation{concat(
+                "a group needs between 1 and ",
+                ArrivalLine::max_ranks,
+                " ranks, but was given ",
+                size
+            )};
+        }
+        return size;
+    }
 
     int size_;
     std::vector<ArrivalLine> lines_;
-    std::vector<Retired> retired_;
+    std::vector<RankState> ranks_;
+    std::unique_ptr<std::size_t[]> counts_;
     std::array<ChunkProgress, slots> progress_;
     std::atomic<int> state_{open};
     AbortReason reason_;
@@ -1071,6 +1339,287 @@ private:
 public:
     WaitingRoom room;
 };
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/mailbox.hpp
+
+namespace joinable::inline v0::detail {
+
+inline std::string text_of(bool is_send, int tag, Buffer const& buffer) {
+    return concat(
+        is_send ? "a send of " : "a receive of ",
+        buffer.count,
+        " ",
+        joinable::name_of(buffer.dtype),
+        " with tag ",
+        tag
+    );
+}
+
+/// One side of a message: a send that waits for its receive, or the other way round.
+struct Letter {
+    enum class State : std::uint8_t { unused, waiting, done };
+
+    bool is_send = false;
+    int tag = 0;
+    Buffer buffer; ///< of a send only read
+    std::uint64_t number = 0;
+    std::atomic<State> state{State::unused};
+
+    [[nodiscard]] std::string text() const { return text_of(is_send, tag, buffer); }
+};
+
+/// The messages from one rank to another. Whoever comes second copies: so nothing has to make
+/// progress, and whoever computes holds up nobody. Messages of one tag keep their order. The lock
+/// is between two threads that would wait for each other anyway.
+class Mailbox {
+public:
+    struct Posted {
+        Letter* waiting = nullptr; ///< null: the other side was there, and the message is delivered
+        std::string mismatch;      ///< why it cannot be delivered, if so
+    };
+
+    Posted post(bool is_send, int tag, Buffer buffer) {
+        std::lock_guard const lock{mutex_};
+        Letter* other = nullptr;
+        Letter* unused = nullptr;
+        for (auto const& letter : letters_) {
+            Letter::State const state = letter->state.load();
+            if (state == Letter::State::unused) {
+                unused = letter.get();
+            } else if (state == Letter::State::waiting && letter->is_send != is_send &&
+                       letter->tag == tag && (other == nullptr || letter->number < other->number)) {
+                other = letter.get();
+            }
+        }
+        if (other == nullptr) {
+            if (unused == nullptr) {
+                unused = letters_.emplace_back(std::make_unique<Letter>()).get();
+            }
+            unused->is_send = is_send;
+            unused->tag = tag;
+            unused->buffer = buffer;
+            unused->number = next_++;
+            unused->state.store(Letter::State::waiting);
+            return {unused, {}};
+        }
+        if (other->buffer.count != buffer.count || other->buffer.dtype != buffer.dtype) {
+            return {nullptr, concat(text_of(is_send, tag, buffer), " meets ", other->text())};
+        }
+        Buffer const& from = is_send ? buffer : other->buffer;
+        Buffer const& to = is_send ? other->buffer : buffer;
+        if (from.count != 0) {
+            std::memmove(to.data, from.data, from.bytes());
+        }
+        other->state.store(Letter::State::done);
+        return {};
+    }
+
+    /// The owner needs its letter no longer. Whether it was delivered: if not, nobody touches its
+    /// memory from now on.
+    bool take_back(Letter& letter) {
+        std::lock_guard const lock{mutex_};
+        return letter.state.exchange(Letter::State::unused) == Letter::State::done;
+    }
+
+private:
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<Letter>> letters_; ///< as many as were ever under way at once
+    std::uint64_t next_ = 0;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/thread_group.hpp
+
+namespace joinable::inline v0::detail {
+
+/// What the threads of one group share: the board for collectives, a mailbox for each pair of
+/// ranks, and the groups that were split from it.
+class ThreadGroup : public Board {
+public:
+    explicit ThreadGroup(int size)
+        : Board{size}, mail_(static_cast<std::size_t>(size) * static_cast<std::size_t>(size)),
+          has_left_(static_cast<std::size_t>(size)) {}
+
+    [[nodiscard]] Mailbox& mailbox(int from, int to) noexcept {
+        return mail_[static_cast<std::size_t>(from * size() + to)];
+    }
+
+    /// Ends the collectives, the messages, and the groups that were split from this one.
+    void abort(AbortReason const& reason) {
+        std::vector<std::shared_ptr<ThreadGroup>> children;
+        {
+            std::lock_guard const lock{mutex_};
+            if (!aborted_with_) {
+                aborted_with_ = reason;
+                is_aborted_.store(true);
+            }
+            for (Child const& child : children_) {
+                if (auto group = child.group.lock()) {
+                    children.push_back(std::move(group));
+                }
+            }
+        }
+        Board::abort(reason);
+        room.wake();
+        for (auto const& child : children) {
+            child->abort(reason);
+        }
+    }
+
+    /// `rank` takes part no longer: a collective cannot complete any more, but the others still
+    /// have their messages and their groups without it.
+    void leave(int rank) {
+        has_left_[static_cast<std::size_t>(rank)].store(true);
+        Board::abort(left(rank));
+        room.wake();
+    }
+
+    /// Whether a message to or from `peer` that waits will never be delivered.
+    [[nodiscard]] bool is_lost(int peer) const noexcept {
+        return is_aborted_.load() || has_left_[static_cast<std::size_t>(peer)].load();
+    }
+    /// Why. @pre is_lost(peer)
+    [[nodiscard]] AbortReason loss(int peer) {
+        std::lock_guard const lock{mutex_};
+        return aborted_with_ ? *aborted_with_ : left(peer);
+    }
+
+    /// Whether groups have been split from this one, whose errors name other numbers.
+    [[nodiscard]] bool has_split() const noexcept { return has_split_.load(); }
+
+    /// The group of `size` ranks that the collective `sequence` splits off by `color`: its first
+    /// member makes it, and every member calls this once. Throws if this group was aborted.
+    std::shared_ptr<ThreadGroup> child(std::uint64_t sequence, int color, int size) {
+        std::lock_guard const lock{mutex_};
+        if (aborted_with_) {
+            throw_failure(*aborted_with_);
+        }
+        auto found = std::find_if(children_.begin(), children_.end(), [&](Child const& child) {
+            return child.sequence == sequence && child.color == color;
+        });
+        if (found == children_.end()) {
+            has_split_.store(true);
+            std::erase_if(children_, [](Child const& child) { return child.group.expired(); });
+            auto group = std::make_shared<ThreadGroup>(size);
+            children_.push_back({sequence, color, size, group, group});
+            found = std::prev(children_.end());
+        }
+        std::shared_ptr<ThreadGroup> group = found->group.lock();
+        if (--found->expected == 0) {
+            found->kept.reset();
+        }
+        return group;
+    }
+
+private:
+    struct Child {
+        std::uint64_t sequence;
+        int color;
+        int expected; ///< members that have not come yet, for whom it is kept
+        std::shared_ptr<ThreadGroup> kept;
+        std::weak_ptr<ThreadGroup> group;
+    };
+
+    static AbortReason left(int rank) {
+        return {
+            FailureKind::peer_failed,
+            {rank},
+            concat("rank ", rank, " left while others wait for it")
+        };
+    }
+
+    std::vector<Mailbox> mail_;
+    std::vector<std::atomic<bool>> has_left_;
+    std::atomic<bool> is_aborted_{false};
+    std::atomic<bool> has_split_{false};
+    std::mutex mutex_;
+    std::optional<AbortReason> aborted_with_;
+    std::vector<Child> children_;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/reduce.hpp
+
+namespace joinable::inline v0::detail {
+
+/// What a reduction of `T` computes in: f16 and bf16 accumulate in float and round once.
+template <class T>
+using accumulator_of =
+    std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
+
+/// What sums and products of `A` are computed in: unsigned for integers, which wrap around.
+/// Overflow of signed integers is undefined, and the reduced value of a rank's data must not be.
+template <class A>
+struct wrapping {
+    using type = A;
+};
+template <std::integral A>
+struct wrapping<A> : std::make_unsigned<A> {};
+
+/// Calls `function(combine)` with the binary operation as a type of its own, so that loops over it
+/// vectorise. Bit operations are called for integers only.
+template <class A, class F>
+void visit_op(ReduceOp op, F const& function) {
+    using W = typename wrapping<A>::type;
+    switch (op) {
+    case ReduceOp::sum: return function([](A a, A b) { return static_cast<A>(W(a) + W(b)); });
+    case ReduceOp::product: return function([](A a, A b) { return static_cast<A>(W(a) * W(b)); });
+    case ReduceOp::min: return function([](A a, A b) { return b < a ? b : a; });
+    case ReduceOp::max: return function([](A a, A b) { return a < b ? b : a; });
+    case ReduceOp::bit_and:
+        if constexpr (std::is_integral_v<A>) {
+            function([](A a, A b) { return static_cast<A>(a & b); });
+        }
+        return;
+    case ReduceOp::bit_or:
+        if constexpr (std::is_integral_v<A>) {
+            function([](A a, A b) { return static_cast<A>(a | b); });
+        }
+        return;
+    }
+}
+
+/// Combines `count` elements of all `ranks` in rank order, whoever computes it and however it was
+/// cut: for each tile `input(rank)` points to that rank's elements, and `output(tile, begin, n)`
+/// receives the result. Neither arrival nor tuning changes a bit.
+template <class Input, class Output>
+void reduce_in_rank_order(
+    DType dtype, ReduceOp op, int ranks, std::size_t count, Input const& input, Output const& output
+) {
+    visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
+        using A = accumulator_of<T>;
+        visit_op<A>(op, [&](auto const combine) {
+            constexpr std::size_t tile_size = 4096 / sizeof(A); // stays in the first-level cache
+            std::array<A, tile_size> tile;
+            for (std::size_t begin = 0; begin < count; begin += tile_size) {
+                std::size_t const n = std::min(tile_size, count - begin);
+                auto const* const first = static_cast<T const*>(input(0)) + begin;
+                for (std::size_t i = 0; i < n; ++i) {
+                    tile[i] = static_cast<A>(first[i]);
+                }
+                for (int rank = 1; rank < ranks; ++rank) {
+                    auto const* const next = static_cast<T const*>(input(rank)) + begin;
+                    for (std::size_t i = 0; i < n; ++i) {
+                        tile[i] = combine(tile[i], static_cast<A>(next[i]));
+                    }
+                }
+                if constexpr (std::is_same_v<A, T>) {
+                    output(static_cast<void const*>(tile.data()), begin, n);
+                } else {
+                    std::array<T, tile_size> rounded;
+                    for (std::size_t i = 0; i < n; ++i) {
+                        rounded[i] = T{tile[i]};
+                    }
+                    output(static_cast<void const*>(rounded.data()), begin, n);
+                }
+            }
+        });
+    });
+}
 
 } // namespace joinable::inline v0::detail
 
@@ -1082,8 +1631,143 @@ public:
 
 namespace joinable::inline v0::detail {
 
-/// Every rank computes the same from the same lines. @throws Mismatch  on all of them.
-inline void require_agreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
+/// Stands for a rank: of a block that comes from all of them, reduced, or goes to all of them.
+inline constexpr int every_rank = -1;
+
+/// A part of a large collective: `size` elements, found from `in_at` on in the input of the rank
+/// `from`, and wanted from `out_at` on in the output of the rank `to`.
+struct Block {
+    std::size_t size;
+    int from = every_rank;
+    int to = every_rank;
+    std::size_t in_at = 0;
+    std::size_t out_at = 0;
+};
+
+/// A collective in which all ranks have arrived, as the blocks that have to be moved or reduced.
+/// Blocks are numbered, and every rank finds the same ones.
+class Exchange {
+public:
+    Exchange(Board& board, std::uint64_t sequence, Descriptor const& said) noexcept
+        : board_{board}, sequence_{sequence}, said_{said} {}
+
+    [[nodiscard]] int blocks() const noexcept {
+        switch (said_.collective) {
+        case Collective::all_reduce:
+        case Collective::broadcast:
+        case Collective::barrier:
+        case Collective::reduce: return 1;
+        case Collective::all_to_all: return board_.size() * board_.size();
+        default: return board_.size();
+        }
+    }
+
+    /// The elements of block `b`, without looking for its place.
+    [[nodiscard]] std::size_t size_of_block(int b) const noexcept {
+        switch (said_.collective) {
+        case Collective::all_gather: return share(b, 0);
+        case Collective::gather: return share(b, said_.root);
+        case Collective::reduce_scatter: return share(0, b);
+        case Collective::scatter: return share(said_.root, b);
+        case Collective::all_to_all: return share(b / board_.size(), b % board_.size());
+        default: return said_.count;
+        }
+    }
+
+    /// Linear in the number of ranks.
+    [[nodiscard]] Block block(int b) const noexcept {
+        std::size_t const size = size_of_block(b);
+        auto const before = [&] {
+            std::size_t sum = 0;
+            for (int other = 0; other < b; ++other) {
+                sum += size_of_block(other);
+            }
+            return sum;
+        };
+        switch (said_.collective) {
+        case Collective::broadcast: return {size, said_.root};
+        case Collective::reduce: return {size, every_rank, said_.root};
+        case Collective::all_gather: return {size, b, every_rank, 0, before()};
+        case Collective::gather: return {size, b, said_.root, 0, before()};
+        case Collective::reduce_scatter: return {size, every_rank, b, before(), 0};
+        case Collective::scatter: return {size, said_.root, b, before(), 0};
+        case Collective::all_to_all: {
+            Block found{size, b / board_.size(), b % board_.size()};
+            for (int rank = 0; rank < found.to; ++rank) {
+                found.in_at += share(found.from, rank);
+            }
+            for (int rank = 0; rank < found.from; ++rank) {
+                found.out_at += share(rank, found.to);
+            }
+            return found;
+        }
+        default: return {size};
+        }
+    }
+
+    /// Computes the elements [begin, end) of all blocks, one after another, for all ranks.
+    void run(std::size_t begin, std::size_t end) const {
+        std::size_t first = 0; // of the block, in the same count
+        for (int b = 0; b < blocks() && first < end; ++b) {
+            std::size_t const size = size_of_block(b);
+            std::size_t const from = std::max(begin, first);
+            std::size_t const to = std::min(end, first + size);
+            if (from < to) {
+                run_part(block(b), from - first, to - first);
+            }
+            first += size;
+        }
+    }
+
+private:
+    /// Elements that rank `from` sends to rank `to`.
+    [[nodiscard]] std::size_t share(int from, int to) const noexcept {
+        return said_.has_counts ? board_.sends(from, sequence_)[static_cast<std::size_t>(to)]
+                                : said_.count;
+    }
+
+    [[nodiscard]] std::byte* address(int rank, std::size_t word) const noexcept {
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): a rank of this process wrote it as an address
+        return reinterpret_cast<std::byte*>(
+            static_cast<std::uintptr_t>(board_.line(rank, sequence_).payload[word])
+        );
+    }
+
+    void run_part(Block const& block, std::size_t begin, std::size_t end) const {
+        std::size_t const element = size_of(said_.dtype);
+        auto const input = [&](int rank) -> void const* {
+            return address(rank, 1) + (block.in_at + begin) * element;
+        };
+        auto const store = [&](void const* from, std::size_t offset, std::size_t n) {
+            auto const store_on = [&](int rank) {
+                std::byte* const to = address(rank, 2) + (block.out_at + begin + offset) * element;
+                if (to != from) {
+                    std::memcpy(to, from, n * element);
+                }
+            };
+            if (block.to != every_rank) {
+                return store_on(block.to);
+            }
+            for (int rank = 0; rank < board_.size(); ++rank) {
+                store_on(rank);
+            }
+        };
+        if (block.from == every_rank) {
+            reduce_in_rank_order(said_.dtype, said_.op, board_.size(), end - begin, input, store);
+        } else {
+            store(input(block.from), 0, end - begin);
+        }
+    }
+
+    Board& board_;
+    std::uint64_t sequence_;
+    Descriptor const& said_;
+};
+
+/// Why the ranks' words do not fit together, if they do not: every rank computes the same from the
+/// same lines and tables.
+inline std::optional<AbortReason>
+disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
     auto const said_by = [&](int rank) {
         ArrivalLine const& line = board.line(rank, sequence);
         return ArrivalLine::decode(line.word.load(std::memory_order_relaxed), line.payload);
@@ -1092,28 +1776,52 @@ inline void require_agreement(Board& board, std::uint64_t sequence, Descriptor c
     for (int rank = 0; rank < board.size(); ++rank) {
         agrees = agrees && said_by(rank) == mine;
     }
-    if (agrees) {
-        return;
+    if (!agrees) {
+        AbortReason reason{FailureKind::mismatch, {}, {}};
+        reason.message = "ranks run different collectives: rank 0 " + said_by(0).text();
+        for (int rank = 1; rank < board.size(); ++rank) {
+            if (!(said_by(rank) == said_by(0))) {
+                reason.ranks.push_back(rank);
+                reason.message += concat(", rank ", rank, " ", said_by(rank).text());
+            }
+        }
+        return reason;
     }
-    AbortReason reason{
-        FailureKind::mismatch, {}, "ranks run different collectives: rank 0 " + said_by(0).text()
-    };
-    for (int rank = 1; rank < board.size(); ++rank) {
-        if (!(said_by(rank) == said_by(0))) {
-            reason.ranks.push_back(rank);
-            reason.message += concat(", rank ", rank, " ", said_by(rank).text());
+    for (int from = 0; mine.has_counts && from < board.size(); ++from) {
+        for (int to = 0; to < board.size(); ++to) {
+            std::size_t const sent = board.sends(from, sequence)[static_cast<std::size_t>(to)];
+            std::size_t const expected =
+                board.expects(to, sequence)[static_cast<std::size_t>(from)];
+            if (sent != expected) {
+                return AbortReason{
+                    FailureKind::mismatch,
+                    {from, to},
+                    concat(
+                        "counts differ in ",
+                        mine.text(),
+                        ": rank ",
+                        from,
+                        " has ",
+                        sent,
+                        " elements for rank ",
+                        to,
+                        ", which expects ",
+                        expected
+                    )
+                };
+            }
         }
     }
-    board.abort(reason);
-    throw_failure(reason);
+    return std::nullopt;
 }
 
 /// A small message: every rank reads the payloads of all lines and combines them for itself.
-inline void combine_lines(Board& board, std::uint64_t sequence, Descriptor const& said, void* out) {
-    auto const payload_of = [&](int rank) -> void const* {
-        return board.line(rank, sequence).payload.data();
+inline void
+combine_lines(Board& board, std::uint64_t sequence, Descriptor const& said, int rank, void* out) {
+    auto const payload_of = [&](int from) -> void const* {
+        return board.line(from, sequence).payload.data();
     };
-    if (said.count == 0) {
+    if (said.count == 0 || (said.collective == Collective::reduce && rank != said.root)) {
         return;
     }
     if (said.collective == Collective::broadcast) {
@@ -1128,97 +1836,32 @@ inline void combine_lines(Board& board, std::uint64_t sequence, Descriptor const
 
 /// A large message is cut into `chunks` ranges of `chunk` elements, the same on every rank.
 struct Cut {
-    std::size_t total;
-    std::size_t chunk;
-    std::size_t chunks;
+    std::size_t total = 0;
+    std::size_t chunk = 1;
+    std::size_t chunks = 0;
 
-    Cut(Descriptor const& said, int world_size) noexcept {
-        auto const ranks = static_cast<std::size_t>(world_size);
-        bool const is_share = said.collective == Collective::all_gather ||
-                              said.collective == Collective::reduce_scatter;
-        total = is_share ? said.count * ranks : said.count;
+    Cut() = default;
+    Cut(Exchange const& exchange, std::size_t element, int world_size) noexcept {
+        for (int b = 0; b < exchange.blocks(); ++b) {
+            total += exchange.size_of_block(b);
+        }
         // Small enough that all ranks get some, large enough that claiming costs nothing.
         constexpr std::size_t smallest = std::size_t{16} << 10U;
         constexpr std::size_t largest = std::size_t{256} << 10U;
-        std::size_t const element = size_of(said.dtype);
+        auto const ranks = static_cast<std::size_t>(world_size);
         chunk = std::clamp(total * element / (4 * ranks), smallest, largest) / element;
         chunks = (total + chunk - 1) / chunk;
     }
 };
 
-/// Computes the elements [begin, end) of a large collective for all ranks.
-inline void run_chunk(
-    Board& board, std::uint64_t sequence, Descriptor const& said, std::size_t begin, std::size_t end
-) {
-    std::size_t const element = size_of(said.dtype);
-    auto const address = [&](int rank, std::size_t word) {
-        // NOLINTNEXTLINE(performance-no-int-to-ptr): a rank of this process wrote it as an address
-        return reinterpret_cast<std::byte*>(
-            static_cast<std::uintptr_t>(board.line(rank, sequence).payload[word])
-        );
-    };
-    auto const in = [&](int rank) { return address(rank, 1); };
-    auto const copy_to = [&](int rank, std::size_t at, void const* from, std::size_t n) {
-        std::byte* const target = address(rank, 2) + at * element;
-        if (target != from) {
-            std::memcpy(target, from, n * element);
-        }
-    };
-    auto const reduce = [&](auto const& store) {
-        auto const input = [&](int rank) -> void const* { return in(rank) + begin * element; };
-        reduce_in_rank_order(said.dtype, said.op, board.size(), end - begin, input, store);
-    };
-    // Calls `part(rank, from, to)` for the ranks whose shares [from, to) meets.
-    auto const for_each_share = [&](std::size_t from, std::size_t to, auto const& part) {
-        while (from < to) {
-            std::size_t const owner = from / said.count;
-            std::size_t const stop = std::min(to, (owner + 1) * said.count);
-            part(static_cast<int>(owner), from, stop);
-            from = stop;
-        }
-    };
-    switch (said.collective) {
-    case Collective::all_reduce:
-        reduce([&](void const* tile, std::size_t offset, std::size_t n) {
-            for (int rank = 0; rank < board.size(); ++rank) {
-                copy_to(rank, begin + offset, tile, n);
-            }
-        });
-        break;
-    case Collective::reduce_scatter:
-        reduce([&](void const* tile, std::size_t offset, std::size_t n) {
-            std::size_t const first = begin + offset;
-            for_each_share(first, first + n, [&](int owner, std::size_t from, std::size_t to) {
-                auto const* const source = static_cast<std::byte const*>(tile);
-                copy_to(owner, from % said.count, source + (from - first) * element, to - from);
-            });
-        });
-        break;
-    case Collective::broadcast:
-        for (int rank = 0; rank < board.size(); ++rank) {
-            copy_to(rank, begin, in(said.root) + begin * element, end - begin);
-        }
-        break;
-    case Collective::all_gather:
-        for_each_share(begin, end, [&](int owner, std::size_t from, std::size_t to) {
-            for (int rank = 0; rank < board.size(); ++rank) {
-                copy_to(rank, from, in(owner) + from % said.count * element, to - from);
-            }
-        });
-        break;
-    case Collective::barrier: break;
-    }
-}
-
 [[nodiscard]] inline bool
-chunks_are_done(Board& board, std::uint64_t sequence, Descriptor const& said) noexcept {
-    std::uint64_t const done = board.progress(sequence).done.load();
-    return (done & ChunkProgress::count_mask) == Cut{said, board.size()}.chunks;
+chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
+    return (board.progress(sequence).done.load() & ChunkProgress::count_mask) == cut.chunks;
 }
 
 /// Computes chunks until none is left to claim. Whether all are done, by whomever.
-inline bool run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said) {
-    Cut const cut{said, board.size()};
+inline bool
+run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said, Cut const& cut) {
     ChunkProgress& progress = board.progress(sequence);
     auto const left = [&](std::uint64_t count) {
         return (count & ChunkProgress::count_mask) < cut.chunks;
@@ -1230,15 +1873,398 @@ inline bool run_chunks(Board& board, std::uint64_t sequence, Descriptor const& s
         }
         std::size_t const begin =
             static_cast<std::size_t>(claimed & ChunkProgress::count_mask) * cut.chunk;
-        run_chunk(board, sequence, said, begin, std::min(cut.total, begin + cut.chunk));
+        Exchange{board, sequence, said}.run(begin, std::min(cut.total, begin + cut.chunk));
         if ((progress.done.fetch_add(1) & ChunkProgress::count_mask) + 1 == cut.chunks) {
             board.room.wake();
         }
     }
-    return chunks_are_done(board, sequence, said);
+    return chunks_are_done(board, sequence, cut);
 }
 
 } // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/endpoint.hpp
+
+namespace joinable::inline v0::detail {
+
+/// One rank at a board: posts its collectives, and finishes them in any order. `Group` is a Board,
+/// whose abort() may reach further than the board itself.
+template <class Group>
+class Endpoint {
+public:
+    Endpoint(Group& board, int rank) noexcept : board_{board}, rank_{rank} {}
+    Endpoint(Endpoint const&) = delete;
+    Endpoint& operator=(Endpoint const&) = delete;
+
+    [[nodiscard]] int rank() const noexcept { return rank_; }
+    [[nodiscard]] int size() const noexcept { return board_.size(); }
+
+    [[nodiscard]] std::chrono::nanoseconds deadline() const noexcept { return deadline_; }
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        return std::exchange(deadline_, deadline);
+    }
+
+    void keep_alive() noexcept { board_.alive_at(rank_).store(now().time_since_epoch().count()); }
+
+    /// Who has not arrived in this rank's oldest unfinished collective.
+    [[nodiscard]] std::vector<int> missing() const {
+        return retired_ == next_ ? std::vector<int>{} : board_.missing(retired_);
+    }
+
+    /// Arrives in the next collective and returns its number. In one by counts, `tell(sends,
+    /// expects)` fills this rank's tables.
+    template <class Tell>
+    std::uint64_t post(Descriptor const& said, void const* in, void* out, Tell const& tell) {
+        make_room();
+        std::uint64_t const sequence = next_;
+        std::size_t const bytes = said.count * size_of(said.dtype);
+        bool const fits =
+            bytes <= ArrivalLine::inline_bytes && said.collective <= Collective::reduce;
+        pending_of(sequence) = {said, out, fits};
+        ArrivalLine& line = board_.line(rank_, sequence);
+        std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
+        if ((old & ArrivalLine::frozen) != 0) {
+            throw_failure(board_.reason());
+        }
+        if (!fits) {
+            line.payload[0] = said.count;
+            line.payload[1] = reinterpret_cast<std::uintptr_t>(in);
+            line.payload[2] = reinterpret_cast<std::uintptr_t>(out);
+            if (said.has_counts) {
+                tell(board_.sends(rank_, sequence), board_.expects(rank_, sequence));
+            }
+            board_.progress(sequence).reset(sequence);
+        } else if (in != nullptr) {
+            std::memcpy(line.payload.data(), in, bytes);
+        }
+        std::uint64_t const word = ArrivalLine::encode(sequence, said, fits);
+        if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
+            throw_failure(board_.reason());
+        }
+        ++next_;
+        board_.room.wake();
+        return sequence;
+    }
+
+    [[nodiscard]] bool is_done(std::uint64_t sequence) const noexcept {
+        return sequence < retired_ || pending_[sequence % Board::slots].is_done;
+    }
+
+    /// Makes progress. Whether this rank's buffers are final.
+    [[nodiscard]] bool try_finish(std::uint64_t sequence) {
+        if (is_done(sequence)) {
+            return true;
+        }
+        Pending& pending = pending_of(sequence);
+        if (!pending.has_agreed) {
+            switch (arrival_of(sequence)) {
+            case Arrival::waiting: return false;
+            case Arrival::never: throw_failure(board_.reason());
+            case Arrival::complete: break;
+            }
+            if (auto const reason = disagreement(board_, sequence, pending.said)) {
+                board_.abort(*reason);
+                throw_failure(*reason);
+            }
+            if (!pending.is_inline) {
+                pending.cut = Cut{
+                    Exchange{board_, sequence, pending.said}, size_of(pending.said.dtype), size()
+                };
+            }
+            pending.has_agreed = true;
+        }
+        if (pending.is_inline) {
+            combine_lines(board_, sequence, pending.said, rank_, pending.out);
+        } else if (!run_chunks(board_, sequence, pending.said, pending.cut)) {
+            return false;
+        }
+        pending.is_done = true;
+        retire();
+        return true;
+    }
+
+    void finish(std::uint64_t sequence) {
+        if (try_finish(sequence)) {
+            return;
+        }
+        Pending const& pending = pending_of(sequence);
+        wait_for_others(
+            [&] { return arrival_of(sequence) != Arrival::waiting; },
+            [&] { return board_.missing(sequence); },
+            "arrive",
+            [&] { return "waits in " + pending.said.text(); }
+        );
+        while (!try_finish(sequence)) { // all have arrived: the last chunks are being computed
+            board_.room.wait(
+                [&] { return chunks_are_done(board_, sequence, pending.cut); }, deadline_
+            );
+        }
+    }
+
+    /// Waits until `ready()` or until the deadline. It begins anew when a rank that holds this one
+    /// up says that it is alive. `holding_up()` lists those ranks; if none is left at the deadline,
+    /// the wait is over without an answer.
+    /// @throws TimedOut  after aborting the group: they "did not <do>", while this rank `does()`.
+    template <class Ready, class HoldingUp, class Does>
+    void wait_for_others(
+        Ready const& ready, HoldingUp const& holding_up, char const* to_do, Does const& does
+    ) {
+        auto const start = now();
+        std::chrono::nanoseconds left = deadline_;
+        while (!board_.room.wait(ready, left)) {
+            std::vector<int> overdue = holding_up();
+            if (overdue.empty()) {
+                return;
+            }
+            left = deadline_;
+            std::erase_if(overdue, [&](int rank) {
+                std::chrono::steady_clock::time_point const alive{
+                    std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
+                };
+                std::chrono::nanoseconds const waited = now() - std::max(start, alive);
+                bool const is_alive = waited < deadline_;
+                if (is_alive) {
+                    left = std::min(left, deadline_ - waited);
+                }
+                return is_alive;
+            });
+            if (!overdue.empty()) {
+                abort_for(overdue, to_do, does());
+            }
+        }
+    }
+
+private:
+    struct Pending {
+        Descriptor said;
+        void* out = nullptr;
+        bool is_inline = false;
+        bool is_done = false;
+        bool has_agreed = false;
+        Cut cut = {};
+    };
+    enum class Arrival : std::uint8_t { waiting, complete, never };
+
+    [[nodiscard]] static std::chrono::steady_clock::time_point now() noexcept {
+        return std::chrono::steady_clock::now();
+    }
+    [[nodiscard]] Pending& pending_of(std::uint64_t sequence) noexcept {
+        return pending_[sequence % Board::slots];
+    }
+
+    /// The slot of the next collective is free when every rank has finished what used it before.
+    void make_room() {
+        constexpr std::uint64_t slots = Board::slots;
+        if (next_ < slots + all_retired_) {
+            return;
+        }
+        if (retired_ + slots <= next_) {
+            finish(retired_);
+        }
+        auto const others_have_room = [&] {
+            all_retired_ = next_;
+            for (int rank = 0; rank < size(); ++rank) {
+                all_retired_ = std::min(all_retired_, board_.retired(rank).load());
+            }
+            return next_ < slots + all_retired_ || board_.is_spent();
+        };
+        wait_for_others(
+            others_have_room,
+            [&] { return board_.holding_up(next_); },
+            "finish a collective",
+            [] { return "posts another one"; }
+        );
+        if (board_.is_spent()) {
+            throw_failure(board_.reason());
+        }
+    }
+
+    [[nodiscard]] Arrival arrival_of(std::uint64_t sequence) noexcept {
+        for (int rank = 0; rank < size(); ++rank) {
+            std::uint64_t const word = board_.line(rank, sequence).word.load();
+            if ((word & ArrivalLine::sequence_mask) != (sequence & ArrivalLine::sequence_mask)) {
+                return (word & ArrivalLine::frozen) != 0 ? Arrival::never : Arrival::waiting;
+            }
+        }
+        return Arrival::complete;
+    }
+
+    void retire() noexcept {
+        std::uint64_t retired = retired_;
+        while (retired < next_ && pending_of(retired).is_done) {
+            ++retired;
+        }
+        if (retired != retired_) {
+            retired_ = retired;
+            board_.retired(rank_).store(retired);
+            board_.room.wake();
+        }
+    }
+
+    void
+    abort_for(std::vector<int> const& overdue, char const* to_do, std::string const& meanwhile) {
+        double const seconds = std::chrono::duration<double>(deadline_).count();
+        board_.abort(
+            {FailureKind::timed_out,
+             overdue,
+             concat(
+                 ranks_text(overdue),
+                 " did not ",
+                 to_do,
+                 " within ",
+                 seconds,
+                 " s, while rank ",
+                 rank_,
+                 " ",
+                 meanwhile
+             )}
+        );
+    }
+
+    Group& board_;
+    int rank_;
+    std::chrono::nanoseconds deadline_ = default_deadline;
+    std::uint64_t next_ = 0;        ///< sequence number of the next collective
+    std::uint64_t retired_ = 0;     ///< all before are finished on this rank
+    std::uint64_t all_retired_ = 0; ///< on all ranks, as far as known
+    std::array<Pending, Board::slots> pending_{};
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/thread_rank.hpp
+
+namespace joinable::inline v0::detail {
+
+/// What one thread has of its group: what its communicator and its works have in common.
+class ThreadRank : public Endpoint<ThreadGroup> {
+public:
+    ThreadRank(std::shared_ptr<ThreadGroup> group, int rank) noexcept
+        : Endpoint{*group, rank}, group_{std::move(group)} {}
+
+    [[nodiscard]] ThreadGroup& group() const noexcept { return *group_; }
+
+    /// Leaves `buffer` for `peer`, or takes it at once: then there is no letter.
+    /// @throws Mismatch  the other side has another count or dtype; on both.
+    [[nodiscard]] Letter* post_message(bool is_send, int peer, int tag, Buffer buffer) {
+        auto const [letter, mismatch] = mailbox(is_send, peer).post(is_send, tag, buffer);
+        if (!mismatch.empty()) {
+            AbortReason const reason{
+                FailureKind::mismatch,
+                {rank(), peer},
+                concat("messages between rank ", rank(), " and rank ", peer, ": ", mismatch)
+            };
+            group_->abort(reason);
+            throw_failure(reason);
+        }
+        group_->room.wake();
+        return letter;
+    }
+
+    /// Whether waiting for the letter would return at once, or throw.
+    [[nodiscard]] bool is_settled(Letter const& letter, int peer) const noexcept {
+        return letter.state.load() == Letter::State::done || group_->is_lost(peer);
+    }
+
+    /// Blocks until the letter is settled, and gives it back. Whether it was delivered: if not,
+    /// group().loss(peer) says why.
+    [[nodiscard]] bool finish_message(Letter& letter, int peer) {
+        if (!is_settled(letter, peer)) {
+            wait_for_others(
+                [&] { return is_settled(letter, peer); },
+                [&] { return is_settled(letter, peer) ? std::vector<int>{} : std::vector{peer}; },
+                letter.is_send ? "receive" : "send",
+                [&] { return "waits in " + letter.text(); }
+            );
+        }
+        return mailbox(letter.is_send, peer).take_back(letter);
+    }
+
+private:
+    [[nodiscard]] Mailbox& mailbox(bool is_send, int peer) noexcept {
+        return is_send ? group_->mailbox(rank(), peer) : group_->mailbox(peer, rank());
+    }
+
+    std::shared_ptr<ThreadGroup> group_;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/thread_work.hpp
+
+namespace joinable::inline v0 {
+
+/// A collective or a message between thread ranks. Destroyed unfinished it waits up to the
+/// deadline; while unwinding it aborts. When it is gone, no other rank touches this rank's buffers.
+class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] ThreadWork {
+public:
+    ThreadWork(ThreadWork&& other) noexcept
+        : rank_{std::exchange(other.rank_, nullptr)}, sequence_{other.sequence_},
+          letter_{other.letter_}, peer_{other.peer_}, exceptions_{other.exceptions_} {}
+    ThreadWork& operator=(ThreadWork&&) = delete;
+
+    ~ThreadWork() {
+        if (rank_ == nullptr || (peer_ < 0 && rank_->is_done(sequence_)) ||
+            (peer_ >= 0 && letter_ == nullptr)) {
+            return;
+        }
+        try {
+            if (std::uncaught_exceptions() > exceptions_) {
+                int const rank = rank_->rank();
+                rank_->group().abort(
+                    {FailureKind::peer_failed,
+                     {rank},
+                     detail::concat("rank ", rank, " failed: an exception left a collective")}
+                );
+            }
+            wait();
+        } catch (...) { // NOLINT(bugprone-empty-catch): a destructor has nobody to tell; all are
+                        // awake
+        }
+    }
+
+    /// Blocks until this rank's buffers are final. Waiting again returns at once, or throws again.
+    /// @throws Mismatch  ranks said different things; no data moved.
+    /// @throws TimedOut, PeerFailed, ...  what the communicator was aborted with, unless every rank
+    ///         had arrived before.
+    void wait() {
+        if (peer_ < 0) {
+            rank_->finish(sequence_);
+        } else if (letter_ != nullptr) {
+            is_lost_ = !rank_->finish_message(*std::exchange(letter_, nullptr), peer_);
+        }
+        if (is_lost_) {
+            throw_failure(rank_->group().loss(peer_));
+        }
+    }
+    /// Makes progress; true once wait() would return at once. @throws as wait() does.
+    [[nodiscard]] bool test() {
+        if (peer_ < 0) {
+            return rank_->try_finish(sequence_);
+        }
+        if (letter_ != nullptr && !rank_->is_settled(*letter_, peer_)) {
+            return false;
+        }
+        wait();
+        return true;
+    }
+
+private:
+    friend class ThreadCommunicator;
+    ThreadWork(detail::ThreadRank& rank, std::uint64_t sequence) noexcept
+        : rank_{&rank}, sequence_{sequence} {}
+    ThreadWork(detail::ThreadRank& rank, detail::Letter* letter, int peer) noexcept
+        : rank_{&rank}, letter_{letter}, peer_{peer} {}
+
+    detail::ThreadRank* rank_;
+    std::uint64_t sequence_ = 0;
+    detail::Letter* letter_ = nullptr; ///< of a message that is not finished
+    int peer_ = -1;                    ///< of a message
+    bool is_lost_ = false;
+    int exceptions_ = std::uncaught_exceptions();
+};
+
+} // namespace joinable::inline v0
 
 // ---- joinable/detail/failure.hpp
 
@@ -1285,54 +2311,46 @@ inline AbortReason blamed_on(int rank, AbortReason reason) {
 
 namespace joinable::inline v0 {
 
-class ThreadCommunicator;
-
-/// A collective between thread ranks. Destroyed unfinished it waits up to the deadline; while
-/// unwinding it aborts. When it is gone, no other rank touches this rank's buffers any more.
-class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] ThreadWork {
-public:
-    ThreadWork(ThreadWork&& other) noexcept
-        : comm_{std::exchange(other.comm_, nullptr)}, sequence_{other.sequence_},
-          exceptions_{other.exceptions_} {}
-    ThreadWork& operator=(ThreadWork&&) = delete;
-    inline ~ThreadWork();
-
-    /// Blocks until this rank's buffers are final. Waiting again returns at once.
-    /// @throws Mismatch  ranks said different things; no data moved.
-    /// @throws TimedOut, PeerFailed, ...  what the communicator was aborted with, unless every rank
-    ///         had arrived before.
-    inline void wait();
-    /// Makes progress; true once wait() would return at once. @throws as wait() does.
-    [[nodiscard]] inline bool test();
-
-private:
-    friend class ThreadCommunicator;
-    ThreadWork(ThreadCommunicator& comm, std::uint64_t sequence) noexcept
-        : comm_{&comm}, sequence_{sequence} {}
-
-    ThreadCommunicator* comm_;
-    std::uint64_t sequence_;
-    int exceptions_ = std::uncaught_exceptions();
-};
-
 /// Ranks are threads of this process: made by run_threads(), one object per rank.
 ///
 /// Reductions combine every element in rank order, so results are the same bit for bit whoever
-/// arrives first. Collectives are asynchronous: whoever waits or tests does the work for all, so a
-/// rank that computes holds up nobody. Up to 64 are in flight, further ones finish the oldest.
-/// Ranks compare what they are about to do in every collective. No allocation, no lock and no
-/// system call unless a rank waits long.
+/// arrives first. Everything is asynchronous: whoever waits or tests does the work for all, so a
+/// rank that computes holds up nobody. Up to 64 collectives are in flight, further ones finish the
+/// oldest. Ranks compare what they are about to do in every collective. No allocation, no lock and
+/// no system call in a collective unless a rank waits long.
+///
+/// All members that take buffers throw ContractViolation before any data moves when counts or
+/// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
+/// by bit. Buffers are the caller's until the work has been waited for; spans of counts are copied.
 class ThreadCommunicator {
 public:
-    /// For run_threads; `board` outlives the communicator.
-    ThreadCommunicator(detail::Board& board, int rank) noexcept : board_{board}, rank_{rank} {}
+    /// For run_threads and split.
+    ThreadCommunicator(
+        std::shared_ptr<detail::ThreadGroup> group,
+        int rank,
+        std::chrono::nanoseconds deadline = default_deadline
+    ) noexcept
+        : rank_{std::move(group), rank} {
+        rank_.set_deadline(deadline);
+    }
     ThreadCommunicator(ThreadCommunicator const&) = delete;
     ThreadCommunicator& operator=(ThreadCommunicator const&) = delete;
 
-    [[nodiscard]] int rank() const noexcept { return rank_; }
-    [[nodiscard]] int size() const noexcept { return board_.size(); }
+    /// The rank leaves its group: whoever waits for it gets PeerFailed.
+    ~ThreadCommunicator() {
+        if (std::uncaught_exceptions() > exceptions_) {
+            abort(detail::blamed_on(
+                rank(),
+                {FailureKind::peer_failed, {}, "an exception left the scope of its communicator"}
+            ));
+        }
+        rank_.group().leave(rank());
+    }
 
-    /// In place. @throws ContractViolation  a bit operation on floating-point elements.
+    [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
+    [[nodiscard]] int size() const noexcept { return rank_.size(); }
+
+    /// In place.
     ThreadWork all_reduce(Buffer buffer, ReduceOp op) {
         detail::check_memory(buffer);
         detail::check_reduction(buffer, op);
@@ -1343,7 +2361,18 @@ public:
         );
     }
 
-    /// @throws ContractViolation  `root` is no rank.
+    /// In place at the root; the other buffers keep what they have.
+    ThreadWork reduce(Buffer buffer, ReduceOp op, int root) {
+        detail::check_memory(buffer);
+        detail::check_reduction(buffer, op);
+        detail::check_root(root, size());
+        return post(
+            {detail::Collective::reduce, buffer.dtype, op, root, buffer.count},
+            buffer.data,
+            buffer.data
+        );
+    }
+
     ThreadWork broadcast(Buffer buffer, int root) {
         detail::check_memory(buffer);
         detail::check_root(root, size());
@@ -1354,234 +2383,291 @@ public:
         );
     }
 
-    void barrier() {
-        post({detail::Collective::barrier, DType::u8, ReduceOp::sum, 0, 0}, nullptr, nullptr)
-            .wait();
-    }
+    void barrier() { post({}, nullptr, nullptr).wait(); }
 
     /// `out` is `size()` times `in`; `in` may be this rank's part of `out`.
-    /// @throws ContractViolation  counts or dtypes do not fit.
     ThreadWork all_gather(ConstBuffer in, Buffer out) {
         detail::check_share(in, out, size());
+        detail::check_place(in, out, in.count * index());
         return post(
             {detail::Collective::all_gather, in.dtype, ReduceOp::sum, 0, in.count},
             in.data,
             out.data
         );
     }
+    /// Rank r contributes counts[r] elements; the same counts on every rank.
+    ThreadWork all_gather(ConstBuffer in, Buffer out, std::span<std::size_t const> counts) {
+        detail::check_counts(counts, in, out, rank(), size());
+        detail::check_place(in, out, detail::offset_of(counts, index()));
+        return post_counts(
+            {detail::Collective::all_gather, in.dtype},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                std::fill(sends.begin(), sends.end(), in.count);
+                std::copy(counts.begin(), counts.end(), expects.begin());
+            }
+        );
+    }
 
-    /// `in` is `size()` times `out`; they do not overlap.
-    /// @throws ContractViolation  counts or dtypes do not fit, or a bit operation on floats.
+    /// `in` is `size()` times `out`; `out` may be this rank's part of `in`.
     ThreadWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
         detail::check_share(out, in, size());
+        detail::check_place(out, in, out.count * index());
         detail::check_reduction(in, op);
         return post(
             {detail::Collective::reduce_scatter, in.dtype, op, 0, out.count}, in.data, out.data
         );
     }
-
-    /// Local. The first reason wins; every wait that cannot complete any more throws it.
-    void abort(AbortReason const& reason) { board_.abort(reason); }
-    [[nodiscard]] bool is_spent() const noexcept { return board_.is_spent(); }
-
-    /// Local; for waits that start later. Returns the deadline that was in force.
-    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
-        return std::exchange(deadline_, deadline);
-    }
-
-    /// Local. Who has not arrived in this rank's oldest unfinished collective.
-    [[nodiscard]] std::vector<int> missing() const {
-        return retired_ == next_ ? std::vector<int>{} : board_.missing(retired_);
-    }
-
-private:
-    friend class ThreadWork;
-
-    struct Pending {
-        detail::Descriptor said;
-        void* out = nullptr;
-        bool is_inline = false;
-        bool is_done = false;
-    };
-    // -- posting ---------------------------------------------------------------------------------
-
-    ThreadWork post(detail::Descriptor const& said, void const* in, void* out) {
-        make_room();
-        std::uint64_t const sequence = next_;
-        Pending& pending = pending_[sequence % detail::Board::slots];
-        std::size_t const bytes = said.count * size_of(said.dtype);
-        bool const fits = bytes <= detail::ArrivalLine::inline_bytes &&
-                          said.collective <= detail::Collective::barrier;
-        pending = {said, out, fits, false};
-        detail::ArrivalLine& line = board_.line(rank_, sequence);
-        std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
-        if ((old & detail::ArrivalLine::frozen) != 0) {
-            throw_failure(board_.reason());
-        }
-        if (!fits) {
-            line.payload[0] = said.count;
-            line.payload[1] = reinterpret_cast<std::uintptr_t>(in);
-            line.payload[2] = reinterpret_cast<std::uintptr_t>(out);
-            board_.progress(sequence).reset(sequence);
-        } else if (bytes != 0) {
-            std::memcpy(line.payload.data(), in, bytes);
-        }
-        std::uint64_t const word = detail::ArrivalLine::encode(sequence, said, fits);
-        if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
-            throw_failure(board_.reason());
-        }
-        ++next_;
-        board_.room.wake();
-        return {*this, sequence};
-    }
-
-    /// The slot of the next collective is free when every rank has finished what used it before.
-    void make_room() {
-        constexpr std::uint64_t slots = detail::Board::slots;
-        if (next_ < slots + all_retired_) {
-            return;
-        }
-        if (retired_ + slots <= next_) {
-            finish(retired_);
-        }
-        auto const others_have_room = [&] {
-            all_retired_ = next_;
-            for (int rank = 0; rank < size(); ++rank) {
-                all_retired_ = std::min(all_retired_, board_.retired(rank).load());
+    /// Rank r receives counts[r] elements; the same counts on every rank.
+    ThreadWork
+    reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, std::span<std::size_t const> counts) {
+        detail::check_counts(counts, out, in, rank(), size());
+        detail::check_place(out, in, detail::offset_of(counts, index()));
+        detail::check_reduction(in, op);
+        return post_counts(
+            {detail::Collective::reduce_scatter, in.dtype, op},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                std::copy(counts.begin(), counts.end(), sends.begin());
+                std::fill(expects.begin(), expects.end(), out.count);
             }
-            return next_ < slots + all_retired_ || board_.is_spent();
-        };
-        if (!board_.room.wait(others_have_room, deadline_)) {
-            abort_for_missing(board_.holding_up(next_), "finish a collective", "posts another one");
-        }
-        if (board_.is_spent()) {
-            throw_failure(board_.reason());
-        }
-    }
-
-    // -- finishing -------------------------------------------------------------------------------
-
-    [[nodiscard]] bool is_done(std::uint64_t sequence) const noexcept {
-        return sequence < retired_ || pending_[sequence % detail::Board::slots].is_done;
-    }
-
-    enum class Arrival : std::uint8_t { waiting, complete, never };
-
-    [[nodiscard]] Arrival arrival_of(std::uint64_t sequence) noexcept {
-        for (int rank = 0; rank < size(); ++rank) {
-            std::uint64_t const word = board_.line(rank, sequence).word.load();
-            if ((word & detail::ArrivalLine::sequence_mask) !=
-                (sequence & detail::ArrivalLine::sequence_mask)) {
-                return (word & detail::ArrivalLine::frozen) != 0 ? Arrival::never
-                                                                 : Arrival::waiting;
-            }
-        }
-        return Arrival::complete;
-    }
-
-    [[nodiscard]] bool try_finish(std::uint64_t sequence) {
-        if (is_done(sequence)) {
-            return true;
-        }
-        switch (arrival_of(sequence)) {
-        case Arrival::waiting: return false;
-        case Arrival::never: throw_failure(board_.reason());
-        case Arrival::complete: break;
-        }
-        Pending& pending = pending_[sequence % detail::Board::slots];
-        detail::require_agreement(board_, sequence, pending.said);
-        if (pending.is_inline) {
-            detail::combine_lines(board_, sequence, pending.said, pending.out);
-        } else if (!detail::run_chunks(board_, sequence, pending.said)) {
-            return false;
-        }
-        pending.is_done = true;
-        std::uint64_t retired = retired_;
-        while (retired < next_ && pending_[retired % detail::Board::slots].is_done) {
-            ++retired;
-        }
-        if (retired != retired_) {
-            retired_ = retired;
-            board_.retired(rank_).store(retired);
-            board_.room.wake();
-        }
-        return true;
-    }
-
-    void finish(std::uint64_t sequence) {
-        if (try_finish(sequence)) {
-            return;
-        }
-        auto const has_arrived = [&] { return arrival_of(sequence) != Arrival::waiting; };
-        if (!board_.room.wait(has_arrived, deadline_)) {
-            auto const missing = board_.missing(sequence);
-            if (!missing.empty()) {
-                std::string const said = pending_[sequence % detail::Board::slots].said.text();
-                abort_for_missing(missing, "arrive", "waits in " + said);
-            }
-        }
-        detail::Descriptor const& said = pending_[sequence % detail::Board::slots].said;
-        while (!try_finish(sequence)) { // all have arrived: the last chunks are being computed
-            board_.room.wait(
-                [&] { return detail::chunks_are_done(board_, sequence, said); }, deadline_
-            );
-        }
-    }
-
-    void abort_for_missing(
-        std::vector<int> const& missing, std::string const& did_not, std::string const& meanwhile
-    ) {
-        double const seconds = std::chrono::duration<double>(deadline_).count();
-        std::string const culprits = detail::ranks_text(missing);
-        board_.abort(
-            {FailureKind::timed_out,
-             missing,
-             detail::concat(
-                 culprits,
-                 " did not ",
-                 did_not,
-                 " within ",
-                 seconds,
-                 " s, while rank ",
-                 rank_,
-                 " ",
-                 meanwhile
-             )}
         );
     }
 
-    detail::Board& board_;
-    int rank_;
-    std::chrono::nanoseconds deadline_ = default_deadline;
-    std::uint64_t next_ = 0;        ///< sequence number of the next collective
-    std::uint64_t retired_ = 0;     ///< all before are finished on this rank
-    std::uint64_t all_retired_ = 0; ///< on all ranks, as far as known
-    std::array<Pending, detail::Board::slots> pending_{};
+    /// At the root `out` is `size()` times `in`, and `in` may be its part; elsewhere `out` is not
+    /// looked at.
+    ThreadWork gather(ConstBuffer in, Buffer out, int root) {
+        detail::check_memory(in);
+        detail::check_root(root, size());
+        if (rank() == root) {
+            detail::check_share(in, out, size());
+            detail::check_place(in, out, in.count * index());
+        }
+        return post(
+            {detail::Collective::gather, in.dtype, ReduceOp::sum, root, in.count}, in.data, out.data
+        );
+    }
+    /// Rank r contributes counts[r] elements; only the root's counts are looked at.
+    ThreadWork gather(ConstBuffer in, Buffer out, int root, std::span<std::size_t const> counts) {
+        detail::check_memory(in);
+        detail::check_root(root, size());
+        if (rank() == root) {
+            detail::check_counts(counts, in, out, rank(), size());
+            detail::check_place(in, out, detail::offset_of(counts, index()));
+        }
+        return post_counts(
+            {detail::Collective::gather, in.dtype, ReduceOp::sum, root},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                sends[static_cast<std::size_t>(root)] = in.count;
+                if (rank() == root) {
+                    std::copy(counts.begin(), counts.end(), expects.begin());
+                }
+            }
+        );
+    }
+
+    /// At the root `in` is `size()` times `out`, and `out` may be its part; elsewhere `in` is not
+    /// looked at.
+    ThreadWork scatter(ConstBuffer in, Buffer out, int root) {
+        detail::check_memory(out);
+        detail::check_root(root, size());
+        if (rank() == root) {
+            detail::check_share(out, in, size());
+            detail::check_place(out, in, out.count * index());
+        }
+        return post(
+            {detail::Collective::scatter, out.dtype, ReduceOp::sum, root, out.count},
+            in.data,
+            out.data
+        );
+    }
+    /// Rank r receives counts[r] elements; only the root's counts are looked at.
+    ThreadWork scatter(ConstBuffer in, Buffer out, int root, std::span<std::size_t const> counts) {
+        detail::check_memory(out);
+        detail::check_root(root, size());
+        if (rank() == root) {
+            detail::check_counts(counts, out, in, rank(), size());
+            detail::check_place(out, in, detail::offset_of(counts, index()));
+        }
+        return post_counts(
+            {detail::Collective::scatter, out.dtype, ReduceOp::sum, root},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                if (rank() == root) {
+                    std::copy(counts.begin(), counts.end(), sends.begin());
+                }
+                expects[static_cast<std::size_t>(root)] = out.count;
+            }
+        );
+    }
+
+    /// Part r of `in` goes to rank r, where it is the part of this rank in `out`. Both have the
+    /// same count, a multiple of `size()`; they do not overlap.
+    ThreadWork all_to_all(ConstBuffer in, Buffer out) {
+        detail::check_parts(in, out, size());
+        detail::check_apart(in, out);
+        std::size_t const share = in.count / static_cast<std::size_t>(size());
+        return post(
+            {detail::Collective::all_to_all, in.dtype, ReduceOp::sum, 0, share}, in.data, out.data
+        );
+    }
+    /// counts_in[r] elements go to rank r, counts_out[r] come from it.
+    ThreadWork all_to_all(
+        ConstBuffer in,
+        Buffer out,
+        std::span<std::size_t const> counts_in,
+        std::span<std::size_t const> counts_out
+    ) {
+        detail::check_same_dtype(in, out);
+        detail::check_counts(counts_in, in, size());
+        detail::check_counts(counts_out, out, size());
+        detail::check_apart(in, out);
+        return post_counts(
+            {detail::Collective::all_to_all, in.dtype},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                std::copy(counts_in.begin(), counts_in.end(), sends.begin());
+                std::copy(counts_out.begin(), counts_out.end(), expects.begin());
+            }
+        );
+    }
+
+    /// Not collective. Complete when rank `to` has received it: messages between two ranks with one
+    /// tag arrive in their order. Both sides say the same count and dtype, else Mismatch on both.
+    ThreadWork send(ConstBuffer buffer, int to, int tag = 0) {
+        detail::check_memory(buffer);
+        detail::check_rank("destination", to, size());
+        // A send is only read from; both sides of a message share one type.
+        Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
+        return {rank_, rank_.post_message(true, to, tag, read), to};
+    }
+    /// Not collective. The other side of send().
+    ThreadWork receive(Buffer buffer, int from, int tag = 0) {
+        detail::check_memory(buffer);
+        detail::check_rank("source", from, size());
+        return {rank_, rank_.post_message(false, from, tag, buffer), from};
+    }
+
+    /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
+    /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
+    /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
+    [[nodiscard]] ThreadCommunicator split(int color, int key) {
+        if (color < 0) {
+            throw ContractViolation{
+                detail::concat("split needs a color of at least 0, but was given ", color)
+            };
+        }
+        std::array<std::int32_t, 2> const mine{color, key};
+        std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
+        auto work =
+            all_gather({mine.data(), 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32});
+        work.wait();
+        auto const before = [&](int a, int b) {
+            return std::pair{all[static_cast<std::size_t>(a)][1], a} <
+                   std::pair{all[static_cast<std::size_t>(b)][1], b};
+        };
+        int members = 0;
+        int place = 0;
+        for (int other = 0; other < size(); ++other) {
+            bool const is_member = all[static_cast<std::size_t>(other)][0] == color;
+            members += is_member ? 1 : 0;
+            place += is_member && before(other, rank()) ? 1 : 0;
+        }
+        return {rank_.group().child(work.sequence_, color, members), place, rank_.deadline()};
+    }
+
+    /// Local. The first reason wins; every wait that cannot complete any more throws it.
+    void abort(AbortReason const& reason) { rank_.group().abort(reason); }
+    [[nodiscard]] bool is_spent() const noexcept { return rank_.group().is_spent(); }
+
+    /// Local; for waits that start later. Returns the deadline that was in force.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        return rank_.set_deadline(deadline);
+    }
+    /// Local. Whoever waits for this rank does so for one more deadline from now.
+    void keep_alive() noexcept { rank_.keep_alive(); }
+
+    /// Local. Who has not arrived in this rank's oldest unfinished collective.
+    [[nodiscard]] std::vector<int> missing() const { return rank_.missing(); }
+
+private:
+    [[nodiscard]] std::size_t index() const noexcept { return static_cast<std::size_t>(rank()); }
+
+    ThreadWork post(detail::Descriptor const& said, void const* in, void* out) {
+        return {rank_, rank_.post(said, in, out, [](auto, auto) {})};
+    }
+    template <class Tell>
+    ThreadWork post_counts(detail::Descriptor said, ConstBuffer in, Buffer out, Tell const& tell) {
+        said.has_counts = true;
+        return {rank_, rank_.post(said, in.data, out.data, [&](auto sends, auto expects) {
+                    std::fill(sends.begin(), sends.end(), std::size_t{0});
+                    std::fill(expects.begin(), expects.end(), std::size_t{0});
+                    tell(sends, expects);
+                })};
+    }
+
+    detail::ThreadRank rank_;
+    int exceptions_ = std::uncaught_exceptions();
 };
 
-inline void ThreadWork::wait() {
-    comm_->finish(sequence_);
-}
-inline bool ThreadWork::test() {
-    return comm_->try_finish(sequence_);
+} // namespace joinable::inline v0
+
+// ---- joinable/communicator/run_threads.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+/// What the other ranks hear about the exception that ends a rank's body. Once groups were split
+/// off, an error that names ranks may mean those of such a group: then it is this rank that failed.
+inline AbortReason reason_of_exit(ThreadGroup& group, int rank) {
+    AbortReason reason = failure_of(std::current_exception());
+    if (group.has_split()) {
+        reason.ranks.clear();
+    }
+    return blamed_on(rank, std::move(reason));
 }
 
-inline ThreadWork::~ThreadWork() {
-    if (comm_ == nullptr || comm_->is_done(sequence_)) {
-        return;
-    }
+inline bool is_of_a_peer(std::exception_ptr const& error) {
     try {
-        if (std::uncaught_exceptions() > exceptions_) {
-            comm_->abort(
-                {FailureKind::peer_failed,
-                 {comm_->rank()},
-                 detail::concat("rank ", comm_->rank(), " failed: an exception left a collective")}
-            );
-        }
-        comm_->finish(sequence_);
-    } catch (...) { // NOLINT(bugprone-empty-catch): a destructor has nobody to tell; all are awake
+        std::rethrow_exception(error);
+    } catch (PeerFailed const&) {
+        return true;
+    } catch (...) {
+        return false;
     }
 }
+
+/// Of the exceptions that ended the ranks' bodies, the one that came first: not what other ranks
+/// threw because of it. `named` are the ranks that the abort names.
+inline std::exception_ptr
+original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& named, int first) {
+    std::vector<int> ranks = named;
+    if (first >= 0) {
+        ranks.push_back(first);
+    }
+    std::exception_ptr found;
+    auto const look_at = [&](std::exception_ptr const& error) {
+        if (error && (!found || (is_of_a_peer(found) && !is_of_a_peer(error)))) {
+            found = error;
+        }
+    };
+    for (int const rank : ranks) {
+        look_at(errors[static_cast<std::size_t>(rank)]);
+    }
+    for (std::exception_ptr const& error : errors) {
+        look_at(error);
+    }
+    return found;
+}
+
+} // namespace detail
 
 /// Runs `body(ThreadCommunicator&)` on `world_size` threads, one rank each, and waits for all.
 ///
@@ -1591,30 +2677,19 @@ inline ThreadWork::~ThreadWork() {
 /// @throws ContractViolation  world_size is below 1.
 template <class F>
 void run_threads(int world_size, F body) {
-    if (world_size < 1) {
-        throw ContractViolation{
-            detail::concat("run_threads needs at least one rank, but was given ", world_size)
-        };
-    }
-    detail::Board board{world_size};
+    auto const group = std::make_shared<detail::ThreadGroup>(world_size);
     std::vector<std::exception_ptr> errors(static_cast<std::size_t>(world_size));
     std::atomic<int> first_to_throw{-1};
     auto const run = [&](int rank) {
-        AbortReason reason{
-            FailureKind::peer_failed,
-            {rank},
-            detail::concat("rank ", rank, " left while others wait for it")
-        };
+        ThreadCommunicator comm{group, rank};
         try {
-            ThreadCommunicator comm{board, rank};
             body(comm);
         } catch (...) {
             errors[static_cast<std::size_t>(rank)] = std::current_exception();
             int expected = -1;
             first_to_throw.compare_exchange_strong(expected, rank);
-            reason = detail::blamed_on(rank, detail::failure_of(std::current_exception()));
+            comm.abort(detail::reason_of_exit(*group, rank));
         }
-        board.abort(reason);
     };
     {
         std::vector<std::jthread> threads;
@@ -1624,22 +2699,15 @@ void run_threads(int world_size, F body) {
                 threads.emplace_back(run, rank);
             }
         } catch (...) { // the system has no more threads: the started ones must not wait for them
-            board.abort({FailureKind::communication, {}, "a thread for a rank could not be started"}
+            group->abort(
+                {FailureKind::communication, {}, "a thread for a rank could not be started"}
             );
             throw;
         }
         run(0);
     }
-    std::optional<int> culprit;
-    for (int const named : board.reason().ranks) {
-        if (errors[static_cast<std::size_t>(named)]) {
-            culprit = named;
-            break;
-        }
-    }
-    int const rank = culprit.value_or(first_to_throw.load());
-    if (rank >= 0) {
-        std::rethrow_exception(errors[static_cast<std::size_t>(rank)]);
+    if (auto const error = detail::original(errors, group->reason().ranks, first_to_throw.load())) {
+        std::rethrow_exception(error);
     }
 }
 
@@ -4007,30 +5075,111 @@ template <Communicator Comm, class T>
     return comm.broadcast(to_buffer(tensor), root);
 }
 
+/// Combines `tensor` over all ranks, in place at `root`; the other tensors keep what they have.
+template <Communicator Comm, class T>
+[[nodiscard]] auto reduce(Comm& comm, T&& tensor, ReduceOp op, int root) {
+    static_assert(detail::check_written_tensor<T>());
+    static_assert(
+        Reduces<Comm>,
+        "reduce: this communicator has no member 'Work reduce(Buffer, ReduceOp, int root)'"
+    );
+    return comm.reduce(to_buffer(tensor), op, root);
+}
+
 /// Concatenates the tensors of all ranks, in rank order, on every rank: `out` has size() times the
-/// elements of `in`.
-template <Communicator Comm, Tensor In, class Out>
-[[nodiscard]] auto all_gather(Comm& comm, In const& in, Out&& out) {
+/// elements of `in`. With `counts`, rank r contributes counts[r] elements.
+template <Communicator Comm, Tensor In, class Out, class... Counts>
+[[nodiscard]] auto all_gather(Comm& comm, In const& in, Out&& out, Counts const&... counts) {
     static_assert(detail::check_written_tensor<Out>());
     static_assert(
         AllGathers<Comm>,
-        "all_gather: this communicator has no member 'Work all_gather(ConstBuffer in, Buffer out)'"
+        "all_gather: this communicator has no member 'Work all_gather(ConstBuffer in, Buffer "
+        "out)', "
+        "without and with counts"
     );
-    return comm.all_gather(to_const_buffer(in), to_buffer(out));
+    return comm.all_gather(to_const_buffer(in), to_buffer(out), detail::Counts{counts}...);
 }
 
 /// Combines `in` over all ranks and leaves rank r the part from r * numel(out) on: `in` has size()
-/// times the elements of `out`.
-template <Communicator Comm, Tensor In, class Out>
-[[nodiscard]] auto
-reduce_scatter(Comm& comm, In const& in, Out&& out, ReduceOp op = ReduceOp::sum) {
+/// times the elements of `out`. With `counts`, rank r receives counts[r] elements.
+template <Communicator Comm, Tensor In, class Out, class... Counts>
+[[nodiscard]] auto reduce_scatter(
+    Comm& comm, In const& in, Out&& out, ReduceOp op = ReduceOp::sum, Counts const&... counts
+) {
     static_assert(detail::check_written_tensor<Out>());
     static_assert(
         ReduceScatters<Comm>,
         "reduce_scatter: this communicator has no member 'Work reduce_scatter(ConstBuffer in, "
-        "Buffer out, ReduceOp)'"
+        "Buffer out, ReduceOp)', without and with counts"
     );
-    return comm.reduce_scatter(to_const_buffer(in), to_buffer(out), op);
+    return comm.reduce_scatter(to_const_buffer(in), to_buffer(out), op, detail::Counts{counts}...);
+}
+
+/// Concatenates the tensors of all ranks, in rank order, in `out` of the root; elsewhere `out` is
+/// not looked at. With `counts`, rank r contributes counts[r] elements.
+template <Communicator Comm, Tensor In, class Out, class... Counts>
+[[nodiscard]] auto gather(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
+    static_assert(detail::check_written_tensor<Out>());
+    static_assert(
+        Gathers<Comm>,
+        "gather: this communicator has no member 'Work gather(ConstBuffer in, Buffer out, int "
+        "root)', without and with counts"
+    );
+    return comm.gather(to_const_buffer(in), to_buffer(out), root, detail::Counts{counts}...);
+}
+
+/// Deals `in` of the root out to `out` of all ranks; elsewhere `in` is not looked at. With
+/// `counts`, rank r receives counts[r] elements.
+template <Communicator Comm, Tensor In, class Out, class... Counts>
+[[nodiscard]] auto scatter(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
+    static_assert(detail::check_written_tensor<Out>());
+    static_assert(
+        Scatters<Comm>,
+        "scatter: this communicator has no member 'Work scatter(ConstBuffer in, Buffer out, int "
+        "root)', without and with counts"
+    );
+    return comm.scatter(to_const_buffer(in), to_buffer(out), root, detail::Counts{counts}...);
+}
+
+/// Part r of `in` goes to rank r, and part r of `out` comes from it. With counts of `in` and of
+/// `out`, parts differ in size.
+template <Communicator Comm, Tensor In, class Out, class... Counts>
+[[nodiscard]] auto all_to_all(Comm& comm, In const& in, Out&& out, Counts const&... counts) {
+    static_assert(detail::check_written_tensor<Out>());
+    static_assert(
+        AllToAlls<Comm>,
+        "all_to_all: this communicator has no member 'Work all_to_all(ConstBuffer in, Buffer "
+        "out)', "
+        "without and with counts"
+    );
+    static_assert(
+        sizeof...(Counts) == 0 || sizeof...(Counts) == 2,
+        "all_to_all takes the counts of the input and of the output, or neither"
+    );
+    return comm.all_to_all(to_const_buffer(in), to_buffer(out), detail::Counts{counts}...);
+}
+
+/// Not collective. Sends `tensor` to rank `to`, which receives it with the same tag.
+template <Communicator Comm, Tensor In>
+[[nodiscard]] auto send(Comm& comm, In const& tensor, int to, int tag = 0) {
+    static_assert(
+        SendsAndReceives<Comm>,
+        "send: this communicator has no members 'Work send(ConstBuffer, int to, int tag)' and "
+        "'Work receive(Buffer, int from, int tag)'"
+    );
+    return comm.send(to_const_buffer(tensor), to, tag);
+}
+
+/// Not collective. Receives what rank `from` sends with the same tag, count and dtype.
+template <Communicator Comm, class Out>
+[[nodiscard]] auto receive(Comm& comm, Out&& tensor, int from, int tag = 0) {
+    static_assert(detail::check_written_tensor<Out>());
+    static_assert(
+        SendsAndReceives<Comm>,
+        "receive: this communicator has no members 'Work send(ConstBuffer, int to, int tag)' and "
+        "'Work receive(Buffer, int from, int tag)'"
+    );
+    return comm.receive(to_buffer(tensor), from, tag);
 }
 
 } // namespace joinable::inline v0

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <joinable/bucket/reducer.hpp>
+#include <joinable/communicator/run_threads.hpp>
 #include <joinable/communicator/thread.hpp>
 
 namespace {

@@ -6,6 +6,9 @@
 #include <array>
 #include <chrono>
 #include <concepts>
+#include <cstddef>
+#include <span>
+#include <type_traits>
 #include <vector>
 
 #include <support/all_reducer.hpp>
@@ -70,14 +73,58 @@ static_assert(!Communicator<MinimalCommunicator<Missing::nothing, int>>); // no 
 
 // A communicator with the core's members has no other capability, and each is its own concept.
 using Core = MinimalCommunicator<Missing::nothing>;
-static_assert(!AllGathers<Core> && !ReduceScatters<Core> && !Aborts<Core>);
-static_assert(!HasDeadline<Core> && !ReportsMissing<Core>);
-struct Gathering : Core {
-    CompletedWork all_gather(ConstBuffer, Buffer);
+static_assert(!AllGathers<Core> && !ReduceScatters<Core> && !Reduces<Core> && !Gathers<Core>);
+static_assert(!Scatters<Core> && !AllToAlls<Core> && !SendsAndReceives<Core> && !Splits<Core>);
+static_assert(!Aborts<Core> && !HasDeadline<Core> && !RenewsDeadline<Core>);
+static_assert(!ReportsMissing<Core>);
+using Counts = std::span<std::size_t const>;
+enum class Lacks { nothing, plain, counts, work };
+/// Each operation has two forms, and both return a Work: exactly these, and one defect each.
+template <Lacks L>
+struct Collecting : Core {
+    using W = std::conditional_t<L == Lacks::work, void, CompletedWork>;
+    W all_gather(ConstBuffer, Buffer)
+        requires(L != Lacks::plain);
+    W all_gather(ConstBuffer, Buffer, Counts)
+        requires(L != Lacks::counts);
+    W reduce_scatter(ConstBuffer, Buffer, ReduceOp)
+        requires(L != Lacks::plain);
+    W reduce_scatter(ConstBuffer, Buffer, ReduceOp, Counts)
+        requires(L != Lacks::counts);
+    W gather(ConstBuffer, Buffer, int)
+        requires(L != Lacks::plain);
+    W gather(ConstBuffer, Buffer, int, Counts)
+        requires(L != Lacks::counts);
+    W scatter(ConstBuffer, Buffer, int)
+        requires(L != Lacks::plain);
+    W scatter(ConstBuffer, Buffer, int, Counts)
+        requires(L != Lacks::counts);
+    W all_to_all(ConstBuffer, Buffer)
+        requires(L != Lacks::plain);
+    W all_to_all(ConstBuffer, Buffer, Counts, Counts)
+        requires(L != Lacks::counts);
+    W send(ConstBuffer, int, int)
+        requires(L != Lacks::plain);
+    W receive(Buffer, int, int)
+        requires(L != Lacks::counts);
+    W reduce(Buffer, ReduceOp, int);
 };
-struct Scattering : Core {
-    CompletedWork reduce_scatter(ConstBuffer, Buffer, ReduceOp);
+template <Lacks L>
+constexpr bool collects_any =
+    AllGathers<Collecting<L>> || ReduceScatters<Collecting<L>> || Gathers<Collecting<L>> ||
+    Scatters<Collecting<L>> || AllToAlls<Collecting<L>> || SendsAndReceives<Collecting<L>>;
+using All = Collecting<Lacks::nothing>;
+static_assert(AllGathers<All> && ReduceScatters<All> && Gathers<All> && Scatters<All>);
+static_assert(AllToAlls<All> && SendsAndReceives<All> && Reduces<All>);
+static_assert(!collects_any<Lacks::plain> && !collects_any<Lacks::counts>);
+static_assert(!collects_any<Lacks::work> && !Reduces<Collecting<Lacks::work>>);
+struct Splitting : Core {
+    Core split(int color, int key);
 };
+struct SplittingIntoSomethingElse : Core {
+    int split(int color, int key);
+};
+static_assert(Splits<Splitting> && !Splits<SplittingIntoSomethingElse>);
 struct Aborting : Core {
     void abort(AbortReason);
     bool is_spent() const;
@@ -94,10 +141,22 @@ struct TimedWithoutReturn : Core {
 struct Reporting : Core {
     std::vector<int> missing() const;
 };
-static_assert(AllGathers<Gathering> && ReduceScatters<Scattering> && Aborts<Aborting>);
+struct Renewing : Timed {
+    void keep_alive();
+};
+struct AliveWithoutDeadline : Core {
+    void keep_alive();
+};
+static_assert(RenewsDeadline<Renewing> && !RenewsDeadline<AliveWithoutDeadline>);
+static_assert(Aborts<Aborting>);
 static_assert(!Aborts<HalfAborting>);
 static_assert(HasDeadline<Timed> && !HasDeadline<TimedWithoutReturn> && ReportsMissing<Reporting>);
-static_assert(AllGathers<SelfCommunicator> && AllGathers<ThreadCommunicator>);
+template <class C>
+constexpr bool collects_everything =
+    AllGathers<C> && ReduceScatters<C> && Reduces<C> && Gathers<C> && Scatters<C> && AllToAlls<C>;
+static_assert(collects_everything<SelfCommunicator> && collects_everything<ThreadCommunicator>);
+static_assert(SendsAndReceives<ThreadCommunicator> && Splits<ThreadCommunicator>);
+static_assert(RenewsDeadline<ThreadCommunicator> && ReportsMissing<ThreadCommunicator>);
 static_assert(!AllGathers<joinable_tests::CoreOnly<ThreadCommunicator>>);
 
 template <Missing M>

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <thread>
 
+#include <joinable/communicator/run_threads.hpp>
 #include <joinable/communicator/thread.hpp>
 
 namespace joinable_tests {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/tensor/tensor.hpp>
 
@@ -37,30 +38,111 @@ template <Communicator Comm, class T>
     return comm.broadcast(to_buffer(tensor), root);
 }
 
+/// Combines `tensor` over all ranks, in place at `root`; the other tensors keep what they have.
+template <Communicator Comm, class T>
+[[nodiscard]] auto reduce(Comm& comm, T&& tensor, ReduceOp op, int root) {
+    static_assert(detail::check_written_tensor<T>());
+    static_assert(
+        Reduces<Comm>,
+        "reduce: this communicator has no member 'Work reduce(Buffer, ReduceOp, int root)'"
+    );
+    return comm.reduce(to_buffer(tensor), op, root);
+}
+
 /// Concatenates the tensors of all ranks, in rank order, on every rank: `out` has size() times the
-/// elements of `in`.
-template <Communicator Comm, Tensor In, class Out>
-[[nodiscard]] auto all_gather(Comm& comm, In const& in, Out&& out) {
+/// elements of `in`. With `counts`, rank r contributes counts[r] elements.
+template <Communicator Comm, Tensor In, class Out, class... Counts>
+[[nodiscard]] auto all_gather(Comm& comm, In const& in, Out&& out, Counts const&... counts) {
     static_assert(detail::check_written_tensor<Out>());
     static_assert(
         AllGathers<Comm>,
-        "all_gather: this communicator has no member 'Work all_gather(ConstBuffer in, Buffer out)'"
+        "all_gather: this communicator has no member 'Work all_gather(ConstBuffer in, Buffer "
+        "out)', "
+        "without and with counts"
     );
-    return comm.all_gather(to_const_buffer(in), to_buffer(out));
+    return comm.all_gather(to_const_buffer(in), to_buffer(out), detail::Counts{counts}...);
 }
 
 /// Combines `in` over all ranks and leaves rank r the part from r * numel(out) on: `in` has size()
-/// times the elements of `out`.
-template <Communicator Comm, Tensor In, class Out>
-[[nodiscard]] auto
-reduce_scatter(Comm& comm, In const& in, Out&& out, ReduceOp op = ReduceOp::sum) {
+/// times the elements of `out`. With `counts`, rank r receives counts[r] elements.
+template <Communicator Comm, Tensor In, class Out, class... Counts>
+[[nodiscard]] auto reduce_scatter(
+    Comm& comm, In const& in, Out&& out, ReduceOp op = ReduceOp::sum, Counts const&... counts
+) {
     static_assert(detail::check_written_tensor<Out>());
     static_assert(
         ReduceScatters<Comm>,
         "reduce_scatter: this communicator has no member 'Work reduce_scatter(ConstBuffer in, "
-        "Buffer out, ReduceOp)'"
+        "Buffer out, ReduceOp)', without and with counts"
     );
-    return comm.reduce_scatter(to_const_buffer(in), to_buffer(out), op);
+    return comm.reduce_scatter(to_const_buffer(in), to_buffer(out), op, detail::Counts{counts}...);
+}
+
+/// Concatenates the tensors of all ranks, in rank order, in `out` of the root; elsewhere `out` is
+/// not looked at. With `counts`, rank r contributes counts[r] elements.
+template <Communicator Comm, Tensor In, class Out, class... Counts>
+[[nodiscard]] auto gather(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
+    static_assert(detail::check_written_tensor<Out>());
+    static_assert(
+        Gathers<Comm>,
+        "gather: this communicator has no member 'Work gather(ConstBuffer in, Buffer out, int "
+        "root)', without and with counts"
+    );
+    return comm.gather(to_const_buffer(in), to_buffer(out), root, detail::Counts{counts}...);
+}
+
+/// Deals `in` of the root out to `out` of all ranks; elsewhere `in` is not looked at. With
+/// `counts`, rank r receives counts[r] elements.
+template <Communicator Comm, Tensor In, class Out, class... Counts>
+[[nodiscard]] auto scatter(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
+    static_assert(detail::check_written_tensor<Out>());
+    static_assert(
+        Scatters<Comm>,
+        "scatter: this communicator has no member 'Work scatter(ConstBuffer in, Buffer out, int "
+        "root)', without and with counts"
+    );
+    return comm.scatter(to_const_buffer(in), to_buffer(out), root, detail::Counts{counts}...);
+}
+
+/// Part r of `in` goes to rank r, and part r of `out` comes from it. With counts of `in` and of
+/// `out`, parts differ in size.
+template <Communicator Comm, Tensor In, class Out, class... Counts>
+[[nodiscard]] auto all_to_all(Comm& comm, In const& in, Out&& out, Counts const&... counts) {
+    static_assert(detail::check_written_tensor<Out>());
+    static_assert(
+        AllToAlls<Comm>,
+        "all_to_all: this communicator has no member 'Work all_to_all(ConstBuffer in, Buffer "
+        "out)', "
+        "without and with counts"
+    );
+    static_assert(
+        sizeof...(Counts) == 0 || sizeof...(Counts) == 2,
+        "all_to_all takes the counts of the input and of the output, or neither"
+    );
+    return comm.all_to_all(to_const_buffer(in), to_buffer(out), detail::Counts{counts}...);
+}
+
+/// Not collective. Sends `tensor` to rank `to`, which receives it with the same tag.
+template <Communicator Comm, Tensor In>
+[[nodiscard]] auto send(Comm& comm, In const& tensor, int to, int tag = 0) {
+    static_assert(
+        SendsAndReceives<Comm>,
+        "send: this communicator has no members 'Work send(ConstBuffer, int to, int tag)' and "
+        "'Work receive(Buffer, int from, int tag)'"
+    );
+    return comm.send(to_const_buffer(tensor), to, tag);
+}
+
+/// Not collective. Receives what rank `from` sends with the same tag, count and dtype.
+template <Communicator Comm, class Out>
+[[nodiscard]] auto receive(Comm& comm, Out&& tensor, int from, int tag = 0) {
+    static_assert(detail::check_written_tensor<Out>());
+    static_assert(
+        SendsAndReceives<Comm>,
+        "receive: this communicator has no members 'Work send(ConstBuffer, int to, int tag)' and "
+        "'Work receive(Buffer, int from, int tag)'"
+    );
+    return comm.receive(to_buffer(tensor), from, tag);
 }
 
 } // namespace joinable::inline v0

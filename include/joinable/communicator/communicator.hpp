@@ -50,14 +50,6 @@ template <class C>
 concept has_barrier = requires(C& comm) { comm.barrier(); };
 
 template <class C>
-concept has_all_gather = requires(C& comm, ConstBuffer in, Buffer out) {
-    { comm.all_gather(in, out) } -> Work;
-};
-template <class C>
-concept has_reduce_scatter = requires(C& comm, ConstBuffer in, Buffer out, ReduceOp op) {
-    { comm.reduce_scatter(in, out, op) } -> Work;
-};
-template <class C>
 concept has_abort = requires(C& comm, AbortReason reason) {
     comm.abort(reason);
     { comm.is_spent() } -> std::convertible_to<bool>;
@@ -93,7 +85,7 @@ concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, Hos
 
 } // namespace detail
 
-/// A group of ranks that run collectives together.
+/// A group of ranks that run collectives together. Optional operations: capabilities.hpp.
 ///
 /// `comm` is an lvalue of `C`.
 /// | expression                     | result             | meaning                                  |
@@ -112,23 +104,6 @@ concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, Hos
 template <class C>
 concept Communicator = detail::has_rank<C> && detail::has_size<C> && detail::has_all_reduce<C> &&
                        detail::has_broadcast<C> && detail::has_barrier<C>;
-
-/// A communicator that concatenates one buffer of each rank, in rank order, on every rank.
-///
-/// | expression                 | result | meaning                                           |
-/// |----------------------------|--------|---------------------------------------------------|
-/// | `comm.all_gather(in, out)` | Work   | `out.count == in.count * size()`; all ranks alike |
-template <class C>
-concept AllGathers = Communicator<C> && detail::has_all_gather<C>;
-
-/// A communicator that combines buffers over all ranks and leaves each rank its share.
-///
-/// | expression                         | result | meaning                                        |
-/// |------------------------------------|--------|------------------------------------------------|
-/// | `comm.reduce_scatter(in, out, op)` | Work   | `in.count == out.count * size()`; rank r gets  |
-/// |                                    |        | the combined elements from r * out.count on    |
-template <class C>
-concept ReduceScatters = Communicator<C> && detail::has_reduce_scatter<C>;
 
 /// A communicator on which one rank can end the waiting of all.
 ///

@@ -4,23 +4,24 @@
 #include <cstring>
 #include <utility>
 
+#include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/communicator/detail/reduce.hpp>
+#include <joinable/communicator/detail/checks.hpp>
 
 namespace joinable::inline v0 {
 
 /// The communicator of a single rank: everything is complete when it starts. Checks its arguments
-/// as the others do, so that a program which runs alone also runs together.
+/// as the others do, so that a program which runs alone also runs together. It has nobody to send
+/// to, and nothing to split.
 class SelfCommunicator {
 public:
     [[nodiscard]] int rank() const noexcept { return 0; }
     [[nodiscard]] int size() const noexcept { return 1; }
 
-    CompletedWork all_reduce(Buffer buffer, ReduceOp op) {
-        start();
-        detail::check_memory(buffer);
+    CompletedWork all_reduce(Buffer buffer, ReduceOp op) { return reduce(buffer, op, 0); }
+    CompletedWork reduce(Buffer buffer, ReduceOp op, int root) {
         detail::check_reduction(buffer, op);
-        return {};
+        return broadcast(buffer, root);
     }
     CompletedWork broadcast(Buffer buffer, int root) {
         start();
@@ -29,16 +30,44 @@ public:
         return {};
     }
     void barrier() { start(); }
+
     CompletedWork all_gather(ConstBuffer in, Buffer out) {
-        start();
         detail::check_share(in, out, 1);
         return copy(in, out);
     }
-    CompletedWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
-        start();
-        detail::check_share(out, in, 1);
-        detail::check_reduction(in, op);
+    CompletedWork all_gather(ConstBuffer in, Buffer out, detail::Counts counts) {
+        detail::check_counts(counts, in, out, 0, 1);
         return copy(in, out);
+    }
+    CompletedWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
+        detail::check_reduction(in, op);
+        return all_gather(in, out);
+    }
+    CompletedWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, detail::Counts counts) {
+        detail::check_reduction(in, op);
+        return all_gather(in, out, counts);
+    }
+    CompletedWork gather(ConstBuffer in, Buffer out, int root) {
+        detail::check_root(root, 1);
+        return all_gather(in, out);
+    }
+    CompletedWork gather(ConstBuffer in, Buffer out, int root, detail::Counts counts) {
+        detail::check_root(root, 1);
+        return all_gather(in, out, counts);
+    }
+    CompletedWork scatter(ConstBuffer in, Buffer out, int root) { return gather(in, out, root); }
+    CompletedWork scatter(ConstBuffer in, Buffer out, int root, detail::Counts counts) {
+        return gather(in, out, root, counts);
+    }
+    CompletedWork all_to_all(ConstBuffer in, Buffer out) {
+        detail::check_apart(in, out);
+        return all_gather(in, out);
+    }
+    CompletedWork
+    all_to_all(ConstBuffer in, Buffer out, detail::Counts counts_in, detail::Counts counts_out) {
+        detail::check_apart(in, out);
+        detail::check_counts(counts_in, in, 1);
+        return all_gather(in, out, counts_out);
     }
 
     void abort(AbortReason reason) {
@@ -55,7 +84,9 @@ private:
             throw_failure(reason_);
         }
     }
-    static CompletedWork copy(ConstBuffer in, Buffer out) noexcept {
+    [[nodiscard]] CompletedWork copy(ConstBuffer in, Buffer out) const {
+        start();
+        detail::check_place(in, out, 0);
         if (in.count != 0) {
             std::memmove(out.data, in.data, in.bytes());
         }

@@ -3,74 +3,64 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <exception>
-#include <optional>
-#include <string>
-#include <thread>
+#include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/communicator/detail/board.hpp>
-#include <joinable/communicator/detail/exchange.hpp>
-#include <joinable/communicator/detail/reduce.hpp>
+#include <joinable/communicator/detail/checks.hpp>
+#include <joinable/communicator/detail/thread_rank.hpp>
+#include <joinable/communicator/thread_work.hpp>
 #include <joinable/detail/failure.hpp>
+#include <joinable/detail/text.hpp>
 
 namespace joinable::inline v0 {
-
-class ThreadCommunicator;
-
-/// A collective between thread ranks. Destroyed unfinished it waits up to the deadline; while
-/// unwinding it aborts. When it is gone, no other rank touches this rank's buffers any more.
-class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] ThreadWork {
-public:
-    ThreadWork(ThreadWork&& other) noexcept
-        : comm_{std::exchange(other.comm_, nullptr)}, sequence_{other.sequence_},
-          exceptions_{other.exceptions_} {}
-    ThreadWork& operator=(ThreadWork&&) = delete;
-    inline ~ThreadWork();
-
-    /// Blocks until this rank's buffers are final. Waiting again returns at once.
-    /// @throws Mismatch  ranks said different things; no data moved.
-    /// @throws TimedOut, PeerFailed, ...  what the communicator was aborted with, unless every rank
-    ///         had arrived before.
-    inline void wait();
-    /// Makes progress; true once wait() would return at once. @throws as wait() does.
-    [[nodiscard]] inline bool test();
-
-private:
-    friend class ThreadCommunicator;
-    ThreadWork(ThreadCommunicator& comm, std::uint64_t sequence) noexcept
-        : comm_{&comm}, sequence_{sequence} {}
-
-    ThreadCommunicator* comm_;
-    std::uint64_t sequence_;
-    int exceptions_ = std::uncaught_exceptions();
-};
 
 /// Ranks are threads of this process: made by run_threads(), one object per rank.
 ///
 /// Reductions combine every element in rank order, so results are the same bit for bit whoever
-/// arrives first. Collectives are asynchronous: whoever waits or tests does the work for all, so a
-/// rank that computes holds up nobody. Up to 64 are in flight, further ones finish the oldest.
-/// Ranks compare what they are about to do in every collective. No allocation, no lock and no
-/// system call unless a rank waits long.
+/// arrives first. Everything is asynchronous: whoever waits or tests does the work for all, so a
+/// rank that computes holds up nobody. Up to 64 collectives are in flight, further ones finish the
+/// oldest. Ranks compare what they are about to do in every collective. No allocation, no lock and
+/// no system call in a collective unless a rank waits long.
+///
+/// All members that take buffers throw ContractViolation before any data moves when counts or
+/// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
+/// by bit. Buffers are the caller's until the work has been waited for; spans of counts are copied.
 class ThreadCommunicator {
 public:
-    /// For run_threads; `board` outlives the communicator.
-    ThreadCommunicator(detail::Board& board, int rank) noexcept : board_{board}, rank_{rank} {}
+    /// For run_threads and split.
+    ThreadCommunicator(
+        std::shared_ptr<detail::ThreadGroup> group,
+        int rank,
+        std::chrono::nanoseconds deadline = default_deadline
+    ) noexcept
+        : rank_{std::move(group), rank} {
+        rank_.set_deadline(deadline);
+    }
     ThreadCommunicator(ThreadCommunicator const&) = delete;
     ThreadCommunicator& operator=(ThreadCommunicator const&) = delete;
 
-    [[nodiscard]] int rank() const noexcept { return rank_; }
-    [[nodiscard]] int size() const noexcept { return board_.size(); }
+    /// The rank leaves its group: whoever waits for it gets PeerFailed.
+    ~ThreadCommunicator() {
+        if (std::uncaught_exceptions() > exceptions_) {
+            abort(detail::blamed_on(
+                rank(),
+                {FailureKind::peer_failed, {}, "an exception left the scope of its communicator"}
+            ));
+        }
+        rank_.group().leave(rank());
+    }
 
-    /// In place. @throws ContractViolation  a bit operation on floating-point elements.
+    [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
+    [[nodiscard]] int size() const noexcept { return rank_.size(); }
+
+    /// In place.
     ThreadWork all_reduce(Buffer buffer, ReduceOp op) {
         detail::check_memory(buffer);
         detail::check_reduction(buffer, op);
@@ -81,7 +71,18 @@ public:
         );
     }
 
-    /// @throws ContractViolation  `root` is no rank.
+    /// In place at the root; the other buffers keep what they have.
+    ThreadWork reduce(Buffer buffer, ReduceOp op, int root) {
+        detail::check_memory(buffer);
+        detail::check_reduction(buffer, op);
+        detail::check_root(root, size());
+        return post(
+            {detail::Collective::reduce, buffer.dtype, op, root, buffer.count},
+            buffer.data,
+            buffer.data
+        );
+    }
+
     ThreadWork broadcast(Buffer buffer, int root) {
         detail::check_memory(buffer);
         detail::check_root(root, size());
@@ -92,293 +93,237 @@ public:
         );
     }
 
-    void barrier() {
-        post({detail::Collective::barrier, DType::u8, ReduceOp::sum, 0, 0}, nullptr, nullptr)
-            .wait();
-    }
+    void barrier() { post({}, nullptr, nullptr).wait(); }
 
     /// `out` is `size()` times `in`; `in` may be this rank's part of `out`.
-    /// @throws ContractViolation  counts or dtypes do not fit.
     ThreadWork all_gather(ConstBuffer in, Buffer out) {
         detail::check_share(in, out, size());
+        detail::check_place(in, out, in.count * index());
         return post(
             {detail::Collective::all_gather, in.dtype, ReduceOp::sum, 0, in.count},
             in.data,
             out.data
         );
     }
+    /// Rank r contributes counts[r] elements; the same counts on every rank.
+    ThreadWork all_gather(ConstBuffer in, Buffer out, std::span<std::size_t const> counts) {
+        detail::check_counts(counts, in, out, rank(), size());
+        detail::check_place(in, out, detail::offset_of(counts, index()));
+        return post_counts(
+            {detail::Collective::all_gather, in.dtype},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                std::fill(sends.begin(), sends.end(), in.count);
+                std::copy(counts.begin(), counts.end(), expects.begin());
+            }
+        );
+    }
 
-    /// `in` is `size()` times `out`; they do not overlap.
-    /// @throws ContractViolation  counts or dtypes do not fit, or a bit operation on floats.
+    /// `in` is `size()` times `out`; `out` may be this rank's part of `in`.
     ThreadWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
         detail::check_share(out, in, size());
+        detail::check_place(out, in, out.count * index());
         detail::check_reduction(in, op);
         return post(
             {detail::Collective::reduce_scatter, in.dtype, op, 0, out.count}, in.data, out.data
         );
     }
-
-    /// Local. The first reason wins; every wait that cannot complete any more throws it.
-    void abort(AbortReason const& reason) { board_.abort(reason); }
-    [[nodiscard]] bool is_spent() const noexcept { return board_.is_spent(); }
-
-    /// Local; for waits that start later. Returns the deadline that was in force.
-    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
-        return std::exchange(deadline_, deadline);
-    }
-
-    /// Local. Who has not arrived in this rank's oldest unfinished collective.
-    [[nodiscard]] std::vector<int> missing() const {
-        return retired_ == next_ ? std::vector<int>{} : board_.missing(retired_);
-    }
-
-private:
-    friend class ThreadWork;
-
-    struct Pending {
-        detail::Descriptor said;
-        void* out = nullptr;
-        bool is_inline = false;
-        bool is_done = false;
-    };
-    // -- posting ---------------------------------------------------------------------------------
-
-    ThreadWork post(detail::Descriptor const& said, void const* in, void* out) {
-        make_room();
-        std::uint64_t const sequence = next_;
-        Pending& pending = pending_[sequence % detail::Board::slots];
-        std::size_t const bytes = said.count * size_of(said.dtype);
-        bool const fits = bytes <= detail::ArrivalLine::inline_bytes &&
-                          said.collective <= detail::Collective::barrier;
-        pending = {said, out, fits, false};
-        detail::ArrivalLine& line = board_.line(rank_, sequence);
-        std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
-        if ((old & detail::ArrivalLine::frozen) != 0) {
-            throw_failure(board_.reason());
-        }
-        if (!fits) {
-            line.payload[0] = said.count;
-            line.payload[1] = reinterpret_cast<std::uintptr_t>(in);
-            line.payload[2] = reinterpret_cast<std::uintptr_t>(out);
-            board_.progress(sequence).reset(sequence);
-        } else if (bytes != 0) {
-            std::memcpy(line.payload.data(), in, bytes);
-        }
-        std::uint64_t const word = detail::ArrivalLine::encode(sequence, said, fits);
-        if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
-            throw_failure(board_.reason());
-        }
-        ++next_;
-        board_.room.wake();
-        return {*this, sequence};
-    }
-
-    /// The slot of the next collective is free when every rank has finished what used it before.
-    void make_room() {
-        constexpr std::uint64_t slots = detail::Board::slots;
-        if (next_ < slots + all_retired_) {
-            return;
-        }
-        if (retired_ + slots <= next_) {
-            finish(retired_);
-        }
-        auto const others_have_room = [&] {
-            all_retired_ = next_;
-            for (int rank = 0; rank < size(); ++rank) {
-                all_retired_ = std::min(all_retired_, board_.retired(rank).load());
+    /// Rank r receives counts[r] elements; the same counts on every rank.
+    ThreadWork
+    reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, std::span<std::size_t const> counts) {
+        detail::check_counts(counts, out, in, rank(), size());
+        detail::check_place(out, in, detail::offset_of(counts, index()));
+        detail::check_reduction(in, op);
+        return post_counts(
+            {detail::Collective::reduce_scatter, in.dtype, op},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                std::copy(counts.begin(), counts.end(), sends.begin());
+                std::fill(expects.begin(), expects.end(), out.count);
             }
-            return next_ < slots + all_retired_ || board_.is_spent();
-        };
-        if (!board_.room.wait(others_have_room, deadline_)) {
-            abort_for_missing(board_.holding_up(next_), "finish a collective", "posts another one");
-        }
-        if (board_.is_spent()) {
-            throw_failure(board_.reason());
-        }
-    }
-
-    // -- finishing -------------------------------------------------------------------------------
-
-    [[nodiscard]] bool is_done(std::uint64_t sequence) const noexcept {
-        return sequence < retired_ || pending_[sequence % detail::Board::slots].is_done;
-    }
-
-    enum class Arrival : std::uint8_t { waiting, complete, never };
-
-    [[nodiscard]] Arrival arrival_of(std::uint64_t sequence) noexcept {
-        for (int rank = 0; rank < size(); ++rank) {
-            std::uint64_t const word = board_.line(rank, sequence).word.load();
-            if ((word & detail::ArrivalLine::sequence_mask) !=
-                (sequence & detail::ArrivalLine::sequence_mask)) {
-                return (word & detail::ArrivalLine::frozen) != 0 ? Arrival::never
-                                                                 : Arrival::waiting;
-            }
-        }
-        return Arrival::complete;
-    }
-
-    [[nodiscard]] bool try_finish(std::uint64_t sequence) {
-        if (is_done(sequence)) {
-            return true;
-        }
-        switch (arrival_of(sequence)) {
-        case Arrival::waiting: return false;
-        case Arrival::never: throw_failure(board_.reason());
-        case Arrival::complete: break;
-        }
-        Pending& pending = pending_[sequence % detail::Board::slots];
-        detail::require_agreement(board_, sequence, pending.said);
-        if (pending.is_inline) {
-            detail::combine_lines(board_, sequence, pending.said, pending.out);
-        } else if (!detail::run_chunks(board_, sequence, pending.said)) {
-            return false;
-        }
-        pending.is_done = true;
-        std::uint64_t retired = retired_;
-        while (retired < next_ && pending_[retired % detail::Board::slots].is_done) {
-            ++retired;
-        }
-        if (retired != retired_) {
-            retired_ = retired;
-            board_.retired(rank_).store(retired);
-            board_.room.wake();
-        }
-        return true;
-    }
-
-    void finish(std::uint64_t sequence) {
-        if (try_finish(sequence)) {
-            return;
-        }
-        auto const has_arrived = [&] { return arrival_of(sequence) != Arrival::waiting; };
-        if (!board_.room.wait(has_arrived, deadline_)) {
-            auto const missing = board_.missing(sequence);
-            if (!missing.empty()) {
-                std::string const said = pending_[sequence % detail::Board::slots].said.text();
-                abort_for_missing(missing, "arrive", "waits in " + said);
-            }
-        }
-        detail::Descriptor const& said = pending_[sequence % detail::Board::slots].said;
-        while (!try_finish(sequence)) { // all have arrived: the last chunks are being computed
-            board_.room.wait(
-                [&] { return detail::chunks_are_done(board_, sequence, said); }, deadline_
-            );
-        }
-    }
-
-    void abort_for_missing(
-        std::vector<int> const& missing, std::string const& did_not, std::string const& meanwhile
-    ) {
-        double const seconds = std::chrono::duration<double>(deadline_).count();
-        std::string const culprits = detail::ranks_text(missing);
-        board_.abort(
-            {FailureKind::timed_out,
-             missing,
-             detail::concat(
-                 culprits,
-                 " did not ",
-                 did_not,
-                 " within ",
-                 seconds,
-                 " s, while rank ",
-                 rank_,
-                 " ",
-                 meanwhile
-             )}
         );
     }
 
-    detail::Board& board_;
-    int rank_;
-    std::chrono::nanoseconds deadline_ = default_deadline;
-    std::uint64_t next_ = 0;        ///< sequence number of the next collective
-    std::uint64_t retired_ = 0;     ///< all before are finished on this rank
-    std::uint64_t all_retired_ = 0; ///< on all ranks, as far as known
-    std::array<Pending, detail::Board::slots> pending_{};
-};
-
-inline void ThreadWork::wait() {
-    comm_->finish(sequence_);
-}
-inline bool ThreadWork::test() {
-    return comm_->try_finish(sequence_);
-}
-
-inline ThreadWork::~ThreadWork() {
-    if (comm_ == nullptr || comm_->is_done(sequence_)) {
-        return;
-    }
-    try {
-        if (std::uncaught_exceptions() > exceptions_) {
-            comm_->abort(
-                {FailureKind::peer_failed,
-                 {comm_->rank()},
-                 detail::concat("rank ", comm_->rank(), " failed: an exception left a collective")}
-            );
+    /// At the root `out` is `size()` times `in`, and `in` may be its part; elsewhere `out` is not
+    /// looked at.
+    ThreadWork gather(ConstBuffer in, Buffer out, int root) {
+        detail::check_memory(in);
+        detail::check_root(root, size());
+        if (rank() == root) {
+            detail::check_share(in, out, size());
+            detail::check_place(in, out, in.count * index());
         }
-        comm_->finish(sequence_);
-    } catch (...) { // NOLINT(bugprone-empty-catch): a destructor has nobody to tell; all are awake
+        return post(
+            {detail::Collective::gather, in.dtype, ReduceOp::sum, root, in.count}, in.data, out.data
+        );
     }
-}
-
-/// Runs `body(ThreadCommunicator&)` on `world_size` threads, one rank each, and waits for all.
-///
-/// If a body throws, the others get PeerFailed from whatever they wait in, and the original
-/// exception is rethrown here. A rank that returns while others wait for it is PeerFailed with its
-/// number at once. A thread that is stuck in the caller's own code cannot be ended.
-/// @throws ContractViolation  world_size is below 1.
-template <class F>
-void run_threads(int world_size, F body) {
-    if (world_size < 1) {
-        throw ContractViolation{
-            detail::concat("run_threads needs at least one rank, but was given ", world_size)
-        };
-    }
-    detail::Board board{world_size};
-    std::vector<std::exception_ptr> errors(static_cast<std::size_t>(world_size));
-    std::atomic<int> first_to_throw{-1};
-    auto const run = [&](int rank) {
-        AbortReason reason{
-            FailureKind::peer_failed,
-            {rank},
-            detail::concat("rank ", rank, " left while others wait for it")
-        };
-        try {
-            ThreadCommunicator comm{board, rank};
-            body(comm);
-        } catch (...) {
-            errors[static_cast<std::size_t>(rank)] = std::current_exception();
-            int expected = -1;
-            first_to_throw.compare_exchange_strong(expected, rank);
-            reason = detail::blamed_on(rank, detail::failure_of(std::current_exception()));
+    /// Rank r contributes counts[r] elements; only the root's counts are looked at.
+    ThreadWork gather(ConstBuffer in, Buffer out, int root, std::span<std::size_t const> counts) {
+        detail::check_memory(in);
+        detail::check_root(root, size());
+        if (rank() == root) {
+            detail::check_counts(counts, in, out, rank(), size());
+            detail::check_place(in, out, detail::offset_of(counts, index()));
         }
-        board.abort(reason);
-    };
-    {
-        std::vector<std::jthread> threads;
-        threads.reserve(static_cast<std::size_t>(world_size));
-        try {
-            for (int rank = 1; rank < world_size; ++rank) {
-                threads.emplace_back(run, rank);
+        return post_counts(
+            {detail::Collective::gather, in.dtype, ReduceOp::sum, root},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                sends[static_cast<std::size_t>(root)] = in.count;
+                if (rank() == root) {
+                    std::copy(counts.begin(), counts.end(), expects.begin());
+                }
             }
-        } catch (...) { // the system has no more threads: the started ones must not wait for them
-            board.abort({FailureKind::communication, {}, "a thread for a rank could not be started"}
-            );
-            throw;
+        );
+    }
+
+    /// At the root `in` is `size()` times `out`, and `out` may be its part; elsewhere `in` is not
+    /// looked at.
+    ThreadWork scatter(ConstBuffer in, Buffer out, int root) {
+        detail::check_memory(out);
+        detail::check_root(root, size());
+        if (rank() == root) {
+            detail::check_share(out, in, size());
+            detail::check_place(out, in, out.count * index());
         }
-        run(0);
+        return post(
+            {detail::Collective::scatter, out.dtype, ReduceOp::sum, root, out.count},
+            in.data,
+            out.data
+        );
     }
-    std::optional<int> culprit;
-    for (int const named : board.reason().ranks) {
-        if (errors[static_cast<std::size_t>(named)]) {
-            culprit = named;
-            break;
+    /// Rank r receives counts[r] elements; only the root's counts are looked at.
+    ThreadWork scatter(ConstBuffer in, Buffer out, int root, std::span<std::size_t const> counts) {
+        detail::check_memory(out);
+        detail::check_root(root, size());
+        if (rank() == root) {
+            detail::check_counts(counts, out, in, rank(), size());
+            detail::check_place(out, in, detail::offset_of(counts, index()));
         }
+        return post_counts(
+            {detail::Collective::scatter, out.dtype, ReduceOp::sum, root},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                if (rank() == root) {
+                    std::copy(counts.begin(), counts.end(), sends.begin());
+                }
+                expects[static_cast<std::size_t>(root)] = out.count;
+            }
+        );
     }
-    int const rank = culprit.value_or(first_to_throw.load());
-    if (rank >= 0) {
-        std::rethrow_exception(errors[static_cast<std::size_t>(rank)]);
+
+    /// Part r of `in` goes to rank r, where it is the part of this rank in `out`. Both have the
+    /// same count, a multiple of `size()`; they do not overlap.
+    ThreadWork all_to_all(ConstBuffer in, Buffer out) {
+        detail::check_parts(in, out, size());
+        detail::check_apart(in, out);
+        std::size_t const share = in.count / static_cast<std::size_t>(size());
+        return post(
+            {detail::Collective::all_to_all, in.dtype, ReduceOp::sum, 0, share}, in.data, out.data
+        );
     }
-}
+    /// counts_in[r] elements go to rank r, counts_out[r] come from it.
+    ThreadWork all_to_all(
+        ConstBuffer in,
+        Buffer out,
+        std::span<std::size_t const> counts_in,
+        std::span<std::size_t const> counts_out
+    ) {
+        detail::check_same_dtype(in, out);
+        detail::check_counts(counts_in, in, size());
+        detail::check_counts(counts_out, out, size());
+        detail::check_apart(in, out);
+        return post_counts(
+            {detail::Collective::all_to_all, in.dtype},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                std::copy(counts_in.begin(), counts_in.end(), sends.begin());
+                std::copy(counts_out.begin(), counts_out.end(), expects.begin());
+            }
+        );
+    }
+
+    /// Not collective. Complete when rank `to` has received it: messages between two ranks with one
+    /// tag arrive in their order. Both sides say the same count and dtype, else Mismatch on both.
+    ThreadWork send(ConstBuffer buffer, int to, int tag = 0) {
+        detail::check_memory(buffer);
+        detail::check_rank("destination", to, size());
+        // A send is only read from; both sides of a message share one type.
+        Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
+        return {rank_, rank_.post_message(true, to, tag, read), to};
+    }
+    /// Not collective. The other side of send().
+    ThreadWork receive(Buffer buffer, int from, int tag = 0) {
+        detail::check_memory(buffer);
+        detail::check_rank("source", from, size());
+        return {rank_, rank_.post_message(false, from, tag, buffer), from};
+    }
+
+    /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
+    /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
+    /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
+    [[nodiscard]] ThreadCommunicator split(int color, int key) {
+        if (color < 0) {
+            throw ContractViolation{
+                detail::concat("split needs a color of at least 0, but was given ", color)
+            };
+        }
+        std::array<std::int32_t, 2> const mine{color, key};
+        std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
+        auto work =
+            all_gather({mine.data(), 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32});
+        work.wait();
+        auto const before = [&](int a, int b) {
+            return std::pair{all[static_cast<std::size_t>(a)][1], a} <
+                   std::pair{all[static_cast<std::size_t>(b)][1], b};
+        };
+        int members = 0;
+        int place = 0;
+        for (int other = 0; other < size(); ++other) {
+            bool const is_member = all[static_cast<std::size_t>(other)][0] == color;
+            members += is_member ? 1 : 0;
+            place += is_member && before(other, rank()) ? 1 : 0;
+        }
+        return {rank_.group().child(work.sequence_, color, members), place, rank_.deadline()};
+    }
+
+    /// Local. The first reason wins; every wait that cannot complete any more throws it.
+    void abort(AbortReason const& reason) { rank_.group().abort(reason); }
+    [[nodiscard]] bool is_spent() const noexcept { return rank_.group().is_spent(); }
+
+    /// Local; for waits that start later. Returns the deadline that was in force.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        return rank_.set_deadline(deadline);
+    }
+    /// Local. Whoever waits for this rank does so for one more deadline from now.
+    void keep_alive() noexcept { rank_.keep_alive(); }
+
+    /// Local. Who has not arrived in this rank's oldest unfinished collective.
+    [[nodiscard]] std::vector<int> missing() const { return rank_.missing(); }
+
+private:
+    [[nodiscard]] std::size_t index() const noexcept { return static_cast<std::size_t>(rank()); }
+
+    ThreadWork post(detail::Descriptor const& said, void const* in, void* out) {
+        return {rank_, rank_.post(said, in, out, [](auto, auto) {})};
+    }
+    template <class Tell>
+    ThreadWork post_counts(detail::Descriptor said, ConstBuffer in, Buffer out, Tell const& tell) {
+        said.has_counts = true;
+        return {rank_, rank_.post(said, in.data, out.data, [&](auto sends, auto expects) {
+                    std::fill(sends.begin(), sends.end(), std::size_t{0});
+                    std::fill(expects.begin(), expects.end(), std::size_t{0});
+                    tell(sends, expects);
+                })};
+    }
+
+    detail::ThreadRank rank_;
+    int exceptions_ = std::uncaught_exceptions();
+};
 
 } // namespace joinable::inline v0

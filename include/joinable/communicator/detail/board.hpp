@@ -3,89 +3,19 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/waiting.hpp>
-#include <joinable/detail/text.hpp>
 
 namespace joinable::inline v0::detail {
-
-enum class Collective : std::uint8_t { all_reduce, broadcast, barrier, all_gather, reduce_scatter };
-
-[[nodiscard]] constexpr std::string_view name_of(Collective collective) noexcept {
-    constexpr std::string_view names[] = {
-        "all_reduce", "broadcast", "barrier", "all_gather", "reduce_scatter"
-    };
-    return names[static_cast<std::size_t>(collective)];
-}
-
-/// What a rank says that it is about to do; all ranks must say the same.
-struct Descriptor {
-    Collective collective = Collective::barrier;
-    DType dtype = DType::u8;
-    ReduceOp op = ReduceOp::sum;
-    int root = 0;
-    std::size_t count = 0;
-
-    friend bool operator==(Descriptor const&, Descriptor const&) = default;
-
-    [[nodiscard]] std::string text() const {
-        std::string said = concat(name_of(collective));
-        if (collective != Collective::barrier) {
-            said += concat(" of ", count, " ", joinable::name_of(dtype));
-        }
-        if (collective == Collective::all_reduce || collective == Collective::reduce_scatter) {
-            said += concat(" with ", joinable::name_of(op));
-        }
-        if (collective == Collective::broadcast) {
-            said += concat(" from rank ", root);
-        }
-        return said;
-    }
-};
-
-/// One rank's arrival in one collective, on one cache line: a small message needs no other.
-///
-/// `word` holds, from the top: frozen (1 bit), root (14), descriptor (11), inline count (7: 0 means
-/// that payload holds count and addresses instead), sequence number (31).
-/// Arriving is one compare-and-swap on it, aborting sets the frozen bit: so whether a rank has
-/// arrived before an abort is decided in one step, and every rank sees the same.
-struct alignas(64) ArrivalLine {
-    std::atomic<std::uint64_t> word{empty};
-    std::array<std::uint64_t, 7> payload{};
-
-    static constexpr std::size_t inline_bytes = 56;
-    static constexpr std::uint64_t frozen = std::uint64_t{1} << 63U;
-    static constexpr std::uint64_t sequence_mask = (std::uint64_t{1} << 31U) - 1;
-    static constexpr std::uint64_t empty = sequence_mask; ///< no collective of a fresh ring slot
-
-    static std::uint64_t
-    encode(std::uint64_t sequence, Descriptor const& said, bool is_inline) noexcept {
-        std::uint64_t const inline_count = is_inline ? said.count + 1 : 0;
-        return (sequence & sequence_mask) | inline_count << 31U |
-               static_cast<std::uint64_t>(said.collective) << 38U |
-               static_cast<std::uint64_t>(said.dtype) << 42U |
-               static_cast<std::uint64_t>(said.op) << 46U |
-               static_cast<std::uint64_t>(said.root) << 49U;
-    }
-    [[nodiscard]] static Descriptor
-    decode(std::uint64_t word, std::array<std::uint64_t, 7> const& payload) noexcept {
-        std::uint64_t const inline_count = word >> 31U & 0x7fU;
-        return {
-            static_cast<Collective>(word >> 38U & 0xfU),
-            static_cast<DType>(word >> 42U & 0xfU),
-            static_cast<ReduceOp>(word >> 46U & 0x7U),
-            static_cast<int>(word >> 49U & 0x3fffU),
-            static_cast<std::size_t>(inline_count != 0 ? inline_count - 1 : payload[0])
-        };
-    }
-};
 
 /// How far the ranks have come with the chunks of one large collective. The upper bits of each word
 /// are the sequence number, so that whoever posts first resets the slot: enough of them that no
@@ -114,9 +44,11 @@ class Board {
 public:
     static constexpr std::size_t slots = 64; ///< collectives in flight
 
+    /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
     explicit Board(int size)
-        : size_{size}, lines_(static_cast<std::size_t>(size) * slots),
-          retired_(static_cast<std::size_t>(size)), room{size} {}
+        : size_{checked(size)}, lines_(width() * slots), ranks_(width()),
+          counts_{std::make_unique_for_overwrite<std::size_t[]>(2 * width() * width() * slots)},
+          room{size} {}
 
     [[nodiscard]] int size() const noexcept { return size_; }
 
@@ -125,6 +57,15 @@ public:
     }
     [[nodiscard]] ChunkProgress& progress(std::uint64_t sequence) noexcept {
         return progress_[sequence % slots];
+    }
+
+    /// What `rank` says in a collective by counts: the elements that it sends to each rank, then
+    /// those that it expects from each. Memory that nothing uses is never touched.
+    [[nodiscard]] std::span<std::size_t> sends(int rank, std::uint64_t sequence) noexcept {
+        return counts_of(rank, sequence).first(width());
+    }
+    [[nodiscard]] std::span<std::size_t> expects(int rank, std::uint64_t sequence) noexcept {
+        return counts_of(rank, sequence).last(width());
     }
 
     [[nodiscard]] bool has_arrived(int rank, std::uint64_t sequence) noexcept {
@@ -143,7 +84,12 @@ public:
 
     /// Collectives before this number are finished on `rank`: their slots are free for others.
     [[nodiscard]] std::atomic<std::uint64_t>& retired(int rank) noexcept {
-        return retired_[static_cast<std::size_t>(rank)].count;
+        return ranks_[static_cast<std::size_t>(rank)].retired;
+    }
+
+    /// When `rank` last said that it is at work, as the steady clock counts; 0 is never.
+    [[nodiscard]] std::atomic<std::chrono::steady_clock::rep>& alive_at(int rank) noexcept {
+        return ranks_[static_cast<std::size_t>(rank)].alive_at;
     }
 
     /// The ranks that have not finished the collective before which `sequence` cannot start.
@@ -181,13 +127,32 @@ public:
 
 private:
     enum : int { open, writing, written, closed };
-    struct alignas(64) Retired {
-        std::atomic<std::uint64_t> count{0};
+    struct alignas(64) RankState {
+        std::atomic<std::uint64_t> retired{0};
+        std::atomic<std::chrono::steady_clock::rep> alive_at{0};
     };
+
+    [[nodiscard]] std::size_t width() const noexcept { return static_cast<std::size_t>(size_); }
+    [[nodiscard]] std::span<std::size_t> counts_of(int rank, std::uint64_t sequence) noexcept {
+        std::size_t const at = static_cast<std::size_t>(rank) * slots + sequence % slots;
+        return {counts_.get() + at * 2 * width(), 2 * width()};
+    }
+    static int checked(int size) {
+        if (size < 1 || size > ArrivalLine::max_ranks) {
+            throw ContractViolation{concat(
+                "a group needs between 1 and ",
+                ArrivalLine::max_ranks,
+                " ranks, but was given ",
+                size
+            )};
+        }
+        return size;
+    }
 
     int size_;
     std::vector<ArrivalLine> lines_;
-    std::vector<Retired> retired_;
+    std::vector<RankState> ranks_;
+    std::unique_ptr<std::size_t[]> counts_;
     std::array<ChunkProgress, slots> progress_;
     std::atomic<int> state_{open};
     AbortReason reason_;

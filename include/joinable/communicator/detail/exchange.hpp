@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 
 #include <joinable/communicator/detail/board.hpp>
 #include <joinable/communicator/detail/reduce.hpp>
@@ -17,8 +18,143 @@
 
 namespace joinable::inline v0::detail {
 
-/// Every rank computes the same from the same lines. @throws Mismatch  on all of them.
-inline void require_agreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
+/// Stands for a rank: of a block that comes from all of them, reduced, or goes to all of them.
+inline constexpr int every_rank = -1;
+
+/// A part of a large collective: `size` elements, found from `in_at` on in the input of the rank
+/// `from`, and wanted from `out_at` on in the output of the rank `to`.
+struct Block {
+    std::size_t size;
+    int from = every_rank;
+    int to = every_rank;
+    std::size_t in_at = 0;
+    std::size_t out_at = 0;
+};
+
+/// A collective in which all ranks have arrived, as the blocks that have to be moved or reduced.
+/// Blocks are numbered, and every rank finds the same ones.
+class Exchange {
+public:
+    Exchange(Board& board, std::uint64_t sequence, Descriptor const& said) noexcept
+        : board_{board}, sequence_{sequence}, said_{said} {}
+
+    [[nodiscard]] int blocks() const noexcept {
+        switch (said_.collective) {
+        case Collective::all_reduce:
+        case Collective::broadcast:
+        case Collective::barrier:
+        case Collective::reduce: return 1;
+        case Collective::all_to_all: return board_.size() * board_.size();
+        default: return board_.size();
+        }
+    }
+
+    /// The elements of block `b`, without looking for its place.
+    [[nodiscard]] std::size_t size_of_block(int b) const noexcept {
+        switch (said_.collective) {
+        case Collective::all_gather: return share(b, 0);
+        case Collective::gather: return share(b, said_.root);
+        case Collective::reduce_scatter: return share(0, b);
+        case Collective::scatter: return share(said_.root, b);
+        case Collective::all_to_all: return share(b / board_.size(), b % board_.size());
+        default: return said_.count;
+        }
+    }
+
+    /// Linear in the number of ranks.
+    [[nodiscard]] Block block(int b) const noexcept {
+        std::size_t const size = size_of_block(b);
+        auto const before = [&] {
+            std::size_t sum = 0;
+            for (int other = 0; other < b; ++other) {
+                sum += size_of_block(other);
+            }
+            return sum;
+        };
+        switch (said_.collective) {
+        case Collective::broadcast: return {size, said_.root};
+        case Collective::reduce: return {size, every_rank, said_.root};
+        case Collective::all_gather: return {size, b, every_rank, 0, before()};
+        case Collective::gather: return {size, b, said_.root, 0, before()};
+        case Collective::reduce_scatter: return {size, every_rank, b, before(), 0};
+        case Collective::scatter: return {size, said_.root, b, before(), 0};
+        case Collective::all_to_all: {
+            Block found{size, b / board_.size(), b % board_.size()};
+            for (int rank = 0; rank < found.to; ++rank) {
+                found.in_at += share(found.from, rank);
+            }
+            for (int rank = 0; rank < found.from; ++rank) {
+                found.out_at += share(rank, found.to);
+            }
+            return found;
+        }
+        default: return {size};
+        }
+    }
+
+    /// Computes the elements [begin, end) of all blocks, one after another, for all ranks.
+    void run(std::size_t begin, std::size_t end) const {
+        std::size_t first = 0; // of the block, in the same count
+        for (int b = 0; b < blocks() && first < end; ++b) {
+            std::size_t const size = size_of_block(b);
+            std::size_t const from = std::max(begin, first);
+            std::size_t const to = std::min(end, first + size);
+            if (from < to) {
+                run_part(block(b), from - first, to - first);
+            }
+            first += size;
+        }
+    }
+
+private:
+    /// Elements that rank `from` sends to rank `to`.
+    [[nodiscard]] std::size_t share(int from, int to) const noexcept {
+        return said_.has_counts ? board_.sends(from, sequence_)[static_cast<std::size_t>(to)]
+                                : said_.count;
+    }
+
+    [[nodiscard]] std::byte* address(int rank, std::size_t word) const noexcept {
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): a rank of this process wrote it as an address
+        return reinterpret_cast<std::byte*>(
+            static_cast<std::uintptr_t>(board_.line(rank, sequence_).payload[word])
+        );
+    }
+
+    void run_part(Block const& block, std::size_t begin, std::size_t end) const {
+        std::size_t const element = size_of(said_.dtype);
+        auto const input = [&](int rank) -> void const* {
+            return address(rank, 1) + (block.in_at + begin) * element;
+        };
+        auto const store = [&](void const* from, std::size_t offset, std::size_t n) {
+            auto const store_on = [&](int rank) {
+                std::byte* const to = address(rank, 2) + (block.out_at + begin + offset) * element;
+                if (to != from) {
+                    std::memcpy(to, from, n * element);
+                }
+            };
+            if (block.to != every_rank) {
+                return store_on(block.to);
+            }
+            for (int rank = 0; rank < board_.size(); ++rank) {
+                store_on(rank);
+            }
+        };
+        if (block.from == every_rank) {
+            reduce_in_rank_order(said_.dtype, said_.op, board_.size(), end - begin, input, store);
+        } else {
+            store(input(block.from), 0, end - begin);
+        }
+    }
+
+    Board& board_;
+    std::uint64_t sequence_;
+    Descriptor const& said_;
+};
+
+/// Why the ranks' words do not fit together, if they do not: every rank computes the same from the
+/// same lines and tables.
+inline std::optional<AbortReason>
+disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
     auto const said_by = [&](int rank) {
         ArrivalLine const& line = board.line(rank, sequence);
         return ArrivalLine::decode(line.word.load(std::memory_order_relaxed), line.payload);
@@ -27,28 +163,52 @@ inline void require_agreement(Board& board, std::uint64_t sequence, Descriptor c
     for (int rank = 0; rank < board.size(); ++rank) {
         agrees = agrees && said_by(rank) == mine;
     }
-    if (agrees) {
-        return;
+    if (!agrees) {
+        AbortReason reason{FailureKind::mismatch, {}, {}};
+        reason.message = "ranks run different collectives: rank 0 " + said_by(0).text();
+        for (int rank = 1; rank < board.size(); ++rank) {
+            if (!(said_by(rank) == said_by(0))) {
+                reason.ranks.push_back(rank);
+                reason.message += concat(", rank ", rank, " ", said_by(rank).text());
+            }
+        }
+        return reason;
     }
-    AbortReason reason{
-        FailureKind::mismatch, {}, "ranks run different collectives: rank 0 " + said_by(0).text()
-    };
-    for (int rank = 1; rank < board.size(); ++rank) {
-        if (!(said_by(rank) == said_by(0))) {
-            reason.ranks.push_back(rank);
-            reason.message += concat(", rank ", rank, " ", said_by(rank).text());
+    for (int from = 0; mine.has_counts && from < board.size(); ++from) {
+        for (int to = 0; to < board.size(); ++to) {
+            std::size_t const sent = board.sends(from, sequence)[static_cast<std::size_t>(to)];
+            std::size_t const expected =
+                board.expects(to, sequence)[static_cast<std::size_t>(from)];
+            if (sent != expected) {
+                return AbortReason{
+                    FailureKind::mismatch,
+                    {from, to},
+                    concat(
+                        "counts differ in ",
+                        mine.text(),
+                        ": rank ",
+                        from,
+                        " has ",
+                        sent,
+                        " elements for rank ",
+                        to,
+                        ", which expects ",
+                        expected
+                    )
+                };
+            }
         }
     }
-    board.abort(reason);
-    throw_failure(reason);
+    return std::nullopt;
 }
 
 /// A small message: every rank reads the payloads of all lines and combines them for itself.
-inline void combine_lines(Board& board, std::uint64_t sequence, Descriptor const& said, void* out) {
-    auto const payload_of = [&](int rank) -> void const* {
-        return board.line(rank, sequence).payload.data();
+inline void
+combine_lines(Board& board, std::uint64_t sequence, Descriptor const& said, int rank, void* out) {
+    auto const payload_of = [&](int from) -> void const* {
+        return board.line(from, sequence).payload.data();
     };
-    if (said.count == 0) {
+    if (said.count == 0 || (said.collective == Collective::reduce && rank != said.root)) {
         return;
     }
     if (said.collective == Collective::broadcast) {
@@ -63,97 +223,32 @@ inline void combine_lines(Board& board, std::uint64_t sequence, Descriptor const
 
 /// A large message is cut into `chunks` ranges of `chunk` elements, the same on every rank.
 struct Cut {
-    std::size_t total;
-    std::size_t chunk;
-    std::size_t chunks;
+    std::size_t total = 0;
+    std::size_t chunk = 1;
+    std::size_t chunks = 0;
 
-    Cut(Descriptor const& said, int world_size) noexcept {
-        auto const ranks = static_cast<std::size_t>(world_size);
-        bool const is_share = said.collective == Collective::all_gather ||
-                              said.collective == Collective::reduce_scatter;
-        total = is_share ? said.count * ranks : said.count;
+    Cut() = default;
+    Cut(Exchange const& exchange, std::size_t element, int world_size) noexcept {
+        for (int b = 0; b < exchange.blocks(); ++b) {
+            total += exchange.size_of_block(b);
+        }
         // Small enough that all ranks get some, large enough that claiming costs nothing.
         constexpr std::size_t smallest = std::size_t{16} << 10U;
         constexpr std::size_t largest = std::size_t{256} << 10U;
-        std::size_t const element = size_of(said.dtype);
+        auto const ranks = static_cast<std::size_t>(world_size);
         chunk = std::clamp(total * element / (4 * ranks), smallest, largest) / element;
         chunks = (total + chunk - 1) / chunk;
     }
 };
 
-/// Computes the elements [begin, end) of a large collective for all ranks.
-inline void run_chunk(
-    Board& board, std::uint64_t sequence, Descriptor const& said, std::size_t begin, std::size_t end
-) {
-    std::size_t const element = size_of(said.dtype);
-    auto const address = [&](int rank, std::size_t word) {
-        // NOLINTNEXTLINE(performance-no-int-to-ptr): a rank of this process wrote it as an address
-        return reinterpret_cast<std::byte*>(
-            static_cast<std::uintptr_t>(board.line(rank, sequence).payload[word])
-        );
-    };
-    auto const in = [&](int rank) { return address(rank, 1); };
-    auto const copy_to = [&](int rank, std::size_t at, void const* from, std::size_t n) {
-        std::byte* const target = address(rank, 2) + at * element;
-        if (target != from) {
-            std::memcpy(target, from, n * element);
-        }
-    };
-    auto const reduce = [&](auto const& store) {
-        auto const input = [&](int rank) -> void const* { return in(rank) + begin * element; };
-        reduce_in_rank_order(said.dtype, said.op, board.size(), end - begin, input, store);
-    };
-    // Calls `part(rank, from, to)` for the ranks whose shares [from, to) meets.
-    auto const for_each_share = [&](std::size_t from, std::size_t to, auto const& part) {
-        while (from < to) {
-            std::size_t const owner = from / said.count;
-            std::size_t const stop = std::min(to, (owner + 1) * said.count);
-            part(static_cast<int>(owner), from, stop);
-            from = stop;
-        }
-    };
-    switch (said.collective) {
-    case Collective::all_reduce:
-        reduce([&](void const* tile, std::size_t offset, std::size_t n) {
-            for (int rank = 0; rank < board.size(); ++rank) {
-                copy_to(rank, begin + offset, tile, n);
-            }
-        });
-        break;
-    case Collective::reduce_scatter:
-        reduce([&](void const* tile, std::size_t offset, std::size_t n) {
-            std::size_t const first = begin + offset;
-            for_each_share(first, first + n, [&](int owner, std::size_t from, std::size_t to) {
-                auto const* const source = static_cast<std::byte const*>(tile);
-                copy_to(owner, from % said.count, source + (from - first) * element, to - from);
-            });
-        });
-        break;
-    case Collective::broadcast:
-        for (int rank = 0; rank < board.size(); ++rank) {
-            copy_to(rank, begin, in(said.root) + begin * element, end - begin);
-        }
-        break;
-    case Collective::all_gather:
-        for_each_share(begin, end, [&](int owner, std::size_t from, std::size_t to) {
-            for (int rank = 0; rank < board.size(); ++rank) {
-                copy_to(rank, from, in(owner) + from % said.count * element, to - from);
-            }
-        });
-        break;
-    case Collective::barrier: break;
-    }
-}
-
 [[nodiscard]] inline bool
-chunks_are_done(Board& board, std::uint64_t sequence, Descriptor const& said) noexcept {
-    std::uint64_t const done = board.progress(sequence).done.load();
-    return (done & ChunkProgress::count_mask) == Cut{said, board.size()}.chunks;
+chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
+    return (board.progress(sequence).done.load() & ChunkProgress::count_mask) == cut.chunks;
 }
 
 /// Computes chunks until none is left to claim. Whether all are done, by whomever.
-inline bool run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said) {
-    Cut const cut{said, board.size()};
+inline bool
+run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said, Cut const& cut) {
     ChunkProgress& progress = board.progress(sequence);
     auto const left = [&](std::uint64_t count) {
         return (count & ChunkProgress::count_mask) < cut.chunks;
@@ -165,12 +260,12 @@ inline bool run_chunks(Board& board, std::uint64_t sequence, Descriptor const& s
         }
         std::size_t const begin =
             static_cast<std::size_t>(claimed & ChunkProgress::count_mask) * cut.chunk;
-        run_chunk(board, sequence, said, begin, std::min(cut.total, begin + cut.chunk));
+        Exchange{board, sequence, said}.run(begin, std::min(cut.total, begin + cut.chunk));
         if ((progress.done.fetch_add(1) & ChunkProgress::count_mask) + 1 == cut.chunks) {
             board.room.wake();
         }
     }
-    return chunks_are_done(board, sequence, said);
+    return chunks_are_done(board, sequence, cut);
 }
 
 } // namespace joinable::inline v0::detail

@@ -9,7 +9,6 @@
 #include <type_traits>
 
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/detail/text.hpp>
 #include <joinable/tensor/dtype.hpp>
 
 namespace joinable::inline v0::detail {
@@ -27,11 +26,6 @@ struct wrapping {
 };
 template <std::integral A>
 struct wrapping<A> : std::make_unsigned<A> {};
-
-[[nodiscard]] constexpr bool is_floating(DType dtype) noexcept {
-    return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 ||
-           dtype == DType::f64;
-}
 
 /// Calls `function(combine)` with the binary operation as a type of its own, so that loops over it
 /// vectorise. Bit operations are called for integers only.
@@ -92,57 +86,6 @@ void reduce_in_rank_order(
             }
         });
     });
-}
-
-/// @throws ContractViolation  a bit operation on floating-point elements, or memory that is
-/// missing.
-inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
-    if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating(buffer.dtype)) {
-        throw ContractViolation{concat(
-            "a reduction with ",
-            name_of(op),
-            " needs integers, but the elements are ",
-            name_of(buffer.dtype)
-        )};
-    }
-}
-
-inline void check_memory(ConstBuffer buffer) {
-    if (buffer.data == nullptr && buffer.count != 0) {
-        throw ContractViolation{
-            concat("a collective was given a null pointer for ", buffer.count, " elements")
-        };
-    }
-}
-
-inline void check_root(int root, int size) {
-    if (root < 0 || root >= size) {
-        throw ContractViolation{
-            concat("root ", root, " is no rank of a communicator of ", size, " ranks")
-        };
-    }
-}
-
-/// `whole` must be `size` times as many elements as `part`, of the same dtype.
-inline void check_share(ConstBuffer part, ConstBuffer whole, int size) {
-    check_memory(part);
-    check_memory(whole);
-    if (part.dtype != whole.dtype || whole.count != part.count * static_cast<std::size_t>(size)) {
-        throw ContractViolation{concat(
-            "a collective over ",
-            size,
-            " ranks needs one buffer of ",
-            size,
-            " times the elements of the other and the same dtype, but got ",
-            part.count,
-            " of ",
-            name_of(part.dtype),
-            " and ",
-            whole.count,
-            " of ",
-            name_of(whole.dtype)
-        )};
-    }
 }
 
 } // namespace joinable::inline v0::detail

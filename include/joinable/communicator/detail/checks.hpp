@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string_view>
+
+#include <joinable/communicator/capabilities.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/tensor/dtype.hpp>
+
+/// @file
+/// What every communicator checks on its own rank before any data moves. All throw
+/// ContractViolation.
+
+namespace joinable::inline v0::detail {
+
+[[nodiscard]] constexpr bool is_floating(DType dtype) noexcept {
+    return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 ||
+           dtype == DType::f64;
+}
+
+inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
+    if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating(buffer.dtype)) {
+        throw ContractViolation{concat(
+            "a reduction with ",
+            name_of(op),
+            " needs integers, but the elements are ",
+            name_of(buffer.dtype)
+        )};
+    }
+}
+
+inline void check_memory(ConstBuffer buffer) {
+    if (buffer.data == nullptr && buffer.count != 0) {
+        throw ContractViolation{
+            concat("a collective was given a null pointer for ", buffer.count, " elements")
+        };
+    }
+}
+
+/// `what` is the role of the rank: "root", "destination".
+inline void check_rank(std::string_view what, int rank, int size) {
+    if (rank < 0 || rank >= size) {
+        throw ContractViolation{
+            concat(what, " ", rank, " is no rank of a communicator of ", size, " ranks")
+        };
+    }
+}
+
+inline void check_root(int root, int size) {
+    check_rank("root", root, size);
+}
+
+inline void check_same_dtype(ConstBuffer a, ConstBuffer b) {
+    if (a.dtype != b.dtype) {
+        throw ContractViolation{concat(
+            "a collective needs two buffers of one dtype, but got ",
+            name_of(a.dtype),
+            " and ",
+            name_of(b.dtype)
+        )};
+    }
+}
+
+inline void check_elements(std::string_view what, std::size_t expected, std::size_t given) {
+    if (expected != given) {
+        throw ContractViolation{
+            concat(what, " of a collective must have ", expected, " elements here, but has ", given)
+        };
+    }
+}
+
+[[nodiscard]] inline bool overlap(ConstBuffer a, ConstBuffer b) noexcept {
+    std::less<> const before; // also of pointers into different objects
+    auto const* const first = static_cast<std::byte const*>(a.data);
+    auto const* const second = static_cast<std::byte const*>(b.data);
+    return a.count != 0 && b.count != 0 && before(first, second + b.bytes()) &&
+           before(second, first + a.bytes());
+}
+
+/// Any rank may write one part of a large message while another still reads the next: so `part`
+/// lies outside of `whole`, or is exactly what begins at element `own` of it.
+inline void check_place(ConstBuffer part, ConstBuffer whole, std::size_t own) {
+    if (overlap(part, whole) &&
+        static_cast<std::byte const*>(part.data) !=
+            static_cast<std::byte const*>(whole.data) + own * size_of(whole.dtype)) {
+        throw ContractViolation{
+            "the input and the output of a collective overlap: they must lie apart, or the smaller "
+            "one must be this rank's part of the other"
+        };
+    }
+}
+
+/// `in` and `out` hold one equal part for each rank.
+inline void check_parts(ConstBuffer in, ConstBuffer out, int size) {
+    check_memory(in);
+    check_memory(out);
+    if (in.dtype != out.dtype || in.count != out.count ||
+        in.count % static_cast<std::size_t>(size) != 0) {
+        throw ContractViolation{concat(
+            "an all_to_all over ",
+            size,
+            " ranks without counts needs two buffers of one dtype and count, a multiple of ",
+            size,
+            ", but got ",
+            in.count,
+            " of ",
+            name_of(in.dtype),
+            " and ",
+            out.count,
+            " of ",
+            name_of(out.dtype)
+        )};
+    }
+}
+
+inline void check_apart(ConstBuffer in, ConstBuffer out) {
+    if (overlap(in, out)) {
+        throw ContractViolation{"the input and the output of an all_to_all must not overlap"};
+    }
+}
+
+/// `whole` must be `size` times as many elements as `part`, of the same dtype.
+inline void check_share(ConstBuffer part, ConstBuffer whole, int size) {
+    check_memory(part);
+    check_memory(whole);
+    if (part.dtype != whole.dtype || whole.count != part.count * static_cast<std::size_t>(size)) {
+        throw ContractViolation{concat(
+            "a collective over ",
+            size,
+            " ranks needs one buffer of ",
+            size,
+            " times the elements of the other and the same dtype, but got ",
+            part.count,
+            " of ",
+            name_of(part.dtype),
+            " and ",
+            whole.count,
+            " of ",
+            name_of(whole.dtype)
+        )};
+    }
+}
+
+/// Elements before the share of `rank`.
+[[nodiscard]] constexpr std::size_t offset_of(Counts counts, std::size_t rank) noexcept {
+    std::size_t sum = 0;
+    for (std::size_t const count : counts.first(rank)) {
+        sum += count;
+    }
+    return sum;
+}
+
+/// `counts` has one entry per rank; together they are the elements of `whole`.
+inline void check_counts(Counts counts, ConstBuffer whole, int size) {
+    check_memory(whole);
+    if (counts.size() != static_cast<std::size_t>(size)) {
+        throw ContractViolation{concat(
+            "a collective over ", size, " ranks needs ", size, " counts, but got ", counts.size()
+        )};
+    }
+    std::size_t left = whole.count; // a sum could overflow
+    for (std::size_t const count : counts) {
+        if (count > left) {
+            left = whole.count + 1;
+            break;
+        }
+        left -= count;
+    }
+    if (left != 0) {
+        throw ContractViolation{concat(
+            "the counts of a collective must add up to the ",
+            whole.count,
+            " elements of the buffer that they divide, but they add up to ",
+            left > whole.count ? "more" : "less"
+        )};
+    }
+}
+
+/// The same, and `part` has this rank's count of elements.
+inline void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int rank, int size) {
+    check_memory(part);
+    check_same_dtype(part, whole);
+    check_counts(counts, whole, size);
+    check_elements("this rank's own part", counts[static_cast<std::size_t>(rank)], part.count);
+}
+
+} // namespace joinable::inline v0::detail

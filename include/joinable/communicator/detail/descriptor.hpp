@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/detail/text.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// In this order: up to `reduce` a small message fits on its arrival line.
+enum class Collective : std::uint8_t {
+    all_reduce,
+    broadcast,
+    barrier,
+    reduce,
+    all_gather,
+    reduce_scatter,
+    gather,
+    scatter,
+    all_to_all,
+};
+
+[[nodiscard]] constexpr std::string_view name_of(Collective collective) noexcept {
+    constexpr std::string_view names[] = {
+        "all_reduce",
+        "broadcast",
+        "barrier",
+        "reduce",
+        "all_gather",
+        "reduce_scatter",
+        "gather",
+        "scatter",
+        "all_to_all",
+    };
+    return names[static_cast<std::size_t>(collective)];
+}
+
+/// What a rank says that it is about to do; all ranks must say the same.
+struct Descriptor {
+    Collective collective = Collective::barrier;
+    DType dtype = DType::u8;
+    ReduceOp op = ReduceOp::sum;
+    int root = 0;
+    std::size_t count = 0;   ///< elements of one rank's share; of all, where nothing is shared out
+    bool has_counts = false; ///< shares differ and are told by tables: `count` is not compared
+
+    friend bool operator==(Descriptor const& a, Descriptor const& b) noexcept {
+        return a.collective == b.collective && a.dtype == b.dtype && a.op == b.op &&
+               a.root == b.root && a.has_counts == b.has_counts &&
+               (a.has_counts || a.count == b.count);
+    }
+
+    [[nodiscard]] bool is_reduction() const noexcept {
+        return collective == Collective::all_reduce || collective == Collective::reduce ||
+               collective == Collective::reduce_scatter;
+    }
+
+    [[nodiscard]] std::string text() const {
+        std::string said = concat(name_of(collective));
+        if (has_counts) {
+            said += concat(" by counts of ", joinable::name_of(dtype));
+        } else if (collective != Collective::barrier) {
+            said += concat(" of ", count, " ", joinable::name_of(dtype));
+        }
+        if (is_reduction()) {
+            said += concat(" with ", joinable::name_of(op));
+        }
+        if (collective == Collective::broadcast || collective == Collective::scatter) {
+            said += concat(" from rank ", root);
+        }
+        if (collective == Collective::reduce || collective == Collective::gather) {
+            said += concat(" to rank ", root);
+        }
+        return said;
+    }
+};
+
+/// One rank's arrival in one collective, on one cache line: a small message needs no other.
+///
+/// `word` holds, from the top: frozen (1 bit), whether there are counts (1), root (13), descriptor
+/// (11), inline count (7: 0 means that payload holds count and addresses instead), sequence number
+/// (31). Arriving is one compare-and-swap on it, aborting sets the frozen bit: so whether a rank
+/// has arrived before an abort is decided in one step, and every rank sees the same.
+struct alignas(64) ArrivalLine {
+    std::atomic<std::uint64_t> word{empty};
+    std::array<std::uint64_t, 7> payload{};
+
+    static constexpr std::size_t inline_bytes = 56;
+    static constexpr int max_ranks = 1 << 13;
+    static constexpr std::uint64_t frozen = std::uint64_t{1} << 63U;
+    static constexpr std::uint64_t sequence_mask = (std::uint64_t{1} << 31U) - 1;
+    static constexpr std::uint64_t empty = sequence_mask; ///< no collective of a fresh ring slot
+
+    static std::uint64_t
+    encode(std::uint64_t sequence, Descriptor const& said, bool is_inline) noexcept {
+        std::uint64_t const inline_count = is_inline ? said.count + 1 : 0;
+        return (sequence & sequence_mask) | inline_count << 31U |
+               static_cast<std::uint64_t>(said.collective) << 38U |
+               static_cast<std::uint64_t>(said.dtype) << 42U |
+               static_cast<std::uint64_t>(said.op) << 46U |
+               static_cast<std::uint64_t>(said.root) << 49U |
+               static_cast<std::uint64_t>(said.has_counts) << 62U;
+    }
+    [[nodiscard]] static Descriptor
+    decode(std::uint64_t word, std::array<std::uint64_t, 7> const& payload) noexcept {
+        std::uint64_t const inline_count = word >> 31U & 0x7fU;
+        return {
+            static_cast<Collective>(word >> 38U & 0xfU),
+            static_cast<DType>(word >> 42U & 0xfU),
+            static_cast<ReduceOp>(word >> 46U & 0x7U),
+            static_cast<int>(word >> 49U & 0x1fffU),
+            static_cast<std::size_t>(inline_count != 0 ? inline_count - 1 : payload[0]),
+            (word >> 62U & 1U) != 0
+        };
+    }
+};
+
+} // namespace joinable::inline v0::detail

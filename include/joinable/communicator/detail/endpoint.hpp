@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/board.hpp>
+#include <joinable/communicator/detail/exchange.hpp>
+#include <joinable/detail/text.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// One rank at a board: posts its collectives, and finishes them in any order. `Group` is a Board,
+/// whose abort() may reach further than the board itself.
+template <class Group>
+class Endpoint {
+public:
+    Endpoint(Group& board, int rank) noexcept : board_{board}, rank_{rank} {}
+    Endpoint(Endpoint const&) = delete;
+    Endpoint& operator=(Endpoint const&) = delete;
+
+    [[nodiscard]] int rank() const noexcept { return rank_; }
+    [[nodiscard]] int size() const noexcept { return board_.size(); }
+
+    [[nodiscard]] std::chrono::nanoseconds deadline() const noexcept { return deadline_; }
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        return std::exchange(deadline_, deadline);
+    }
+
+    void keep_alive() noexcept { board_.alive_at(rank_).store(now().time_since_epoch().count()); }
+
+    /// Who has not arrived in this rank's oldest unfinished collective.
+    [[nodiscard]] std::vector<int> missing() const {
+        return retired_ == next_ ? std::vector<int>{} : board_.missing(retired_);
+    }
+
+    /// Arrives in the next collective and returns its number. In one by counts, `tell(sends,
+    /// expects)` fills this rank's tables.
+    template <class Tell>
+    std::uint64_t post(Descriptor const& said, void const* in, void* out, Tell const& tell) {
+        make_room();
+        std::uint64_t const sequence = next_;
+        std::size_t const bytes = said.count * size_of(said.dtype);
+        bool const fits =
+            bytes <= ArrivalLine::inline_bytes && said.collective <= Collective::reduce;
+        pending_of(sequence) = {said, out, fits};
+        ArrivalLine& line = board_.line(rank_, sequence);
+        std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
+        if ((old & ArrivalLine::frozen) != 0) {
+            throw_failure(board_.reason());
+        }
+        if (!fits) {
+            line.payload[0] = said.count;
+            line.payload[1] = reinterpret_cast<std::uintptr_t>(in);
+            line.payload[2] = reinterpret_cast<std::uintptr_t>(out);
+            if (said.has_counts) {
+                tell(board_.sends(rank_, sequence), board_.expects(rank_, sequence));
+            }
+            board_.progress(sequence).reset(sequence);
+        } else if (in != nullptr) {
+            std::memcpy(line.payload.data(), in, bytes);
+        }
+        std::uint64_t const word = ArrivalLine::encode(sequence, said, fits);
+        if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
+            throw_failure(board_.reason());
+        }
+        ++next_;
+        board_.room.wake();
+        return sequence;
+    }
+
+    [[nodiscard]] bool is_done(std::uint64_t sequence) const noexcept {
+        return sequence < retired_ || pending_[sequence % Board::slots].is_done;
+    }
+
+    /// Makes progress. Whether this rank's buffers are final.
+    [[nodiscard]] bool try_finish(std::uint64_t sequence) {
+        if (is_done(sequence)) {
+            return true;
+        }
+        Pending& pending = pending_of(sequence);
+        if (!pending.has_agreed) {
+            switch (arrival_of(sequence)) {
+            case Arrival::waiting: return false;
+            case Arrival::never: throw_failure(board_.reason());
+            case Arrival::complete: break;
+            }
+            if (auto const reason = disagreement(board_, sequence, pending.said)) {
+                board_.abort(*reason);
+                throw_failure(*reason);
+            }
+            if (!pending.is_inline) {
+                pending.cut = Cut{
+                    Exchange{board_, sequence, pending.said}, size_of(pending.said.dtype), size()
+                };
+            }
+            pending.has_agreed = true;
+        }
+        if (pending.is_inline) {
+            combine_lines(board_, sequence, pending.said, rank_, pending.out);
+        } else if (!run_chunks(board_, sequence, pending.said, pending.cut)) {
+            return false;
+        }
+        pending.is_done = true;
+        retire();
+        return true;
+    }
+
+    void finish(std::uint64_t sequence) {
+        if (try_finish(sequence)) {
+            return;
+        }
+        Pending const& pending = pending_of(sequence);
+        wait_for_others(
+            [&] { return arrival_of(sequence) != Arrival::waiting; },
+            [&] { return board_.missing(sequence); },
+            "arrive",
+            [&] { return "waits in " + pending.said.text(); }
+        );
+        while (!try_finish(sequence)) { // all have arrived: the last chunks are being computed
+            board_.room.wait(
+                [&] { return chunks_are_done(board_, sequence, pending.cut); }, deadline_
+            );
+        }
+    }
+
+    /// Waits until `ready()` or until the deadline. It begins anew when a rank that holds this one
+    /// up says that it is alive. `holding_up()` lists those ranks; if none is left at the deadline,
+    /// the wait is over without an answer.
+    /// @throws TimedOut  after aborting the group: they "did not <do>", while this rank `does()`.
+    template <class Ready, class HoldingUp, class Does>
+    void wait_for_others(
+        Ready const& ready, HoldingUp const& holding_up, char const* to_do, Does const& does
+    ) {
+        auto const start = now();
+        std::chrono::nanoseconds left = deadline_;
+        while (!board_.room.wait(ready, left)) {
+            std::vector<int> overdue = holding_up();
+            if (overdue.empty()) {
+                return;
+            }
+            left = deadline_;
+            std::erase_if(overdue, [&](int rank) {
+                std::chrono::steady_clock::time_point const alive{
+                    std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
+                };
+                std::chrono::nanoseconds const waited = now() - std::max(start, alive);
+                bool const is_alive = waited < deadline_;
+                if (is_alive) {
+                    left = std::min(left, deadline_ - waited);
+                }
+                return is_alive;
+            });
+            if (!overdue.empty()) {
+                abort_for(overdue, to_do, does());
+            }
+        }
+    }
+
+private:
+    struct Pending {
+        Descriptor said;
+        void* out = nullptr;
+        bool is_inline = false;
+        bool is_done = false;
+        bool has_agreed = false;
+        Cut cut = {};
+    };
+    enum class Arrival : std::uint8_t { waiting, complete, never };
+
+    [[nodiscard]] static std::chrono::steady_clock::time_point now() noexcept {
+        return std::chrono::steady_clock::now();
+    }
+    [[nodiscard]] Pending& pending_of(std::uint64_t sequence) noexcept {
+        return pending_[sequence % Board::slots];
+    }
+
+    /// The slot of the next collective is free when every rank has finished what used it before.
+    void make_room() {
+        constexpr std::uint64_t slots = Board::slots;
+        if (next_ < slots + all_retired_) {
+            return;
+        }
+        if (retired_ + slots <= next_) {
+            finish(retired_);
+        }
+        auto const others_have_room = [&] {
+            all_retired_ = next_;
+            for (int rank = 0; rank < size(); ++rank) {
+                all_retired_ = std::min(all_retired_, board_.retired(rank).load());
+            }
+            return next_ < slots + all_retired_ || board_.is_spent();
+        };
+        wait_for_others(
+            others_have_room,
+            [&] { return board_.holding_up(next_); },
+            "finish a collective",
+            [] { return "posts another one"; }
+        );
+        if (board_.is_spent()) {
+            throw_failure(board_.reason());
+        }
+    }
+
+    [[nodiscard]] Arrival arrival_of(std::uint64_t sequence) noexcept {
+        for (int rank = 0; rank < size(); ++rank) {
+            std::uint64_t const word = board_.line(rank, sequence).word.load();
+            if ((word & ArrivalLine::sequence_mask) != (sequence & ArrivalLine::sequence_mask)) {
+                return (word & ArrivalLine::frozen) != 0 ? Arrival::never : Arrival::waiting;
+            }
+        }
+        return Arrival::complete;
+    }
+
+    void retire() noexcept {
+        std::uint64_t retired = retired_;
+        while (retired < next_ && pending_of(retired).is_done) {
+            ++retired;
+        }
+        if (retired != retired_) {
+            retired_ = retired;
+            board_.retired(rank_).store(retired);
+            board_.room.wake();
+        }
+    }
+
+    void
+    abort_for(std::vector<int> const& overdue, char const* to_do, std::string const& meanwhile) {
+        double const seconds = std::chrono::duration<double>(deadline_).count();
+        board_.abort(
+            {FailureKind::timed_out,
+             overdue,
+             concat(
+                 ranks_text(overdue),
+                 " did not ",
+                 to_do,
+                 " within ",
+                 seconds,
+                 " s, while rank ",
+                 rank_,
+                 " ",
+                 meanwhile
+             )}
+        );
+    }
+
+    Group& board_;
+    int rank_;
+    std::chrono::nanoseconds deadline_ = default_deadline;
+    std::uint64_t next_ = 0;        ///< sequence number of the next collective
+    std::uint64_t retired_ = 0;     ///< all before are finished on this rank
+    std::uint64_t all_retired_ = 0; ///< on all ranks, as far as known
+    std::array<Pending, Board::slots> pending_{};
+};
+
+} // namespace joinable::inline v0::detail

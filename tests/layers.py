@@ -18,8 +18,10 @@ LAYERS = [
     (r"join/(guard|hooks|attachments)\.hpp|participant/.*", 5),
     (r"joinable\.hpp|join/.*|bucket/.*|communicator/detail/.*", 4),
     (r"communicator/.*", 5),
-    (r"(core|join)\.hpp", 6),
+    (r"(core|join)\.hpp|interop/.*", 6),
 ]
+OPT_IN = "interop/"  # need other libraries, so nobody gets them unasked; may refuse a compiler
+REFUSAL = r"^#if .*\n#error .*\n#endif\n"
 NOT_IN_CORE = {"thread", "mutex", "condition_variable", "ranges", "iostream", "regex"}
 
 errors = []
@@ -44,11 +46,14 @@ for name, text in headers.items():
             errors.append(f"{name}: includes {included}, which does not exist")
         elif layer(included) > layer(name):
             errors.append(f"{name} (layer {layer(name)}) includes {included} (layer {layer(included)})")
+        elif included.startswith(OPT_IN):
+            errors.append(f"{name}: includes {included}, which is opt-in: only users' sources include it")
     if re.search(r'^\s*#\s*include\s+"', text, re.M):
         errors.append(f"{name}: includes are written <joinable/...>, or this check cannot see them")
     if not text.startswith("// SPDX-License-Identifier: BSL-1.0\n#pragma once\n"):
         errors.append(f"{name}: starts without the SPDX line and #pragma once")
-    if name != "config.hpp" and re.search(r"^\s*#\s*(if|ifdef|ifndef|define)\b", text, re.M):
+    code = re.sub(REFUSAL, "", text, flags=re.M) if name.startswith(OPT_IN) else text
+    if name != "config.hpp" and re.search(r"^\s*#\s*(if|ifdef|ifndef|define)\b", code, re.M):
         errors.append(f"{name}: preprocessor conditions and macros belong in config.hpp")
     public = re.sub(r"namespace detail \{.*?\} // namespace detail", "", text, flags=re.S)
     if "v0::detail {" not in text:
@@ -86,6 +91,8 @@ for name in headers:
 core = reachable("core.hpp", set())
 full = reachable("join.hpp", set())
 for name in headers:
+    if name.startswith(OPT_IN):
+        continue
     if name not in full:
         errors.append(f"join.hpp does not include {name}")
     elif name not in core and name != "join.hpp" and not name.startswith("communicator/"):

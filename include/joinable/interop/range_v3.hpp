@@ -2,8 +2,7 @@
 #pragma once
 
 #if defined(__CUDACC__)
-#error "joinable/interop/range_v3.hpp is for host sources: nvcc does not compile range-v3 itself. \
-Include it in .cpp files only; joinable::views::bucketed works in .cu files without it."
+#error "joinable/interop/range_v3.hpp is for .cpp files: nvcc does not compile range-v3"
 #endif
 
 #include <algorithm>
@@ -37,7 +36,7 @@ Include it in .cpp files only; joinable::views::bucketed works in .cu files with
 
 /// @file
 /// The library's ranges as range-v3 views, and data dealt to ranks. Opt-in: no other header includes
-/// this one; with CMake it needs the component range_v3 and the target joinable::range_v3.
+/// this one, and who includes it links range-v3 (in CMake the target range-v3::range-v3).
 
 namespace joinable::inline v0 {
 
@@ -148,8 +147,7 @@ template <class Base>
 
 /// The ranks that still have an input in round `round` (from 0), in order, when rank r has
 /// `lengths[r]` inputs. The others shadow that round. Valid as long as `lengths`. Local.
-[[nodiscard]] inline auto
-active_ranks(std::span<std::size_t const> lengths, std::size_t round) {
+[[nodiscard]] inline auto active_ranks(std::span<std::size_t const> lengths, std::size_t round) {
     return ranges::views::iota(0, static_cast<int>(lengths.size())) |
            ranges::views::filter([lengths, round](int rank) {
                return round < lengths[static_cast<std::size_t>(rank)];

@@ -10,6 +10,7 @@
 #include <iterator>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include <range/v3/range/access.hpp>
 #include <range/v3/range/concepts.hpp>
@@ -55,7 +56,7 @@ namespace views {
 namespace detail {
 
 /// Each slot begins where the one before it in the bucket ends.
-constexpr BucketSlot place_after(BucketSlot const& previous, BucketSlot slot) {
+inline BucketSlot place_after(BucketSlot const& previous, BucketSlot slot) {
     slot.offset = previous.offset + previous.length;
     return slot;
 }
@@ -74,7 +75,8 @@ inline void check_shard(int rank, int world) {
 } // namespace detail
 
 /// The slots of a layout, bucket by bucket, as an input range. Valid as long as the layout. Local.
-[[nodiscard]] inline auto slots(BucketLayout const& layout) {
+/// Not called slots: that word is a macro in sources that include Qt.
+[[nodiscard]] inline auto bucket_slots(BucketLayout const& layout) {
     return ranges::views::enumerate(layout.buckets) |
            ranges::views::transform([](auto const& numbered) {
                std::size_t const b = numbered.first;
@@ -87,16 +89,16 @@ inline void check_shard(int rank, int world) {
            }) |
            ranges::views::join;
 }
-void slots(BucketLayout const&&) = delete; // it would be gone before its slots are read
+void bucket_slots(BucketLayout const&&) = delete; // it would be gone before its slots are read
 
 /// The slots that the buckets of a BucketedView would have, without any memory for them: offsets
 /// are those of a layout that takes the parameters in the order of the view. An input range; valid
 /// as long as the range below the view. Lazy like the view. Local.
 template <class Base>
-[[nodiscard]] auto slots(BucketedView<Base> buckets) {
+[[nodiscard]] auto bucket_slots(BucketedView<Base> buckets) {
     static_assert(
         std::ranges::enable_view<BucketedView<Base>>,
-        "views::slots: the view owns its parameters, which would be gone before the slots are "
+        "bucket_slots: the view owns its parameters, which would be gone before the slots are "
         "read; give the range of parameters a name"
     );
     return ranges::views::enumerate(std::move(buckets)) |
@@ -122,6 +124,10 @@ template <class Base>
     auto const r = static_cast<std::size_t>(rank);
     auto const w = static_cast<std::size_t>(world);
     return ranges::make_view_closure([r, w]<class Range>(Range&& range) {
+        static_assert(
+            ranges::sized_range<Range>,
+            "contiguous_shard: the range must know its size; use strided_shard, which needs none"
+        );
         using Difference = ranges::range_difference_t<Range>;
         auto const n = static_cast<std::size_t>(ranges::size(range));
         std::size_t const first = r * (n / w) + std::min(r, n % w);
@@ -145,7 +151,7 @@ template <class Base>
     });
 }
 
-/// The ranks that still have an input in round `round` (from 0), in order, when rank r has
+/// The ranks that still have an input in round `round` (from 0), ascending, when rank r has
 /// `lengths[r]` inputs. The others shadow that round. Valid as long as `lengths`. Local.
 [[nodiscard]] inline auto active_ranks(std::span<std::size_t const> lengths, std::size_t round) {
     return ranges::views::iota(0, static_cast<int>(lengths.size())) |
@@ -153,6 +159,7 @@ template <class Base>
                return round < lengths[static_cast<std::size_t>(rank)];
            });
 }
+void active_ranks(std::vector<std::size_t>&& lengths, std::size_t round) = delete; // it is gone
 
 /// The active ranks of every round of a guard that ends when all ranks have run out
 /// (EndPolicy::drain): a random-access range with one range of ranks per round. Valid as long as
@@ -164,18 +171,16 @@ template <class Base>
                return active_ranks(lengths, round);
            });
 }
+void rounds(std::vector<std::size_t>&& lengths) = delete; // it is gone before the rounds are read
 
 } // namespace views
 
 } // namespace joinable::inline v0
 
-// What the library's views say of themselves to std::ranges holds for range-v3, which does not ask.
+// range-v3 does not ask std::ranges which classes are views.
 
 template <class T>
 inline constexpr bool ranges::enable_view<joinable::StridedView<T>> = true;
-template <class T>
-inline constexpr bool ranges::enable_borrowed_range<joinable::StridedView<T>> =
-    std::ranges::enable_borrowed_range<joinable::StridedView<T>>;
 
 template <class Base>
 inline constexpr bool ranges::enable_view<joinable::BucketedView<Base>> =

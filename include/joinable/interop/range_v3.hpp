@@ -39,6 +39,20 @@
 /// The library's ranges as range-v3 views, and data dealt to ranks. Opt-in: no other header includes
 /// this one, and who includes it links range-v3 (in CMake the target range-v3::range-v3).
 
+// range-v3 does not ask std::ranges which classes are views, nor the other way round.
+
+template <class T>
+inline constexpr bool ranges::enable_view<joinable::StridedView<T>> = true;
+
+template <class Base>
+inline constexpr bool ranges::enable_view<joinable::BucketedView<Base>> =
+    std::ranges::enable_view<joinable::BucketedView<Base>> || ranges::enable_view<Base>;
+
+template <class BaseIterator>
+inline constexpr bool ranges::enable_view<joinable::LazyBucket<BaseIterator>> = true;
+template <class BaseIterator>
+inline constexpr bool ranges::enable_borrowed_range<joinable::LazyBucket<BaseIterator>> = true;
+
 namespace joinable::inline v0 {
 
 /// Where one parameter's gradient is: in which bucket, and from which of its elements on.
@@ -97,7 +111,7 @@ void bucket_slots(BucketLayout const&&) = delete; // it would be gone before its
 template <class Base>
 [[nodiscard]] auto bucket_slots(BucketedView<Base> buckets) {
     static_assert(
-        std::ranges::enable_view<BucketedView<Base>>,
+        ranges::enable_view<BucketedView<Base>>,
         "bucket_slots: the view owns its parameters, which would be gone before the slots are "
         "read; give the range of parameters a name"
     );
@@ -176,17 +190,3 @@ void rounds(std::vector<std::size_t>&& lengths) = delete; // it is gone before t
 } // namespace views
 
 } // namespace joinable::inline v0
-
-// range-v3 does not ask std::ranges which classes are views.
-
-template <class T>
-inline constexpr bool ranges::enable_view<joinable::StridedView<T>> = true;
-
-template <class Base>
-inline constexpr bool ranges::enable_view<joinable::BucketedView<Base>> =
-    std::ranges::enable_view<joinable::BucketedView<Base>>;
-
-template <class BaseIterator>
-inline constexpr bool ranges::enable_view<joinable::LazyBucket<BaseIterator>> = true;
-template <class BaseIterator>
-inline constexpr bool ranges::enable_borrowed_range<joinable::LazyBucket<BaseIterator>> = true;

@@ -7,6 +7,7 @@
 #include <forward_list>
 #include <iterator>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -40,6 +41,16 @@ using joinable::views::bucketed;
 using joinable::views::contiguous_shard;
 using joinable::views::rounds;
 using joinable::views::strided_shard;
+
+using Slots = std::vector<BucketSlot>;
+
+/// Not ranges::to: of an input range it makes g++ 12 at -O3 see an uninitialised variant of range-v3.
+template <class Range>
+Slots all_of(Range&& slots) {
+    Slots result;
+    ranges::copy(slots, ranges::back_inserter(result));
+    return result;
+}
 
 // ---- the library's views ------------------------------------------------------------------------
 
@@ -80,17 +91,19 @@ TEST_CASE("lazy buckets flow through a pipeline as views") {
     );
 }
 
-// ---- slots --------------------------------------------------------------------------------------
-
-using Slots = std::vector<BucketSlot>;
-
-/// Not ranges::to: of an input range it makes g++ 12 at -O3 see an uninitialised variant of range-v3.
-template <class Range>
-Slots all_of(Range&& slots) {
-    Slots result;
-    ranges::copy(slots, ranges::back_inserter(result));
-    return result;
+TEST_CASE("a pipeline is cut into buckets, and goes on") {
+    std::vector<TensorSize> const sizes{{1}, {5, joinable::DType::f64}, {10}, {10}};
+    auto const names = sizes | rv::reverse | bucketed({80}) | rv::transform([](auto const& bucket) {
+                           return joinable::name_of(bucket.dtype());
+                       });
+    CHECK((names | ranges::to<std::vector>) == std::vector<std::string_view>{"f32", "f64", "f32"});
+    CHECK(
+        all_of(bucket_slots(sizes | rv::reverse | bucketed({80}))) ==
+        Slots{{0, 0, 0, 10}, {0, 1, 10, 10}, {1, 2, 0, 5}, {2, 3, 0, 1}}
+    );
 }
+
+// ---- slots --------------------------------------------------------------------------------------
 
 TEST_CASE("each slot begins where the one before it in the bucket ends") {
     std::vector<TensorSize> const sizes{{10}, {10}, {5, joinable::DType::f64}, {0}, {1}};

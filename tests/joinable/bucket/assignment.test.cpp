@@ -13,6 +13,7 @@
 
 #include <doctest/doctest.h>
 #include <rapidcheck.h>
+#include <support/tensor_sizes.hpp>
 
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/parameters.hpp>
@@ -216,8 +217,77 @@ TEST_CASE("each dtype's buckets hold its tensors in order, each full with its la
     }));
 }
 
-// ---- the same tables in constant expressions
-// -----------------------------------------------------
+/// The rule said the other way round: each kind of tensor is cut on its own, and then the buckets
+/// are put in the order in which they were closed, or that of their lowest tensors.
+joinable::BucketAssignment cut_kind_by_kind(joinable_tests::AssignmentInput const& input) {
+    struct Cut {
+        std::size_t closed_at;
+        std::vector<std::size_t> members;
+        std::size_t limit;
+    };
+    std::size_t const n = input.sizes.size();
+    std::vector<Cut> cuts;
+    std::vector<joinable::TensorSize> kinds; // of dense tensors, as they come
+    auto const tensor_at = [&](std::size_t place) {
+        return input.indices.empty() ? place : input.indices[place];
+    };
+    for (std::size_t place = 0; place < n; ++place) {
+        auto const& size = input.sizes[tensor_at(place)];
+        if (input.is_sparse(tensor_at(place))) {
+            cuts.push_back({place, {tensor_at(place)}, 0});
+        } else if (std::none_of(kinds.begin(), kinds.end(), [&](auto const& kind) {
+                       return kind.dtype == size.dtype && kind.device == size.device;
+                   })) {
+            kinds.push_back(size);
+        }
+    }
+    for (std::size_t k = 0; k < kinds.size(); ++k) {
+        Cut open{n + k, {}, 0}; // what stays open is closed at the end
+        std::size_t bytes = 0;
+        std::size_t number = 0;
+        for (std::size_t place = 0; place < n; ++place) {
+            auto const& size = input.sizes[tensor_at(place)];
+            if (input.is_sparse(tensor_at(place)) || size.dtype != kinds[k].dtype ||
+                size.device != kinds[k].device) {
+                continue;
+            }
+            open.limit = input.limits[std::min(number, input.limits.size() - 1)];
+            open.members.push_back(tensor_at(place));
+            bytes += size.numel * joinable::size_of(size.dtype);
+            if (bytes >= open.limit) {
+                open.closed_at = place;
+                cuts.push_back(std::exchange(open, Cut{n + k, {}, 0}));
+                bytes = 0;
+                ++number;
+            }
+        }
+        if (!open.members.empty()) {
+            cuts.push_back(open);
+        }
+    }
+    std::sort(cuts.begin(), cuts.end(), [&](Cut const& a, Cut const& b) {
+        return input.indices.empty() ? a.members.front() < b.members.front()
+                                     : a.closed_at < b.closed_at;
+    });
+    joinable::BucketAssignment result;
+    for (Cut const& cut : cuts) {
+        result.buckets.push_back(cut.members);
+        result.limits.push_back(cut.limit);
+    }
+    return result;
+}
+
+TEST_CASE("tensors of any dtypes and devices, sparse or not, in any order, are cut kind by kind") {
+    CHECK(rc::check([] {
+        joinable_tests::AssignmentInput const input;
+        auto const result = input.assign();
+        auto const expected = cut_kind_by_kind(input);
+        RC_ASSERT(result.buckets == expected.buckets);
+        RC_ASSERT(result.limits == expected.limits);
+    }));
+}
+
+// ---- the same tables in constant expressions ----------------------------------------------------
 
 using joinable::TensorSize;
 using Flags = std::initializer_list<bool>;

@@ -76,8 +76,7 @@ constexpr Limits limits_of(View const& view) {
     return limits;
 }
 
-// ---- upstream's tables, and the cases of the rule that need neither flags nor indices
-// ------------
+// ---- upstream's tables, and the cases of the rule that need neither flags nor indices -----------
 
 constexpr bool gives(
     std::vector<TensorSize> const& sizes,
@@ -125,8 +124,7 @@ TEST_CASE("the lazy buckets of upstream's tables, in order, also when the progra
     CHECK(test_rule());
 }
 
-// ---- against the eager assignment
-// -----------------------------------------------------------------
+// ---- against the eager assignment ---------------------------------------------------------------
 
 TEST_CASE("the lazy buckets are those of the eager assignment") {
     CHECK(rc::check([] {
@@ -195,8 +193,7 @@ TEST_CASE("the first bucket is cut while the others have not been looked at") {
     CHECK(read_end == 4);
 }
 
-// ---- what it takes, and who keeps it
-// --------------------------------------------------------------
+// ---- what it takes, and who keeps it ------------------------------------------------------------
 
 struct Weight {
     std::vector<float> value;

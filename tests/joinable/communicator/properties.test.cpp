@@ -69,8 +69,7 @@ Call random_call(int world) {
     return call;
 }
 
-// ---- the numbers: what rank `rank` gives at place `i`
-// ---------------------------------------------
+// ---- the numbers: what rank `rank` gives at place `i` -------------------------------------------
 
 /// The finaliser of SplitMix64: every bit of the result depends on every bit of the argument.
 std::uint64_t mixed(std::uint64_t x) {
@@ -95,8 +94,7 @@ T element(Call const& call, int rank, std::size_t i) {
     }
 }
 
-// ---- the serial model
-// -----------------------------------------------------------------------------
+// ---- the serial model ---------------------------------------------------------------------------
 
 /// Integers are combined modulo 2^64 and cut, as a machine does it whatever their width.
 template <std::integral T>
@@ -155,8 +153,7 @@ std::vector<T> expected(Call const& call, int world, int rank) {
     return result;
 }
 
-// ---- the same by ranks
-// ----------------------------------------------------------------------------
+// ---- the same by ranks --------------------------------------------------------------------------
 
 /// A call in flight on one rank.
 class Flight {

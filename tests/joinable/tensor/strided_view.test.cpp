@@ -155,33 +155,4 @@ TEST_CASE("elements of any view are those that nested loops over its indices fin
     }));
 }
 
-TEST_CASE("a narrowed view has the elements whose index is in the range, in the same order") {
-    CHECK(rc::check([] {
-        Shape const extents{
-            *rc::gen::inRange<std::size_t>(1, 5),
-            *rc::gen::inRange<std::size_t>(1, 5),
-            *rc::gen::inRange<std::size_t>(1, 5)
-        };
-        auto const dimension = *rc::gen::inRange<std::size_t>(0, 3);
-        auto const start = *rc::gen::inRange<std::size_t>(0, extents[dimension] + 1);
-        auto const length = *rc::gen::inRange<std::size_t>(0, extents[dimension] - start + 1);
-        std::vector<int> storage(1000);
-        std::iota(storage.begin(), storage.end(), 0);
-        auto const view = as_strided(storage, {extents[0], extents[1], extents[2]}, {1, 70, 9});
-        std::vector<int> expected;
-        for (std::size_t i = 0; i < extents[0]; ++i) {
-            for (std::size_t j = 0; j < extents[1]; ++j) {
-                for (std::size_t k = 0; k < extents[2]; ++k) {
-                    std::size_t const index = dimension == 0 ? i : dimension == 1 ? j : k;
-                    if (index >= start && index < start + length) {
-                        expected.push_back(view(i, j, k));
-                    }
-                }
-            }
-        }
-        auto const part = joinable::narrow(view, dimension, start, length);
-        RC_ASSERT(std::vector<int>(part.begin(), part.end()) == expected);
-    }));
-}
-
 } // namespace

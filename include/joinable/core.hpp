@@ -35,6 +35,7 @@
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/copy.hpp>
 #include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/overlap.hpp>
 #include <joinable/tensor/parameter.hpp>
 #include <joinable/tensor/parameters.hpp>
 #include <joinable/tensor/shape.hpp>

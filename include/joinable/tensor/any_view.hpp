@@ -27,13 +27,14 @@ public:
               joinable::device(tensor)
           } {}
 
-    /// @throws ContractViolation  numbers of extents and strides differ.
+    /// @throws ContractViolation  numbers of extents and strides differ, one is negative (a signed
+    ///         number that became a std::size_t), or they reach further than memory can.
     AnyView(
         void* data, DType dtype, Shape const& extents, Shape const& strides, DeviceId device = {}
     )
         : data_{data}, extents_{extents}, strides_{strides}, device_{device}, dtype_{dtype},
           is_tensor_{true} {
-        detail::check_one_stride_per_extent(extents, strides);
+        (void)detail::checked_reach(extents, strides, size_of(dtype));
     }
 
     /// Whether there is a tensor, be it one without elements.

@@ -9,36 +9,9 @@
 #include <utility>
 
 #include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/overlap.hpp>
 
 namespace joinable::inline v0 {
-
-/// Whether a tensor's elements fill its memory without gaps or overlap, in whatever order of
-/// dimensions: then its strides can be kept in a flat buffer. The rule of PyTorch's
-/// is_non_overlapping_and_dense.
-[[nodiscard]] inline bool is_non_overlapping_and_dense(Shape const& extents, Shape const& strides) {
-    Shape order; // dimensions that move the pointer, by stride
-    for (std::size_t d = 0; d < extents.size(); ++d) {
-        if (extents[d] == 0) {
-            return true;
-        }
-        if (extents[d] > 1) {
-            order.push_back(d);
-        }
-    }
-    for (std::size_t i = 1; i < order.size(); ++i) { // insertion sort of at most eight
-        for (std::size_t k = i; k > 0 && strides[order[k]] < strides[order[k - 1]]; --k) {
-            std::swap(order[k], order[k - 1]);
-        }
-    }
-    std::size_t expected = 1;
-    for (std::size_t const d : order) {
-        if (strides[d] != expected) {
-            return false;
-        }
-        expected *= extents[d];
-    }
-    return true;
-}
 
 namespace detail {
 

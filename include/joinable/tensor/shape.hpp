@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <limits>
 #include <span>
+#include <string>
 
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -109,5 +110,79 @@ private:
     }
     return contiguous;
 }
+
+namespace detail {
+
+/// "(2, 3)": how error texts show extents and strides.
+[[nodiscard]] inline std::string to_text(Shape const& shape) {
+    std::string text = "(";
+    for (std::size_t i = 0; i < shape.size(); ++i) {
+        text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+    }
+    return text + ")";
+}
+
+/// The bytes of the largest object there can be: what counts or steps further is no size.
+inline constexpr std::size_t max_bytes = std::numeric_limits<std::size_t>::max() / 2;
+
+/// Throws ContractViolation for a number that was negative before it became a std::size_t: no
+/// memory is as large as what it then stands for.
+constexpr void check_not_negative(char const* what, std::size_t dimension, std::size_t value) {
+    if (value > max_bytes) {
+        throw ContractViolation{concat(
+            what,
+            " of dimension ",
+            dimension,
+            " is -",
+            std::size_t{0} - value,
+            ", but must not be negative; start at the other end, or copy the tensor"
+        )};
+    }
+}
+
+/// The number of elements of memory that a view reaches over: 1 + the largest offset, 0 for an
+/// empty view, whose strides do not matter.
+/// @throws ContractViolation  numbers of extents and strides differ, one of them is negative, or
+///         the view has more elements or reaches over more bytes than memory can have.
+constexpr std::size_t
+checked_reach(Shape const& extents, Shape const& strides, std::size_t element_bytes) {
+    if (extents.size() != strides.size()) {
+        throw ContractViolation{concat(
+            "a view needs one stride per extent, but got ",
+            extents.size(),
+            " extents and ",
+            strides.size(),
+            " strides"
+        )};
+    }
+    for (std::size_t d = 0; d < extents.size(); ++d) {
+        check_not_negative("the extent", d, extents[d]);
+    }
+    std::size_t const count = numel(extents);
+    if (count == 0) {
+        return 0;
+    }
+    std::size_t const limit = max_bytes / element_bytes;
+    std::size_t last = 0;
+    bool fits = count <= max_bytes; // elements may share memory, but iterators count them
+    for (std::size_t d = 0; d < extents.size(); ++d) {
+        check_not_negative("the stride", d, strides[d]);
+        std::size_t const steps = extents[d] - 1;
+        fits = fits && (steps == 0 || strides[d] <= (limit - 1 - last) / steps);
+        last += fits ? steps * strides[d] : 0;
+    }
+    if (!fits) {
+        throw ContractViolation{concat(
+            "a view of extents ",
+            to_text(extents),
+            " and strides ",
+            to_text(strides),
+            " reaches further than memory can; make extents or strides smaller"
+        )};
+    }
+    return last + 1;
+}
+
+} // namespace detail
 
 } // namespace joinable::inline v0

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <initializer_list>
 #include <iterator>
-#include <limits>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -14,22 +13,6 @@
 #include <joinable/tensor/tensor.hpp>
 
 namespace joinable::inline v0 {
-
-namespace detail {
-
-inline void check_one_stride_per_extent(Shape const& extents, Shape const& strides) {
-    if (extents.size() != strides.size()) {
-        throw ContractViolation{concat(
-            "a view needs one stride per extent, but got ",
-            extents.size(),
-            " extents and ",
-            strides.size(),
-            " strides"
-        )};
-    }
-}
-
-} // namespace detail
 
 /// A non-owning tensor of up to `max_tensor_rank` dimensions whose elements may lie apart. Cheap to
 /// copy; iterates over all elements in row-major order of their indices.
@@ -83,10 +66,12 @@ public:
 
     StridedView() = default;
 
-    /// @throws ContractViolation  numbers of extents and strides differ.
+    /// @throws ContractViolation  numbers of extents and strides differ, one is negative (a signed
+    ///         number that became a std::size_t), or they reach further than memory can.
     StridedView(T* data, Shape const& extents, Shape const& strides)
-        : data_{data}, extents_{extents}, strides_{strides}, numel_{joinable::numel(extents)} {
-        detail::check_one_stride_per_extent(extents, strides);
+        : data_{data}, extents_{extents}, strides_{strides} {
+        (void)detail::checked_reach(extents, strides, sizeof(T));
+        numel_ = joinable::numel(extents);
     }
 
     /// A view of const elements can always be made from one of mutable elements.
@@ -149,32 +134,9 @@ struct tensor_traits<StridedView<T>> {
     static Shape const& strides(StridedView<T> const& view) noexcept { return view.strides(); }
 };
 
-namespace detail {
-
-/// The number of elements of storage that a view reaches over: 1 + the largest offset, 0 for an
-/// empty view. @throws ContractViolation  it does not fit in std::size_t.
-inline std::size_t reach(Shape const& extents, Shape const& strides) {
-    if (numel(extents) == 0) {
-        return 0;
-    }
-    constexpr auto max = std::numeric_limits<std::size_t>::max();
-    std::size_t last = 0;
-    for (std::size_t d = 0; d < extents.size(); ++d) {
-        std::size_t const steps = extents[d] - 1;
-        if (steps != 0 && strides[d] > (max - 1 - last) / steps) {
-            throw ContractViolation{
-                "the extents times the strides of a view do not fit in std::size_t"
-            };
-        }
-        last += steps * strides[d];
-    }
-    return last + 1;
-}
-
-} // namespace detail
-
 /// Views contiguous storage with any extents and strides, from element `offset` on. Local.
-/// @throws ContractViolation  the view would reach beyond the storage.
+/// Steps go forward: a negative stride is refused, in a list of constants by the compiler.
+/// @throws ContractViolation  the view would reach beyond the storage; what StridedView throws.
 template <class Storage>
 [[nodiscard]] auto as_strided(
     Storage&& storage,
@@ -193,7 +155,7 @@ template <class Storage>
     );
     using T = std::remove_pointer_t<decltype(std::data(storage))>;
     StridedView<T> const whole{std::data(storage), Shape{extents}, Shape{strides}};
-    std::size_t const needed = detail::reach(whole.extents(), whole.strides());
+    std::size_t const needed = detail::checked_reach(whole.extents(), whole.strides(), sizeof(T));
     std::size_t const given = std::size(storage);
     if (offset > given || needed > given - offset) {
         throw ContractViolation{detail::concat(

@@ -19,19 +19,6 @@ using joinable::ContractViolation;
 using joinable::DType;
 using joinable::Shape;
 
-TEST_CASE("non-overlapping and dense: no gaps, no overlap, any order of dimensions") {
-    using joinable::is_non_overlapping_and_dense;
-    CHECK(is_non_overlapping_and_dense({2, 3}, {3, 1}));
-    CHECK(is_non_overlapping_and_dense({2, 3}, {1, 2}));
-    CHECK(is_non_overlapping_and_dense({2, 3, 4}, {1, 8, 2}));
-    CHECK(is_non_overlapping_and_dense({1, 3}, {99, 1}));
-    CHECK(is_non_overlapping_and_dense({}, {}));
-    CHECK(is_non_overlapping_and_dense({0, 3}, {7, 7}));
-    CHECK_FALSE(is_non_overlapping_and_dense({2, 3}, {4, 1}));
-    CHECK_FALSE(is_non_overlapping_and_dense({3}, {0}));
-    CHECK_FALSE(is_non_overlapping_and_dense({2, 3}, {1, 1}));
-}
-
 /// A random layout of `extents`: permuted dense strides, times a random gap.
 Shape random_strides(Shape const& extents) {
     Shape strides = extents;

@@ -29,6 +29,8 @@ static_assert(std::random_access_iterator<StridedView<int>::iterator>);
 static_assert(!std::contiguous_iterator<StridedView<int>::iterator>);
 static_assert(std::ranges::random_access_range<StridedView<int> const>);
 static_assert(std::ranges::sized_range<StridedView<int> const>);
+static_assert(std::ranges::common_range<StridedView<int> const>);
+static_assert(std::same_as<std::iter_reference_t<StridedView<int const>::iterator>, int const&>);
 static_assert(std::convertible_to<StridedView<int>, StridedView<int const>>);
 static_assert(!std::convertible_to<StridedView<int const>, StridedView<int>>);
 
@@ -77,6 +79,52 @@ TEST_CASE("views beyond their storage are refused, however they get there") {
     CHECK_THROWS_AS((void)joinable::narrow(view, 0, 2, 2), ContractViolation);
     CHECK_THROWS_AS((void)joinable::narrow(view, 0, max, 2), ContractViolation);
     CHECK_THROWS_AS((void)view(1), ContractViolation);
+}
+
+TEST_CASE("steps and extents that were negative are refused by their number") {
+    float storage[4] = {};
+    auto const minus_two = static_cast<std::size_t>(-2);
+    CHECK_THROWS_WITH_AS(
+        (StridedView<float>{storage, {2, 2}, {1, minus_two}}),
+        "the stride of dimension 1 is -2, but must not be negative; start at the other end, or "
+        "copy the tensor",
+        ContractViolation
+    );
+    CHECK_THROWS_WITH_AS(
+        (StridedView<float>{storage, {minus_two, 2}, {1, 1}}),
+        "the extent of dimension 0 is -2, but must not be negative; start at the other end, or "
+        "copy the tensor",
+        ContractViolation
+    );
+    std::vector<std::size_t> const extents{2};
+    std::vector<std::size_t> const strides{minus_two};
+    CHECK_THROWS_AS(
+        (void)as_strided(
+            storage, std::span<std::size_t const>{extents}, std::span<std::size_t const>{strides}, 2
+        ),
+        ContractViolation
+    );
+}
+
+TEST_CASE("extents times strides beyond memory are refused, with both numbers") {
+    double storage[4] = {};
+    constexpr std::size_t max = std::numeric_limits<std::size_t>::max() / 2; // bytes of an object
+    CHECK_THROWS_WITH_AS(
+        (StridedView<double>{storage, {3, 2}, {max / 16, 1}}),
+        doctest::Contains("a view of extents (3, 2) and strides (576460752303423487, 1) reaches "
+                          "further than memory can"),
+        ContractViolation
+    );
+    CHECK(StridedView<double>{storage, {2, 2}, {max / 8 - 2, 1}}.numel() == 4); // the last that fit
+    CHECK_THROWS_AS((StridedView<double>{storage, {2, 2}, {max / 8 - 1, 1}}), ContractViolation);
+    // Elements that share memory take none, but are still counted by std::ptrdiff_t.
+    CHECK_THROWS_AS((StridedView<double>{storage, {max, 3}, {0, 0}}), ContractViolation);
+    CHECK_THROWS_AS((StridedView<double>{storage, {max, 2}, {0, 0}}), ContractViolation);
+    CHECK(StridedView<double>{storage, {max}, {0}}.numel() == max);
+    // Nothing is reached where an extent is zero, and an extent of 1 takes no step.
+    StridedView<double> const none{storage, {0, 5}, {max, max}};
+    CHECK(none.begin() == none.end());
+    CHECK(StridedView<double>{storage, {1}, {max}}(0) == 0.0);
 }
 
 TEST_CASE("a view that was not given anything has no elements") {

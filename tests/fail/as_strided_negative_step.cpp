@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: BSL-1.0
+// EXPECT: narrow
+#include <support/misuse.hpp>
+
+int main() {
+    std::vector<float> storage(3);
+    (void)joinable::as_strided(storage, {3}, {-1}, 2);
+}

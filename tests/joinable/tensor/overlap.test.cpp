@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <joinable/tensor/overlap.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <set>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <rapidcheck.h>
+
+#include <joinable/tensor/any_view.hpp>
+
+namespace {
+
+using joinable::AnyView;
+using joinable::ContractViolation;
+using joinable::DeviceId;
+using joinable::DeviceKind;
+using joinable::DType;
+using joinable::is_overlapping;
+using joinable::Shape;
+using joinable::share_memory;
+
+TEST_CASE("non-overlapping and dense: no gaps, no overlap, any order of dimensions") {
+    using joinable::is_non_overlapping_and_dense;
+    CHECK(is_non_overlapping_and_dense({2, 3}, {3, 1}));
+    CHECK(is_non_overlapping_and_dense({2, 3}, {1, 2}));
+    CHECK(is_non_overlapping_and_dense({2, 3, 4}, {1, 8, 2}));
+    CHECK(is_non_overlapping_and_dense({1, 3}, {99, 1}));
+    CHECK(is_non_overlapping_and_dense({}, {}));
+    CHECK(is_non_overlapping_and_dense({0, 3}, {7, 7}));
+    CHECK_FALSE(is_non_overlapping_and_dense({2, 3}, {4, 1}));
+    CHECK_FALSE(is_non_overlapping_and_dense({3}, {0}));
+    CHECK_FALSE(is_non_overlapping_and_dense({2, 3}, {1, 1}));
+}
+
+/// The offsets of all elements, by loops that count one index up at a time.
+std::vector<std::size_t> offsets_of(Shape const& extents, Shape const& strides) {
+    std::vector<std::size_t> offsets{0};
+    for (std::size_t d = 0; d < extents.size(); ++d) {
+        std::vector<std::size_t> longer;
+        for (std::size_t const offset : offsets) {
+            for (std::size_t i = 0; i < extents[d]; ++i) {
+                longer.push_back(offset + i * strides[d]);
+            }
+        }
+        offsets = longer;
+    }
+    return offsets;
+}
+
+struct Layout {
+    Shape extents;
+    Shape strides;
+};
+
+/// Any number of the range from the first case on: rapidcheck would begin with small ones.
+std::size_t pick(std::size_t low, std::size_t high) {
+    return *rc::gen::resize(rc::kNominalSize, rc::gen::inRange(low, high));
+}
+
+Layout random_layout() {
+    Layout layout;
+    for (std::size_t d = pick(0, 6); d > 0; --d) {
+        layout.extents.push_back(pick(0, 20) == 0 ? 0 : pick(1, 5));
+        layout.strides.push_back(pick(0, 16));
+    }
+    return layout;
+}
+
+TEST_CASE("a view overlaps itself where listing all of its offsets finds one twice") {
+    int overlapping = 0;
+    CHECK(rc::check([&] {
+        Layout const layout = random_layout();
+        auto const offsets = offsets_of(layout.extents, layout.strides);
+        bool const expected =
+            std::set<std::size_t>(offsets.begin(), offsets.end()).size() != offsets.size();
+        std::vector<float> storage(1000);
+        AnyView const view{storage.data(), DType::f32, layout.extents, layout.strides};
+        RC_ASSERT(is_overlapping(view) == expected);
+        overlapping += expected ? 1 : 0;
+    }));
+    CHECK(overlapping > 5); // both answers were asked for
+    CHECK(overlapping < 95);
+}
+
+TEST_CASE("two views share memory where listing their bytes finds a common element") {
+    int sharing = 0;
+    CHECK(rc::check([&] {
+        std::vector<float> storage(1000);
+        Layout const a = random_layout();
+        Layout const b = random_layout();
+        auto const start_a = pick(0, 40);
+        auto const start_b = pick(0, 40);
+        std::set<std::size_t> elements;
+        for (std::size_t const offset : offsets_of(a.extents, a.strides)) {
+            elements.insert(start_a + offset);
+        }
+        auto const offsets_b = offsets_of(b.extents, b.strides);
+        bool const expected =
+            std::any_of(offsets_b.begin(), offsets_b.end(), [&](std::size_t offset) {
+                return elements.count(start_b + offset) != 0;
+            });
+        AnyView const view_a{storage.data() + start_a, DType::f32, a.extents, a.strides};
+        AnyView const view_b{storage.data() + start_b, DType::i32, b.extents, b.strides};
+        RC_ASSERT(share_memory(view_a, view_b) == expected);
+        RC_ASSERT(share_memory(view_b, view_a) == expected);
+        sharing += expected ? 1 : 0;
+    }));
+    CHECK(sharing > 5);
+    CHECK(sharing < 95);
+}
+
+TEST_CASE("interleaved views share no memory, views of other elements or devices only by address") {
+    std::vector<double> storage(16);
+    double* const data = storage.data();
+    AnyView const even{data, DType::f64, {8}, {2}};
+    AnyView const odd{data + 1, DType::f64, {8}, {2}};
+    CHECK_FALSE(share_memory(even, odd));
+    CHECK(share_memory(even, even));
+    CHECK_FALSE(share_memory(even, AnyView{data + 1, DType::f64, {}, {}}));
+    CHECK(share_memory(even, AnyView{data + 2, DType::f64, {}, {}}));
+    CHECK_FALSE(share_memory(even, AnyView{data, DType::f64, {0}, {2}})); // has no element
+    // f32 in the gaps of f64: their address ranges meet, which is all that is looked at.
+    CHECK(share_memory(even, AnyView{data + 1, DType::f32, {8}, {4}}));
+    CHECK(share_memory(even, AnyView{reinterpret_cast<char*>(data) + 4, DType::f64, {2}, {1}}));
+    DeviceId const device{DeviceKind::cuda, 0};
+    CHECK_FALSE(share_memory(even, AnyView{data, DType::f64, {8}, {2}, device}));
+    CHECK_FALSE(share_memory(storage, std::vector<float>(3)));
+    CHECK(share_memory(storage, odd));
+}
+
+TEST_CASE("layouts that tensors have are decided exactly, however large") {
+    auto const layout = [](Shape const& extents, Shape const& strides) {
+        return AnyView{nullptr, DType::u8, extents, strides};
+    };
+    std::size_t const large = std::size_t{1} << 40U;
+    CHECK_FALSE(is_overlapping(layout({large, 3}, {4, 1}))); // padded rows
+    CHECK_FALSE(is_overlapping(layout({3, large}, {1, 3})));
+    CHECK_FALSE(is_overlapping(layout({2, large}, {1, 2})));
+    CHECK(is_overlapping(layout({large, 3}, {2, 1}))); // windows
+    CHECK(is_overlapping(layout({large, 2}, {1, 0})));
+    CHECK_FALSE(is_overlapping(layout({large, 1}, {1, 0})));
+    CHECK_FALSE(is_overlapping(layout({2, 3}, {3, 2}))); // interleaved, but 0 2 4 3 5 7
+    CHECK_FALSE(is_overlapping(layout({large, 3}, {3, large * 3 + 1})));
+}
+
+TEST_CASE("a layout that would take too long to decide counts as overlapping") {
+    // Strides near each other leave many choices at every level, and none of 5^8 sums is 0.
+    Shape const extents{3, 3, 3, 3, 3, 3, 3, 3};
+    Shape const strides{
+        1'000'141'093,
+        1'002'718'281,
+        1'003'141'593,
+        1'004'669'201,
+        1'005'772'157,
+        1'006'618'033,
+        1'007'071'067,
+        1'009'732'051
+    };
+    auto const offsets = offsets_of(extents, strides);
+    CHECK(std::set<std::size_t>(offsets.begin(), offsets.end()).size() == offsets.size());
+    CHECK(is_overlapping(AnyView{nullptr, DType::u8, extents, strides}));
+}
+
+TEST_CASE("what is no view is refused") {
+    CHECK_THROWS_AS((void)is_overlapping(AnyView{nullptr, DType::u8, {2}, {}}), ContractViolation);
+}
+
+} // namespace

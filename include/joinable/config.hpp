@@ -18,7 +18,44 @@ inline constexpr std::uint32_t library_version =
 
 } // namespace joinable::inline v0
 
+// How a function with a loop over elements is compiled, so that it is as fast in a program built
+// with -O2 for every processor as in one built with -O3 for this one. Clang vectorises loops at -O2;
+// GCC does so where it is asked to.
+#if defined(__clang__)
+#define JOINABLE_LOOP_OPTIONS
+#define JOINABLE_AVX512 "avx512f,avx512bw,avx512dq,avx512vl"
+#else
+#define JOINABLE_LOOP_OPTIONS gnu::optimize("O3"),
+#define JOINABLE_AVX512 "avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
+#endif
+#if defined(__x86_64__)
+#define JOINABLE_LOOP [[JOINABLE_LOOP_OPTIONS gnu::noinline]]
+#define JOINABLE_LOOP_AVX2 [[ JOINABLE_LOOP_OPTIONS gnu::noinline, gnu::target("avx2") ]]
+#define JOINABLE_LOOP_AVX512 [[ JOINABLE_LOOP_OPTIONS gnu::noinline, gnu::target(JOINABLE_AVX512) ]]
+#else
+#define JOINABLE_LOOP [[JOINABLE_LOOP_OPTIONS gnu::noinline]]
+#define JOINABLE_LOOP_AVX2 JOINABLE_LOOP
+#define JOINABLE_LOOP_AVX512 JOINABLE_LOOP
+#endif
+
 namespace joinable::inline v0::detail {
+
+/// The instruction sets for which loops over elements exist, from the one that every processor has.
+enum class InstructionSet : std::uint8_t { baseline, avx2, avx512 };
+
+/// What this processor has. Costs a load and a test.
+inline InstructionSet instruction_set() noexcept {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
+        __builtin_cpu_supports("avx512vl") != 0) {
+        return InstructionSet::avx512;
+    }
+    if (__builtin_cpu_supports("avx2") != 0) {
+        return InstructionSet::avx2;
+    }
+#endif
+    return InstructionSet::baseline;
+}
 
 /// Tells the core that this is a spinning loop, so that its sibling thread gets the resources.
 inline void cpu_relax() noexcept {

@@ -1,159 +1,166 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstring>
 #include <string_view>
 #include <type_traits>
-#include <utility>
 
 #include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/detail/arithmetic.hpp>
+#include <joinable/tensor/detail/loops.hpp>
+#include <joinable/tensor/detail/rows.hpp>
 #include <joinable/tensor/overlap.hpp>
 
 namespace joinable::inline v0 {
 
 namespace detail {
 
-/// Two views of the same extents with as few dimensions as possible: extents of 1 dropped, and
-/// neighbours merged where both views step through them evenly. The last one varies fastest.
-struct MergedLayout {
-    Shape extents;
-    Shape from;
-    Shape to;
-
-    MergedLayout(AnyView const& source, AnyView const& target) {
-        for (std::size_t d = 0; d < source.extents().size(); ++d) {
-            std::size_t const extent = source.extents()[d];
-            if (extent == 1) {
-                continue;
-            }
-            std::size_t const last = extents.size() - 1;
-            if (!extents.empty() && from[last] == extent * source.strides()[d] &&
-                to[last] == extent * target.strides()[d]) {
-                extents[last] *= extent;
-                from[last] = source.strides()[d];
-                to[last] = target.strides()[d];
-            } else {
-                extents.push_back(extent);
-                from.push_back(source.strides()[d]);
-                to.push_back(target.strides()[d]);
-            }
-        }
-    }
-};
-
-/// Calls `row(from_offset, to_offset, count, from_stride, to_stride)` for every innermost row.
-template <class Row>
-void for_each_row(AnyView const& source, AnyView const& target, Row const& row) {
-    if (source.numel() == 0) {
-        return;
-    }
-    if (source.strides() == target.strides() &&
-        is_non_overlapping_and_dense(source.extents(), source.strides())) {
-        row(std::size_t{0}, std::size_t{0}, source.numel(), std::size_t{1}, std::size_t{1});
-        return;
-    }
-    MergedLayout const layout{source, target};
-    if (layout.extents.empty()) {
-        row(std::size_t{0}, std::size_t{0}, std::size_t{1}, std::size_t{1}, std::size_t{1});
-        return;
-    }
-    std::size_t const inner = layout.extents.size() - 1;
-    Shape index = layout.extents;
-    for (std::size_t d = 0; d <= inner; ++d) {
-        index[d] = 0;
-    }
-    std::size_t from = 0;
-    std::size_t to = 0;
-    for (;;) {
-        row(from, to, layout.extents[inner], layout.from[inner], layout.to[inner]);
-        std::size_t d = inner;
-        for (;; --d) { // the next row: an odometer over the outer dimensions
-            if (d == 0) {
-                return;
-            }
-            std::size_t const outer = d - 1;
-            from += layout.from[outer];
-            to += layout.to[outer];
-            if (++index[outer] < layout.extents[outer]) {
-                break;
-            }
-            from -= layout.from[outer] * layout.extents[outer];
-            to -= layout.to[outer] * layout.extents[outer];
-            index[outer] = 0;
-        }
-    }
-}
-
-inline void check_same_kind(std::string_view what, AnyView const& source, AnyView const& target) {
-    if (!source || !target || source.dtype() != target.dtype() ||
-        source.extents() != target.extents()) {
+inline void check_on_host(std::string_view what, std::string_view role, AnyView const& view) {
+    if (view.device().kind != DeviceKind::host) {
         throw ContractViolation{concat(
             what,
-            " needs two tensors of the same dtype and extents, but got ",
-            name_of(source.dtype()),
-            " with ",
-            source.numel(),
-            " elements and ",
-            name_of(target.dtype()),
-            " with ",
-            target.numel()
+            ": the ",
+            role,
+            " is on CUDA device ",
+            view.device().index,
+            ", but this runs on the host; copy it to host memory first, with the engine's own means"
+        )};
+    }
+    if (view.data() == nullptr && view.numel() != 0) {
+        throw ContractViolation{concat(
+            what,
+            ": the ",
+            role,
+            " is a null pointer for ",
+            view.numel(),
+            " elements; give it memory first"
         )};
     }
 }
 
-template <class T>
-void copy_row(
-    T const* from, T* to, std::size_t count, std::size_t from_stride, std::size_t to_stride
-) {
-    if (from_stride == 1 && to_stride == 1) {
-        std::memmove(to, from, count * sizeof(T));
-    } else {
-        for (std::size_t i = 0; i < count; ++i) {
-            to[i * to_stride] = from[i * from_stride];
+inline bool is_same_view(AnyView const& a, AnyView const& b) {
+    if (a.data() != b.data()) {
+        return false;
+    }
+    for (std::size_t d = 0; d < a.extents().size(); ++d) {
+        if (a.extents()[d] > 1 && a.strides()[d] != b.strides()[d]) {
+            return false;
         }
+    }
+    return true;
+}
+
+/// Throws ContractViolation unless elements of `from` can go where those of `to` are.
+inline void check_pair(std::string_view what, AnyView const& from, AnyView const& to) {
+    if (!from || !to) {
+        throw ContractViolation{concat(
+            what,
+            " needs two tensors, but the ",
+            from ? "target" : "source",
+            " is an empty view; give it a tensor"
+        )};
+    }
+    if (from.dtype() != to.dtype() || from.extents() != to.extents()) {
+        throw ContractViolation{concat(
+            what,
+            " needs two tensors of the same dtype and extents, but got ",
+            name_of(from.dtype()),
+            " ",
+            to_text(from.extents()),
+            " and ",
+            name_of(to.dtype()),
+            " ",
+            to_text(to.extents())
+        )};
+    }
+    check_on_host(what, "source", from);
+    check_on_host(what, "target", to);
+    if (is_overlapping(to.extents(), to.strides())) {
+        throw ContractViolation{concat(
+            what,
+            ": elements of the target share memory (extents ",
+            to_text(to.extents()),
+            ", strides ",
+            to_text(to.strides()),
+            "); write to a view in which each index has its own element"
+        )};
+    }
+    if (!is_same_view(from, to) && share_memory(from, to)) {
+        throw ContractViolation{concat(
+            what,
+            ": source and target overlap in memory and are not the same view; go through a copy of "
+            "the source"
+        )};
     }
 }
 
-template <class T>
-T scaled(T value, double factor) {
-    if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>) {
-        return T{static_cast<float>(value) * static_cast<float>(factor)};
-    } else {
-        return value * static_cast<T>(factor);
+/// Applies an operation to each element of `to`, with the element of `from` at the same index.
+template <class Operation>
+void for_each_element(Operation const& operation, AnyView const& from, AnyView const& to) {
+    if (to.numel() == 0) {
+        return;
     }
+    using Element = typename Operation::Element;
+    Loops loops{to.extents(), from.strides(), to.strides(), sizeof(Element)};
+    auto* const function = row_function<Operation>();
+    for_each_row<bits_of_size<sizeof(Element)>>(
+        loops,
+        static_cast<std::byte const*>(from.data()),
+        static_cast<std::byte*>(to.data()),
+        [&](Row<std::byte const> source, Row<std::byte> target, std::size_t count) {
+            function(operation, source, target, count);
+        }
+    );
+}
+
+template <class T, class U>
+consteval void check_elements() {
+    static_assert(
+        !std::is_const_v<U>,
+        "copy, scale_copy and add: the elements of the target must not be const"
+    );
+    static_assert(
+        std::same_as<std::remove_const_t<T>, std::remove_const_t<U>>,
+        "copy, scale_copy and add: source and target must have the same type of elements"
+    );
+}
+
+/// A view that is only read, as the kernels take it.
+template <class T>
+AnyView source_view(StridedView<T> const& view) {
+    using U = std::remove_const_t<T>;
+    // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): the kernels do not write to a source
+    return {const_cast<U*>(view.data()), dtype_of<U>, view.extents(), view.strides()};
 }
 
 } // namespace detail
 
-/// Copies elements between views that may be strided differently. Local; no allocation.
-/// The views are the same or do not overlap.
-/// @throws ContractViolation  dtypes or extents differ; nothing was written.
+/// Copies elements between views that may be strided differently. Local, on the host; no allocation.
+/// Source and target are the same view, or share no element; the source alone may name elements
+/// twice (a stride of 0 broadcasts).
+/// @throws ContractViolation  dtypes, extents or devices do not fit, elements of the target share
+///         memory, or the views overlap otherwise; nothing was written.
 inline void copy(AnyView const& from, AnyView const& to) {
-    detail::check_same_kind("copy", from, to);
+    detail::check_pair("copy", from, to);
+    if (detail::is_same_view(from, to)) {
+        return;
+    }
     visit_dtype(from.dtype(), [&]<class T>(std::type_identity<T>) {
-        auto const* const source = static_cast<T const*>(from.data());
-        auto* const target = static_cast<T*>(to.data());
-        detail::for_each_row(
-            from,
-            to,
-            [&](auto a, auto b, auto count, auto from_step, auto to_step) {
-                detail::copy_row(source + a, target + b, count, from_step, to_step);
-            }
-        );
+        detail::for_each_element(detail::Assign<detail::bits_of_size<sizeof(T)>>{}, from, to);
     });
 }
 
 /// `to = from * factor`, in one pass: f16 and bf16 compute in float, f32 and f64 in themselves;
-/// integers take only the factor 1. Local; no allocation. The views are the same or do not overlap.
-/// @throws ContractViolation  dtypes or extents differ, or an integer would be scaled.
+/// integers take only the factor 1. Local, on the host; no allocation. Views as for `copy`.
+/// @throws ContractViolation  as `copy`, or an integer would be scaled; nothing was written.
 inline void scale_copy(AnyView const& from, double factor, AnyView const& to) {
     if (factor == 1.0) {
         copy(from, to);
         return;
     }
-    detail::check_same_kind("scale_copy", from, to);
+    detail::check_pair("scale_copy", from, to);
     visit_dtype(from.dtype(), [&]<class T>(std::type_identity<T>) {
         if constexpr (std::is_integral_v<T>) {
             throw ContractViolation{detail::concat(
@@ -164,43 +171,81 @@ inline void scale_copy(AnyView const& from, double factor, AnyView const& to) {
                 "; only floating-point dtypes can"
             )};
         } else {
-            auto const* const source = static_cast<T const*>(from.data());
-            auto* const target = static_cast<T*>(to.data());
-            detail::for_each_row(
-                from,
-                to,
-                [&](auto a, auto b, auto count, auto from_step, auto to_step) {
-                    T const* const in = source + a;
-                    T* const out = target + b;
-                    if (from_step == 1 && to_step == 1) { // apart, so that it vectorises
-                        for (std::size_t i = 0; i < count; ++i) {
-                            out[i] = detail::scaled(in[i], factor);
-                        }
-                    } else {
-                        for (std::size_t i = 0; i < count; ++i) {
-                            out[i * to_step] = detail::scaled(in[i * from_step], factor);
-                        }
-                    }
-                }
-            );
+            detail::for_each_element(detail::Scale<T>{factor}, from, to);
         }
     });
 }
 
-/// Sets all elements to zero; an empty view has none. Local; no allocation.
+/// `to += from`, in one pass: f16 and bf16 compute in float and round once, integers wrap. Local, on
+/// the host; no allocation. Views as for `copy`; adding a view to itself doubles it.
+/// @throws ContractViolation  as `copy`; nothing was written.
+inline void add(AnyView const& from, AnyView const& to) {
+    detail::check_pair("add", from, to);
+    visit_dtype(from.dtype(), [&]<class T>(std::type_identity<T>) {
+        if constexpr (std::is_integral_v<T>) {
+            detail::for_each_element(detail::Add<detail::bits_of_size<sizeof(T)>>{}, from, to);
+        } else {
+            detail::for_each_element(detail::Add<T>{}, from, to);
+        }
+    });
+}
+
+/// Sets all elements to zero; an empty view has none. Local, on the host; no allocation. Elements may
+/// share memory.
+/// @throws ContractViolation  the tensor is not on the host, or is a null pointer.
 inline void fill_zero(AnyView const& to) {
+    detail::check_on_host("fill_zero", "tensor", to);
+    if (to.numel() == 0) {
+        return;
+    }
     visit_dtype(to.dtype(), [&]<class T>(std::type_identity<T>) {
-        auto* const target = static_cast<T*>(to.data());
-        detail::for_each_row(to, to, [&](auto, auto offset, auto count, auto, auto step) {
-            if (step == 1) { // apart, so that it becomes a memset
-                std::fill_n(target + offset, count, T{});
-            } else {
-                for (std::size_t i = 0; i < count; ++i) {
-                    target[offset + i * step] = T{};
+        using Bits = detail::bits_of_size<sizeof(T)>;
+        auto* const target = static_cast<std::byte*>(to.data());
+        detail::Loops loops{to.extents(), to.strides(), to.strides(), sizeof(T)};
+        detail::for_each_row<Bits>(
+            loops,
+            target,
+            target,
+            [](auto, detail::Row<std::byte> row, std::size_t count) {
+                if (row.step == sizeof(T)) {
+                    std::memset(row.data, 0, count * sizeof(T));
+                } else {
+                    for (std::size_t i = 0; i < count; ++i) {
+                        detail::store<Bits>(row.data + i * row.step, Bits{});
+                    }
                 }
             }
-        });
+        );
     });
+}
+
+/// The same for views whose elements have a type: views of different elements, targets of const
+/// elements and scaled integers do not compile.
+template <class T, class U>
+void copy(StridedView<T> const& from, StridedView<U> const& to) {
+    detail::check_elements<T, U>();
+    copy(detail::source_view(from), AnyView{to});
+}
+
+template <class T, class U>
+void scale_copy(StridedView<T> const& from, double factor, StridedView<U> const& to) {
+    detail::check_elements<T, U>();
+    static_assert(
+        !std::integral<U>, "scale_copy: integers cannot be scaled, only floating-point elements can"
+    );
+    scale_copy(detail::source_view(from), factor, AnyView{to});
+}
+
+template <class T, class U>
+void add(StridedView<T> const& from, StridedView<U> const& to) {
+    detail::check_elements<T, U>();
+    add(detail::source_view(from), AnyView{to});
+}
+
+template <class T>
+void fill_zero(StridedView<T> const& to) {
+    detail::check_elements<T, T>();
+    fill_zero(AnyView{to});
 }
 
 } // namespace joinable::inline v0

@@ -2,7 +2,10 @@
 #include <joinable/tensor/copy.hpp>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <numeric>
 #include <type_traits>
@@ -19,58 +22,307 @@ using joinable::ContractViolation;
 using joinable::DType;
 using joinable::Shape;
 
+/// Any number of the range from the first case on: rapidcheck would begin with small ones.
+std::size_t pick(std::size_t low, std::size_t high) {
+    return *rc::gen::resize(rc::kNominalSize, rc::gen::inRange(low, high));
+}
+
 /// A random layout of `extents`: permuted dense strides, times a random gap.
 Shape random_strides(Shape const& extents) {
     Shape strides = extents;
     std::vector<std::size_t> order(extents.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
     for (std::size_t i = order.size(); i > 1; --i) {
-        std::swap(order[i - 1], order[*rc::gen::inRange<std::size_t>(0, i)]);
+        std::swap(order[i - 1], order[pick(0, i)]);
     }
-    std::size_t stride = *rc::gen::inRange<std::size_t>(1, 3);
+    std::size_t stride = pick(1, 3);
     for (std::size_t const d : order) {
         strides[d] = stride;
-        stride *= std::max<std::size_t>(extents[d], 1) + *rc::gen::inRange<std::size_t>(0, 2);
+        stride *= std::max<std::size_t>(extents[d], 1) + pick(0, 2);
     }
     return strides;
 }
 
-TEST_CASE("copies between any two layouts equal a loop over all indices") {
+/// The offsets of all elements in row-major order, by loops that count one index up at a time.
+std::vector<std::size_t> offsets_of(Shape const& extents, Shape const& strides) {
+    std::vector<std::size_t> offsets{0};
+    for (std::size_t d = 0; d < extents.size(); ++d) {
+        std::vector<std::size_t> longer;
+        for (std::size_t const offset : offsets) {
+            for (std::size_t i = 0; i < extents[d]; ++i) {
+                longer.push_back(offset + i * strides[d]);
+            }
+        }
+        offsets = longer;
+    }
+    return offsets;
+}
+
+template <class T>
+std::vector<std::uint8_t> bytes_of(std::vector<T> const& elements) {
+    std::vector<std::uint8_t> bytes(elements.size() * sizeof(T));
+    if (!bytes.empty()) {
+        std::memcpy(bytes.data(), elements.data(), bytes.size());
+    }
+    return bytes;
+}
+
+/// What an element becomes by the language's own arithmetic; in 16 bits by that of float.
+template <class T>
+T scaled(T value, double factor) {
+    if constexpr (sizeof(T) == 2) {
+        return T{static_cast<float>(value) * static_cast<float>(factor)};
+    } else {
+        return static_cast<T>(value * static_cast<T>(factor));
+    }
+}
+template <class T>
+T sum(T a, T b) {
+    if constexpr (sizeof(T) == 2) {
+        return T{static_cast<float>(a) + static_cast<float>(b)};
+    } else if constexpr (std::is_integral_v<T>) {
+        return static_cast<T>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+    } else {
+        return a + b;
+    }
+}
+
+template <class T>
+bool is_nan(T value) {
+    if constexpr (std::is_integral_v<T>) {
+        return false;
+    } else {
+        return std::isnan(static_cast<double>(static_cast<float>(value)));
+    }
+}
+
+/// Any bits that are no NaN: its payload after arithmetic is the processor's choice.
+template <class T>
+std::vector<T> numbers(std::size_t count, std::uint64_t seed) {
+    std::vector<T> values(count);
+    for (T& value : values) {
+        do {
+            seed = seed * 6364136223846793005U + 1442695040888963407U; // Knuth's MMIX generator
+            using Bits = joinable::detail::bits_of_size<sizeof(T)>;
+            value = std::bit_cast<T>(static_cast<Bits>(seed >> (64 - 8 * sizeof(T))));
+        } while (is_nan(value));
+    }
+    return values;
+}
+
+/// Every kernel against one that visits one index after another.
+template <class T>
+void check_kernels(Shape const& extents, Shape const& from_strides, Shape const& to_strides) {
+    auto const reads = offsets_of(extents, from_strides);
+    auto const writes = offsets_of(extents, to_strides);
+    auto const storage = [](std::vector<std::size_t> const& offsets) {
+        return offsets.empty() ? 3 : *std::max_element(offsets.begin(), offsets.end()) + 4;
+    };
+    std::vector<T> from = numbers<T>(storage(reads), 1);
+    std::vector<T> const before = numbers<T>(storage(writes), 2);
+    DType const dtype = joinable::dtype_of<T>;
+    AnyView const source{from.data() + 1, dtype, extents, from_strides};
+    auto const check = [&](char const* what, auto const& kernel, auto const& element) {
+        std::vector<T> to = before;
+        std::vector<T> expected = before;
+        for (std::size_t k = 0; k < writes.size(); ++k) {
+            T& target = expected[writes[k] + 1];
+            target = element(from[reads[k] + 1], target);
+        }
+        kernel(AnyView{to.data() + 1, dtype, extents, to_strides});
+        INFO(what << " of " << joinable::name_of(dtype));
+        CHECK(bytes_of(to) == bytes_of(expected)); // and nothing between the elements was written
+    };
+    check("copy", [&](auto const& to) { joinable::copy(source, to); }, [](T a, T) { return a; });
+    check(
+        "add",
+        [&](auto const& to) { joinable::add(source, to); },
+        [](T a, T b) { return sum(b, a); }
+    );
+    check("fill_zero", [&](auto const& to) { joinable::fill_zero(to); }, [](T, T) { return T{}; });
+    if constexpr (!std::is_integral_v<T>) {
+        check(
+            "scale_copy",
+            [&](auto const& to) { joinable::scale_copy(source, 0.3, to); },
+            [](T a, T) { return scaled(a, 0.3); }
+        );
+    }
+}
+
+void check_kernels_of_all_dtypes(Shape const& extents, Shape const& from, Shape const& to) {
+    for (int i = 0; i < 10; ++i) {
+        joinable::visit_dtype(static_cast<DType>(i), [&]<class T>(std::type_identity<T>) {
+            check_kernels<T>(extents, from, to);
+        });
+    }
+}
+
+TEST_CASE("kernels between any two layouts equal a loop over all indices") {
     CHECK(rc::check([] {
         Shape extents;
-        for (int d = *rc::gen::inRange(0, 5); d > 0; --d) {
-            extents.push_back(*rc::gen::inRange<std::size_t>(0, 5));
+        for (std::size_t d = pick(0, 6); d > 0; --d) {
+            extents.push_back(pick(0, 30) == 0 ? 0 : pick(1, 6));
         }
-        Shape const from_strides = random_strides(extents);
-        Shape const to_strides =
-            *rc::gen::arbitrary<bool>() ? from_strides : random_strides(extents);
-        std::vector<float> from(4096);
-        std::iota(from.begin(), from.end(), 1.0F);
-        AnyView const source{from.data(), DType::f32, extents, from_strides};
-        for (double const factor : {1.0, 0.25}) {
-            std::vector<float> to(4096, -1.0F);
-            std::vector<float> expected = to;
-            AnyView const target{to.data(), DType::f32, extents, to_strides};
-            std::size_t const count = joinable::numel(extents);
-            for (std::size_t k = 0; k < count; ++k) { // indices of element k, last one fastest
-                std::size_t rest = k;
-                std::size_t a = 0;
-                std::size_t b = 0;
-                for (std::size_t d = extents.size(); d-- > 0;) {
-                    a += rest % extents[d] * from_strides[d];
-                    b += rest % extents[d] * to_strides[d];
-                    rest /= extents[d];
-                }
-                expected[b] = from[a] * static_cast<float>(factor);
-            }
-            joinable::scale_copy(source, factor, target);
-            RC_ASSERT(to == expected);
-            joinable::fill_zero(target);
-            for (std::size_t i = 0; i < to.size(); ++i) {
-                RC_ASSERT(to[i] == (expected[i] == -1.0F ? -1.0F : 0.0F));
-            }
+        Shape const to = random_strides(extents);
+        Shape from = pick(0, 3) == 0 ? to : random_strides(extents);
+        if (!from.empty() && pick(0, 4) == 0) {
+            from[pick(0, from.size())] = 0; // a source may be broadcast
         }
+        check_kernels_of_all_dtypes(extents, from, to);
     }));
+}
+
+TEST_CASE("kernels over planes of several tiles equal a loop over all indices") {
+    for (std::size_t const rows : {1U, 15U, 64U, 131U}) {
+        for (std::size_t const columns : {7U, 128U, 150U}) {
+            Shape const extents{rows, 2, columns};
+            Shape const dense{2 * columns, columns, 1};
+            check_kernels_of_all_dtypes(extents, dense, dense);
+            check_kernels_of_all_dtypes(extents, dense, {1, rows * columns, rows});
+            check_kernels_of_all_dtypes(extents, {1, rows * columns + 3, rows}, dense);
+            check_kernels_of_all_dtypes(extents, {3, 3 * rows * columns, 3 * rows}, dense);
+            check_kernels_of_all_dtypes(
+                extents, {4 * columns, 2 * columns, 2}, {1, rows, 2 * rows}
+            );
+            check_kernels_of_all_dtypes(extents, {0, columns, 1}, {1, rows * columns, rows});
+        }
+    }
+}
+
+/// Applies an operation to all 16-bit patterns in one row, as the given instruction set does.
+template <class Operation>
+std::vector<std::uint16_t> row_of_all_halves(
+    Operation const& operation, joinable::detail::InstructionSet set, std::uint16_t target
+) {
+    namespace detail = joinable::detail;
+    std::vector<std::uint16_t> from(65536);
+    std::iota(from.begin(), from.end(), std::uint16_t{0});
+    std::vector<std::uint16_t> to(from.size(), target);
+    detail::row_function<Operation>(set)(
+        operation,
+        detail::Row<std::byte const>{reinterpret_cast<std::byte const*>(from.data()), 2},
+        detail::Row<std::byte>{reinterpret_cast<std::byte*>(to.data()), 2},
+        from.size()
+    );
+    return to;
+}
+
+template <class T>
+void check_all_halves(joinable::detail::InstructionSet set) {
+    for (float const factor : {1.0F, 0.3F, -1024.0F, 0x1p-15F, 1e-30F}) {
+        auto const products = row_of_all_halves(joinable::detail::Scale<T>{factor}, set, 0);
+        T const other{factor};
+        auto const sums = row_of_all_halves(joinable::detail::Add<T>{}, set, other.bits);
+        int wrong = 0;
+        for (std::size_t i = 0; i < 65536; ++i) {
+            auto const value = std::bit_cast<T>(static_cast<std::uint16_t>(i));
+            wrong += products[i] == scaled(value, factor).bits ? 0 : 1;
+            wrong += sums[i] == sum(other, value).bits ? 0 : 1;
+        }
+        CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE("all 65,536 patterns of f16 and bf16 scale and add alike in every instruction set") {
+    using joinable::detail::InstructionSet;
+    for (auto const set :
+         {InstructionSet::baseline, InstructionSet::avx2, InstructionSet::avx512}) {
+        if (set <= joinable::detail::instruction_set()) {
+            check_all_halves<joinable::Half>(set);
+            check_all_halves<joinable::BFloat16>(set);
+        }
+    }
+}
+
+TEST_CASE("a target in which indices share elements is refused, a source or zeros are not") {
+    std::vector<float> numbers{1, 2, 3, 4};
+    AnyView const row{numbers.data(), DType::f32, {2, 2}, {0, 1}};
+    std::vector<float> other{5, 6, 7, 8};
+    AnyView const dense{other.data(), DType::f32, {2, 2}, {2, 1}};
+    CHECK_THROWS_WITH_AS(
+        joinable::copy(dense, row),
+        "copy: elements of the target share memory (extents (2, 2), strides (0, 1)); write to a "
+        "view in which each index has its own element",
+        ContractViolation
+    );
+    CHECK_THROWS_AS(joinable::scale_copy(dense, 2, row), ContractViolation);
+    CHECK_THROWS_AS(joinable::add(dense, row), ContractViolation);
+    CHECK_THROWS_AS(joinable::add(row, row), ContractViolation);
+    CHECK(numbers == std::vector<float>{1, 2, 3, 4}); // nothing was written
+    joinable::copy(row, dense);
+    CHECK(other == std::vector<float>{1, 2, 1, 2});
+    joinable::fill_zero(row);
+    CHECK(numbers == std::vector<float>{0, 0, 3, 4});
+}
+
+TEST_CASE("views that overlap are refused, the same view and interleaved ones are not") {
+    std::vector<float> numbers{1, 2, 3, 4, 5, 6};
+    float* const data = numbers.data();
+    AnyView const low{data, DType::f32, {4}, {1}};
+    AnyView const high{data + 2, DType::f32, {4}, {1}};
+    CHECK_THROWS_WITH_AS(
+        joinable::copy(low, high),
+        "copy: source and target overlap in memory and are not the same view; go through a copy "
+        "of the source",
+        ContractViolation
+    );
+    CHECK_THROWS_AS(joinable::scale_copy(high, 2, low), ContractViolation);
+    CHECK_THROWS_AS(joinable::add(high, low), ContractViolation);
+    AnyView const square{data, DType::f32, {2, 2}, {2, 1}};
+    CHECK_THROWS_AS( // a transposition in place
+        joinable::copy(AnyView{data, DType::f32, {2, 2}, {1, 2}}, square),
+        ContractViolation
+    );
+    CHECK(numbers == std::vector<float>{1, 2, 3, 4, 5, 6});
+    joinable::copy(square, square);
+    joinable::scale_copy(square, 2, square);
+    joinable::add(square, square);
+    CHECK(numbers == std::vector<float>{4, 8, 12, 16, 5, 6});
+    AnyView const even{data, DType::f32, {3}, {2}};
+    AnyView const odd{data + 1, DType::f32, {3}, {2}};
+    joinable::copy(even, odd);
+    CHECK(numbers == std::vector<float>{4, 4, 12, 12, 5, 5});
+}
+
+TEST_CASE("memory of a device, and memory that is missing, is refused before anything moves") {
+    std::vector<float> host{1, 2, 3};
+    joinable::DeviceId const cuda{joinable::DeviceKind::cuda, 1};
+    AnyView const device{host.data(), DType::f32, {3}, {1}, cuda};
+    std::vector<float> target{7, 8, 9};
+    CHECK_THROWS_WITH_AS(
+        joinable::copy(device, AnyView{target}),
+        "copy: the source is on CUDA device 1, but this runs on the host; copy it to host memory "
+        "first, with the engine's own means",
+        ContractViolation
+    );
+    CHECK_THROWS_AS(joinable::copy(AnyView{target}, device), ContractViolation);
+    CHECK_THROWS_AS(joinable::copy(device, device), ContractViolation);
+    CHECK_THROWS_AS(joinable::scale_copy(device, 2, AnyView{target}), ContractViolation);
+    CHECK_THROWS_AS(joinable::add(AnyView{target}, device), ContractViolation);
+    CHECK_THROWS_AS(joinable::fill_zero(device), ContractViolation);
+    AnyView const missing{nullptr, DType::f32, {3}, {1}};
+    CHECK_THROWS_WITH_AS(
+        joinable::copy(AnyView{target}, missing),
+        "copy: the target is a null pointer for 3 elements; give it memory first",
+        ContractViolation
+    );
+    CHECK_THROWS_AS(joinable::fill_zero(missing), ContractViolation);
+    CHECK(host == std::vector<float>{1, 2, 3});
+    CHECK(target == std::vector<float>{7, 8, 9});
+}
+
+TEST_CASE("views with typed elements are taken as they are, sources also const") {
+    std::vector<double> const from{1, 2, 3, 4, 5, 6};
+    std::vector<double> to(6);
+    auto const columns = joinable::as_strided(from, {3, 2}, {1, 3});
+    auto const rows = joinable::as_strided(to, {3, 2}, {2, 1});
+    joinable::copy(columns, rows);
+    CHECK(to == std::vector<double>{1, 4, 2, 5, 3, 6});
+    joinable::scale_copy(columns, 0.5, rows);
+    joinable::add(columns, rows);
+    CHECK(to == std::vector<double>{1.5, 6, 3, 7.5, 4.5, 9});
+    joinable::fill_zero(joinable::narrow(rows, 1, 0, 1));
+    CHECK(to == std::vector<double>{0, 6, 0, 7.5, 0, 9});
 }
 
 TEST_CASE("an empty view has no elements to clear, and nothing is copied from it") {

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <bit>
+#include <concepts>
+#include <cstdint>
+
+#include <joinable/tensor/dtype.hpp>
+
+namespace joinable::inline v0::detail {
+
+// What follows is written for vectorisers: no branches, comparisons of signed numbers only (SSE2 has
+// no others), and always inlined, so that it is compiled for the instruction set of its caller.
+
+/// `yes` where the condition holds, else `no`, without a branch that a compiler could sink work into.
+[[gnu::always_inline]] constexpr std::uint32_t
+select(bool condition, std::uint32_t yes, std::uint32_t no) noexcept {
+    std::uint32_t const mask = 0U - static_cast<std::uint32_t>(condition);
+    return (yes & mask) | (no & ~mask);
+}
+
+/// Conversions between a 16-bit format, in the low half of a word, and float. The same bits as
+/// BFloat16 and Half give.
+template <class T>
+struct Conversion;
+
+template <>
+struct Conversion<BFloat16> {
+    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
+        return std::bit_cast<float>(bits << 16);
+    }
+    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
+        auto const word = std::bit_cast<std::uint32_t>(value);
+        bool const is_nan = static_cast<std::int32_t>(word & 0x7fff'ffffU) > 0x7f80'0000;
+        std::uint32_t const rounded = word + 0x7fffU + ((word >> 16) & 1U);
+        return (is_nan ? word | 0x40'0000U : rounded) >> 16;
+    }
+};
+
+template <>
+struct Conversion<Half> {
+    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
+        auto const magnitude = static_cast<std::int32_t>(bits & 0x7fffU);
+        std::uint32_t const shifted = static_cast<std::uint32_t>(magnitude) << 13;
+        // Zero and subnormals: the mantissa times 2^-24, exactly.
+        auto const small = std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
+        // Others: the exponent rebiased from 15 to 127; that of infinity and NaN becomes 255.
+        std::uint32_t const other =
+            shifted + 0x3800'0000U + select(magnitude > 0x7bff, 0x3800'0000U, 0U);
+        return std::bit_cast<float>(
+            ((bits & 0x8000U) << 16) | select(magnitude < 0x400, small, other)
+        );
+    }
+    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
+        auto const word = std::bit_cast<std::uint32_t>(value);
+        auto const magnitude = static_cast<std::int32_t>(word & 0x7fff'ffffU);
+        auto const bits = static_cast<std::uint32_t>(magnitude);
+        // Below 2^-14: adding 0.5, whose last place is 2^-24, rounds to a subnormal.
+        std::uint32_t const small =
+            std::bit_cast<std::uint32_t>(std::bit_cast<float>(bits) + 0.5F) - 0x3f00'0000U;
+        std::uint32_t const normal = (bits - 0x3800'0000U + 0xfffU + ((bits >> 13) & 1U)) >> 13;
+        std::uint32_t const nan = 0x7e00U | ((bits >> 13) & 0x1ffU);
+        std::uint32_t result = select(magnitude < 0x3880'0000, small, normal);
+        result = select(magnitude >= 0x477f'f000, 0x7c00U, result); // rounds to infinity
+        result = select(magnitude > 0x7f80'0000, nan, result);
+        return ((word >> 16) & 0x8000U) | result;
+    }
+};
+
+template <class T>
+concept sixteen_bits = std::same_as<T, Half> || std::same_as<T, BFloat16>;
+
+/// The unsigned integer of a size: integers are added in it, because it wraps.
+template <std::size_t Bytes>
+struct unsigned_of_size;
+template <>
+struct unsigned_of_size<1> {
+    using type = std::uint8_t;
+};
+template <>
+struct unsigned_of_size<2> {
+    using type = std::uint16_t;
+};
+template <>
+struct unsigned_of_size<4> {
+    using type = std::uint32_t;
+};
+template <>
+struct unsigned_of_size<8> {
+    using type = std::uint64_t;
+};
+template <std::size_t Bytes>
+using bits_of_size = typename unsigned_of_size<Bytes>::type;
+
+// An operation on elements: `Element` is what is in memory, `Word` what is computed at once, one
+// element or two of 16 bits (a single one is then in the low half). It is called with a word of the
+// source and the word of the target that it replaces.
+
+/// target = source * factor
+template <class T>
+struct Scale {
+    using Element = T;
+    using Word = T;
+    T factor;
+
+    explicit Scale(double number) noexcept : factor{static_cast<T>(number)} {}
+    [[gnu::always_inline]] T operator()(T source, T) const noexcept { return source * factor; }
+};
+
+template <sixteen_bits T>
+struct Scale<T> {
+    using Element = std::uint16_t;
+    using Word = std::uint32_t;
+    float factor;
+
+    explicit Scale(double number) noexcept : factor{static_cast<float>(number)} {}
+    [[gnu::always_inline]] Word operator()(Word source, Word) const noexcept {
+        using C = Conversion<T>;
+        return C::narrow(C::widen(source & 0xffffU) * factor) |
+               (C::narrow(C::widen(source >> 16) * factor) << 16);
+    }
+};
+
+/// target = target + source
+template <class T>
+struct Add {
+    using Element = T;
+    using Word = T;
+
+    [[gnu::always_inline]] T operator()(T source, T target) const noexcept {
+        return static_cast<T>(target + source);
+    }
+};
+
+template <sixteen_bits T>
+struct Add<T> {
+    using Element = std::uint16_t;
+    using Word = std::uint32_t;
+
+    [[gnu::always_inline]] Word operator()(Word source, Word target) const noexcept {
+        using C = Conversion<T>;
+        return C::narrow(C::widen(target & 0xffffU) + C::widen(source & 0xffffU)) |
+               (C::narrow(C::widen(target >> 16) + C::widen(source >> 16)) << 16);
+    }
+};
+
+/// target = source, of which only the bits matter.
+template <class Bits>
+struct Assign {
+    using Element = Bits;
+    using Word = Bits;
+
+    [[gnu::always_inline]] Bits operator()(Bits source, Bits) const noexcept { return source; }
+};
+
+} // namespace joinable::inline v0::detail

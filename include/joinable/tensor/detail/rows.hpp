@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include <joinable/config.hpp>
+#include <joinable/tensor/detail/arithmetic.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// Elements at even distances, in bytes.
+template <class Byte>
+struct Row {
+    Byte* data;
+    std::size_t step;
+};
+
+/// Memory is read and written as bytes: the types of elements never alias, whatever an engine's are.
+template <class T>
+[[gnu::always_inline]] inline T load(std::byte const* from) noexcept {
+    T value;
+    std::memcpy(&value, from, sizeof(T));
+    return value;
+}
+template <class T>
+[[gnu::always_inline]] inline void store(std::byte* to, T value) noexcept {
+    std::memcpy(to, &value, sizeof(T));
+}
+
+template <class Operation>
+[[gnu::always_inline]] inline void
+words(Operation const& operation, std::byte const* from, std::byte* to, std::size_t count) {
+    using Word = typename Operation::Word;
+    for (std::size_t i = 0; i < count; ++i) {
+        std::size_t const at = i * sizeof(Word);
+        store<Word>(to + at, operation(load<Word>(from + at), load<Word>(to + at)));
+    }
+}
+
+/// The same, told that the rows do not overlap: else a compiler has to check it each time.
+template <class Operation>
+[[gnu::always_inline]] inline void words_apart(
+    Operation const& operation,
+    std::byte const* __restrict from,
+    std::byte* __restrict to,
+    std::size_t count
+) {
+    words(operation, from, to, count);
+}
+template <class Bits>
+void words_apart(Assign<Bits> const&, std::byte const* from, std::byte* to, std::size_t count) {
+    std::memcpy(to, from, count * sizeof(Bits));
+}
+
+/// One row, compiled for whatever instruction set its caller is for. The rows are the same or do
+/// not overlap.
+template <class Operation>
+[[gnu::always_inline]] inline void
+apply(Operation const operation, Row<std::byte const> from, Row<std::byte> to, std::size_t count) {
+    using Element = typename Operation::Element;
+    using Word = typename Operation::Word;
+    if (from.step == sizeof(Element) && to.step == sizeof(Element)) {
+        std::size_t const whole = count * sizeof(Element) / sizeof(Word);
+        if (from.data == to.data) {
+            words(operation, to.data, to.data, whole);
+        } else {
+            words_apart(operation, from.data, to.data, whole);
+        }
+        std::size_t const done = whole * sizeof(Word) / sizeof(Element);
+        from.data += done * sizeof(Element);
+        to.data += done * sizeof(Element);
+        count -= done;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+        std::byte* const target = to.data + i * to.step;
+        Word const result =
+            operation(load<Element>(from.data + i * from.step), load<Element>(target));
+        store<Element>(target, static_cast<Element>(result));
+    }
+}
+
+template <class Operation>
+JOINABLE_LOOP void apply_baseline(
+    Operation const& operation, Row<std::byte const> from, Row<std::byte> to, std::size_t count
+) {
+    apply(operation, from, to, count);
+}
+template <class Operation>
+JOINABLE_LOOP_AVX2 void apply_avx2(
+    Operation const& operation, Row<std::byte const> from, Row<std::byte> to, std::size_t count
+) {
+    apply(operation, from, to, count);
+}
+template <class Operation>
+JOINABLE_LOOP_AVX512 void apply_avx512(
+    Operation const& operation, Row<std::byte const> from, Row<std::byte> to, std::size_t count
+) {
+    apply(operation, from, to, count);
+}
+
+/// The function that applies an operation to one row on this processor.
+template <class Operation>
+auto row_function(InstructionSet set = instruction_set()) noexcept {
+    switch (set) {
+    case InstructionSet::avx512: return &apply_avx512<Operation>;
+    case InstructionSet::avx2: return &apply_avx2<Operation>;
+    case InstructionSet::baseline: break;
+    }
+    return &apply_baseline<Operation>;
+}
+
+} // namespace joinable::inline v0::detail

@@ -1,12 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSL-1.0
-"""Checks the architecture: which header may include which, and that none is forgotten."""
+"""Checks the architecture: which header may include which, and that none is forgotten.
+
+  python3 tests/layers.py            checks, the picture in docs/architecture.md too
+  python3 tests/layers.py --picture  draws that picture anew from the includes
+"""
+import argparse
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 INCLUDE = ROOT / "include"
+PAGE = ROOT / "docs/architecture.md"
 
 # A header includes lower layers, or its own layer without cycles. The first match counts.
 LAYERS = [
@@ -22,16 +28,26 @@ LAYERS = [
 ]
 OPT_IN = "interop/"  # need other libraries, so nobody gets them unasked; may refuse a compiler
 REFUSAL = r"^#if .*\n#error .*\n#endif\n"
+TITLES = [
+    "configuration",
+    "errors and small tools",
+    "what tensors and communicators are",
+    "tensors, hooks and plans: nothing communicates yet",
+    "one rank's side of the protocol",
+    "what users name: guard, participants, communicators",
+    "umbrellas",
+]
 NOT_IN_CORE = {"thread", "mutex", "condition_variable", "ranges", "iostream", "regex"}
 
 errors = []
+unknown = set()
 
 
 def layer(header):
     for pattern, number in LAYERS:
         if re.fullmatch(pattern, header):
             return number
-    errors.append(f"{header}: no layer is given for it in tests/layers.py")
+    unknown.add(header)
     return 99
 
 
@@ -111,6 +127,65 @@ for folder in ("tests", "examples"):
         if not path.read_text().startswith("// SPDX-License-Identifier: BSL-1.0\n"):
             errors.append(f"{path.relative_to(ROOT)}: starts without the SPDX line")
 
+
+
+def picture():
+    """A mermaid chart: a box per layer, in it a node per folder, arrows that the others do not imply."""
+    nodes = {}  # (layer, folder) -> headers
+    known = [name for name in headers if layer(name) < len(TITLES)]
+    for name in known:
+        nodes.setdefault((layer(name), str(pathlib.PurePath(name).parent)), []).append(name)
+    node_of = {name: node for node, names in nodes.items() for name in names}
+    below = {node: set() for node in nodes}
+    for name in known:
+        below[node_of[name]].update(node_of[i] for i in includes[name] if i in node_of)
+
+    def beneath(node, path=()):
+        direct = below[node] - {node, *path}
+        return direct.union(*(beneath(other, (*path, node)) for other in direct))
+
+    def identifier(node):
+        return f"{'top' if node[1] == '.' else node[1].replace('/', '_')}{node[0]}"
+
+    lines = ["```mermaid", "flowchart TB"]
+    for number in sorted({node[0] for node in nodes}, reverse=True):
+        lines.append(f'    subgraph layer{number} ["{number}: {TITLES[number]}"]')
+        for node in sorted(node for node in nodes if node[0] == number):
+            folder = "" if node[1] == "." else f"<b>{node[1]}/</b><br>"
+            names = [pathlib.PurePath(name).stem for name in nodes[node]]
+            rows = [", ".join(names[i : i + 3]) for i in range(0, len(names), 3)]
+            lines.append(f'        {identifier(node)}["{folder}{"<br>".join(rows)}"]')
+        lines.append("    end")
+    for node in sorted(nodes, reverse=True):
+        direct = below[node] - {node}
+        implied = set().union(*(beneath(other, (node,)) for other in direct))
+        for other in sorted(direct):
+            # two folders of a layer may include each other's headers: neither arrow implies the other
+            if other not in implied or other[0] == node[0]:
+                lines.append(f"    {identifier(node)} --> {identifier(other)}")
+    return "\n".join([*lines, "```"])
+
+
+def drawn(page):
+    """`page` with the picture of the headers between its markers."""
+    parts = re.fullmatch(r"(.*<!-- picture[^\n]*-->\n).*?(<!-- end of picture -->.*)", page, re.S)
+    if not parts:
+        sys.exit(f"{PAGE.relative_to(ROOT)}: has no lines <!-- picture --> and <!-- end of picture -->")
+    return f"{parts.group(1)}\n{picture()}\n\n{parts.group(2)}"
+
+
+parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+parser.add_argument("--picture", action="store_true", help="draw the picture anew")
+page = PAGE.read_text()
+if parser.parse_args().picture:
+    PAGE.write_text(drawn(page))
+elif drawn(page) != page:
+    errors.append(
+        f"{PAGE.relative_to(ROOT)}: its picture is not what the headers include now: "
+        "run python3 tests/layers.py --picture and commit the result"
+    )
+
+errors += [f"{name}: no layer is given for it in tests/layers.py" for name in sorted(unknown)]
 for error in errors:
     print(error, file=sys.stderr)
 print(f"{len(headers)} headers in 7 layers: " + (f"{len(errors)} errors" if errors else "as designed"))

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSL-1.0
 # Installs what the tests need, builds and runs them in Release and under sanitizers.
-# --all adds: layers, formatting, headers alone, the single header, clang 14 and 19, thread sanitizer,
-# nvcc, if present.
+# --all adds: layers, the single header, cost of including, reference, formatting, clang 14 and 19,
+# thread sanitizer, headers alone, nvcc, if present. Ends with the seconds that each step took.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
@@ -14,8 +14,16 @@ case "${1-}" in
 *) echo "usage: bash tests/run.sh [--all]" >&2; exit 2 ;;
 esac
 
-current=start
-step() { current=$*; printf '\n== %s\n' "$current"; }
+current=""
+took=""
+step() { # name of the step that begins; none at the end
+    if [ -n "$current" ]; then
+        printf -v took '%s%5d s  %s\n' "$took" $((SECONDS - began)) "$current"
+    fi
+    began=$SECONDS
+    current=$*
+    printf '\n== %s\n' "$current"
+}
 trap 'echo "tests/run.sh: failed in step: $current" >&2' ERR
 set -E
 build_and_test() { # preset [ctest arguments]
@@ -31,11 +39,17 @@ step "install"
 install ca-certificates cmake ninja-build g++ python3 doctest-dev librapidcheck-dev libcli11-dev \
     nlohmann-json3-dev libbenchmark-dev librange-v3-dev
 if $all; then
-    install clang-14 libclang-rt-14-dev clang-19 libclang-rt-19-dev clang-format-19
-    step "layers"
+    install clang-14 libclang-rt-14-dev clang-19 libclang-rt-19-dev clang-format-19 doxygen
+    step "layers and their picture"
     python3 tests/layers.py
     step "single header is up to date"
     python3 single_include/amalgamate.py --check
+    step "cost of including"
+    python3 tests/budget/check_budget.py
+    step "reference"
+    python3 docs/build.py
+    step "the scripts fail when they should"
+    python3 tests/scripts_test.py
     step "formatting"
     git ls-files '*.hpp' '*.cpp' ':!single_include' | xargs clang-format-19 --dry-run -Werror
     build_and_test clang-14
@@ -61,3 +75,5 @@ if $all; then
 fi
 build_and_test asan
 build_and_test release
+step ""
+printf 'all passed\n%s%5d s  in all\n' "$took" "$SECONDS"

@@ -24,6 +24,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -230,8 +231,13 @@ consteval DType find_dtype() {
 
 } // namespace detail
 
-/// A type that has a `DType`: the floating types, `Half`, `BFloat16`, and the integers of 1, 4 and
-/// 8 bytes (so `long` and `long long` both count, by their size).
+/// A type that has a `DType`. It is not const.
+///
+/// | expression    | result  | meaning                                                             |
+/// |---------------|---------|---------------------------------------------------------------------|
+/// | `dtype_of<T>` | `DType` | by kind and size: `long` and `long long` share one                  |
+///
+/// Models: float, double, Half, BFloat16, and the integers of 1, 4 and 8 bytes, bool and wide characters excepted.
 template <class T>
 concept Element = detail::has_dtype<T>;
 
@@ -519,147 +525,6 @@ using work_of =
 
 } // namespace joinable::inline v0
 
-// ---- joinable/communicator/capabilities.hpp
-
-/// @file
-/// One concept for each optional operation of a communicator that moves data. Collective unless
-/// said otherwise; `comm` is an lvalue of `C`, `in` a ConstBuffer, `out` and `buffer` a Buffer, and
-/// `counts` a std::span<std::size_t const> with the number of elements of each rank, which need not
-/// outlive the call. Parts lie one after another in rank order. Models: ThreadCommunicator has
-/// them all, SelfCommunicator all but messages and split.
-
-namespace joinable::inline v0 {
-
-namespace detail {
-
-using Counts = std::span<std::size_t const>;
-
-template <class C>
-concept has_all_gather = requires(C& comm, ConstBuffer in, Buffer out, Counts counts) {
-    { comm.all_gather(in, out) } -> Work;
-    { comm.all_gather(in, out, counts) } -> Work;
-};
-template <class C>
-concept has_reduce_scatter =
-    requires(C& comm, ConstBuffer in, Buffer out, ReduceOp op, Counts counts) {
-        { comm.reduce_scatter(in, out, op) } -> Work;
-        { comm.reduce_scatter(in, out, op, counts) } -> Work;
-    };
-template <class C>
-concept has_reduce = requires(C& comm, Buffer buffer, ReduceOp op, int root) {
-    { comm.reduce(buffer, op, root) } -> Work;
-};
-template <class C>
-concept has_gather = requires(C& comm, ConstBuffer in, Buffer out, int root, Counts counts) {
-    { comm.gather(in, out, root) } -> Work;
-    { comm.gather(in, out, root, counts) } -> Work;
-};
-template <class C>
-concept has_scatter = requires(C& comm, ConstBuffer in, Buffer out, int root, Counts counts) {
-    { comm.scatter(in, out, root) } -> Work;
-    { comm.scatter(in, out, root, counts) } -> Work;
-};
-template <class C>
-concept has_all_to_all = requires(C& comm, ConstBuffer in, Buffer out, Counts counts) {
-    { comm.all_to_all(in, out) } -> Work;
-    { comm.all_to_all(in, out, counts, counts) } -> Work;
-};
-template <class C>
-concept has_send = requires(C& comm, ConstBuffer buffer, int to, int tag) {
-    { comm.send(buffer, to, tag) } -> Work;
-};
-template <class C>
-concept has_receive = requires(C& comm, Buffer buffer, int from, int tag) {
-    { comm.receive(buffer, from, tag) } -> Work;
-};
-template <class C>
-concept has_split = requires(C& comm, int color, int key) {
-    { comm.split(color, key) } -> Communicator;
-};
-
-} // namespace detail
-
-/// A communicator that concatenates one buffer of each rank, in rank order, on every rank.
-///
-/// | expression                         | result | meaning                                        |
-/// |------------------------------------|--------|------------------------------------------------|
-/// | `comm.all_gather(in, out)`         | Work   | `out.count == in.count * size()`               |
-/// | `comm.all_gather(in, out, counts)` | Work   | rank r has `in.count == counts[r]`; the same   |
-/// |                                    |        | counts on every rank                           |
-template <class C>
-concept AllGathers = Communicator<C> && detail::has_all_gather<C>;
-
-/// A communicator that combines buffers over all ranks and leaves each rank its part.
-///
-/// | expression                                 | result | meaning                                |
-/// |--------------------------------------------|--------|----------------------------------------|
-/// | `comm.reduce_scatter(in, out, op)`         | Work   | `in.count == out.count * size()`       |
-/// | `comm.reduce_scatter(in, out, op, counts)` | Work   | rank r has `out.count == counts[r]`;   |
-/// |                                            |        | the same counts on every rank          |
-template <class C>
-concept ReduceScatters = Communicator<C> && detail::has_reduce_scatter<C>;
-
-/// A communicator that combines buffers over all ranks and leaves the result to one.
-///
-/// | expression                      | result | meaning                                           |
-/// |---------------------------------|--------|---------------------------------------------------|
-/// | `comm.reduce(buffer, op, root)` | Work   | in place at the root; the others' are not changed |
-template <class C>
-concept Reduces = Communicator<C> && detail::has_reduce<C>;
-
-/// A communicator that concatenates one buffer of each rank, in rank order, on one of them.
-///
-/// | expression                           | result | meaning                                      |
-/// |--------------------------------------|--------|----------------------------------------------|
-/// | `comm.gather(in, out, root)`         | Work   | root: `out.count == in.count * size()`;      |
-/// |                                      |        | elsewhere `out` is not looked at             |
-/// | `comm.gather(in, out, root, counts)` | Work   | rank r has `in.count == counts[r]`; only the |
-/// |                                      |        | root's counts are looked at                  |
-template <class C>
-concept Gathers = Communicator<C> && detail::has_gather<C>;
-
-/// A communicator that deals a buffer of one rank out to all.
-///
-/// | expression                            | result | meaning                                     |
-/// |---------------------------------------|--------|---------------------------------------------|
-/// | `comm.scatter(in, out, root)`         | Work   | root: `in.count == out.count * size()`;     |
-/// |                                       |        | elsewhere `in` is not looked at             |
-/// | `comm.scatter(in, out, root, counts)` | Work   | rank r has `out.count == counts[r]`; only   |
-/// |                                       |        | the root's counts are looked at             |
-template <class C>
-concept Scatters = Communicator<C> && detail::has_scatter<C>;
-
-/// A communicator that sends a part of each rank's buffer to each other rank.
-///
-/// | expression                                         | result | meaning                        |
-/// |----------------------------------------------------|--------|--------------------------------|
-/// | `comm.all_to_all(in, out)`                         | Work   | equal parts: part r of `in` is |
-/// |                                                    |        | part `rank()` of r's `out`     |
-/// | `comm.all_to_all(in, out, counts_in, counts_out)`  | Work   | counts_in[r] elements go to r, |
-/// |                                                    |        | counts_out[r] come from it     |
-template <class C>
-concept AllToAlls = Communicator<C> && detail::has_all_to_all<C>;
-
-/// A communicator on which two ranks exchange messages. Not collective.
-///
-/// | expression                        | result | meaning                                         |
-/// |-----------------------------------|--------|-------------------------------------------------|
-/// | `comm.send(in, to, tag)`          | Work   | messages of one tag between two ranks keep      |
-/// | `comm.receive(buffer, from, tag)` | Work   | their order; count and dtype agree on both      |
-template <class C>
-concept SendsAndReceives = Communicator<C> && detail::has_send<C> && detail::has_receive<C>;
-
-/// A communicator of which groups of ranks can be made communicators of their own.
-///
-/// | expression               | result       | meaning                                            |
-/// |--------------------------|--------------|----------------------------------------------------|
-/// | `comm.split(color, key)` | Communicator | blocks; ranks of one color (>= 0), in the order of |
-/// |                          |              | key, then rank; abort reaches it from `comm`       |
-template <class C>
-concept Splits = Communicator<C> && detail::has_split<C>;
-
-} // namespace joinable::inline v0
-
 // ---- joinable/detail/text.hpp
 
 namespace joinable::inline v0::detail {
@@ -707,280 +572,6 @@ inline std::string ranks_text(std::vector<int> const& ranks) {
 }
 
 } // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/checks.hpp
-
-/// @file
-/// What every communicator checks on its own rank before any data moves. All throw
-/// ContractViolation.
-
-namespace joinable::inline v0::detail {
-
-[[nodiscard]] constexpr bool is_floating(DType dtype) noexcept {
-    return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 ||
-           dtype == DType::f64;
-}
-
-inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
-    if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating(buffer.dtype)) {
-        throw ContractViolation{concat(
-            "a reduction with ",
-            name_of(op),
-            " needs integers, but the elements are ",
-            name_of(buffer.dtype)
-        )};
-    }
-}
-
-inline void check_memory(ConstBuffer buffer) {
-    if (buffer.data == nullptr && buffer.count != 0) {
-        throw ContractViolation{
-            concat("a collective was given a null pointer for ", buffer.count, " elements")
-        };
-    }
-}
-
-/// `what` is the role of the rank: "root", "destination".
-inline void check_rank(std::string_view what, int rank, int size) {
-    if (rank < 0 || rank >= size) {
-        throw ContractViolation{
-            concat(what, " ", rank, " is no rank of a communicator of ", size, " ranks")
-        };
-    }
-}
-
-inline void check_root(int root, int size) {
-    check_rank("root", root, size);
-}
-
-inline void check_same_dtype(ConstBuffer a, ConstBuffer b) {
-    if (a.dtype != b.dtype) {
-        throw ContractViolation{concat(
-            "a collective needs two buffers of one dtype, but got ",
-            name_of(a.dtype),
-            " and ",
-            name_of(b.dtype)
-        )};
-    }
-}
-
-inline void check_elements(std::string_view what, std::size_t expected, std::size_t given) {
-    if (expected != given) {
-        throw ContractViolation{
-            concat(what, " of a collective must have ", expected, " elements here, but has ", given)
-        };
-    }
-}
-
-[[nodiscard]] inline bool overlap(ConstBuffer a, ConstBuffer b) noexcept {
-    std::less<> const before; // also of pointers into different objects
-    auto const* const first = static_cast<std::byte const*>(a.data);
-    auto const* const second = static_cast<std::byte const*>(b.data);
-    return a.count != 0 && b.count != 0 && before(first, second + b.bytes()) &&
-           before(second, first + a.bytes());
-}
-
-/// Any rank may write one part of a large message while another still reads the next: so `part`
-/// lies outside of `whole`, or is exactly what begins at element `own` of it.
-inline void check_place(ConstBuffer part, ConstBuffer whole, std::size_t own) {
-    if (overlap(part, whole) &&
-        static_cast<std::byte const*>(part.data) !=
-            static_cast<std::byte const*>(whole.data) + own * size_of(whole.dtype)) {
-        throw ContractViolation{
-            "the input and the output of a collective overlap: they must lie apart, or the smaller "
-            "one must be this rank's part of the other"
-        };
-    }
-}
-
-/// `in` and `out` hold one equal part for each rank.
-inline void check_parts(ConstBuffer in, ConstBuffer out, int size) {
-    check_memory(in);
-    check_memory(out);
-    if (in.dtype != out.dtype || in.count != out.count ||
-        in.count % static_cast<std::size_t>(size) != 0) {
-        throw ContractViolation{concat(
-            "an all_to_all over ",
-            size,
-            " ranks without counts needs two buffers of one dtype and count, a multiple of ",
-            size,
-            ", but got ",
-            in.count,
-            " of ",
-            name_of(in.dtype),
-            " and ",
-            out.count,
-            " of ",
-            name_of(out.dtype)
-        )};
-    }
-}
-
-inline void check_apart(ConstBuffer in, ConstBuffer out) {
-    if (overlap(in, out)) {
-        throw ContractViolation{"the input and the output of an all_to_all must not overlap"};
-    }
-}
-
-/// `whole` must be `size` times as many elements as `part`, of the same dtype.
-inline void check_share(ConstBuffer part, ConstBuffer whole, int size) {
-    check_memory(part);
-    check_memory(whole);
-    if (part.dtype != whole.dtype || whole.count != part.count * static_cast<std::size_t>(size)) {
-        throw ContractViolation{concat(
-            "a collective over ",
-            size,
-            " ranks needs one buffer of ",
-            size,
-            " times the elements of the other and the same dtype, but got ",
-            part.count,
-            " of ",
-            name_of(part.dtype),
-            " and ",
-            whole.count,
-            " of ",
-            name_of(whole.dtype)
-        )};
-    }
-}
-
-/// Elements before the share of `rank`.
-[[nodiscard]] constexpr std::size_t offset_of(Counts counts, std::size_t rank) noexcept {
-    std::size_t sum = 0;
-    for (std::size_t const count : counts.first(rank)) {
-        sum += count;
-    }
-    return sum;
-}
-
-/// `counts` has one entry per rank; together they are the elements of `whole`.
-inline void check_counts(Counts counts, ConstBuffer whole, int size) {
-    check_memory(whole);
-    if (counts.size() != static_cast<std::size_t>(size)) {
-        throw ContractViolation{concat(
-            "a collective over ", size, " ranks needs ", size, " counts, but got ", counts.size()
-        )};
-    }
-    std::size_t left = whole.count; // a sum could overflow
-    for (std::size_t const count : counts) {
-        if (count > left) {
-            left = whole.count + 1;
-            break;
-        }
-        left -= count;
-    }
-    if (left != 0) {
-        throw ContractViolation{concat(
-            "the counts of a collective must add up to the ",
-            whole.count,
-            " elements of the buffer that they divide, but they add up to ",
-            left > whole.count ? "more" : "less"
-        )};
-    }
-}
-
-/// The same, and `part` has this rank's count of elements.
-inline void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int rank, int size) {
-    check_memory(part);
-    check_same_dtype(part, whole);
-    check_counts(counts, whole, size);
-    check_elements("this rank's own part", counts[static_cast<std::size_t>(rank)], part.count);
-}
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/self.hpp
-
-namespace joinable::inline v0 {
-
-/// The communicator of a single rank: everything is complete when it starts. Checks its arguments
-/// as the others do, so that a program which runs alone also runs together. It has nobody to send
-/// to, and nothing to split.
-class SelfCommunicator {
-public:
-    [[nodiscard]] int rank() const noexcept { return 0; }
-    [[nodiscard]] int size() const noexcept { return 1; }
-
-    CompletedWork all_reduce(Buffer buffer, ReduceOp op) { return reduce(buffer, op, 0); }
-    CompletedWork reduce(Buffer buffer, ReduceOp op, int root) {
-        detail::check_reduction(buffer, op);
-        return broadcast(buffer, root);
-    }
-    CompletedWork broadcast(Buffer buffer, int root) {
-        start();
-        detail::check_memory(buffer);
-        detail::check_root(root, 1);
-        return {};
-    }
-    void barrier() { start(); }
-
-    CompletedWork all_gather(ConstBuffer in, Buffer out) {
-        detail::check_share(in, out, 1);
-        return copy(in, out);
-    }
-    CompletedWork all_gather(ConstBuffer in, Buffer out, detail::Counts counts) {
-        detail::check_counts(counts, in, out, 0, 1);
-        return copy(in, out);
-    }
-    CompletedWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
-        detail::check_reduction(in, op);
-        return all_gather(in, out);
-    }
-    CompletedWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, detail::Counts counts) {
-        detail::check_reduction(in, op);
-        return all_gather(in, out, counts);
-    }
-    CompletedWork gather(ConstBuffer in, Buffer out, int root) {
-        detail::check_root(root, 1);
-        return all_gather(in, out);
-    }
-    CompletedWork gather(ConstBuffer in, Buffer out, int root, detail::Counts counts) {
-        detail::check_root(root, 1);
-        return all_gather(in, out, counts);
-    }
-    CompletedWork scatter(ConstBuffer in, Buffer out, int root) { return gather(in, out, root); }
-    CompletedWork scatter(ConstBuffer in, Buffer out, int root, detail::Counts counts) {
-        return gather(in, out, root, counts);
-    }
-    CompletedWork all_to_all(ConstBuffer in, Buffer out) {
-        detail::check_apart(in, out);
-        return all_gather(in, out);
-    }
-    CompletedWork
-    all_to_all(ConstBuffer in, Buffer out, detail::Counts counts_in, detail::Counts counts_out) {
-        detail::check_apart(in, out);
-        detail::check_counts(counts_in, in, 1);
-        return all_gather(in, out, counts_out);
-    }
-
-    void abort(AbortReason reason) {
-        if (!is_spent_) {
-            reason_ = std::move(reason);
-            is_spent_ = true;
-        }
-    }
-    [[nodiscard]] bool is_spent() const noexcept { return is_spent_; }
-
-private:
-    void start() const {
-        if (is_spent_) {
-            throw_failure(reason_);
-        }
-    }
-    [[nodiscard]] CompletedWork copy(ConstBuffer in, Buffer out) const {
-        start();
-        detail::check_place(in, out, 0);
-        if (in.count != 0) {
-            std::memmove(out.data, in.data, in.bytes());
-        }
-        return {};
-    }
-
-    AbortReason reason_;
-    bool is_spent_ = false;
-};
-
-} // namespace joinable::inline v0
 
 // ---- joinable/communicator/detail/descriptor.hpp
 
@@ -1113,7 +704,44 @@ inline constexpr std::uint32_t library_version =
 
 } // namespace joinable::inline v0
 
+// How a function with a loop over elements is compiled, so that it is as fast in a program built
+// with -O2 for every processor as in one built with -O3 for this one. Clang vectorises loops at -O2;
+// GCC does so where it is asked to.
+#if defined(__clang__)
+#define JOINABLE_LOOP_OPTIONS
+#define JOINABLE_AVX512 "avx512f,avx512bw,avx512dq,avx512vl"
+#else
+#define JOINABLE_LOOP_OPTIONS gnu::optimize("O3"),
+#define JOINABLE_AVX512 "avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
+#endif
+#if defined(__x86_64__)
+#define JOINABLE_LOOP [[JOINABLE_LOOP_OPTIONS gnu::noinline]]
+#define JOINABLE_LOOP_AVX2 [[ JOINABLE_LOOP_OPTIONS gnu::noinline, gnu::target("avx2") ]]
+#define JOINABLE_LOOP_AVX512 [[ JOINABLE_LOOP_OPTIONS gnu::noinline, gnu::target(JOINABLE_AVX512) ]]
+#else
+#define JOINABLE_LOOP [[JOINABLE_LOOP_OPTIONS gnu::noinline]]
+#define JOINABLE_LOOP_AVX2 JOINABLE_LOOP
+#define JOINABLE_LOOP_AVX512 JOINABLE_LOOP
+#endif
+
 namespace joinable::inline v0::detail {
+
+/// The instruction sets for which loops over elements exist, from the one that every processor has.
+enum class InstructionSet : std::uint8_t { baseline, avx2, avx512 };
+
+/// What this processor has. Costs a load and a test.
+inline InstructionSet instruction_set() noexcept {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
+        __builtin_cpu_supports("avx512vl") != 0) {
+        return InstructionSet::avx512;
+    }
+    if (__builtin_cpu_supports("avx2") != 0) {
+        return InstructionSet::avx2;
+    }
+#endif
+    return InstructionSet::baseline;
+}
 
 /// Tells the core that this is a spinning loop, so that its sibling thread gets the resources.
 inline void cpu_relax() noexcept {
@@ -1134,7 +762,7 @@ namespace joinable::inline v0::detail {
 [[nodiscard]] inline std::chrono::steady_clock::time_point
 end_of_wait(std::chrono::nanoseconds deadline) noexcept {
     constexpr std::chrono::nanoseconds year = std::chrono::hours{24 * 365};
-    return std::chrono::steady_clock::now() + std::min(deadline, year);
+    return std::chrono::steady_clock::now() + (std::min)(deadline, year);
 }
 
 /// Waiting in three stages: spin while an answer usually takes less than a system call, yield so
@@ -1542,6 +1170,328 @@ private:
 
 } // namespace joinable::inline v0::detail
 
+// ---- joinable/communicator/capabilities.hpp
+
+/// @file
+/// One concept for each optional operation of a communicator that moves data. Collective unless
+/// said otherwise; `comm` is an lvalue of `C`, `in` a ConstBuffer, `out` and `buffer` a Buffer, and
+/// `counts` a std::span<std::size_t const> with the number of elements of each rank, which need not
+/// outlive the call. Parts lie one after another in rank order. Models: ThreadCommunicator has
+/// them all, SelfCommunicator all but messages and split.
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+using Counts = std::span<std::size_t const>;
+
+template <class C>
+concept has_all_gather = requires(C& comm, ConstBuffer in, Buffer out, Counts counts) {
+    { comm.all_gather(in, out) } -> Work;
+    { comm.all_gather(in, out, counts) } -> Work;
+};
+template <class C>
+concept has_reduce_scatter =
+    requires(C& comm, ConstBuffer in, Buffer out, ReduceOp op, Counts counts) {
+        { comm.reduce_scatter(in, out, op) } -> Work;
+        { comm.reduce_scatter(in, out, op, counts) } -> Work;
+    };
+template <class C>
+concept has_reduce = requires(C& comm, Buffer buffer, ReduceOp op, int root) {
+    { comm.reduce(buffer, op, root) } -> Work;
+};
+template <class C>
+concept has_gather = requires(C& comm, ConstBuffer in, Buffer out, int root, Counts counts) {
+    { comm.gather(in, out, root) } -> Work;
+    { comm.gather(in, out, root, counts) } -> Work;
+};
+template <class C>
+concept has_scatter = requires(C& comm, ConstBuffer in, Buffer out, int root, Counts counts) {
+    { comm.scatter(in, out, root) } -> Work;
+    { comm.scatter(in, out, root, counts) } -> Work;
+};
+template <class C>
+concept has_all_to_all = requires(C& comm, ConstBuffer in, Buffer out, Counts counts) {
+    { comm.all_to_all(in, out) } -> Work;
+    { comm.all_to_all(in, out, counts, counts) } -> Work;
+};
+template <class C>
+concept has_send = requires(C& comm, ConstBuffer buffer, int to, int tag) {
+    { comm.send(buffer, to, tag) } -> Work;
+};
+template <class C>
+concept has_receive = requires(C& comm, Buffer buffer, int from, int tag) {
+    { comm.receive(buffer, from, tag) } -> Work;
+};
+template <class C>
+concept has_split = requires(C& comm, int color, int key) {
+    { comm.split(color, key) } -> Communicator;
+};
+
+} // namespace detail
+
+/// A communicator that concatenates one buffer of each rank, in rank order, on every rank.
+///
+/// | expression                         | result | meaning                                        |
+/// |------------------------------------|--------|------------------------------------------------|
+/// | `comm.all_gather(in, out)`         | Work   | `out.count == in.count * size()`               |
+/// | `comm.all_gather(in, out, counts)` | Work   | rank r has `in.count == counts[r]`; the same   |
+/// |                                    |        | counts on every rank                           |
+template <class C>
+concept AllGathers = Communicator<C> && detail::has_all_gather<C>;
+
+/// A communicator that combines buffers over all ranks and leaves each rank its part.
+///
+/// | expression                                 | result | meaning                                |
+/// |--------------------------------------------|--------|----------------------------------------|
+/// | `comm.reduce_scatter(in, out, op)`         | Work   | `in.count == out.count * size()`       |
+/// | `comm.reduce_scatter(in, out, op, counts)` | Work   | rank r has `out.count == counts[r]`;   |
+/// |                                            |        | the same counts on every rank          |
+template <class C>
+concept ReduceScatters = Communicator<C> && detail::has_reduce_scatter<C>;
+
+/// A communicator that combines buffers over all ranks and leaves the result to one.
+///
+/// | expression                      | result | meaning                                           |
+/// |---------------------------------|--------|---------------------------------------------------|
+/// | `comm.reduce(buffer, op, root)` | Work   | in place at the root; the others' are not changed |
+template <class C>
+concept Reduces = Communicator<C> && detail::has_reduce<C>;
+
+/// A communicator that concatenates one buffer of each rank, in rank order, on one of them.
+///
+/// | expression                           | result | meaning                                      |
+/// |--------------------------------------|--------|----------------------------------------------|
+/// | `comm.gather(in, out, root)`         | Work   | root: `out.count == in.count * size()`;      |
+/// |                                      |        | elsewhere `out` is not looked at             |
+/// | `comm.gather(in, out, root, counts)` | Work   | rank r has `in.count == counts[r]`; only the |
+/// |                                      |        | root's counts are looked at                  |
+template <class C>
+concept Gathers = Communicator<C> && detail::has_gather<C>;
+
+/// A communicator that deals a buffer of one rank out to all.
+///
+/// | expression                            | result | meaning                                     |
+/// |---------------------------------------|--------|---------------------------------------------|
+/// | `comm.scatter(in, out, root)`         | Work   | root: `in.count == out.count * size()`;     |
+/// |                                       |        | elsewhere `in` is not looked at             |
+/// | `comm.scatter(in, out, root, counts)` | Work   | rank r has `out.count == counts[r]`; only   |
+/// |                                       |        | the root's counts are looked at             |
+template <class C>
+concept Scatters = Communicator<C> && detail::has_scatter<C>;
+
+/// A communicator that sends a part of each rank's buffer to each other rank.
+///
+/// | expression                                         | result | meaning                        |
+/// |----------------------------------------------------|--------|--------------------------------|
+/// | `comm.all_to_all(in, out)`                         | Work   | equal parts: part r of `in` is |
+/// |                                                    |        | part `rank()` of r's `out`     |
+/// | `comm.all_to_all(in, out, counts_in, counts_out)`  | Work   | counts_in[r] elements go to r, |
+/// |                                                    |        | counts_out[r] come from it     |
+template <class C>
+concept AllToAlls = Communicator<C> && detail::has_all_to_all<C>;
+
+/// A communicator on which two ranks exchange messages. Not collective.
+///
+/// | expression                        | result | meaning                                         |
+/// |-----------------------------------|--------|-------------------------------------------------|
+/// | `comm.send(in, to, tag)`          | Work   | messages of one tag between two ranks keep      |
+/// | `comm.receive(buffer, from, tag)` | Work   | their order; count and dtype agree on both      |
+template <class C>
+concept SendsAndReceives = Communicator<C> && detail::has_send<C> && detail::has_receive<C>;
+
+/// A communicator of which groups of ranks can be made communicators of their own.
+///
+/// | expression               | result       | meaning                                            |
+/// |--------------------------|--------------|----------------------------------------------------|
+/// | `comm.split(color, key)` | Communicator | blocks; ranks of one color (>= 0), in the order of |
+/// |                          |              | key, then rank; abort reaches it from `comm`       |
+template <class C>
+concept Splits = Communicator<C> && detail::has_split<C>;
+
+} // namespace joinable::inline v0
+
+// ---- joinable/communicator/detail/checks.hpp
+
+/// @file
+/// What every communicator checks on its own rank before any data moves. All throw
+/// ContractViolation.
+
+namespace joinable::inline v0::detail {
+
+[[nodiscard]] constexpr bool is_floating(DType dtype) noexcept {
+    return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 ||
+           dtype == DType::f64;
+}
+
+inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
+    if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating(buffer.dtype)) {
+        throw ContractViolation{concat(
+            "a reduction with ",
+            name_of(op),
+            " needs integers, but the elements are ",
+            name_of(buffer.dtype)
+        )};
+    }
+}
+
+inline void check_memory(ConstBuffer buffer) {
+    if (buffer.data == nullptr && buffer.count != 0) {
+        throw ContractViolation{
+            concat("a collective was given a null pointer for ", buffer.count, " elements")
+        };
+    }
+}
+
+/// `what` is the role of the rank: "root", "destination".
+inline void check_rank(std::string_view what, int rank, int size) {
+    if (rank < 0 || rank >= size) {
+        throw ContractViolation{
+            concat(what, " ", rank, " is no rank of a communicator of ", size, " ranks")
+        };
+    }
+}
+
+inline void check_root(int root, int size) {
+    check_rank("root", root, size);
+}
+
+inline void check_same_dtype(ConstBuffer a, ConstBuffer b) {
+    if (a.dtype != b.dtype) {
+        throw ContractViolation{concat(
+            "a collective needs two buffers of one dtype, but got ",
+            name_of(a.dtype),
+            " and ",
+            name_of(b.dtype)
+        )};
+    }
+}
+
+inline void check_elements(std::string_view what, std::size_t expected, std::size_t given) {
+    if (expected != given) {
+        throw ContractViolation{
+            concat(what, " of a collective must have ", expected, " elements here, but has ", given)
+        };
+    }
+}
+
+[[nodiscard]] inline bool overlap(ConstBuffer a, ConstBuffer b) noexcept {
+    std::less<> const before; // also of pointers into different objects
+    auto const* const first = static_cast<std::byte const*>(a.data);
+    auto const* const second = static_cast<std::byte const*>(b.data);
+    return a.count != 0 && b.count != 0 && before(first, second + b.bytes()) &&
+           before(second, first + a.bytes());
+}
+
+/// Any rank may write one part of a large message while another still reads the next: so `part`
+/// lies outside of `whole`, or is exactly what begins at element `own` of it.
+inline void check_place(ConstBuffer part, ConstBuffer whole, std::size_t own) {
+    if (overlap(part, whole) &&
+        static_cast<std::byte const*>(part.data) !=
+            static_cast<std::byte const*>(whole.data) + own * size_of(whole.dtype)) {
+        throw ContractViolation{
+            "the input and the output of a collective overlap: they must lie apart, or the smaller "
+            "one must be this rank's part of the other"
+        };
+    }
+}
+
+/// `in` and `out` hold one equal part for each rank.
+inline void check_parts(ConstBuffer in, ConstBuffer out, int size) {
+    check_memory(in);
+    check_memory(out);
+    if (in.dtype != out.dtype || in.count != out.count ||
+        in.count % static_cast<std::size_t>(size) != 0) {
+        throw ContractViolation{concat(
+            "an all_to_all over ",
+            size,
+            " ranks without counts needs two buffers of one dtype and count, a multiple of ",
+            size,
+            ", but got ",
+            in.count,
+            " of ",
+            name_of(in.dtype),
+            " and ",
+            out.count,
+            " of ",
+            name_of(out.dtype)
+        )};
+    }
+}
+
+inline void check_apart(ConstBuffer in, ConstBuffer out) {
+    if (overlap(in, out)) {
+        throw ContractViolation{"the input and the output of an all_to_all must not overlap"};
+    }
+}
+
+/// `whole` must be `size` times as many elements as `part`, of the same dtype.
+inline void check_share(ConstBuffer part, ConstBuffer whole, int size) {
+    check_memory(part);
+    check_memory(whole);
+    if (part.dtype != whole.dtype || whole.count != part.count * static_cast<std::size_t>(size)) {
+        throw ContractViolation{concat(
+            "a collective over ",
+            size,
+            " ranks needs one buffer of ",
+            size,
+            " times the elements of the other and the same dtype, but got ",
+            part.count,
+            " of ",
+            name_of(part.dtype),
+            " and ",
+            whole.count,
+            " of ",
+            name_of(whole.dtype)
+        )};
+    }
+}
+
+/// Elements before the share of `rank`.
+[[nodiscard]] constexpr std::size_t offset_of(Counts counts, std::size_t rank) noexcept {
+    std::size_t sum = 0;
+    for (std::size_t const count : counts.first(rank)) {
+        sum += count;
+    }
+    return sum;
+}
+
+/// `counts` has one entry per rank; together they are the elements of `whole`.
+inline void check_counts(Counts counts, ConstBuffer whole, int size) {
+    check_memory(whole);
+    if (counts.size() != static_cast<std::size_t>(size)) {
+        throw ContractViolation{concat(
+            "a collective over ", size, " ranks needs ", size, " counts, but got ", counts.size()
+        )};
+    }
+    std::size_t left = whole.count; // a sum could overflow
+    for (std::size_t const count : counts) {
+        if (count > left) {
+            left = whole.count + 1;
+            break;
+        }
+        left -= count;
+    }
+    if (left != 0) {
+        throw ContractViolation{concat(
+            "the counts of a collective must add up to the ",
+            whole.count,
+            " elements of the buffer that they divide, but they add up to ",
+            left > whole.count ? "more" : "less"
+        )};
+    }
+}
+
+/// The same, and `part` has this rank's count of elements.
+inline void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int rank, int size) {
+    check_memory(part);
+    check_same_dtype(part, whole);
+    check_counts(counts, whole, size);
+    check_elements("this rank's own part", counts[static_cast<std::size_t>(rank)], part.count);
+}
+
+} // namespace joinable::inline v0::detail
+
 // ---- joinable/communicator/detail/reduce.hpp
 
 namespace joinable::inline v0::detail {
@@ -1596,7 +1546,7 @@ void reduce_in_rank_order(
             constexpr std::size_t tile_size = 4096 / sizeof(A); // stays in the first-level cache
             std::array<A, tile_size> tile;
             for (std::size_t begin = 0; begin < count; begin += tile_size) {
-                std::size_t const n = std::min(tile_size, count - begin);
+                std::size_t const n = (std::min)(tile_size, count - begin);
                 auto const* const first = static_cast<T const*>(input(0)) + begin;
                 for (std::size_t i = 0; i < n; ++i) {
                     tile[i] = static_cast<A>(first[i]);
@@ -1710,8 +1660,8 @@ public:
         std::size_t first = 0; // of the block, in the same count
         for (int b = 0; b < blocks() && first < end; ++b) {
             std::size_t const size = size_of_block(b);
-            std::size_t const from = std::max(begin, first);
-            std::size_t const to = std::min(end, first + size);
+            std::size_t const from = (std::max)(begin, first);
+            std::size_t const to = (std::min)(end, first + size);
             if (from < to) {
                 run_part(block(b), from - first, to - first);
             }
@@ -1873,7 +1823,7 @@ run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said, Cut con
         }
         std::size_t const begin =
             static_cast<std::size_t>(claimed & ChunkProgress::count_mask) * cut.chunk;
-        Exchange{board, sequence, said}.run(begin, std::min(cut.total, begin + cut.chunk));
+        Exchange{board, sequence, said}.run(begin, (std::min)(cut.total, begin + cut.chunk));
         if ((progress.done.fetch_add(1) & ChunkProgress::count_mask) + 1 == cut.chunks) {
             board.room.wake();
         }
@@ -2021,10 +1971,10 @@ public:
                 std::chrono::steady_clock::time_point const alive{
                     std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
                 };
-                std::chrono::nanoseconds const waited = now() - std::max(start, alive);
+                std::chrono::nanoseconds const waited = now() - (std::max)(start, alive);
                 bool const is_alive = waited < deadline_;
                 if (is_alive) {
-                    left = std::min(left, deadline_ - waited);
+                    left = (std::min)(left, deadline_ - waited);
                 }
                 return is_alive;
             });
@@ -2064,7 +2014,7 @@ private:
         auto const others_have_room = [&] {
             all_retired_ = next_;
             for (int rank = 0; rank < size(); ++rank) {
-                all_retired_ = std::min(all_retired_, board_.retired(rank).load());
+                all_retired_ = (std::min)(all_retired_, board_.retired(rank).load());
             }
             return next_ < slots + all_retired_ || board_.is_spent();
         };
@@ -2713,6 +2663,99 @@ void run_threads(int world_size, F body) {
 
 } // namespace joinable::inline v0
 
+// ---- joinable/communicator/self.hpp
+
+namespace joinable::inline v0 {
+
+/// The communicator of a single rank: everything is complete when it starts. Checks its arguments
+/// as the others do, so that a program which runs alone also runs together. It has nobody to send
+/// to, and nothing to split.
+class SelfCommunicator {
+public:
+    [[nodiscard]] int rank() const noexcept { return 0; }
+    [[nodiscard]] int size() const noexcept { return 1; }
+
+    CompletedWork all_reduce(Buffer buffer, ReduceOp op) { return reduce(buffer, op, 0); }
+    CompletedWork reduce(Buffer buffer, ReduceOp op, int root) {
+        detail::check_reduction(buffer, op);
+        return broadcast(buffer, root);
+    }
+    CompletedWork broadcast(Buffer buffer, int root) {
+        start();
+        detail::check_memory(buffer);
+        detail::check_root(root, 1);
+        return {};
+    }
+    void barrier() { start(); }
+
+    CompletedWork all_gather(ConstBuffer in, Buffer out) {
+        detail::check_share(in, out, 1);
+        return copy(in, out);
+    }
+    CompletedWork all_gather(ConstBuffer in, Buffer out, detail::Counts counts) {
+        detail::check_counts(counts, in, out, 0, 1);
+        return copy(in, out);
+    }
+    CompletedWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
+        detail::check_reduction(in, op);
+        return all_gather(in, out);
+    }
+    CompletedWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, detail::Counts counts) {
+        detail::check_reduction(in, op);
+        return all_gather(in, out, counts);
+    }
+    CompletedWork gather(ConstBuffer in, Buffer out, int root) {
+        detail::check_root(root, 1);
+        return all_gather(in, out);
+    }
+    CompletedWork gather(ConstBuffer in, Buffer out, int root, detail::Counts counts) {
+        detail::check_root(root, 1);
+        return all_gather(in, out, counts);
+    }
+    CompletedWork scatter(ConstBuffer in, Buffer out, int root) { return gather(in, out, root); }
+    CompletedWork scatter(ConstBuffer in, Buffer out, int root, detail::Counts counts) {
+        return gather(in, out, root, counts);
+    }
+    CompletedWork all_to_all(ConstBuffer in, Buffer out) {
+        detail::check_apart(in, out);
+        return all_gather(in, out);
+    }
+    CompletedWork
+    all_to_all(ConstBuffer in, Buffer out, detail::Counts counts_in, detail::Counts counts_out) {
+        detail::check_apart(in, out);
+        detail::check_counts(counts_in, in, 1);
+        return all_gather(in, out, counts_out);
+    }
+
+    void abort(AbortReason reason) {
+        if (!is_spent_) {
+            reason_ = std::move(reason);
+            is_spent_ = true;
+        }
+    }
+    [[nodiscard]] bool is_spent() const noexcept { return is_spent_; }
+
+private:
+    void start() const {
+        if (is_spent_) {
+            throw_failure(reason_);
+        }
+    }
+    [[nodiscard]] CompletedWork copy(ConstBuffer in, Buffer out) const {
+        start();
+        detail::check_place(in, out, 0);
+        if (in.count != 0) {
+            std::memmove(out.data, in.data, in.bytes());
+        }
+        return {};
+    }
+
+    AbortReason reason_;
+    bool is_spent_ = false;
+};
+
+} // namespace joinable::inline v0
+
 // ---- joinable/tensor/shape.hpp
 
 namespace joinable::inline v0 {
@@ -2777,7 +2820,7 @@ private:
         if (extent == 0) {
             return 0;
         }
-        overflow = overflow || product > std::numeric_limits<std::size_t>::max() / extent;
+        overflow = overflow || product > (std::numeric_limits<std::size_t>::max)() / extent;
         product *= extent;
     }
     if (overflow) {
@@ -2814,6 +2857,80 @@ private:
     }
     return contiguous;
 }
+
+namespace detail {
+
+/// "(2, 3)": how error texts show extents and strides.
+[[nodiscard]] inline std::string to_text(Shape const& shape) {
+    std::string text = "(";
+    for (std::size_t i = 0; i < shape.size(); ++i) {
+        text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+    }
+    return text + ")";
+}
+
+/// The bytes of the largest object there can be: what counts or steps further is no size.
+inline constexpr std::size_t max_bytes = (std::numeric_limits<std::size_t>::max)() / 2;
+
+/// Throws ContractViolation for a number that was negative before it became a std::size_t: no
+/// memory is as large as what it then stands for.
+constexpr void check_not_negative(char const* what, std::size_t dimension, std::size_t value) {
+    if (value > max_bytes) {
+        throw ContractViolation{concat(
+            what,
+            " of dimension ",
+            dimension,
+            " is -",
+            std::size_t{0} - value,
+            ", but must not be negative; start at the other end, or copy the tensor"
+        )};
+    }
+}
+
+/// The number of elements of memory that a view reaches over: 1 + the largest offset, 0 for an
+/// empty view, whose strides do not matter.
+/// @throws ContractViolation  numbers of extents and strides differ, one of them is negative, or
+///         the view has more elements or reaches over more bytes than memory can have.
+constexpr std::size_t
+checked_reach(Shape const& extents, Shape const& strides, std::size_t element_bytes) {
+    if (extents.size() != strides.size()) {
+        throw ContractViolation{concat(
+            "a view needs one stride per extent, but got ",
+            extents.size(),
+            " extents and ",
+            strides.size(),
+            " strides"
+        )};
+    }
+    for (std::size_t d = 0; d < extents.size(); ++d) {
+        check_not_negative("the extent", d, extents[d]);
+    }
+    std::size_t const count = numel(extents);
+    if (count == 0) {
+        return 0;
+    }
+    std::size_t const limit = max_bytes / element_bytes;
+    std::size_t last = 0;
+    bool fits = count <= max_bytes; // elements may share memory, but iterators count them
+    for (std::size_t d = 0; d < extents.size(); ++d) {
+        check_not_negative("the stride", d, strides[d]);
+        std::size_t const steps = extents[d] - 1;
+        fits = fits && (steps == 0 || strides[d] <= (limit - 1 - last) / steps);
+        last += fits ? steps * strides[d] : 0;
+    }
+    if (!fits) {
+        throw ContractViolation{concat(
+            "a view of extents ",
+            to_text(extents),
+            " and strides ",
+            to_text(strides),
+            " reaches further than memory can; make extents or strides smaller"
+        )};
+    }
+    return last + 1;
+}
+
+} // namespace detail
 
 } // namespace joinable::inline v0
 
@@ -2996,15 +3113,15 @@ Shape shape_of(Range const& range) {
 
 /// A tensor that can be read: `tensor_traits` describes it.
 ///
-/// `t` is an lvalue of `T`, with its constness.
-/// | expression                   | result                | meaning                                  |
-/// |------------------------------|-----------------------|------------------------------------------|
-/// | `tensor_traits<T>`           | complete              | how the type is adapted                  |
-/// | `::value_type` or `dtype(t)` | Element, or `DType`   | the type of the elements                 |
-/// | `::data(t)`                  | a pointer             | the first element                        |
-/// | `::extents(t)`               | a range of integers   | one per dimension, at most 8             |
-/// | `::strides(t)` (optional)    | a range of integers   | in elements; row-major without it        |
-/// | `::device(t)` (optional)     | `DeviceId`            | where the memory is; the host without it |
+/// `t` is an lvalue of `T`, with its constness; `traits` is `tensor_traits<T>`.
+/// | expression                                | result              | meaning                                  |
+/// |-------------------------------------------|---------------------|------------------------------------------|
+/// | `traits`                                  | complete            | how the type is adapted                  |
+/// | `traits::value_type` or `traits::dtype(t)` | Element, or `DType` | the type of the elements                 |
+/// | `traits::data(t)`                         | a pointer           | the first element                        |
+/// | `traits::extents(t)`                      | a range of integers | one per dimension, at most 8             |
+/// | `traits::strides(t)` (optional)           | a range of integers | in elements; row-major without it        |
+/// | `traits::device(t)` (optional)            | `DeviceId`          | where the memory is; the host without it |
 ///
 /// Not checkable, still required: the memory stays where it is while a collective uses it.
 /// Models: std::vector, std::array, std::span, StridedView, AnyView.
@@ -3013,7 +3130,14 @@ concept Tensor = detail::has_tensor_traits<T> &&
                  (detail::has_static_dtype<T> || detail::has_run_time_dtype<T>) &&
                  detail::has_data<T> && detail::has_extents<T>;
 
-/// A tensor whose elements can be written: `data(t)` is a pointer to non-const.
+/// A tensor whose elements can be written.
+///
+/// `t` is an lvalue of `T`, with its constness.
+/// | expression                  | result                 | meaning                             |
+/// |-----------------------------|------------------------|-------------------------------------|
+/// | `tensor_traits<T>::data(t)` | a pointer to non-const | the first element, to be written to |
+///
+/// Models: std::vector, std::array, std::span and StridedView of elements that are not const, AnyView.
 template <class T>
 concept WritableTensor = Tensor<T> && detail::has_writable_data<T>;
 
@@ -3126,22 +3250,6 @@ template <Tensor T>
 
 namespace joinable::inline v0 {
 
-namespace detail {
-
-inline void check_one_stride_per_extent(Shape const& extents, Shape const& strides) {
-    if (extents.size() != strides.size()) {
-        throw ContractViolation{concat(
-            "a view needs one stride per extent, but got ",
-            extents.size(),
-            " extents and ",
-            strides.size(),
-            " strides"
-        )};
-    }
-}
-
-} // namespace detail
-
 /// A non-owning tensor of up to `max_tensor_rank` dimensions whose elements may lie apart. Cheap to
 /// copy; iterates over all elements in row-major order of their indices.
 template <class T>
@@ -3194,10 +3302,12 @@ public:
 
     StridedView() = default;
 
-    /// @throws ContractViolation  numbers of extents and strides differ.
+    /// @throws ContractViolation  numbers of extents and strides differ, one is negative (a signed
+    ///         number that became a std::size_t), or they reach further than memory can.
     StridedView(T* data, Shape const& extents, Shape const& strides)
-        : data_{data}, extents_{extents}, strides_{strides}, numel_{joinable::numel(extents)} {
-        detail::check_one_stride_per_extent(extents, strides);
+        : data_{data}, extents_{extents}, strides_{strides} {
+        (void)detail::checked_reach(extents, strides, sizeof(T));
+        numel_ = joinable::numel(extents);
     }
 
     /// A view of const elements can always be made from one of mutable elements.
@@ -3260,32 +3370,9 @@ struct tensor_traits<StridedView<T>> {
     static Shape const& strides(StridedView<T> const& view) noexcept { return view.strides(); }
 };
 
-namespace detail {
-
-/// The number of elements of storage that a view reaches over: 1 + the largest offset, 0 for an
-/// empty view. @throws ContractViolation  it does not fit in std::size_t.
-inline std::size_t reach(Shape const& extents, Shape const& strides) {
-    if (numel(extents) == 0) {
-        return 0;
-    }
-    constexpr auto max = std::numeric_limits<std::size_t>::max();
-    std::size_t last = 0;
-    for (std::size_t d = 0; d < extents.size(); ++d) {
-        std::size_t const steps = extents[d] - 1;
-        if (steps != 0 && strides[d] > (max - 1 - last) / steps) {
-            throw ContractViolation{
-                "the extents times the strides of a view do not fit in std::size_t"
-            };
-        }
-        last += steps * strides[d];
-    }
-    return last + 1;
-}
-
-} // namespace detail
-
 /// Views contiguous storage with any extents and strides, from element `offset` on. Local.
-/// @throws ContractViolation  the view would reach beyond the storage.
+/// Steps go forward: a negative stride is refused, in a list of constants by the compiler.
+/// @throws ContractViolation  the view would reach beyond the storage; what StridedView throws.
 template <class Storage>
 [[nodiscard]] auto as_strided(
     Storage&& storage,
@@ -3304,7 +3391,7 @@ template <class Storage>
     );
     using T = std::remove_pointer_t<decltype(std::data(storage))>;
     StridedView<T> const whole{std::data(storage), Shape{extents}, Shape{strides}};
-    std::size_t const needed = detail::reach(whole.extents(), whole.strides());
+    std::size_t const needed = detail::checked_reach(whole.extents(), whole.strides(), sizeof(T));
     std::size_t const given = std::size(storage);
     if (offset > given || needed > given - offset) {
         throw ContractViolation{detail::concat(
@@ -3389,13 +3476,14 @@ public:
               joinable::device(tensor)
           } {}
 
-    /// @throws ContractViolation  numbers of extents and strides differ.
+    /// @throws ContractViolation  numbers of extents and strides differ, one is negative (a signed
+    ///         number that became a std::size_t), or they reach further than memory can.
     AnyView(
         void* data, DType dtype, Shape const& extents, Shape const& strides, DeviceId device = {}
     )
         : data_{data}, extents_{extents}, strides_{strides}, device_{device}, dtype_{dtype},
           is_tensor_{true} {
-        detail::check_one_stride_per_extent(extents, strides);
+        (void)detail::checked_reach(extents, strides, size_of(dtype));
     }
 
     /// Whether there is a tensor, be it one without elements.
@@ -3893,7 +3981,7 @@ template <class Tensors>
         result.buckets.push_back(std::exchange(group.members, {}));
         result.limits.push_back(limits[group.limit_index]);
         group.bytes = 0;
-        group.limit_index = std::min(group.limit_index + 1, limits.size() - 1);
+        group.limit_index = (std::min)(group.limit_index + 1, limits.size() - 1);
     };
     auto const first = std::begin(tensors);
     for (std::size_t i = 0; i < count; ++i) {
@@ -3981,19 +4069,536 @@ struct DataParallelOptions {
 
 } // namespace joinable::inline v0
 
-// ---- joinable/tensor/copy.hpp
+// ---- joinable/tensor/detail/arithmetic.hpp
+
+namespace joinable::inline v0::detail {
+
+// What follows is written for vectorisers: no branches, comparisons of signed numbers only (SSE2 has
+// no others), and always inlined, so that it is compiled for the instruction set of its caller.
+
+/// `yes` where the condition holds, else `no`, without a branch that a compiler could sink work into.
+[[gnu::always_inline]] constexpr std::uint32_t
+select(bool condition, std::uint32_t yes, std::uint32_t no) noexcept {
+    std::uint32_t const mask = 0U - static_cast<std::uint32_t>(condition);
+    return (yes & mask) | (no & ~mask);
+}
+
+/// Conversions between a 16-bit format, in the low half of a word, and float. The same bits as
+/// BFloat16 and Half give.
+template <class T>
+struct Conversion;
+
+template <>
+struct Conversion<BFloat16> {
+    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
+        return std::bit_cast<float>(bits << 16);
+    }
+    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
+        auto const word = std::bit_cast<std::uint32_t>(value);
+        bool const is_nan = static_cast<std::int32_t>(word & 0x7fff'ffffU) > 0x7f80'0000;
+        std::uint32_t const rounded = word + 0x7fffU + ((word >> 16) & 1U);
+        return (is_nan ? word | 0x40'0000U : rounded) >> 16;
+    }
+};
+
+template <>
+struct Conversion<Half> {
+    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
+        auto const magnitude = static_cast<std::int32_t>(bits & 0x7fffU);
+        std::uint32_t const shifted = static_cast<std::uint32_t>(magnitude) << 13;
+        // Zero and subnormals: the mantissa times 2^-24, exactly.
+        auto const small = std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
+        // Others: the exponent rebiased from 15 to 127; that of infinity and NaN becomes 255.
+        std::uint32_t const other =
+            shifted + 0x3800'0000U + select(magnitude > 0x7bff, 0x3800'0000U, 0U);
+        return std::bit_cast<float>(
+            ((bits & 0x8000U) << 16) | select(magnitude < 0x400, small, other)
+        );
+    }
+    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
+        auto const word = std::bit_cast<std::uint32_t>(value);
+        auto const magnitude = static_cast<std::int32_t>(word & 0x7fff'ffffU);
+        auto const bits = static_cast<std::uint32_t>(magnitude);
+        // Below 2^-14: adding 0.5, whose last place is 2^-24, rounds to a subnormal.
+        std::uint32_t const small =
+            std::bit_cast<std::uint32_t>(std::bit_cast<float>(bits) + 0.5F) - 0x3f00'0000U;
+        std::uint32_t const normal = (bits - 0x3800'0000U + 0xfffU + ((bits >> 13) & 1U)) >> 13;
+        std::uint32_t const nan = 0x7e00U | ((bits >> 13) & 0x1ffU);
+        std::uint32_t result = select(magnitude < 0x3880'0000, small, normal);
+        result = select(magnitude >= 0x477f'f000, 0x7c00U, result); // rounds to infinity
+        result = select(magnitude > 0x7f80'0000, nan, result);
+        return ((word >> 16) & 0x8000U) | result;
+    }
+};
+
+template <class T>
+concept sixteen_bits = std::same_as<T, Half> || std::same_as<T, BFloat16>;
+
+/// The unsigned integer of a size: integers are added in it, because it wraps.
+template <std::size_t Bytes>
+struct unsigned_of_size;
+template <>
+struct unsigned_of_size<1> {
+    using type = std::uint8_t;
+};
+template <>
+struct unsigned_of_size<2> {
+    using type = std::uint16_t;
+};
+template <>
+struct unsigned_of_size<4> {
+    using type = std::uint32_t;
+};
+template <>
+struct unsigned_of_size<8> {
+    using type = std::uint64_t;
+};
+template <std::size_t Bytes>
+using bits_of_size = typename unsigned_of_size<Bytes>::type;
+
+// An operation on elements: `Element` is what is in memory, `Word` what is computed at once, one
+// element or two of 16 bits (a single one is then in the low half). It is called with a word of the
+// source and the word of the target that it replaces.
+
+/// target = source * factor
+template <class T>
+struct Scale {
+    using Element = T;
+    using Word = T;
+    T factor;
+
+    explicit Scale(double number) noexcept : factor{static_cast<T>(number)} {}
+    [[gnu::always_inline]] T operator()(T source, T) const noexcept { return source * factor; }
+};
+
+template <sixteen_bits T>
+struct Scale<T> {
+    using Element = std::uint16_t;
+    using Word = std::uint32_t;
+    float factor;
+
+    explicit Scale(double number) noexcept : factor{static_cast<float>(number)} {}
+    [[gnu::always_inline]] Word operator()(Word source, Word) const noexcept {
+        using C = Conversion<T>;
+        return C::narrow(C::widen(source & 0xffffU) * factor) |
+               (C::narrow(C::widen(source >> 16) * factor) << 16);
+    }
+};
+
+/// target = target + source
+template <class T>
+struct Add {
+    using Element = T;
+    using Word = T;
+
+    [[gnu::always_inline]] T operator()(T source, T target) const noexcept {
+        return static_cast<T>(target + source);
+    }
+};
+
+template <sixteen_bits T>
+struct Add<T> {
+    using Element = std::uint16_t;
+    using Word = std::uint32_t;
+
+    [[gnu::always_inline]] Word operator()(Word source, Word target) const noexcept {
+        using C = Conversion<T>;
+        return C::narrow(C::widen(target & 0xffffU) + C::widen(source & 0xffffU)) |
+               (C::narrow(C::widen(target >> 16) + C::widen(source >> 16)) << 16);
+    }
+};
+
+/// target = source, of which only the bits matter.
+template <class Bits>
+struct Assign {
+    using Element = Bits;
+    using Word = Bits;
+
+    [[gnu::always_inline]] Bits operator()(Bits source, Bits) const noexcept { return source; }
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/tensor/detail/rows.hpp
+
+namespace joinable::inline v0::detail {
+
+/// Elements at even distances, in bytes.
+template <class Byte>
+struct Row {
+    Byte* data;
+    std::size_t step;
+};
+
+/// Memory is read and written as bytes: the types of elements never alias, whatever an engine's are.
+template <class T>
+[[gnu::always_inline]] inline T load(std::byte const* from) noexcept {
+    T value;
+    std::memcpy(&value, from, sizeof(T));
+    return value;
+}
+template <class T>
+[[gnu::always_inline]] inline void store(std::byte* to, T value) noexcept {
+    std::memcpy(to, &value, sizeof(T));
+}
+
+template <class Operation>
+[[gnu::always_inline]] inline void
+words(Operation const& operation, std::byte const* from, std::byte* to, std::size_t count) {
+    using Word = typename Operation::Word;
+    for (std::size_t i = 0; i < count; ++i) {
+        std::size_t const at = i * sizeof(Word);
+        store<Word>(to + at, operation(load<Word>(from + at), load<Word>(to + at)));
+    }
+}
+
+/// The same, told that the rows do not overlap: else a compiler has to check it each time.
+template <class Operation>
+[[gnu::always_inline]] inline void words_apart(
+    Operation const& operation,
+    std::byte const* __restrict from,
+    std::byte* __restrict to,
+    std::size_t count
+) {
+    words(operation, from, to, count);
+}
+template <class Bits>
+void words_apart(Assign<Bits> const&, std::byte const* from, std::byte* to, std::size_t count) {
+    std::memcpy(to, from, count * sizeof(Bits));
+}
+
+/// One row, compiled for whatever instruction set its caller is for. The rows are the same or do
+/// not overlap.
+template <class Operation>
+[[gnu::always_inline]] inline void
+apply(Operation const operation, Row<std::byte const> from, Row<std::byte> to, std::size_t count) {
+    using Element = typename Operation::Element;
+    using Word = typename Operation::Word;
+    if (from.step == sizeof(Element) && to.step == sizeof(Element)) {
+        std::size_t const whole = count * sizeof(Element) / sizeof(Word);
+        if (from.data == to.data) {
+            words(operation, to.data, to.data, whole);
+        } else {
+            words_apart(operation, from.data, to.data, whole);
+        }
+        std::size_t const done = whole * sizeof(Word) / sizeof(Element);
+        from.data += done * sizeof(Element);
+        to.data += done * sizeof(Element);
+        count -= done;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+        std::byte* const target = to.data + i * to.step;
+        Word const result =
+            operation(load<Element>(from.data + i * from.step), load<Element>(target));
+        store<Element>(target, static_cast<Element>(result));
+    }
+}
+
+template <class Operation>
+JOINABLE_LOOP void apply_baseline(
+    Operation const& operation, Row<std::byte const> from, Row<std::byte> to, std::size_t count
+) {
+    apply(operation, from, to, count);
+}
+template <class Operation>
+JOINABLE_LOOP_AVX2 void apply_avx2(
+    Operation const& operation, Row<std::byte const> from, Row<std::byte> to, std::size_t count
+) {
+    apply(operation, from, to, count);
+}
+template <class Operation>
+JOINABLE_LOOP_AVX512 void apply_avx512(
+    Operation const& operation, Row<std::byte const> from, Row<std::byte> to, std::size_t count
+) {
+    apply(operation, from, to, count);
+}
+
+/// The function that applies an operation to one row on this processor.
+template <class Operation>
+auto row_function(InstructionSet set = instruction_set()) noexcept {
+    switch (set) {
+    case InstructionSet::avx512: return &apply_avx512<Operation>;
+    case InstructionSet::avx2: return &apply_avx2<Operation>;
+    case InstructionSet::baseline: break;
+    }
+    return &apply_baseline<Operation>;
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/tensor/detail/transpose.hpp
+
+namespace joinable::inline v0::detail {
+
+/// Elements of a tile in each direction: a tile's rows are a few cache lines on both sides, and all
+/// of it stays in the first-level cache.
+template <class Bits>
+inline constexpr std::size_t tile_size = sizeof(Bits) == 1 ? 128 : 256 / sizeof(Bits);
+
+/// A 16-byte register of elements; every processor of interest has them.
+template <class Bits>
+struct register_of {
+    using type [[gnu::vector_size(16)]] = Bits;
+};
+
+// Lists, because nvcc 13 loses the expansion of a pack in the arguments of this builtin.
+template <std::size_t n, class Register>
+[[gnu::always_inline]] inline Register interleave_low(Register a, Register b) noexcept {
+    if constexpr (n == 2) {
+        return __builtin_shufflevector(a, b, 0, 2);
+    } else if constexpr (n == 4) {
+        return __builtin_shufflevector(a, b, 0, 4, 1, 5);
+    } else if constexpr (n == 8) {
+        return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+    } else {
+        return __builtin_shufflevector(
+            a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+        );
+    }
+}
+template <std::size_t n, class Register>
+[[gnu::always_inline]] inline Register interleave_high(Register a, Register b) noexcept {
+    if constexpr (n == 2) {
+        return __builtin_shufflevector(a, b, 1, 3);
+    } else if constexpr (n == 4) {
+        return __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    } else if constexpr (n == 8) {
+        return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+    } else {
+        return __builtin_shufflevector(
+            a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+        );
+    }
+}
+
+/// Transposes a square of as many rows as a register has elements: interleaving the first half of
+/// the rows with the second half, log2(rows) times, is a perfect shuffle of all index bits.
+template <class Bits>
+[[gnu::always_inline]] inline void
+transpose_square(std::byte const* from, std::size_t from_step, std::byte* to, std::size_t to_step) {
+    using Register = typename register_of<Bits>::type;
+    constexpr std::size_t n = 16 / sizeof(Bits);
+    std::array<Register, n> rows;
+    for (std::size_t i = 0; i < n; ++i) {
+        rows[i] = load<Register>(from + i * from_step);
+    }
+    for (std::size_t done = 1; done < n; done *= 2) {
+        std::array<Register, n> next;
+        for (std::size_t i = 0; i < n / 2; ++i) {
+            next[2 * i] = interleave_low<n>(rows[i], rows[i + n / 2]);
+            next[2 * i + 1] = interleave_high<n>(rows[i], rows[i + n / 2]);
+        }
+        rows = next;
+    }
+    for (std::size_t i = 0; i < n; ++i) {
+        store<Register>(to + i * to_step, rows[i]);
+    }
+}
+
+/// Writes element (i, k) of the source, at `i * row_step + k * column_step` bytes, to row k, column
+/// i of `tile`, whose rows have `tile_size` elements. At most `tile_size` rows and columns.
+template <class Bits>
+JOINABLE_LOOP void load_transposed(
+    std::byte const* from,
+    std::size_t row_step,
+    std::size_t rows,
+    std::size_t column_step,
+    std::size_t columns,
+    std::byte* tile
+) {
+    constexpr std::size_t n = 16 / sizeof(Bits);
+    constexpr std::size_t tile_step = tile_size<Bits> * sizeof(Bits);
+    bool const dense = column_step == sizeof(Bits);
+    std::size_t const even_rows = dense ? rows / n * n : 0;
+    std::size_t const even_columns = dense ? columns / n * n : 0;
+    for (std::size_t i = 0; i < even_rows; i += n) {
+        for (std::size_t k = 0; k < even_columns; k += n) {
+            transpose_square<Bits>(
+                from + i * row_step + k * sizeof(Bits),
+                row_step,
+                tile + k * tile_step + i * sizeof(Bits),
+                tile_step
+            );
+        }
+    }
+    for (std::size_t i = 0; i < rows; ++i) { // what squares leave over at the edges
+        for (std::size_t k = i < even_rows ? even_columns : 0; k < columns; ++k) {
+            store<Bits>(
+                tile + k * tile_step + i * sizeof(Bits),
+                load<Bits>(from + i * row_step + k * column_step)
+            );
+        }
+    }
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/tensor/detail/loops.hpp
+
+namespace joinable::inline v0::detail {
+
+/// The order in which the elements of two views of the same extents are visited: the target's
+/// smallest step innermost, since writes cost more than reads; dimensions of extent 1 dropped;
+/// neighbours merged where both views step through them evenly. Steps are in bytes.
+class Loops {
+public:
+    Loops(Shape const& extents, Shape const& from, Shape const& to, std::size_t element_bytes) {
+        Shape order;
+        for (std::size_t d = 0; d < extents.size(); ++d) {
+            if (extents[d] == 1) {
+                continue;
+            }
+            order.push_back(d);
+            for (std::size_t i = order.size() - 1; i > 0; --i) { // insertion sort of at most eight
+                std::size_t const outer = order[i - 1];
+                if (to[outer] > to[d] || (to[outer] == to[d] && from[outer] >= from[d])) {
+                    break;
+                }
+                order[i] = outer;
+                order[i - 1] = d;
+            }
+        }
+        for (std::size_t const d : order) {
+            std::size_t const from_step = from[d] * element_bytes;
+            std::size_t const to_step = to[d] * element_bytes;
+            if (rank_ != 0 && levels_[rank_ - 1].from == extents[d] * from_step &&
+                levels_[rank_ - 1].to == extents[d] * to_step) {
+                levels_[rank_ - 1] = {
+                    levels_[rank_ - 1].extent * extents[d], from_step, to_step, 0
+                };
+            } else {
+                levels_[rank_++] = {extents[d], from_step, to_step, 0};
+            }
+        }
+        if (rank_ == 0) { // a single element
+            levels_[rank_++] = {1, element_bytes, element_bytes, 0};
+        }
+        choose_tiles();
+    }
+
+    struct Level {
+        std::size_t extent;
+        std::size_t from;
+        std::size_t to;
+        std::size_t index;
+    };
+
+    /// The innermost loop: a row.
+    [[nodiscard]] Level const& inner() const noexcept { return levels_[rank_ - 1]; }
+
+    /// Whether the source is read across its rows: then the two innermost loops go by tiles, and
+    /// `across()` is the one whose steps are small in the source.
+    [[nodiscard]] bool has_tiles() const noexcept { return has_tiles_; }
+    [[nodiscard]] Level const& across() const noexcept { return levels_[rank_ - 2]; }
+
+    /// Calls `body(from, to)` at the start of every row, or of every plane if there are tiles.
+    template <class Body>
+    void for_each(std::byte const* from, std::byte* to, Body const& body) {
+        std::size_t const outer = rank_ - (has_tiles_ ? 2 : 1);
+        for (;;) {
+            body(from, to);
+            std::size_t d = outer;
+            for (;; --d) { // an odometer
+                if (d == 0) {
+                    return;
+                }
+                Level& level = levels_[d - 1];
+                from += level.from;
+                to += level.to;
+                if (++level.index < level.extent) {
+                    break;
+                }
+                from -= level.from * level.extent;
+                to -= level.to * level.extent;
+                level.index = 0;
+            }
+        }
+    }
+
+private:
+    void choose_tiles() noexcept {
+        std::size_t across = rank_ - 1;
+        for (std::size_t d = 0; d + 1 < rank_; ++d) { // a step of 0 reads nothing new
+            if (levels_[d].from != 0 && levels_[d].from < levels_[across].from) {
+                across = d;
+            }
+        }
+        has_tiles_ = across != rank_ - 1;
+        if (has_tiles_) {
+            auto const first = levels_.begin() + static_cast<std::ptrdiff_t>(across);
+            auto const last = levels_.begin() + static_cast<std::ptrdiff_t>(rank_) - 1;
+            std::rotate(first, first + 1, last);
+        }
+    }
+
+    std::array<Level, max_tensor_rank> levels_{}; ///< outermost first
+    std::size_t rank_ = 0;
+    bool has_tiles_ = false;
+};
+
+/// Applies `row(from, to, count)` to the rows of a plane whose source is read across: each tile is
+/// transposed into a buffer first, so that a cache line of either side is touched once.
+template <class Bits, class RowFunction>
+void for_each_tile(
+    Loops::Level const& across,
+    Loops::Level const& inner,
+    std::byte const* from,
+    std::byte* to,
+    RowFunction const& row
+) {
+    constexpr std::size_t size = tile_size<Bits>;
+    alignas(64) std::array<std::byte, size * size * sizeof(Bits)> tile; // written before it is read
+    for (std::size_t i = 0; i < across.extent; i += size) {
+        std::size_t const rows = (std::min)(size, across.extent - i);
+        for (std::size_t k = 0; k < inner.extent; k += size) {
+            std::size_t const count = (std::min)(size, inner.extent - k);
+            load_transposed<Bits>(
+                from + k * inner.from + i * across.from,
+                inner.from,
+                count,
+                across.from,
+                rows,
+                tile.data()
+            );
+            for (std::size_t r = 0; r < rows; ++r) {
+                row(Row<std::byte const>{tile.data() + r * size * sizeof(Bits), sizeof(Bits)},
+                    Row<std::byte>{to + k * inner.to + (i + r) * across.to, inner.to},
+                    count);
+            }
+        }
+    }
+}
+
+/// Applies `row(from, to, count)`, which takes two `Row`s, to all elements of two views.
+template <class Bits, class RowFunction>
+void for_each_row(Loops& loops, std::byte const* from, std::byte* to, RowFunction const& row) {
+    Loops::Level const inner = loops.inner();
+    if (loops.has_tiles()) {
+        Loops::Level const across = loops.across();
+        loops.for_each(from, to, [&](std::byte const* source, std::byte* target) {
+            for_each_tile<Bits>(across, inner, source, target, row);
+        });
+    } else {
+        loops.for_each(from, to, [&](std::byte const* source, std::byte* target) {
+            row(Row<std::byte const>{source, inner.from},
+                Row<std::byte>{target, inner.to},
+                inner.extent);
+        });
+    }
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/tensor/overlap.hpp
 
 namespace joinable::inline v0 {
 
-/// Whether a tensor's elements fill its memory without gaps or overlap, in whatever order of
-/// dimensions: then its strides can be kept in a flat buffer. The rule of PyTorch's
-/// is_non_overlapping_and_dense.
-[[nodiscard]] inline bool is_non_overlapping_and_dense(Shape const& extents, Shape const& strides) {
-    Shape order; // dimensions that move the pointer, by stride
+namespace detail {
+
+/// The dimensions of extent above 1, those with the smallest stride first.
+inline Shape dimensions_by_stride(Shape const& extents, Shape const& strides) {
+    Shape order;
     for (std::size_t d = 0; d < extents.size(); ++d) {
-        if (extents[d] == 0) {
-            return true;
-        }
         if (extents[d] > 1) {
             order.push_back(d);
         }
@@ -4003,8 +4608,20 @@ namespace joinable::inline v0 {
             std::swap(order[k], order[k - 1]);
         }
     }
+    return order;
+}
+
+} // namespace detail
+
+/// Whether a tensor's elements fill its memory without gaps or overlap, in whatever order of
+/// dimensions: then its strides can be kept in a flat buffer. The rule of PyTorch's
+/// is_non_overlapping_and_dense.
+[[nodiscard]] inline bool is_non_overlapping_and_dense(Shape const& extents, Shape const& strides) {
+    if (numel(extents) == 0) {
+        return true;
+    }
     std::size_t expected = 1;
-    for (std::size_t const d : order) {
+    for (std::size_t const d : detail::dimensions_by_stride(extents, strides)) {
         if (strides[d] != expected) {
             return false;
         }
@@ -4015,145 +4632,334 @@ namespace joinable::inline v0 {
 
 namespace detail {
 
-/// Two views of the same extents with as few dimensions as possible: extents of 1 dropped, and
-/// neighbours merged where both views step through them evenly. The last one varies fastest.
-struct MergedLayout {
-    Shape extents;
-    Shape from;
-    Shape to;
-
-    MergedLayout(AnyView const& source, AnyView const& target) {
-        for (std::size_t d = 0; d < source.extents().size(); ++d) {
-            std::size_t const extent = source.extents()[d];
-            if (extent == 1) {
-                continue;
-            }
-            std::size_t const last = extents.size() - 1;
-            if (!extents.empty() && from[last] == extent * source.strides()[d] &&
-                to[last] == extent * target.strides()[d]) {
-                extents[last] *= extent;
-                from[last] = source.strides()[d];
-                to[last] = target.strides()[d];
-            } else {
-                extents.push_back(extent);
-                from.push_back(source.strides()[d]);
-                to.push_back(target.strides()[d]);
-            }
+/// In how many ways `total` is a sum of multiples of strides, each taken less than `count` times:
+/// the equation behind "do two indices name the same memory?". A bounded Diophantine equation, as
+/// in NumPy's solve_may_share_memory: hard in general, but every layout that is nested, permuted,
+/// sliced or padded is decided in a few steps, because the largest stride leaves few choices.
+class SumsOfStrides {
+public:
+    /// Adds a stride that may be taken 0 to `count - 1` times. At most 16 of them.
+    void add(std::size_t stride, std::size_t count) noexcept {
+        if (stride != 0 && count > 1) {
+            terms_[size_++] = {stride, count, 0, 0};
         }
     }
-};
 
-/// Calls `row(from_offset, to_offset, count, from_stride, to_stride)` for every innermost row.
-template <class Row>
-void for_each_row(AnyView const& source, AnyView const& target, Row const& row) {
-    if (source.numel() == 0) {
-        return;
+    /// One term per stride. It keeps the sums there are, but not in how many ways they come.
+    void merge_equal_strides() noexcept {
+        sort();
+        std::size_t merged = 0;
+        for (std::size_t i = 0; i < size_; ++i) {
+            if (merged != 0 && terms_[merged - 1].stride == terms_[i].stride) {
+                terms_[merged - 1].count += terms_[i].count - 1;
+            } else {
+                terms_[merged++] = terms_[i];
+            }
+        }
+        size_ = merged;
     }
-    if (source.strides() == target.strides() &&
-        is_non_overlapping_and_dense(source.extents(), source.strides())) {
-        row(std::size_t{0}, std::size_t{0}, source.numel(), std::size_t{1}, std::size_t{1});
-        return;
+
+    /// Whether there are at least `wanted` ways. Also true when the search took too many steps.
+    [[nodiscard]] bool has(std::size_t total, int wanted) noexcept {
+        sort();
+        std::size_t rest = 0;
+        std::size_t divisor = 0;
+        for (std::size_t i = size_; i-- > 0;) {
+            rest += terms_[i].stride * (terms_[i].count - 1);
+            divisor = std::gcd(divisor, terms_[i].stride);
+            terms_[i].rest = rest;
+            terms_[i].divisor = divisor;
+        }
+        wanted_ = wanted;
+        steps_ = 0;
+        search(0, total);
+        return wanted_ <= 0;
     }
-    MergedLayout const layout{source, target};
-    if (layout.extents.empty()) {
-        row(std::size_t{0}, std::size_t{0}, std::size_t{1}, std::size_t{1}, std::size_t{1});
-        return;
+
+private:
+    struct Term {
+        std::size_t stride;
+        std::size_t count;
+        std::size_t rest;    ///< the largest sum of this term and those after it
+        std::size_t divisor; ///< of every sum of this term and those after it
+    };
+    static constexpr int max_steps = 10'000; ///< about half a millisecond
+
+    void sort() noexcept {
+        auto const end = terms_.begin() + static_cast<std::ptrdiff_t>(size_);
+        std::sort(terms_.begin(), end, [](Term const& a, Term const& b) {
+            return a.stride > b.stride;
+        });
     }
-    std::size_t const inner = layout.extents.size() - 1;
-    Shape index = layout.extents;
-    for (std::size_t d = 0; d <= inner; ++d) {
-        index[d] = 0;
-    }
-    std::size_t from = 0;
-    std::size_t to = 0;
-    for (;;) {
-        row(from, to, layout.extents[inner], layout.from[inner], layout.to[inner]);
-        std::size_t d = inner;
-        for (;; --d) { // the next row: an odometer over the outer dimensions
-            if (d == 0) {
+
+    void search(std::size_t i, std::size_t total) noexcept {
+        if (i == size_) {
+            wanted_ -= total == 0 ? 1 : 0;
+            return;
+        }
+        Term const& term = terms_[i];
+        if (total > term.rest || total % term.divisor != 0) {
+            return;
+        }
+        std::size_t const later = term.rest - term.stride * (term.count - 1);
+        std::size_t const first =
+            total <= later ? 0 : (total - later + term.stride - 1) / term.stride;
+        std::size_t const last = (std::min)(term.count - 1, total / term.stride);
+        for (std::size_t k = first; k <= last && wanted_ > 0; ++k) {
+            if (++steps_ > max_steps) {
+                wanted_ = 0;
                 return;
             }
-            std::size_t const outer = d - 1;
-            from += layout.from[outer];
-            to += layout.to[outer];
-            if (++index[outer] < layout.extents[outer]) {
-                break;
-            }
-            from -= layout.from[outer] * layout.extents[outer];
-            to -= layout.to[outer] * layout.extents[outer];
-            index[outer] = 0;
+            search(i + 1, total - k * term.stride);
         }
     }
-}
 
-inline void check_same_kind(std::string_view what, AnyView const& source, AnyView const& target) {
-    if (!source || !target || source.dtype() != target.dtype() ||
-        source.extents() != target.extents()) {
-        throw ContractViolation{concat(
-            what,
-            " needs two tensors of the same dtype and extents, but got ",
-            name_of(source.dtype()),
-            " with ",
-            source.numel(),
-            " elements and ",
-            name_of(target.dtype()),
-            " with ",
-            target.numel()
-        )};
-    }
-}
+    std::array<Term, 2 * max_tensor_rank> terms_{};
+    std::size_t size_ = 0;
+    int wanted_ = 0;
+    int steps_ = 0;
+};
 
-template <class T>
-void copy_row(
-    T const* from, T* to, std::size_t count, std::size_t from_stride, std::size_t to_stride
-) {
-    if (from_stride == 1 && to_stride == 1) {
-        std::memmove(to, from, count * sizeof(T));
-    } else {
-        for (std::size_t i = 0; i < count; ++i) {
-            to[i * to_stride] = from[i * from_stride];
+/// Whether each stride is larger than all that the smaller ones reach: then no two indices meet.
+inline bool is_nested(Shape const& extents, Shape const& strides) {
+    std::size_t reach = 0;
+    for (std::size_t const d : dimensions_by_stride(extents, strides)) {
+        if (strides[d] <= reach) {
+            return false;
         }
+        reach += strides[d] * (extents[d] - 1);
     }
+    return true;
 }
 
-template <class T>
-T scaled(T value, double factor) {
-    if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>) {
-        return T{static_cast<float>(value) * static_cast<float>(factor)};
-    } else {
-        return value * static_cast<T>(factor);
+inline bool is_overlapping(Shape const& extents, Shape const& strides) {
+    if (numel(extents) < 2 || is_nested(extents, strides)) {
+        return false;
     }
+    // Two indices name one element where the difference of indices, taken from -(extent - 1) to
+    // extent - 1, steps to 0 without being 0. Counted from the lowest difference:
+    SumsOfStrides sums;
+    std::size_t total = 0;
+    for (std::size_t d = 0; d < extents.size(); ++d) {
+        if (extents[d] > 1 && strides[d] == 0) {
+            return true;
+        }
+        sums.add(strides[d], 2 * extents[d] - 1);
+        total += strides[d] * (extents[d] - 1);
+    }
+    return sums.has(total, 2);
 }
 
 } // namespace detail
 
-/// Copies elements between views that may be strided differently. Local; no allocation.
-/// The views are the same or do not overlap.
-/// @throws ContractViolation  dtypes or extents differ; nothing was written.
+/// Whether two different indices of a tensor may name the same element, as where a stride is 0: such
+/// a tensor can be read, but writing all of its elements has no defined result. Local.
+/// Exact, except that a tensor whose layout takes more than 10,000 steps to decide counts as
+/// overlapping; all that come from slicing, padding, permuting and broadcasting take a few.
+/// @throws ContractViolation  extents and strides are none of a view, see StridedView.
+template <Tensor T>
+[[nodiscard]] bool is_overlapping(T const& tensor) {
+    Shape const shape = extents(tensor);
+    Shape const steps = strides(tensor);
+    (void)detail::checked_reach(shape, steps, size_of(dtype(tensor)));
+    return detail::is_overlapping(shape, steps);
+}
+
+/// Whether some element of one tensor may be in the memory of an element of the other. Local; the
+/// tensors may differ in everything. Exact like `is_overlapping` where both have elements of the same
+/// size at a multiple of it; else overlapping address ranges count.
+/// @throws ContractViolation  extents and strides are none of a view, see StridedView.
+template <Tensor A, Tensor B>
+[[nodiscard]] bool share_memory(A const& a, B const& b) {
+    Shape const extents_a = extents(a);
+    Shape const extents_b = extents(b);
+    Shape const strides_a = strides(a);
+    Shape const strides_b = strides(b);
+    std::size_t const size = size_of(dtype(a));
+    std::size_t const size_b = size_of(dtype(b));
+    std::size_t const reach_a = detail::checked_reach(extents_a, strides_a, size);
+    std::size_t const reach_b = detail::checked_reach(extents_b, strides_b, size_b);
+    void const* const data_a = detail::traits_of<A const>::data(a);
+    void const* const data_b = detail::traits_of<B const>::data(b);
+    auto const first_a = reinterpret_cast<std::uintptr_t>(data_a);
+    auto const first_b = reinterpret_cast<std::uintptr_t>(data_b);
+    if (device(a) != device(b) || first_a >= first_b + reach_b * size_b ||
+        first_b >= first_a + reach_a * size || reach_a == 0 || reach_b == 0) {
+        return false;
+    }
+    // Modulo 2^64 the difference may be negative: what b reaches makes up for it below.
+    std::size_t const difference = first_b - first_a;
+    if (size != size_b || difference % size != 0) {
+        return true;
+    }
+    // Element i of a is element k of b where a's steps up to i and b's from k to its last element
+    // are together the distance from a's first element to b's last one.
+    detail::SumsOfStrides sums;
+    std::size_t total =
+        first_b >= first_a ? difference / size : std::size_t{0} - (first_a - first_b) / size;
+    for (std::size_t d = 0; d < extents_a.size(); ++d) {
+        sums.add(strides_a[d], extents_a[d]);
+    }
+    for (std::size_t d = 0; d < extents_b.size(); ++d) {
+        sums.add(strides_b[d], extents_b[d]);
+        total += strides_b[d] * (extents_b[d] - 1);
+    }
+    sums.merge_equal_strides();
+    return sums.has(total, 1);
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/copy.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+inline void check_on_host(std::string_view what, std::string_view role, AnyView const& view) {
+    if (view.device().kind != DeviceKind::host) {
+        throw ContractViolation{concat(
+            what,
+            ": the ",
+            role,
+            " is on CUDA device ",
+            view.device().index,
+            ", but this runs on the host; copy it to host memory first, with the engine's own means"
+        )};
+    }
+    if (view.data() == nullptr && view.numel() != 0) {
+        throw ContractViolation{concat(
+            what,
+            ": the ",
+            role,
+            " is a null pointer for ",
+            view.numel(),
+            " elements; give it memory first"
+        )};
+    }
+}
+
+inline bool is_same_view(AnyView const& a, AnyView const& b) {
+    if (a.data() != b.data()) {
+        return false;
+    }
+    for (std::size_t d = 0; d < a.extents().size(); ++d) {
+        if (a.extents()[d] > 1 && a.strides()[d] != b.strides()[d]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/// Throws ContractViolation unless elements of `from` can go where those of `to` are.
+inline void check_pair(std::string_view what, AnyView const& from, AnyView const& to) {
+    if (!from || !to) {
+        throw ContractViolation{concat(
+            what,
+            " needs two tensors, but the ",
+            from ? "target" : "source",
+            " is an empty view; give it a tensor"
+        )};
+    }
+    if (from.dtype() != to.dtype() || from.extents() != to.extents()) {
+        throw ContractViolation{concat(
+            what,
+            " needs two tensors of the same dtype and extents, but got ",
+            name_of(from.dtype()),
+            " ",
+            to_text(from.extents()),
+            " and ",
+            name_of(to.dtype()),
+            " ",
+            to_text(to.extents())
+        )};
+    }
+    check_on_host(what, "source", from);
+    check_on_host(what, "target", to);
+    if (is_overlapping(to.extents(), to.strides())) {
+        throw ContractViolation{concat(
+            what,
+            ": elements of the target share memory (extents ",
+            to_text(to.extents()),
+            ", strides ",
+            to_text(to.strides()),
+            "); write to a view in which each index has its own element"
+        )};
+    }
+    if (!is_same_view(from, to) && share_memory(from, to)) {
+        throw ContractViolation{concat(
+            what,
+            ": source and target overlap in memory and are not the same view; go through a copy of "
+            "the source"
+        )};
+    }
+}
+
+/// Applies an operation to each element of `to`, with the element of `from` at the same index.
+template <class Operation>
+void for_each_element(Operation const& operation, AnyView const& from, AnyView const& to) {
+    if (to.numel() == 0) {
+        return;
+    }
+    using Element = typename Operation::Element;
+    Loops loops{to.extents(), from.strides(), to.strides(), sizeof(Element)};
+    auto* const function = row_function<Operation>();
+    for_each_row<bits_of_size<sizeof(Element)>>(
+        loops,
+        static_cast<std::byte const*>(from.data()),
+        static_cast<std::byte*>(to.data()),
+        [&](Row<std::byte const> source, Row<std::byte> target, std::size_t count) {
+            function(operation, source, target, count);
+        }
+    );
+}
+
+template <class T, class U>
+consteval void check_elements() {
+    static_assert(
+        !std::is_const_v<U>,
+        "copy, scale_copy and add: the elements of the target must not be const"
+    );
+    static_assert(
+        std::same_as<std::remove_const_t<T>, std::remove_const_t<U>>,
+        "copy, scale_copy and add: source and target must have the same type of elements"
+    );
+}
+
+/// A view that is only read, as the kernels take it.
+template <class T>
+AnyView source_view(StridedView<T> const& view) {
+    using U = std::remove_const_t<T>;
+    // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): the kernels do not write to a source
+    return {const_cast<U*>(view.data()), dtype_of<U>, view.extents(), view.strides()};
+}
+
+} // namespace detail
+
+/// Copies elements between views that may be strided differently. Local, on the host; no allocation.
+/// Source and target are the same view, or share no element; the source alone may name elements
+/// twice (a stride of 0 broadcasts).
+/// @throws ContractViolation  dtypes, extents or devices do not fit, elements of the target share
+///         memory, or the views overlap otherwise; nothing was written.
 inline void copy(AnyView const& from, AnyView const& to) {
-    detail::check_same_kind("copy", from, to);
+    detail::check_pair("copy", from, to);
+    if (detail::is_same_view(from, to)) {
+        return;
+    }
     visit_dtype(from.dtype(), [&]<class T>(std::type_identity<T>) {
-        auto const* const source = static_cast<T const*>(from.data());
-        auto* const target = static_cast<T*>(to.data());
-        detail::for_each_row(
-            from,
-            to,
-            [&](auto a, auto b, auto count, auto from_step, auto to_step) {
-                detail::copy_row(source + a, target + b, count, from_step, to_step);
-            }
-        );
+        detail::for_each_element(detail::Assign<detail::bits_of_size<sizeof(T)>>{}, from, to);
     });
 }
 
 /// `to = from * factor`, in one pass: f16 and bf16 compute in float, f32 and f64 in themselves;
-/// integers take only the factor 1. Local; no allocation. The views are the same or do not overlap.
-/// @throws ContractViolation  dtypes or extents differ, or an integer would be scaled.
+/// integers take only the factor 1. Local, on the host; no allocation. Views as for `copy`.
+/// @throws ContractViolation  as `copy`, or an integer would be scaled; nothing was written.
 inline void scale_copy(AnyView const& from, double factor, AnyView const& to) {
     if (factor == 1.0) {
         copy(from, to);
         return;
     }
-    detail::check_same_kind("scale_copy", from, to);
+    detail::check_pair("scale_copy", from, to);
     visit_dtype(from.dtype(), [&]<class T>(std::type_identity<T>) {
         if constexpr (std::is_integral_v<T>) {
             throw ContractViolation{detail::concat(
@@ -4164,43 +4970,81 @@ inline void scale_copy(AnyView const& from, double factor, AnyView const& to) {
                 "; only floating-point dtypes can"
             )};
         } else {
-            auto const* const source = static_cast<T const*>(from.data());
-            auto* const target = static_cast<T*>(to.data());
-            detail::for_each_row(
-                from,
-                to,
-                [&](auto a, auto b, auto count, auto from_step, auto to_step) {
-                    T const* const in = source + a;
-                    T* const out = target + b;
-                    if (from_step == 1 && to_step == 1) { // apart, so that it vectorises
-                        for (std::size_t i = 0; i < count; ++i) {
-                            out[i] = detail::scaled(in[i], factor);
-                        }
-                    } else {
-                        for (std::size_t i = 0; i < count; ++i) {
-                            out[i * to_step] = detail::scaled(in[i * from_step], factor);
-                        }
-                    }
-                }
-            );
+            detail::for_each_element(detail::Scale<T>{factor}, from, to);
         }
     });
 }
 
-/// Sets all elements to zero; an empty view has none. Local; no allocation.
+/// `to += from`, in one pass: f16 and bf16 compute in float and round once, integers wrap. Local, on
+/// the host; no allocation. Views as for `copy`; adding a view to itself doubles it.
+/// @throws ContractViolation  as `copy`; nothing was written.
+inline void add(AnyView const& from, AnyView const& to) {
+    detail::check_pair("add", from, to);
+    visit_dtype(from.dtype(), [&]<class T>(std::type_identity<T>) {
+        if constexpr (std::is_integral_v<T>) {
+            detail::for_each_element(detail::Add<detail::bits_of_size<sizeof(T)>>{}, from, to);
+        } else {
+            detail::for_each_element(detail::Add<T>{}, from, to);
+        }
+    });
+}
+
+/// Sets all elements to zero; an empty view has none. Local, on the host; no allocation. Elements may
+/// share memory.
+/// @throws ContractViolation  the tensor is not on the host, or is a null pointer.
 inline void fill_zero(AnyView const& to) {
+    detail::check_on_host("fill_zero", "tensor", to);
+    if (to.numel() == 0) {
+        return;
+    }
     visit_dtype(to.dtype(), [&]<class T>(std::type_identity<T>) {
-        auto* const target = static_cast<T*>(to.data());
-        detail::for_each_row(to, to, [&](auto, auto offset, auto count, auto, auto step) {
-            if (step == 1) { // apart, so that it becomes a memset
-                std::fill_n(target + offset, count, T{});
-            } else {
-                for (std::size_t i = 0; i < count; ++i) {
-                    target[offset + i * step] = T{};
+        using Bits = detail::bits_of_size<sizeof(T)>;
+        auto* const target = static_cast<std::byte*>(to.data());
+        detail::Loops loops{to.extents(), to.strides(), to.strides(), sizeof(T)};
+        detail::for_each_row<Bits>(
+            loops,
+            target,
+            target,
+            [](auto, detail::Row<std::byte> row, std::size_t count) {
+                if (row.step == sizeof(T)) {
+                    std::memset(row.data, 0, count * sizeof(T));
+                } else {
+                    for (std::size_t i = 0; i < count; ++i) {
+                        detail::store<Bits>(row.data + i * row.step, Bits{});
+                    }
                 }
             }
-        });
+        );
     });
+}
+
+/// The same for views whose elements have a type: views of different elements, targets of const
+/// elements and scaled integers do not compile.
+template <class T, class U>
+void copy(StridedView<T> const& from, StridedView<U> const& to) {
+    detail::check_elements<T, U>();
+    copy(detail::source_view(from), AnyView{to});
+}
+
+template <class T, class U>
+void scale_copy(StridedView<T> const& from, double factor, StridedView<U> const& to) {
+    detail::check_elements<T, U>();
+    static_assert(
+        !std::integral<U>, "scale_copy: integers cannot be scaled, only floating-point elements can"
+    );
+    scale_copy(detail::source_view(from), factor, AnyView{to});
+}
+
+template <class T, class U>
+void add(StridedView<T> const& from, StridedView<U> const& to) {
+    detail::check_elements<T, U>();
+    add(detail::source_view(from), AnyView{to});
+}
+
+template <class T>
+void fill_zero(StridedView<T> const& to) {
+    detail::check_elements<T, T>();
+    fill_zero(AnyView{to});
 }
 
 } // namespace joinable::inline v0
@@ -4304,7 +5148,7 @@ make_bucket_layout(ParameterList const& parameters, DataParallelOptions const& o
         values.push_back(parameters[i].value());
     }
     std::array<std::size_t, 2> const limits{
-        {std::min(options.first_bucket_bytes, options.bucket_cap_bytes), options.bucket_cap_bytes}
+        {(std::min)(options.first_bucket_bytes, options.bucket_cap_bytes), options.bucket_cap_bytes}
     };
     auto const assignment = compute_bucket_assignment_by_size(values, limits);
 
@@ -4589,7 +5433,7 @@ public:
                 std::end(view_->base_),
                 index_,
                 kind,
-                limits[std::min(cut, limits.size() - 1)]
+                limits[(std::min)(cut, limits.size() - 1)]
             };
         }
         constexpr iterator& operator++() {
@@ -5533,13 +6377,14 @@ struct ordered_hooks {
     static constexpr Order<sizeof...(Hooks)> order =
         solve<sizeof...(Hooks)>(edges_of<Phase, Hooks...>(), {{gives_notice<Hooks>...}});
 
-    template <class Cycle, std::size_t I, class... Rest>
+    template <class Cycle, std::size_t Index, class... Rest>
     struct collect : std::type_identity<Cycle> {};
-    template <class... Found, std::size_t I, class H, class... Rest>
-    struct collect<labels_of<Found...>, I, H, Rest...>
+    template <class... Found, std::size_t Index, class H, class... Rest>
+    struct collect<labels_of<Found...>, Index, H, Rest...>
         : collect<
-              std::conditional_t<order.on_cycle[I], labels_of<Found..., H>, labels_of<Found...>>,
-              I + 1,
+              std::
+                  conditional_t<order.on_cycle[Index], labels_of<Found..., H>, labels_of<Found...>>,
+              Index + 1,
               Rest...> {};
 
     template <class Culprits>
@@ -5550,8 +6395,9 @@ struct ordered_hooks {
     static constexpr bool is_solved =
         sizeof(blame<typename collect<labels_of<>, 0, Hooks...>::type>) != 0;
 
-    template <std::size_t... I>
-    static auto sequence_of(std::index_sequence<I...>) -> std::index_sequence<order.sequence[I]...>;
+    template <std::size_t... Is>
+    static auto sequence_of(std::index_sequence<Is...>)
+        -> std::index_sequence<order.sequence[Is]...>;
     using sequence = decltype(sequence_of(std::make_index_sequence<sizeof...(Hooks)>{}));
 };
 
@@ -6310,7 +7156,7 @@ public:
     /// Checks what `rank` is about to say in `round`.
     /// @throws ContractViolation  it leaves earlier or later than it said at entry, votes to stop,
     /// or gives another notice.
-    void require(int rank, std::size_t round, RollCallLanes const& mine) const {
+    void require_promised(int rank, std::size_t round, RollCallLanes const& mine) const {
         std::uint64_t const inputs = inputs_of(rank);
         if (mine.active != 0 && round >= inputs) {
             throw ContractViolation{concat(
@@ -6418,7 +7264,7 @@ public:
     void post(RollCallLanes const& mine) {
         mine_ = mine;
         if (schedule_) {
-            schedule_->require(control_.rank(), rounds_, mine);
+            schedule_->require_promised(control_.rank(), rounds_, mine);
         } else {
             words_ = mine.encode();
             control_.post_sum(words_);
@@ -6847,7 +7693,7 @@ private:
     using Ticks = std::chrono::steady_clock::rep;
     static constexpr Ticks minute =
         std::chrono::steady_clock::duration{std::chrono::minutes{1}}.count();
-    std::atomic<Ticks> next_{std::numeric_limits<Ticks>::min()};
+    std::atomic<Ticks> next_{(std::numeric_limits<Ticks>::min)()};
 };
 
 inline OncePerMinute skew_warnings; ///< of this process, however many guards and ranks it runs
@@ -7080,7 +7926,7 @@ private:
     /// The answer; verdicts that end the guard with an exception are thrown here.
     Verdict hear() {
         try {
-            return check(rounds_.hear());
+            return act_on(rounds_.hear());
         } catch (...) {
             if (!ending_.is_over()) { // the communicator failed: the others fail with it
                 ending_.record({});
@@ -7090,7 +7936,7 @@ private:
         }
     }
 
-    Verdict check(Verdict verdict) {
+    Verdict act_on(Verdict verdict) {
         switch (verdict) {
         case Verdict::failed:
         case Verdict::mismatch: ending_.fail(rounds_.roll_call().failure());
@@ -7733,15 +8579,15 @@ private:
 
 template <class Indices, class... Js>
 struct HookSlots;
-template <std::size_t I, class J>
+template <std::size_t Index, class J>
 struct IndexedSlot : HookSlot<J> {
     using HookSlot<J>::HookSlot;
 };
-template <std::size_t... I, class... Js>
-struct HookSlots<std::index_sequence<I...>, Js...> : IndexedSlot<I, Js>... {
+template <std::size_t... Is, class... Js>
+struct HookSlots<std::index_sequence<Is...>, Js...> : IndexedSlot<Is, Js>... {
     template <class... Ks>
     explicit HookSlots(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords)
-        : IndexedSlot<I, Js>(std::get<I>(joinables), keywords...)... {}
+        : IndexedSlot<Is, Js>(std::get<Is>(joinables), keywords...)... {}
 };
 
 /// The hooks of a guard, in argument order; run in the order that their labels ask for.
@@ -7759,10 +8605,10 @@ public:
         run_post(result, is_last_joiner, post_hook_sequence<Js...>{});
     }
 
-    /// What a session knows of the participant at argument index `I`.
-    template <std::size_t I>
+    /// What a session knows of the participant at argument index `Index`.
+    template <std::size_t Index>
     static ParticipantInfo describe() {
-        using J = std::tuple_element_t<I, std::tuple<Js...>>;
+        using J = std::tuple_element_t<Index, std::tuple<Js...>>;
         using Hook = join_hook_t<J>;
         if constexpr (has_takes_part<Hook>) {
             return {type_name<J>(), [](Round const& round) -> bool {
@@ -7774,14 +8620,14 @@ public:
     }
 
 private:
-    template <std::size_t I>
+    template <std::size_t Index>
     auto& hook() {
-        using J = std::tuple_element_t<I, std::tuple<Js...>>;
-        return static_cast<IndexedSlot<I, J>&>(slots_).hook;
+        using J = std::tuple_element_t<Index, std::tuple<Js...>>;
+        return static_cast<IndexedSlot<Index, J>&>(slots_).hook;
     }
 
-    template <std::size_t... I>
-    void run_main(std::size_t position, Round const& round, std::index_sequence<I...>) {
+    template <std::size_t... Is>
+    void run_main(std::size_t position, Round const& round, std::index_sequence<Is...>) {
         std::size_t current = 0;
         auto const run = [&](auto& hook) {
             if constexpr (has_main_hook_of_round<std::remove_reference_t<decltype(hook)>>) {
@@ -7790,11 +8636,11 @@ private:
                 hook.main_hook();
             }
         };
-        ((current++ == position ? run(hook<I>()) : void()), ...);
+        ((current++ == position ? run(hook<Is>()) : void()), ...);
     }
 
-    template <std::size_t... I>
-    void run_post(JoinResult const& result, bool is_last_joiner, std::index_sequence<I...>) {
+    template <std::size_t... Is>
+    void run_post(JoinResult const& result, bool is_last_joiner, std::index_sequence<Is...>) {
         auto const run = [&](auto& hook) {
             if constexpr (has_post_hook_of_result<std::remove_reference_t<decltype(hook)>>) {
                 hook.post_hook(result);
@@ -7802,7 +8648,7 @@ private:
                 hook.post_hook(is_last_joiner);
             }
         };
-        (run(hook<I>()), ...);
+        (run(hook<Is>()), ...);
     }
 
     HookSlots<std::index_sequence_for<Js...>, Js...> slots_;
@@ -8093,16 +8939,16 @@ private:
             typename detail::join_keywords_of<Js>::type...>();
     }
 
-    template <std::size_t... I>
-    static Controls make_controls(std::tuple<Js&...> const& joinables, std::index_sequence<I...>) {
+    template <std::size_t... Is>
+    static Controls make_controls(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
         return {{std::make_unique<detail::ControlOver<join_communicator_t<Js>>>(
-            std::get<I>(joinables).join_communicator()
+            std::get<Is>(joinables).join_communicator()
         )...}};
     }
 
     /// Distinct, the control communicator and then in hook order: the first serves the roll calls.
-    template <std::size_t... I>
-    std::vector<detail::ControlCommunicator*> communicators(std::index_sequence<I...>) const {
+    template <std::size_t... Is>
+    std::vector<detail::ControlCommunicator*> communicators(std::index_sequence<Is...>) const {
         std::vector<detail::ControlCommunicator*> distinct;
         auto const add = [&](detail::ControlCommunicator* candidate) {
             for (auto const* known : distinct) {
@@ -8115,13 +8961,13 @@ private:
         if (control_) {
             add(control_.get());
         }
-        (add(controls_[I].get()), ...);
+        (add(controls_[Is].get()), ...);
         return distinct;
     }
 
-    template <std::size_t... I>
-    static std::vector<detail::ParticipantInfo> describe(std::index_sequence<I...>) {
-        return {Hooks::template describe<I>()...};
+    template <std::size_t... Is>
+    static std::vector<detail::ParticipantInfo> describe(std::index_sequence<Is...>) {
+        return {Hooks::template describe<Is>()...};
     }
 
     template <std::size_t... Main, std::size_t... Post>
@@ -8148,7 +8994,7 @@ private:
         std::apply(
             [](Js&... participant) {
                 std::vector<JoinState const*> seen;
-                auto const check = [&](JoinState const& state, std::string_view name) {
+                auto const check_state = [&](JoinState const& state, std::string_view name) {
                     for (JoinState const* other : seen) {
                         if (other == &state) {
                             throw ContractViolation{detail::concat(
@@ -8163,7 +9009,7 @@ private:
                         )};
                     }
                 };
-                (check(participant.join_state(), detail::type_name<Js>()), ...);
+                (check_state(participant.join_state(), detail::type_name<Js>()), ...);
             },
             joinables
         );
@@ -8173,11 +9019,11 @@ private:
         hooks_.emplace(joinables, keywords...);
     }
 
-    template <std::size_t... I>
-    void attach(std::tuple<Js&...> const& joinables, std::index_sequence<I...>) {
+    template <std::size_t... Is>
+    void attach(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
         std::size_t position = 0;
-        (std::get<I>(attachments_)
-             .attach(std::get<I>(joinables).join_state(), session_, position++),
+        (std::get<Is>(attachments_)
+             .attach(std::get<Is>(joinables).join_state(), session_, position++),
          ...);
     }
 
@@ -8401,7 +9247,7 @@ public:
         ParameterList list;
         try {
             list = joinable::parameters(std::forward<Parameters>(parameters));
-            check(list);
+            check_parameters(list);
             reducer_.emplace(comm, list, options);
         } catch (...) {
             error = std::current_exception();
@@ -8533,7 +9379,7 @@ private:
     enum class Stage : std::uint8_t { idle, forward, backward };
     static constexpr std::size_t broadcast_bytes = std::size_t{250} << 20U;
 
-    static void check(ParameterList const& list) {
+    static void check_parameters(ParameterList const& list) {
         std::vector<std::pair<void const*, std::size_t>> addresses;
         for (std::size_t i = 0; i < list.size(); ++i) {
             detail::check_value(list, i);

@@ -108,7 +108,7 @@ template <class Tensors>
         result.buckets.push_back(std::exchange(group.members, {}));
         result.limits.push_back(limits[group.limit_index]);
         group.bytes = 0;
-        group.limit_index = std::min(group.limit_index + 1, limits.size() - 1);
+        group.limit_index = (std::min)(group.limit_index + 1, limits.size() - 1);
     };
     auto const first = std::begin(tensors);
     for (std::size_t i = 0; i < count; ++i) {

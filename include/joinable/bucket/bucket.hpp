@@ -115,7 +115,7 @@ make_bucket_layout(ParameterList const& parameters, DataParallelOptions const& o
         values.push_back(parameters[i].value());
     }
     std::array<std::size_t, 2> const limits{
-        {std::min(options.first_bucket_bytes, options.bucket_cap_bytes), options.bucket_cap_bytes}
+        {(std::min)(options.first_bucket_bytes, options.bucket_cap_bytes), options.bucket_cap_bytes}
     };
     auto const assignment = compute_bucket_assignment_by_size(values, limits);
 

@@ -175,7 +175,7 @@ public:
                 std::end(view_->base_),
                 index_,
                 kind,
-                limits[std::min(cut, limits.size() - 1)]
+                limits[(std::min)(cut, limits.size() - 1)]
             };
         }
         constexpr iterator& operator++() {

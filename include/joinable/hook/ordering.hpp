@@ -194,13 +194,14 @@ struct ordered_hooks {
     static constexpr Order<sizeof...(Hooks)> order =
         solve<sizeof...(Hooks)>(edges_of<Phase, Hooks...>(), {{gives_notice<Hooks>...}});
 
-    template <class Cycle, std::size_t I, class... Rest>
+    template <class Cycle, std::size_t Index, class... Rest>
     struct collect : std::type_identity<Cycle> {};
-    template <class... Found, std::size_t I, class H, class... Rest>
-    struct collect<labels_of<Found...>, I, H, Rest...>
+    template <class... Found, std::size_t Index, class H, class... Rest>
+    struct collect<labels_of<Found...>, Index, H, Rest...>
         : collect<
-              std::conditional_t<order.on_cycle[I], labels_of<Found..., H>, labels_of<Found...>>,
-              I + 1,
+              std::
+                  conditional_t<order.on_cycle[Index], labels_of<Found..., H>, labels_of<Found...>>,
+              Index + 1,
               Rest...> {};
 
     template <class Culprits>
@@ -211,8 +212,9 @@ struct ordered_hooks {
     static constexpr bool is_solved =
         sizeof(blame<typename collect<labels_of<>, 0, Hooks...>::type>) != 0;
 
-    template <std::size_t... I>
-    static auto sequence_of(std::index_sequence<I...>) -> std::index_sequence<order.sequence[I]...>;
+    template <std::size_t... Is>
+    static auto sequence_of(std::index_sequence<Is...>)
+        -> std::index_sequence<order.sequence[Is]...>;
     using sequence = decltype(sequence_of(std::make_index_sequence<sizeof...(Hooks)>{}));
 };
 

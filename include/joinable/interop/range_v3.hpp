@@ -144,7 +144,7 @@ template <class Base>
         );
         using Difference = ranges::range_difference_t<Range>;
         auto const n = static_cast<std::size_t>(ranges::size(range));
-        std::size_t const first = r * (n / w) + std::min(r, n % w);
+        std::size_t const first = r * (n / w) + (std::min)(r, n % w);
         std::size_t const length = n / w + (r < n % w ? 1 : 0);
         return ranges::views::all(std::forward<Range>(range)) |
                ranges::views::drop_exactly(static_cast<Difference>(first)) |

@@ -300,16 +300,16 @@ private:
             typename detail::join_keywords_of<Js>::type...>();
     }
 
-    template <std::size_t... I>
-    static Controls make_controls(std::tuple<Js&...> const& joinables, std::index_sequence<I...>) {
+    template <std::size_t... Is>
+    static Controls make_controls(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
         return {{std::make_unique<detail::ControlOver<join_communicator_t<Js>>>(
-            std::get<I>(joinables).join_communicator()
+            std::get<Is>(joinables).join_communicator()
         )...}};
     }
 
     /// Distinct, the control communicator and then in hook order: the first serves the roll calls.
-    template <std::size_t... I>
-    std::vector<detail::ControlCommunicator*> communicators(std::index_sequence<I...>) const {
+    template <std::size_t... Is>
+    std::vector<detail::ControlCommunicator*> communicators(std::index_sequence<Is...>) const {
         std::vector<detail::ControlCommunicator*> distinct;
         auto const add = [&](detail::ControlCommunicator* candidate) {
             for (auto const* known : distinct) {
@@ -322,13 +322,13 @@ private:
         if (control_) {
             add(control_.get());
         }
-        (add(controls_[I].get()), ...);
+        (add(controls_[Is].get()), ...);
         return distinct;
     }
 
-    template <std::size_t... I>
-    static std::vector<detail::ParticipantInfo> describe(std::index_sequence<I...>) {
-        return {Hooks::template describe<I>()...};
+    template <std::size_t... Is>
+    static std::vector<detail::ParticipantInfo> describe(std::index_sequence<Is...>) {
+        return {Hooks::template describe<Is>()...};
     }
 
     template <std::size_t... Main, std::size_t... Post>
@@ -355,7 +355,7 @@ private:
         std::apply(
             [](Js&... participant) {
                 std::vector<JoinState const*> seen;
-                auto const check = [&](JoinState const& state, std::string_view name) {
+                auto const check_state = [&](JoinState const& state, std::string_view name) {
                     for (JoinState const* other : seen) {
                         if (other == &state) {
                             throw ContractViolation{detail::concat(
@@ -370,7 +370,7 @@ private:
                         )};
                     }
                 };
-                (check(participant.join_state(), detail::type_name<Js>()), ...);
+                (check_state(participant.join_state(), detail::type_name<Js>()), ...);
             },
             joinables
         );
@@ -380,11 +380,11 @@ private:
         hooks_.emplace(joinables, keywords...);
     }
 
-    template <std::size_t... I>
-    void attach(std::tuple<Js&...> const& joinables, std::index_sequence<I...>) {
+    template <std::size_t... Is>
+    void attach(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
         std::size_t position = 0;
-        (std::get<I>(attachments_)
-             .attach(std::get<I>(joinables).join_state(), session_, position++),
+        (std::get<Is>(attachments_)
+             .attach(std::get<Is>(joinables).join_state(), session_, position++),
          ...);
     }
 

@@ -35,15 +35,15 @@ private:
 
 template <class Indices, class... Js>
 struct HookSlots;
-template <std::size_t I, class J>
+template <std::size_t Index, class J>
 struct IndexedSlot : HookSlot<J> {
     using HookSlot<J>::HookSlot;
 };
-template <std::size_t... I, class... Js>
-struct HookSlots<std::index_sequence<I...>, Js...> : IndexedSlot<I, Js>... {
+template <std::size_t... Is, class... Js>
+struct HookSlots<std::index_sequence<Is...>, Js...> : IndexedSlot<Is, Js>... {
     template <class... Ks>
     explicit HookSlots(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords)
-        : IndexedSlot<I, Js>(std::get<I>(joinables), keywords...)... {}
+        : IndexedSlot<Is, Js>(std::get<Is>(joinables), keywords...)... {}
 };
 
 /// The hooks of a guard, in argument order; run in the order that their labels ask for.
@@ -61,10 +61,10 @@ public:
         run_post(result, is_last_joiner, post_hook_sequence<Js...>{});
     }
 
-    /// What a session knows of the participant at argument index `I`.
-    template <std::size_t I>
+    /// What a session knows of the participant at argument index `Index`.
+    template <std::size_t Index>
     static ParticipantInfo describe() {
-        using J = std::tuple_element_t<I, std::tuple<Js...>>;
+        using J = std::tuple_element_t<Index, std::tuple<Js...>>;
         using Hook = join_hook_t<J>;
         if constexpr (has_takes_part<Hook>) {
             return {type_name<J>(), [](Round const& round) -> bool {
@@ -76,14 +76,14 @@ public:
     }
 
 private:
-    template <std::size_t I>
+    template <std::size_t Index>
     auto& hook() {
-        using J = std::tuple_element_t<I, std::tuple<Js...>>;
-        return static_cast<IndexedSlot<I, J>&>(slots_).hook;
+        using J = std::tuple_element_t<Index, std::tuple<Js...>>;
+        return static_cast<IndexedSlot<Index, J>&>(slots_).hook;
     }
 
-    template <std::size_t... I>
-    void run_main(std::size_t position, Round const& round, std::index_sequence<I...>) {
+    template <std::size_t... Is>
+    void run_main(std::size_t position, Round const& round, std::index_sequence<Is...>) {
         std::size_t current = 0;
         auto const run = [&](auto& hook) {
             if constexpr (has_main_hook_of_round<std::remove_reference_t<decltype(hook)>>) {
@@ -92,11 +92,11 @@ private:
                 hook.main_hook();
             }
         };
-        ((current++ == position ? run(hook<I>()) : void()), ...);
+        ((current++ == position ? run(hook<Is>()) : void()), ...);
     }
 
-    template <std::size_t... I>
-    void run_post(JoinResult const& result, bool is_last_joiner, std::index_sequence<I...>) {
+    template <std::size_t... Is>
+    void run_post(JoinResult const& result, bool is_last_joiner, std::index_sequence<Is...>) {
         auto const run = [&](auto& hook) {
             if constexpr (has_post_hook_of_result<std::remove_reference_t<decltype(hook)>>) {
                 hook.post_hook(result);
@@ -104,7 +104,7 @@ private:
                 hook.post_hook(is_last_joiner);
             }
         };
-        (run(hook<I>()), ...);
+        (run(hook<Is>()), ...);
     }
 
     HookSlots<std::index_sequence_for<Js...>, Js...> slots_;

@@ -38,7 +38,7 @@ public:
     void post(RollCallLanes const& mine) {
         mine_ = mine;
         if (schedule_) {
-            schedule_->require(control_.rank(), rounds_, mine);
+            schedule_->require_promised(control_.rank(), rounds_, mine);
         } else {
             words_ = mine.encode();
             control_.post_sum(words_);

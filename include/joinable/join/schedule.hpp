@@ -42,7 +42,7 @@ public:
     /// Checks what `rank` is about to say in `round`.
     /// @throws ContractViolation  it leaves earlier or later than it said at entry, votes to stop,
     /// or gives another notice.
-    void require(int rank, std::size_t round, RollCallLanes const& mine) const {
+    void require_promised(int rank, std::size_t round, RollCallLanes const& mine) const {
         std::uint64_t const inputs = inputs_of(rank);
         if (mine.active != 0 && round >= inputs) {
             throw ContractViolation{concat(

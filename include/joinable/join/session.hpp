@@ -222,7 +222,7 @@ private:
     /// The answer; verdicts that end the guard with an exception are thrown here.
     Verdict hear() {
         try {
-            return check(rounds_.hear());
+            return act_on(rounds_.hear());
         } catch (...) {
             if (!ending_.is_over()) { // the communicator failed: the others fail with it
                 ending_.record({});
@@ -232,7 +232,7 @@ private:
         }
     }
 
-    Verdict check(Verdict verdict) {
+    Verdict act_on(Verdict verdict) {
         switch (verdict) {
         case Verdict::failed:
         case Verdict::mismatch: ending_.fail(rounds_.roll_call().failure());

@@ -25,7 +25,7 @@ private:
     using Ticks = std::chrono::steady_clock::rep;
     static constexpr Ticks minute =
         std::chrono::steady_clock::duration{std::chrono::minutes{1}}.count();
-    std::atomic<Ticks> next_{std::numeric_limits<Ticks>::min()};
+    std::atomic<Ticks> next_{(std::numeric_limits<Ticks>::min)()};
 };
 
 inline OncePerMinute skew_warnings; ///< of this process, however many guards and ranks it runs

@@ -52,7 +52,7 @@ public:
         ParameterList list;
         try {
             list = joinable::parameters(std::forward<Parameters>(parameters));
-            check(list);
+            check_parameters(list);
             reducer_.emplace(comm, list, options);
         } catch (...) {
             error = std::current_exception();
@@ -184,7 +184,7 @@ private:
     enum class Stage : std::uint8_t { idle, forward, backward };
     static constexpr std::size_t broadcast_bytes = std::size_t{250} << 20U;
 
-    static void check(ParameterList const& list) {
+    static void check_parameters(ParameterList const& list) {
         std::vector<std::pair<void const*, std::size_t>> addresses;
         for (std::size_t i = 0; i < list.size(); ++i) {
             detail::check_value(list, i);

@@ -67,8 +67,13 @@ consteval DType find_dtype() {
 
 } // namespace detail
 
-/// A type that has a `DType`: the floating types, `Half`, `BFloat16`, and the integers of 1, 4 and
-/// 8 bytes (so `long` and `long long` both count, by their size).
+/// A type that has a `DType`. It is not const.
+///
+/// | expression    | result  | meaning                                                             |
+/// |---------------|---------|---------------------------------------------------------------------|
+/// | `dtype_of<T>` | `DType` | by kind and size: `long` and `long long` share one                  |
+///
+/// Models: float, double, Half, BFloat16, and the integers of 1, 4 and 8 bytes, bool and wide characters excepted.
 template <class T>
 concept Element = detail::has_dtype<T>;
 

@@ -123,7 +123,7 @@ private:
         std::size_t const later = term.rest - term.stride * (term.count - 1);
         std::size_t const first =
             total <= later ? 0 : (total - later + term.stride - 1) / term.stride;
-        std::size_t const last = std::min(term.count - 1, total / term.stride);
+        std::size_t const last = (std::min)(term.count - 1, total / term.stride);
         for (std::size_t k = first; k <= last && wanted_ > 0; ++k) {
             if (++steps_ > max_steps) {
                 wanted_ = 0;

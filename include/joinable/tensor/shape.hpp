@@ -73,7 +73,7 @@ private:
         if (extent == 0) {
             return 0;
         }
-        overflow = overflow || product > std::numeric_limits<std::size_t>::max() / extent;
+        overflow = overflow || product > (std::numeric_limits<std::size_t>::max)() / extent;
         product *= extent;
     }
     if (overflow) {
@@ -123,7 +123,7 @@ namespace detail {
 }
 
 /// The bytes of the largest object there can be: what counts or steps further is no size.
-inline constexpr std::size_t max_bytes = std::numeric_limits<std::size_t>::max() / 2;
+inline constexpr std::size_t max_bytes = (std::numeric_limits<std::size_t>::max)() / 2;
 
 /// Throws ContractViolation for a number that was negative before it became a std::size_t: no
 /// memory is as large as what it then stands for.

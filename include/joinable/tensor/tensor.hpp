@@ -86,15 +86,15 @@ Shape shape_of(Range const& range) {
 
 /// A tensor that can be read: `tensor_traits` describes it.
 ///
-/// `t` is an lvalue of `T`, with its constness.
-/// | expression                   | result                | meaning                                  |
-/// |------------------------------|-----------------------|------------------------------------------|
-/// | `tensor_traits<T>`           | complete              | how the type is adapted                  |
-/// | `::value_type` or `dtype(t)` | Element, or `DType`   | the type of the elements                 |
-/// | `::data(t)`                  | a pointer             | the first element                        |
-/// | `::extents(t)`               | a range of integers   | one per dimension, at most 8             |
-/// | `::strides(t)` (optional)    | a range of integers   | in elements; row-major without it        |
-/// | `::device(t)` (optional)     | `DeviceId`            | where the memory is; the host without it |
+/// `t` is an lvalue of `T`, with its constness; `traits` is `tensor_traits<T>`.
+/// | expression                                | result              | meaning                                  |
+/// |-------------------------------------------|---------------------|------------------------------------------|
+/// | `traits`                                  | complete            | how the type is adapted                  |
+/// | `traits::value_type` or `traits::dtype(t)` | Element, or `DType` | the type of the elements                 |
+/// | `traits::data(t)`                         | a pointer           | the first element                        |
+/// | `traits::extents(t)`                      | a range of integers | one per dimension, at most 8             |
+/// | `traits::strides(t)` (optional)           | a range of integers | in elements; row-major without it        |
+/// | `traits::device(t)` (optional)            | `DeviceId`          | where the memory is; the host without it |
 ///
 /// Not checkable, still required: the memory stays where it is while a collective uses it.
 /// Models: std::vector, std::array, std::span, StridedView, AnyView.
@@ -103,7 +103,14 @@ concept Tensor = detail::has_tensor_traits<T> &&
                  (detail::has_static_dtype<T> || detail::has_run_time_dtype<T>) &&
                  detail::has_data<T> && detail::has_extents<T>;
 
-/// A tensor whose elements can be written: `data(t)` is a pointer to non-const.
+/// A tensor whose elements can be written.
+///
+/// `t` is an lvalue of `T`, with its constness.
+/// | expression                  | result                 | meaning                             |
+/// |-----------------------------|------------------------|-------------------------------------|
+/// | `tensor_traits<T>::data(t)` | a pointer to non-const | the first element, to be written to |
+///
+/// Models: std::vector, std::array, std::span and StridedView of elements that are not const, AnyView.
 template <class T>
 concept WritableTensor = Tensor<T> && detail::has_writable_data<T>;
 

@@ -152,10 +152,10 @@ public:
                 std::chrono::steady_clock::time_point const alive{
                     std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
                 };
-                std::chrono::nanoseconds const waited = now() - std::max(start, alive);
+                std::chrono::nanoseconds const waited = now() - (std::max)(start, alive);
                 bool const is_alive = waited < deadline_;
                 if (is_alive) {
-                    left = std::min(left, deadline_ - waited);
+                    left = (std::min)(left, deadline_ - waited);
                 }
                 return is_alive;
             });
@@ -195,7 +195,7 @@ private:
         auto const others_have_room = [&] {
             all_retired_ = next_;
             for (int rank = 0; rank < size(); ++rank) {
-                all_retired_ = std::min(all_retired_, board_.retired(rank).load());
+                all_retired_ = (std::min)(all_retired_, board_.retired(rank).load());
             }
             return next_ < slots + all_retired_ || board_.is_spent();
         };

@@ -97,8 +97,8 @@ public:
         std::size_t first = 0; // of the block, in the same count
         for (int b = 0; b < blocks() && first < end; ++b) {
             std::size_t const size = size_of_block(b);
-            std::size_t const from = std::max(begin, first);
-            std::size_t const to = std::min(end, first + size);
+            std::size_t const from = (std::max)(begin, first);
+            std::size_t const to = (std::min)(end, first + size);
             if (from < to) {
                 run_part(block(b), from - first, to - first);
             }
@@ -260,7 +260,7 @@ run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said, Cut con
         }
         std::size_t const begin =
             static_cast<std::size_t>(claimed & ChunkProgress::count_mask) * cut.chunk;
-        Exchange{board, sequence, said}.run(begin, std::min(cut.total, begin + cut.chunk));
+        Exchange{board, sequence, said}.run(begin, (std::min)(cut.total, begin + cut.chunk));
         if ((progress.done.fetch_add(1) & ChunkProgress::count_mask) + 1 == cut.chunks) {
             board.room.wake();
         }

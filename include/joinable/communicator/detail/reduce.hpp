@@ -63,7 +63,7 @@ void reduce_in_rank_order(
             constexpr std::size_t tile_size = 4096 / sizeof(A); // stays in the first-level cache
             std::array<A, tile_size> tile;
             for (std::size_t begin = 0; begin < count; begin += tile_size) {
-                std::size_t const n = std::min(tile_size, count - begin);
+                std::size_t const n = (std::min)(tile_size, count - begin);
                 auto const* const first = static_cast<T const*>(input(0)) + begin;
                 for (std::size_t i = 0; i < n; ++i) {
                     tile[i] = static_cast<A>(first[i]);

@@ -16,7 +16,7 @@ namespace joinable::inline v0::detail {
 [[nodiscard]] inline std::chrono::steady_clock::time_point
 end_of_wait(std::chrono::nanoseconds deadline) noexcept {
     constexpr std::chrono::nanoseconds year = std::chrono::hours{24 * 365};
-    return std::chrono::steady_clock::now() + std::min(deadline, year);
+    return std::chrono::steady_clock::now() + (std::min)(deadline, year);
 }
 
 /// Waiting in three stages: spin while an answer usually takes less than a system call, yield so

@@ -124,9 +124,9 @@ void for_each_tile(
     constexpr std::size_t size = tile_size<Bits>;
     alignas(64) std::array<std::byte, size * size * sizeof(Bits)> tile; // written before it is read
     for (std::size_t i = 0; i < across.extent; i += size) {
-        std::size_t const rows = std::min(size, across.extent - i);
+        std::size_t const rows = (std::min)(size, across.extent - i);
         for (std::size_t k = 0; k < inner.extent; k += size) {
-            std::size_t const count = std::min(size, inner.extent - k);
+            std::size_t const count = (std::min)(size, inner.extent - k);
             load_transposed<Bits>(
                 from + k * inner.from + i * across.from,
                 inner.from,

@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: BSL-1.0
+"""Writes the reference to build/doxygen/html by doxygen docs/Doxyfile, and fails on its warnings.
+
+Two kinds are no errors: a member of a class without a docstring (trivial accessors have none), and
+that doxygen knows nothing of std::ranges, where it sees a specialisation. One is added: a public
+concept has a page with the table of its expressions.
+"""
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+OUTPUT = ROOT / "build/doxygen"
+NO_ERRORS = [
+    r"Member .* of (class|struct|union) .* is not documented",
+    r"documented symbol 'constexpr bool (std::)?ranges::enable_\w+<.*was not declared or defined",
+]
+
+OUTPUT.mkdir(parents=True, exist_ok=True)
+result = subprocess.run(
+    ["doxygen", "docs/Doxyfile"], cwd=ROOT, capture_output=True, text=True, check=False
+)
+warnings = [
+    line for line in result.stderr.splitlines() if not any(re.search(p, line) for p in NO_ERRORS)
+]
+if result.returncode != 0:
+    warnings.append(f"doxygen failed with status {result.returncode}")
+
+concepts = set()
+for path in sorted((ROOT / "include").rglob("*.hpp")):
+    text = re.sub(r"(?s)namespace \w*:*detail \{.*?\} // namespace \w*:*detail", "", path.read_text())
+    if not re.search(r"v0::detail \{", text):
+        concepts.update(re.findall(r"(?m)^concept (\w+)", text))
+for concept in sorted(concepts):
+    page = OUTPUT / f"html/conceptjoinable_1_1{concept}.html"
+    if not page.is_file():
+        warnings.append(f"concept {concept} has no page: give it a docstring")
+    elif "markdownTable" not in page.read_text():
+        warnings.append(f"concept {concept} has no table of its expressions in its docstring")
+
+for warning in warnings:
+    print(warning, file=sys.stderr)
+print(f"reference of {len(concepts)} concepts in {OUTPUT.relative_to(ROOT)}/html: "
+      + (f"{len(warnings)} errors" if warnings else "no warnings"))
+sys.exit(bool(warnings))

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: BSL-1.0
+"""Tests of the scripts that check the project: each must fail on a copy that was made wrong."""
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+class Copy(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        for name in ("include", "single_include", "tests", "examples", "docs"):
+            shutil.copytree(ROOT / name, self.root / name)
+        for name in ("CMakeLists.txt", "README.md"):
+            shutil.copy(ROOT / name, self.root)
+
+    def run_script(self, *arguments):
+        """Exit status and everything printed."""
+        command = [sys.executable, self.root / arguments[0], *arguments[1:]]
+        result = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        return result.returncode, result.stdout
+
+    def passes(self, *arguments):
+        status, output = self.run_script(*arguments)
+        self.assertEqual(status, 0, output)
+
+    def fails(self, *arguments, saying):
+        status, output = self.run_script(*arguments)
+        self.assertNotEqual(status, 0, output)
+        self.assertIn(saying, output)
+
+    def append(self, name, text):
+        with open(self.root / name, "a", encoding="utf-8") as file:
+            file.write(text)
+
+    def replace(self, name, old, new):
+        path = self.root / name
+        text = path.read_text(encoding="utf-8")
+        self.assertIn(old, text)
+        path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+class Amalgamate(Copy):
+    script = "single_include/amalgamate.py"
+    single = "single_include/joinable/join.hpp"
+
+    def test_check_fails_after_a_header_changed_until_it_is_written(self):
+        self.passes(self.script)
+        self.passes(self.script, "--check")
+        self.append("include/joinable/tensor/dtype.hpp", "// one more line\n")
+        self.fails(self.script, "--check", saying="run python3 single_include/amalgamate.py")
+        self.passes(self.script)
+        self.passes(self.script, "--check")
+
+    def test_check_fails_after_the_single_header_was_edited_or_removed(self):
+        self.passes(self.script)
+        self.append(self.single, "\n")
+        self.fails(self.script, "--check", saying="is not what include/joinable gives now")
+        (self.root / self.single).unlink()
+        self.fails(self.script, "--check", saying="is not what include/joinable gives now")
+
+    def test_the_same_headers_give_the_same_bytes(self):
+        self.passes(self.script)
+        first = (self.root / self.single).read_bytes()
+        (self.root / self.single).unlink()
+        self.passes(self.script)
+        self.assertEqual(first, (self.root / self.single).read_bytes())
+        self.assertNotIn(str(self.root).encode(), first)
+
+    def test_what_cannot_be_pasted_is_refused(self):
+        self.append("include/joinable/join.hpp", "#if 1\n#include <joinable/core.hpp>\n#endif\n")
+        self.fails(self.script, saying="is included under a condition")
+        self.append("include/joinable/fwd.hpp", '#include "elsewhere.hpp"\n')
+        self.fails(self.script, saying="includes are written <joinable/...>")
+
+
+class Layers(Copy):
+    script = "tests/layers.py"
+
+    def test_an_include_upwards_fails(self):
+        self.passes(self.script)
+        self.append("include/joinable/tensor/shape.hpp", "#include <joinable/join/guard.hpp>\n")
+        self.fails(self.script, saying="includes join/guard.hpp (layer")
+
+    def test_a_forgotten_header_fails(self):
+        text = "// SPDX-License-Identifier: BSL-1.0\n#pragma once\n"
+        (self.root / "include/joinable/tensor/forgotten.hpp").write_text(text, encoding="utf-8")
+        self.fails(self.script, saying="join.hpp does not include tensor/forgotten.hpp")
+
+    def test_a_picture_that_is_not_of_the_headers_fails_until_it_is_drawn(self):
+        self.passes(self.script, "--picture")
+        self.replace("include/joinable/join/skew.hpp", "#include <joinable/", "// <joinable/")
+        self.fails(self.script, saying="run python3 tests/layers.py --picture")
+        self.passes(self.script, "--picture")
+        self.passes(self.script)
+
+
+@unittest.skipUnless(shutil.which("doxygen"), "doxygen is not installed")
+class Docs(Copy):
+    script = "docs/build.py"
+
+    def test_what_lacks_a_docstring_or_a_table_fails(self):
+        self.append(
+            "include/joinable/core.hpp",
+            "namespace joinable::inline v0 {\n"
+            "void undocumented();\n"
+            "/// A concept without a table.\ntemplate <class T>\nconcept Plain = true;\n"
+            "template <class T>\nconcept Bare = true;\n"
+            "/// Refers to #nothing_that_exists.\nvoid wrong();\n"
+            "}\n",
+        )
+        self.fails(self.script, saying="undocumented() (function) of namespace joinable")
+        self.fails(self.script, saying="concept Plain has no table")
+        self.fails(self.script, saying="concept Bare has no page")
+        self.fails(self.script, saying="'nothing_that_exists' could not be resolved")
+
+
+@unittest.skipUnless(shutil.which("clang++-19"), "clang++-19 is not installed")
+class Budget(Copy):
+    script = "tests/budget/check_budget.py"
+
+    def test_what_became_expensive_fails_and_says_what_to_do(self):
+        self.append("include/joinable/config.hpp", "#include <regex>\n")
+        path = self.root / "tests/budget/budget.json"
+        budget = json.loads(path.read_text())
+        budget["four_hooks"]["limit"]["added"] = 1
+        budget["core"]["budget"]["own_lines"] //= 2
+        path.write_text(json.dumps(budget))
+        status, output = self.run_script(self.script)
+        self.assertNotEqual(status, 0)
+        self.assertIn("check_budget.py --update and say why", output)
+        self.assertIn("but the limit is 1: make it cheaper", output)
+        self.assertIn("<regex>, which is not among the std_headers", output)
+        self.assertIn("<regex> is reached, but must not be", output)
+
+
+if __name__ == "__main__":
+    unittest.main()

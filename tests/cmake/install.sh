@@ -1,21 +1,52 @@
 # SPDX-License-Identifier: BSL-1.0
-# Sourced: install PACKAGE... by apt, only what is missing, as root or with sudo.
-install() {
-    local missing=()
+# Sourced: functions that install Debian packages by apt, as root or with sudo, only what is missing.
+
+install() { # PACKAGE...
+    local package missing=()
     for package in "$@"; do
-        if [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null)" != installed ]; then
+        # " installed " for each architecture that has it
+        if [[ " $(dpkg-query -W -f='${db:Status-Status} ' "$package" 2>/dev/null)" != *" installed "* ]]; then
             missing+=("$package")
         fi
     done
     if [ ${#missing[@]} -eq 0 ]; then
         return
     fi
-    echo "installing ${missing[*]}"
-    local as_root=()
+    if ! command -v apt-get >/dev/null; then
+        echo "there is no apt-get here: going on as if you had installed what Debian calls ${missing[*]}" >&2
+        return
+    fi
+    local command="apt-get install --no-install-recommends ${missing[*]}" as_root=()
     if [ "$(id -u)" -ne 0 ]; then
+        if ! command -v sudo >/dev/null; then
+            echo "packages are missing and there is no sudo; let root run: $command" >&2
+            return 1
+        fi
         as_root=(sudo)
     fi
-    "${as_root[@]}" apt-get update -qq
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    echo "installing ${missing[*]}"
+    local log
+    # An update may fail for a source that none of these packages comes from.
+    if ! log=$({
+        "${as_root[@]}" apt-get update -qq
+        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive $command -y -qq
+    } 2>&1); then
+        tail -n 3 <<<"$log" >&2
+        echo "could not install the packages; is there a network? By hand: ${as_root[*]:+sudo }$command" >&2
+        return 1
+    fi
+}
+
+# Compilers that not every release of Debian has: whether PROGRAM is there, after installing the
+# packages if apt knows them (as of its last update). Says so when it is not.
+install_optional() { # PROGRAM PACKAGE...
+    local program=$1
+    shift
+    if command -v apt-get >/dev/null && apt-get install --dry-run "$@" >/dev/null 2>&1; then
+        install "$@" || exit 1
+    fi
+    if ! command -v "$program" >/dev/null; then
+        echo "skipped: there is no $program, and apt does not know $*"
+        return 1
+    fi
 }

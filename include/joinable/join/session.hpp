@@ -304,7 +304,7 @@ private:
 
     [[nodiscard]] bool is_between_rounds() const {
         return !rounds_.is_posted() && !rounds_.is_scheduled() && parts_.are_complete() &&
-               !has_ended_ && !is_shadowing_;
+               !stopped_ && !has_ended_ && !is_shadowing_; // after a stop come the post hooks
     }
 
     // -- the end ---------------------------------------------------------------------------------

@@ -198,6 +198,35 @@ TEST_CASE("two ranks that fail in the same round are both named") {
     });
 }
 
+TEST_CASE("a throw after all ranks agreed to stop reaches those that run their post hooks") {
+    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        reducer.ends_its_part = true;
+        auto const run = [&] {
+            Join guard{participants(reducer), runs_post_hook = true};
+            while (guard.next(true)) {
+                reducer();
+                guard.vote_stop();
+            }
+            if (comm.rank() == 0) {
+                throw Injected{"disk on fire"};
+            }
+            guard.finish();
+        };
+        if (comm.rank() == 0) {
+            CHECK_THROWS_AS(run(), Injected);
+            return;
+        }
+        std::vector<int> named;
+        try {
+            run();
+        } catch (joinable::PeerFailed const& error) {
+            named = error.ranks();
+        }
+        CHECK(named == std::vector{0});
+    });
+}
+
 TEST_CASE("a rank that never comes is named after the deadline, on every rank that waits") {
     for (int const world : {2, 4}) {
         std::atomic<int> timed_out{0};

@@ -182,10 +182,9 @@ public:
         }
         return round;
     }
-    /// Whether the active ranks announce their next round before this one's collectives.
-    [[nodiscard]] bool looks_ahead() const noexcept {
-        return agreed_code().opening == Opening::look_ahead;
-    }
+    /// How the active ranks opened the round that was heard last; not known with known lengths.
+    [[nodiscard]] Opening opening() const noexcept { return agreed_code().opening; }
+    [[nodiscard]] bool was_voted_down() const noexcept { return roll_call_.said().stop > 0; }
 
     /// What happened up to now.
     [[nodiscard]] JoinResult result(bool stopped_early) const {

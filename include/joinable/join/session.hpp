@@ -188,14 +188,15 @@ public:
     [[nodiscard]] Round const& round() const noexcept { return round_; }
 
 private:
+    static constexpr char const* stop_needs_loop =
+        "votes and EndPolicy::stop_at_first need a loop that runs on next() or iterate(), so that "
+        "no rank computes a round that was stopped";
+
     Announcement open(RoundNotice const& notice, Opening opening, std::size_t opener) {
         Announcement const said{rounds_.completed(notice), opening, opener};
         if (opening == Opening::notification) {
             if (rounds_.has_vote() || options_.end_policy == EndPolicy::stop_at_first) {
-                throw_violation(
-                    "votes and EndPolicy::stop_at_first need a loop that runs on next() or "
-                    "iterate(), so that no rank computes a round that was stopped"
-                );
+                throw_violation(stop_needs_loop);
             }
             parts_.require_first(opener, rounds_.preview(said));
         }
@@ -247,8 +248,12 @@ private:
                     " rounds"
                 )
             };
+        case Verdict::stop: // a rank that opens no round can vote whatever the others do
+            if (rounds_.was_voted_down() && rounds_.opening() == Opening::notification) {
+                ending_.fail({FailureKind::contract, {}, stop_needs_loop});
+            }
+            break;
         case Verdict::go_on:
-        case Verdict::stop:
         case Verdict::end: break;
         }
         return verdict;
@@ -322,8 +327,8 @@ private:
             }
             is_shadowing_ = true;
             round_ = rounds_.adopt(*this, {});
-            if (rounds_.looks_ahead()) { // as the active ranks do: before this round's collectives
-                rounds_.announce_nothing();
+            if (rounds_.opening() == Opening::look_ahead) {
+                rounds_.announce_nothing(); // before this round's collectives, as active ranks do
             }
             parts_.open(round_);
             for (auto part = parts_.next(); part; part = parts_.next()) {

@@ -223,6 +223,24 @@ TEST_CASE("a vote of any rank stops all before the next round") {
     });
 }
 
+TEST_CASE("a vote of a rank that opens no round, over notifications, is refused on all ranks") {
+    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        auto const run = [&] {
+            Join guard{participants(reducer)};
+            if (comm.rank() == 0) {
+                guard.vote_stop();
+            } else {
+                reducer();
+            }
+            guard.finish();
+        };
+        CHECK_THROWS_AS(run(), joinable::ContractViolation);
+        CHECK_FALSE(comm.is_spent());
+        comm.barrier();
+    });
+}
+
 TEST_CASE("iterate gives every element a round and announces what it is told") {
     run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
         AllReducer reducer{comm};

@@ -87,7 +87,11 @@ public:
     void record_failure(std::string_view text) { ending_.record(text); }
 
     [[nodiscard]] bool is_active(int rank) const { return rounds_.roll_call().is_active(rank); }
-    [[nodiscard]] bool is_answered() const noexcept { return !rounds_.is_posted() || is_ahead_; }
+    /// Whether the announced round is open. A round that this rank shadows is, though with
+    /// look-ahead the next roll call is posted already.
+    [[nodiscard]] bool is_answered() const noexcept {
+        return !rounds_.is_posted() || is_ahead_ || is_shadowing_;
+    }
     [[nodiscard]] bool announced_sync() const noexcept {
         return is_answered() ? round_.will_sync() : opened_ && opened_->syncs();
     }

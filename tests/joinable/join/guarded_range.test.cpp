@@ -111,6 +111,30 @@ TEST_CASE("with look-ahead a vote counts one round later") {
     });
 }
 
+TEST_CASE("with look-ahead a hook may run the code of active ranks") {
+    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        std::vector<std::size_t> shadowed;
+        reducer.before_shadow = [&](joinable::Round const& round) {
+            CHECK(joinable::announce_round(reducer).is_answered());
+            CHECK(joinable::notify_join_context(reducer).number() == round.number());
+            shadowed.push_back(round.number());
+        };
+        std::vector<int> const inputs(inputs_of(comm.rank()));
+        Join guard{participants(reducer)};
+        for ([[maybe_unused]] int const input : guard.iterate(look_ahead, inputs)) {
+            reducer();
+        }
+        auto const result = guard.finish();
+        CHECK(result.own_rounds == inputs.size());
+        std::vector<std::size_t> expected;
+        for (std::size_t round = inputs.size(); round < result.rounds; ++round) {
+            expected.push_back(round);
+        }
+        CHECK(shadowed == expected);
+    });
+}
+
 TEST_CASE("stop_at_first with look-ahead runs no round that a rank cannot") {
     run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
         AllReducer reducer{comm};

@@ -128,8 +128,13 @@ public:
         lanes.stop = take_vote();
         roll_call_.post(lanes);
     }
-    /// Nothing: for a rank that has joined, and for the closing of a guard.
-    void announce_nothing() { roll_call_.post({}); }
+    /// Nothing but a vote: for a rank that has joined, and for the closing of a guard. A vote may
+    /// come after the arrival was announced: with look-ahead, or from a hook.
+    void announce_nothing() {
+        RollCallLanes lanes;
+        lanes.stop = take_vote();
+        roll_call_.post(lanes);
+    }
 
     /// For a rank that leaves: says so to the others, who all hear of it.
     void announce_failure(std::string const& text) {

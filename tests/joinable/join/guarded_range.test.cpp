@@ -111,6 +111,27 @@ TEST_CASE("with look-ahead a vote counts one round later") {
     });
 }
 
+TEST_CASE("with look-ahead a vote counts when the rank had announced its end already") {
+    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        bool const votes = comm.rank() == 0;
+        std::vector<int> const inputs(votes ? 3 : 10);
+        Join guard{participants(reducer)};
+        std::size_t rounds = 0;
+        for ([[maybe_unused]] int const input : guard.iterate(look_ahead, inputs)) {
+            reducer();
+            if (++rounds == 3 && votes) {
+                guard.vote_stop();
+            }
+        }
+        auto const result = guard.finish();
+        CHECK(result.stopped_early);
+        CHECK(result.rounds == 4);
+        CHECK(rounds == (votes ? 3 : 4));
+        CHECK(result.last_joiners.size() == static_cast<std::size_t>(comm.size() - 1));
+    });
+}
+
 TEST_CASE("with look-ahead a hook may run the code of active ranks") {
     run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
         AllReducer reducer{comm};

@@ -21,7 +21,7 @@ LAYERS = [
     (r"tensor/(dtype|traits|tensor|parameter|shape|buffer)\.hpp", 2),
     (r"communicator/(communicator|capabilities|work)\.hpp", 2),
     (r"tensor/.*|hook/.*|bucket/(.*assignment|options|.*_view|tensor_size)\.hpp|join/options\.hpp", 3),
-    (r"join/(guard|hooks|attachments)\.hpp|participant/.*", 5),
+    (r"join/(guard|hooks|attachments|explain)\.hpp|participant/.*", 5),
     (r"joinable\.hpp|join/.*|bucket/.*|communicator/detail/.*", 4),
     (r"communicator/.*", 5),
     (r"(core|join)\.hpp|interop/.*", 6),

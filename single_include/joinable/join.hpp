@@ -2756,6 +2756,45 @@ private:
 
 } // namespace joinable::inline v0
 
+// ---- joinable/fwd.hpp
+
+/// @file
+/// Declarations of everything that other code specialises or names before it is defined.
+///
+/// Customization points, all of them class templates whose primary is undefined or a default:
+/// | template               | adapts                                       | header                 |
+/// |------------------------|----------------------------------------------|------------------------|
+/// | `tensor_traits<T>`     | an engine's tensor                           | tensor/traits.hpp      |
+/// | `parameter_traits<P>`  | an engine's parameter (a value and gradient) | tensor/parameter.hpp   |
+/// | `hook_order<Hook>`     | where a hook of another library runs         | hook/ordering.hpp      |
+
+namespace joinable::inline v0 {
+
+enum class DType : std::uint8_t;
+struct Buffer;
+struct ConstBuffer;
+class Shape;
+class AnyView;
+template <class T>
+class StridedView;
+
+template <class T>
+struct tensor_traits;
+template <class P>
+struct parameter_traits;
+template <class Hook>
+struct hook_order;
+
+enum class ReduceOp : std::uint8_t;
+
+class JoinState;
+class Round;
+class PendingRound;
+struct RoundNotice;
+struct JoinResult;
+
+} // namespace joinable::inline v0
+
 // ---- joinable/tensor/shape.hpp
 
 namespace joinable::inline v0 {
@@ -2931,45 +2970,6 @@ checked_reach(Shape const& extents, Shape const& strides, std::size_t element_by
 }
 
 } // namespace detail
-
-} // namespace joinable::inline v0
-
-// ---- joinable/fwd.hpp
-
-/// @file
-/// Declarations of everything that other code specialises or names before it is defined.
-///
-/// Customization points, all of them class templates whose primary is undefined or a default:
-/// | template               | adapts                                       | header                 |
-/// |------------------------|----------------------------------------------|------------------------|
-/// | `tensor_traits<T>`     | an engine's tensor                           | tensor/traits.hpp      |
-/// | `parameter_traits<P>`  | an engine's parameter (a value and gradient) | tensor/parameter.hpp   |
-/// | `hook_order<Hook>`     | where a hook of another library runs         | hook/ordering.hpp      |
-
-namespace joinable::inline v0 {
-
-enum class DType : std::uint8_t;
-struct Buffer;
-struct ConstBuffer;
-class Shape;
-class AnyView;
-template <class T>
-class StridedView;
-
-template <class T>
-struct tensor_traits;
-template <class P>
-struct parameter_traits;
-template <class Hook>
-struct hook_order;
-
-enum class ReduceOp : std::uint8_t;
-
-class JoinState;
-class Round;
-class PendingRound;
-struct RoundNotice;
-struct JoinResult;
 
 } // namespace joinable::inline v0
 
@@ -3532,540 +3532,224 @@ struct tensor_traits<AnyView> {
 
 } // namespace joinable::inline v0
 
-// ---- joinable/tensor/parameter.hpp
+// ---- joinable/tensor/overlap.hpp
 
 namespace joinable::inline v0 {
 
 namespace detail {
 
-/// What `parameter_traits` may return for a value or a gradient: something to dereference that may
-/// be empty (a pointer, an optional view).
-template <class P>
-concept pointer_like_to_tensor = requires(P&& pointer) {
-    static_cast<bool>(pointer);
-    requires WritableTensor<decltype(*pointer)>;
-};
-
-template <class T>
-constexpr T* address_of_gradient(T& gradient) noexcept {
-    return &gradient;
+/// The dimensions of extent above 1, those with the smallest stride first.
+inline Shape dimensions_by_stride(Shape const& extents, Shape const& strides) {
+    Shape order;
+    for (std::size_t d = 0; d < extents.size(); ++d) {
+        if (extents[d] > 1) {
+            order.push_back(d);
+        }
+    }
+    for (std::size_t i = 1; i < order.size(); ++i) { // insertion sort of at most eight
+        for (std::size_t k = i; k > 0 && strides[order[k]] < strides[order[k - 1]]; --k) {
+            std::swap(order[k], order[k - 1]);
+        }
+    }
+    return order;
 }
-template <class T>
-constexpr T* address_of_gradient(std::optional<T>& gradient) noexcept {
-    return gradient ? &*gradient : nullptr;
-}
-
-template <class P>
-concept has_value_and_grad_members = requires(P& p) {
-    requires WritableTensor<decltype((p.value))>;
-    requires WritableTensor<decltype(*address_of_gradient(p.grad))>;
-};
 
 } // namespace detail
 
-/// Adapts a parameter type: a value and its gradient. Specialise it for the engine's own type:
-///
-/// | member                                        | meaning                                          |
-/// |-----------------------------------------------|--------------------------------------------------|
-/// | `static auto value(P& p)`                     | pointer-like to a writable Tensor                |
-/// | `static auto grad(P& p)`                      | the same; empty = there is no gradient           |
-/// | `static bool requires_grad(P const& p)`       | optional; else all parameters are trained        |
-/// | `static std::string_view name(P const& p)`    | optional; error texts use it                     |
-/// | `static void set_grad(P& p, AnyView view)`    | optional; makes `view` the gradient: enables     |
-/// |                                               | gradients as bucket views                        |
-/// | `static constexpr bool is_handle = true`      | optional; copies of P share storage              |
-///
-/// The default serves every class with members `value` and `grad` (which may be a std::optional)
-/// that are writable tensors, and uses its members `requires_grad` and `name` where it has them.
-template <class P>
-struct parameter_traits {
-    static constexpr auto value(P& p) noexcept
-        requires detail::has_value_and_grad_members<P>
-    {
-        return &p.value;
+/// Whether a tensor's elements fill its memory without gaps or overlap, in whatever order of
+/// dimensions: then its strides can be kept in a flat buffer. The rule of PyTorch's
+/// is_non_overlapping_and_dense.
+[[nodiscard]] inline bool is_non_overlapping_and_dense(Shape const& extents, Shape const& strides) {
+    if (numel(extents) == 0) {
+        return true;
     }
-    static constexpr auto grad(P& p) noexcept
-        requires detail::has_value_and_grad_members<P>
-    {
-        return detail::address_of_gradient(p.grad);
-    }
-    static constexpr bool requires_grad(P const& p)
-        requires requires {
-            { p.requires_grad } -> std::convertible_to<bool>;
+    std::size_t expected = 1;
+    for (std::size_t const d : detail::dimensions_by_stride(extents, strides)) {
+        if (strides[d] != expected) {
+            return false;
         }
-    {
-        return p.requires_grad;
+        expected *= extents[d];
     }
-    static constexpr std::string_view name(P const& p)
-        requires requires {
-            { p.name } -> std::convertible_to<std::string_view>;
-        }
-    {
-        return p.name;
-    }
-};
+    return true;
+}
 
 namespace detail {
 
-template <class P>
-using parameter_traits_of = parameter_traits<std::remove_cvref_t<P>>;
-
-template <class P>
-concept has_value = requires(std::remove_cvref_t<P>& p) {
-    { parameter_traits_of<P>::value(p) } -> pointer_like_to_tensor;
-};
-template <class P>
-concept has_grad = requires(std::remove_cvref_t<P>& p) {
-    { parameter_traits_of<P>::grad(p) } -> pointer_like_to_tensor;
-};
-template <class P>
-concept has_set_grad = requires(std::remove_cvref_t<P>& p, AnyView& view) {
-    parameter_traits_of<P>::set_grad(p, view);
-};
-template <class P>
-concept has_name = requires(std::remove_cvref_t<P> const& p) {
-    { parameter_traits_of<P>::name(p) } -> std::convertible_to<std::string_view>;
-};
-template <class P>
-concept has_requires_grad = requires(std::remove_cvref_t<P> const& p) {
-    { parameter_traits_of<P>::requires_grad(p) } -> std::convertible_to<bool>;
-};
-template <class P>
-concept is_handle_parameter = requires { requires parameter_traits_of<P>::is_handle; };
-
-} // namespace detail
-
-/// A trainable tensor with its gradient, as `parameter_traits` describes it.
-///
-/// `p` is an lvalue of `P`.
-/// | expression                        | result                        | meaning                     |
-/// |-----------------------------------|-------------------------------|-----------------------------|
-/// | `parameter_traits<P>::value(p)`   | pointer-like to WritableTensor| the value; never empty      |
-/// | `parameter_traits<P>::grad(p)`    | pointer-like to WritableTensor| the gradient; empty = none  |
-///
-/// Not checkable, still required: value and gradient have the same extents and dtype.
-template <class P>
-concept Parameter = detail::has_value<P> && detail::has_grad<P>;
-
-} // namespace joinable::inline v0
-
-// ---- joinable/tensor/parameters.hpp
-
-namespace joinable::inline v0 {
-
-/// A handle on one parameter of an engine whose type was forgotten. Cheap to copy; does not own
-/// the parameter unless it was made from an owning pointer or a handle type.
-class AnyParameter {
+/// In how many ways `total` is a sum of multiples of strides, each taken less than `count` times:
+/// the equation behind "do two indices name the same memory?". A bounded Diophantine equation, as
+/// in NumPy's solve_may_share_memory: hard in general, but every layout that is nested, permuted,
+/// sliced or padded is decided in a few steps, because the largest stride leaves few choices.
+class SumsOfStrides {
 public:
-    /// The parameter that `object` is; `owner` keeps it alive where that is needed.
-    template <Parameter P>
-    explicit AnyParameter(P& object, std::shared_ptr<void> owner = {})
-        : object_{const_cast<std::remove_const_t<P>*>(&object)}, functions_{&table<P>},
-          owner_{std::move(owner)} {
-        static_assert(
-            !std::is_const_v<P> || detail::is_handle_parameter<P>,
-            "parameters: const parameters cannot be trained, since values and gradients are "
-            "written; give a range or pointers that are not const"
-        );
+    /// Adds a stride that may be taken 0 to `count - 1` times. At most 16 of them.
+    void add(std::size_t stride, std::size_t count) noexcept {
+        if (stride != 0 && count > 1) {
+            terms_[size_++] = {stride, count, 0, 0};
+        }
     }
 
-    [[nodiscard]] AnyView value() const { return functions_->value(object_); }
-    /// Empty where the parameter has no gradient now.
-    [[nodiscard]] AnyView grad() const { return functions_->grad(object_); }
-    [[nodiscard]] bool can_set_grad() const noexcept { return functions_->set_grad != nullptr; }
-    /// Makes `view` the gradient.
-    /// @throws ContractViolation  the parameter's traits cannot: `can_set_grad()` is false.
-    void set_grad(AnyView const& view) const {
-        if (!can_set_grad()) {
-            throw ContractViolation{"a gradient cannot be set: parameter_traits of this type needs "
-                                    "'static void set_grad(P&, AnyView)'"};
+    /// One term per stride. It keeps the sums there are, but not in how many ways they come.
+    void merge_equal_strides() noexcept {
+        sort();
+        std::size_t merged = 0;
+        for (std::size_t i = 0; i < size_; ++i) {
+            if (merged != 0 && terms_[merged - 1].stride == terms_[i].stride) {
+                terms_[merged - 1].count += terms_[i].count - 1;
+            } else {
+                terms_[merged++] = terms_[i];
+            }
         }
-        functions_->set_grad(object_, view);
+        size_ = merged;
     }
-    [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
-    /// Empty where the parameter has no name.
-    [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
+
+    /// Whether there are at least `wanted` ways. Also true when the search took too many steps.
+    [[nodiscard]] bool has(std::size_t total, int wanted) noexcept {
+        sort();
+        std::size_t rest = 0;
+        std::size_t divisor = 0;
+        for (std::size_t i = size_; i-- > 0;) {
+            rest += terms_[i].stride * (terms_[i].count - 1);
+            divisor = std::gcd(divisor, terms_[i].stride);
+            terms_[i].rest = rest;
+            terms_[i].divisor = divisor;
+        }
+        wanted_ = wanted;
+        steps_ = 0;
+        search(0, total);
+        return wanted_ <= 0;
+    }
 
 private:
-    struct Functions {
-        AnyView (*value)(void*);
-        AnyView (*grad)(void*);
-        void (*set_grad)(void*, AnyView const&); ///< null: there is none
-        bool (*requires_grad)(void*);
-        std::string_view (*name)(void*);
+    struct Term {
+        std::size_t stride;
+        std::size_t count;
+        std::size_t rest;    ///< the largest sum of this term and those after it
+        std::size_t divisor; ///< of every sum of this term and those after it
     };
+    static constexpr int max_steps = 10'000; ///< about half a millisecond
 
-    template <class Pointer>
-    static AnyView view_of(Pointer&& pointer) {
-        return pointer ? view_of_tensor(*pointer) : AnyView{};
-    }
-    template <class T>
-    static AnyView view_of_tensor(T&& tensor) {
-        if constexpr (std::same_as<std::remove_cvref_t<T>, AnyView>) {
-            return tensor;
-        } else {
-            return AnyView{tensor};
-        }
-    }
-
-    template <class P>
-    static consteval Functions make_table() {
-        using Traits = detail::parameter_traits_of<P>;
-        using Object = std::remove_const_t<P>;
-        Functions functions{};
-        functions.value = [](void* p) { return view_of(Traits::value(*static_cast<Object*>(p))); };
-        functions.grad = [](void* p) { return view_of(Traits::grad(*static_cast<Object*>(p))); };
-        if constexpr (detail::has_set_grad<P>) {
-            functions.set_grad = [](void* p, AnyView const& view) {
-                Traits::set_grad(*static_cast<Object*>(p), view);
-            };
-        }
-        functions.requires_grad = [](void* p) -> bool {
-            if constexpr (detail::has_requires_grad<P>) {
-                return Traits::requires_grad(*static_cast<Object*>(p));
-            } else {
-                return p != nullptr;
-            }
-        };
-        functions.name = [](void* p) -> std::string_view {
-            if constexpr (detail::has_name<P>) {
-                return Traits::name(*static_cast<Object*>(p));
-            } else {
-                (void)p;
-                return {};
-            }
-        };
-        return functions;
-    }
-
-    template <class P>
-    static constexpr Functions table = make_table<P>();
-
-    void* object_;
-    Functions const* functions_;
-    std::shared_ptr<void> owner_;
-};
-
-/// The parameters of a model, of whatever types. An index is a position in the list.
-class ParameterList {
-public:
-    [[nodiscard]] std::size_t size() const noexcept { return items_.size(); }
-    [[nodiscard]] AnyParameter const& operator[](std::size_t i) const { return items_[i]; }
-    [[nodiscard]] auto begin() const noexcept { return items_.begin(); }
-    [[nodiscard]] auto end() const noexcept { return items_.end(); }
-    void push_back(AnyParameter parameter) { items_.push_back(std::move(parameter)); }
-
-private:
-    std::vector<AnyParameter> items_;
-};
-
-namespace detail {
-
-template <class T>
-concept pointer_to_parameter = requires(T& pointer) {
-    static_cast<bool>(pointer);
-    requires Parameter<std::remove_reference_t<decltype(*pointer)>>;
-};
-
-template <class Range>
-void append_parameters(ParameterList& list, Range&& range) {
-    if constexpr (std::same_as<std::remove_cvref_t<Range>, ParameterList>) {
-        for (AnyParameter const& parameter : range) {
-            list.push_back(parameter);
-        }
-    } else {
-        using Item = std::remove_reference_t<decltype(*std::begin(range))>;
-        static_assert(
-            Parameter<Item> || pointer_to_parameter<Item>,
-            "parameters: the elements of the range must model Parameter, or be pointers to such; "
-            "give them members 'value' and 'grad', or specialise joinable::parameter_traits"
-        );
-        if constexpr (Parameter<Item>) {
-            constexpr bool items_stay = std::is_lvalue_reference_v<Range> &&
-                                        std::is_lvalue_reference_v<decltype(*std::begin(range))>;
-            static_assert(
-                items_stay || is_handle_parameter<Item>,
-                "parameters: a temporary range of parameters would be gone before it is used; give "
-                "the range a name, or set parameter_traits::is_handle if copies share storage"
-            );
-            for (auto&& item : range) {
-                if constexpr (items_stay) {
-                    list.push_back(AnyParameter{item});
-                } else if constexpr (is_handle_parameter<Item>) {
-                    // Copied, not moved: a temporary view may show handles that somebody owns.
-                    auto owned = std::make_shared<std::remove_const_t<Item>>(item);
-                    list.push_back(AnyParameter{*owned, owned});
-                }
-            }
-        } else if constexpr (pointer_to_parameter<Item>) {
-            using Pointer = std::remove_const_t<Item>;
-            constexpr bool is_owning_copy =
-                std::copy_constructible<Pointer> && !std::is_pointer_v<Pointer>;
-            static_assert(
-                std::copy_constructible<Pointer> || std::is_lvalue_reference_v<Range> ||
-                    std::ranges::enable_borrowed_range<std::remove_cv_t<Range>>,
-                "parameters: a temporary range of unique pointers would take its parameters with "
-                "it; give the range a name, or use shared pointers"
-            );
-            for (auto&& pointer : range) {
-                if (!pointer) {
-                    throw ContractViolation{concat("parameters: pointer ", list.size(), " is null")
-                    };
-                }
-                if constexpr (is_owning_copy) {
-                    list.push_back(AnyParameter{*pointer, std::make_shared<Pointer>(pointer)});
-                } else {
-                    list.push_back(AnyParameter{*pointer});
-                }
-            }
-        }
-    }
-}
-
-} // namespace detail
-
-/// Joins ranges of parameters of different types into one list, in order. Of a named range of
-/// objects the addresses are kept; of pointers and smart pointers the pointer (shared ones share
-/// ownership); a temporary range must hold pointers or handles (parameter_traits::is_handle), which
-/// are copied. Const parameters and temporary ranges of unique pointers are compile errors. A
-/// ParameterList is spliced in. Local.
-/// @throws ContractViolation  a pointer is null.
-template <class... Ranges>
-[[nodiscard]] ParameterList parameters(Ranges&&... ranges) {
-    ParameterList list;
-    (detail::append_parameters(list, std::forward<Ranges>(ranges)), ...);
-    return list;
-}
-
-} // namespace joinable::inline v0
-
-// ---- joinable/bucket/tensor_size.hpp
-
-namespace joinable::inline v0 {
-
-/// All that bucket assignment asks of a tensor. Give it in place of tensors that have no memory
-/// yet: a layout can then be computed before the model is made, or by the compiler.
-struct TensorSize {
-    std::size_t numel = 0;
-    DType dtype = DType::f32;
-    DeviceId device = {};
-
-    [[nodiscard]] constexpr std::size_t bytes() const noexcept { return numel * size_of(dtype); }
-    /// Whether tensors of both sizes may share a bucket: it has one dtype and is on one device.
-    [[nodiscard]] constexpr bool shares_buckets_with(TensorSize const& other) const noexcept {
-        return dtype == other.dtype && device == other.device;
-    }
-};
-
-namespace detail {
-
-template <class T>
-concept has_tensor_size =
-    Tensor<T> || Parameter<T> || std::same_as<std::remove_cvref_t<T>, AnyParameter> ||
-    std::same_as<std::remove_cvref_t<T>, TensorSize>;
-
-/// The size of a tensor, or that of a parameter's value.
-template <has_tensor_size T>
-[[nodiscard]] constexpr TensorSize tensor_size_of(T&& object) {
-    using Object = std::remove_cvref_t<T>;
-    if constexpr (std::same_as<Object, TensorSize>) {
-        return object;
-    } else if constexpr (std::same_as<Object, AnyParameter>) {
-        return tensor_size_of(object.value());
-    } else if constexpr (Tensor<T>) {
-        return {numel(object), dtype(object), device(object)};
-    } else {
-        // Traits take parameters that can be written; nothing is written for a size.
-        return tensor_size_of(*parameter_traits<Object>::value(const_cast<Object&>(object)));
-    }
-}
-
-} // namespace detail
-
-} // namespace joinable::inline v0
-
-// ---- joinable/bucket/assignment.hpp
-
-namespace joinable::inline v0 {
-
-/// Which tensors share a bucket, and the limit in bytes that each bucket was cut by (0 for a sparse
-/// tensor, which is alone in its bucket).
-struct BucketAssignment {
-    std::vector<std::vector<std::size_t>> buckets;
-    std::vector<std::size_t> limits;
-};
-
-namespace detail {
-
-constexpr void check_assignment_input(
-    std::size_t count,
-    std::span<std::size_t const> limits,
-    std::span<bool const> expect_sparse,
-    std::span<std::size_t const> indices
-) {
-    if (count == 0 || limits.empty()) {
-        throw ContractViolation{concat(
-            "bucket assignment needs at least one tensor and one limit, but got ",
-            count,
-            " tensors and ",
-            limits.size(),
-            " limits"
-        )};
-    }
-    if ((!expect_sparse.empty() && expect_sparse.size() != count) ||
-        (!indices.empty() && indices.size() != count)) {
-        throw ContractViolation{concat(
-            "bucket assignment of ",
-            count,
-            " tensors needs as many sparse flags and indices, or "
-            "none, but got ",
-            expect_sparse.size(),
-            " flags and ",
-            indices.size(),
-            " indices"
-        )};
-    }
-    // Vectors are filled with a value: what libstdc++ 12 does without one is no constant expression
-    // to clang, and neither is its std::vector<bool>.
-    std::vector<unsigned char> seen(indices.empty() ? 0 : count, 0);
-    for (std::size_t const index : indices) {
-        if (index >= count || seen[index]) {
-            throw ContractViolation{concat(
-                "bucket assignment: index ",
-                index,
-                index >= count ? " is out of range for " : " is given twice for ",
-                count,
-                " tensors; give a permutation"
-            )};
-        }
-        seen[index] = 1;
-    }
-}
-
-} // namespace detail
-
-/// Cuts tensors into buckets of one dtype and device each, in order: a bucket closes after the
-/// tensor with which it reaches its limit in bytes, and the next bucket of that dtype and device
-/// gets the next limit (the last one repeats). Tensors flagged in `expect_sparse` are alone.
-///
-/// `indices` permutes the order in which tensors are taken. Without it buckets are sorted by their
-/// lowest tensor; with it they stay in the order in which they closed, those left open at the end
-/// by the first tensor of their dtype and device, so that the result is the same everywhere.
-/// Local; also in constant expressions. `tensors` is a random-access range of Tensors, Parameters
-/// or TensorSizes. The rule is that of PyTorch's _compute_bucket_assignment_by_size.
-/// Complexity: linear in the tensors times the number of different dtypes and devices.
-/// @throws ContractViolation  nothing given, sizes that differ, or indices that are no permutation.
-template <class Tensors>
-[[nodiscard]] constexpr BucketAssignment compute_bucket_assignment_by_size(
-    Tensors const& tensors,
-    std::span<std::size_t const> limits,
-    std::span<bool const> expect_sparse = {},
-    std::span<std::size_t const> indices = {}
-) {
-    static_assert(
-        detail::has_tensor_size<decltype(*std::begin(tensors))>,
-        "compute_bucket_assignment_by_size: the elements of the range must model Tensor or "
-        "Parameter, or be a TensorSize; specialise joinable::tensor_traits for their type"
-    );
-    struct Open {
-        TensorSize kind; ///< of its first tensor: who may join
-        std::size_t limit_index = 0;
-        std::size_t bytes = 0;
-        std::vector<std::size_t> members;
-    };
-    std::size_t const count = static_cast<std::size_t>(std::size(tensors));
-    detail::check_assignment_input(count, limits, expect_sparse, indices);
-    BucketAssignment result;
-    std::vector<Open> open; // few dtypes and devices: a linear search beats hashing
-    auto const close = [&](Open& group) {
-        result.buckets.push_back(std::exchange(group.members, {}));
-        result.limits.push_back(limits[group.limit_index]);
-        group.bytes = 0;
-        group.limit_index = (std::min)(group.limit_index + 1, limits.size() - 1);
-    };
-    auto const first = std::begin(tensors);
-    for (std::size_t i = 0; i < count; ++i) {
-        std::size_t const t = indices.empty() ? i : indices[i];
-        if (!expect_sparse.empty() && expect_sparse[t]) {
-            result.buckets.push_back({t});
-            result.limits.push_back(0);
-            continue;
-        }
-        auto const size = detail::tensor_size_of(first[static_cast<std::ptrdiff_t>(t)]);
-        auto group = std::find_if(open.begin(), open.end(), [&](Open const& candidate) {
-            return candidate.kind.shares_buckets_with(size);
+    void sort() noexcept {
+        auto const end = terms_.begin() + static_cast<std::ptrdiff_t>(size_);
+        std::sort(terms_.begin(), end, [](Term const& a, Term const& b) {
+            return a.stride > b.stride;
         });
-        if (group == open.end()) {
-            open.push_back({size, 0, 0, {}});
-            group = std::prev(open.end());
+    }
+
+    void search(std::size_t i, std::size_t total) noexcept {
+        if (i == size_) {
+            wanted_ -= total == 0 ? 1 : 0;
+            return;
         }
-        group->members.push_back(t);
-        group->bytes += size.bytes();
-        if (group->bytes >= limits[group->limit_index]) {
-            close(*group);
+        Term const& term = terms_[i];
+        if (total > term.rest || total % term.divisor != 0) {
+            return;
+        }
+        std::size_t const later = term.rest - term.stride * (term.count - 1);
+        std::size_t const first =
+            total <= later ? 0 : (total - later + term.stride - 1) / term.stride;
+        std::size_t const last = (std::min)(term.count - 1, total / term.stride);
+        for (std::size_t k = first; k <= last && wanted_ > 0; ++k) {
+            if (++steps_ > max_steps) {
+                wanted_ = 0;
+                return;
+            }
+            search(i + 1, total - k * term.stride);
         }
     }
-    for (Open& group : open) {
-        if (!group.members.empty()) {
-            close(group);
-        }
-    }
-    if (indices.empty()) {
-        std::vector<std::size_t> order(result.buckets.size(), 0);
-        for (std::size_t b = 0; b < order.size(); ++b) {
-            order[b] = b;
-        }
-        std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-            return result.buckets[a].front() < result.buckets[b].front(); // ascending inside
-        });
-        BucketAssignment sorted;
-        for (std::size_t const b : order) {
-            sorted.buckets.push_back(std::move(result.buckets[b]));
-            sorted.limits.push_back(result.limits[b]);
-        }
-        return sorted;
-    }
-    return result;
-}
 
-template <class Tensors>
-[[nodiscard]] constexpr BucketAssignment compute_bucket_assignment_by_size(
-    Tensors const& tensors,
-    std::initializer_list<std::size_t> limits,
-    std::initializer_list<bool> expect_sparse = {},
-    std::initializer_list<std::size_t> indices = {}
-) {
-    return compute_bucket_assignment_by_size(
-        tensors,
-        std::span<std::size_t const>{limits.begin(), limits.size()},
-        std::span<bool const>{expect_sparse.begin(), expect_sparse.size()},
-        std::span<std::size_t const>{indices.begin(), indices.size()}
-    );
-}
-
-} // namespace joinable::inline v0
-
-// ---- joinable/bucket/options.hpp
-
-namespace joinable::inline v0 {
-
-/// What a rank's gradient is, where notices carry weights: g is the gradient, w the weight.
-enum class GradientKind : std::uint8_t {
-    mean, ///< the mean over the rank's own samples: the average is sum(w * g) / sum(w)
-    sum,  ///< their sum: the average is sum(g) / sum(w)
+    std::array<Term, 2 * max_tensor_rank> terms_{};
+    std::size_t size_ = 0;
+    int wanted_ = 0;
+    int steps_ = 0;
 };
 
-/// How gradients are cut into buckets and averaged. The same on every rank.
-struct DataParallelOptions {
-    std::size_t bucket_cap_bytes = std::size_t{25} << 20U; ///< a bucket closes when it reaches this
-    /// The limit of the bucket that is launched first, at most bucket_cap_bytes: small, so that
-    /// communication starts early.
-    std::size_t first_bucket_bytes = std::size_t{1} << 20U;
-    /// Gradients live in the buckets and are never copied; needs parameter_traits::set_grad for
-    /// every parameter. They are valid as long as the reducer.
-    bool gradient_as_bucket_view = false;
-    GradientKind gradient_kind = GradientKind::mean;
-};
+/// Whether each stride is larger than all that the smaller ones reach: then no two indices meet.
+inline bool is_nested(Shape const& extents, Shape const& strides) {
+    std::size_t reach = 0;
+    for (std::size_t const d : dimensions_by_stride(extents, strides)) {
+        if (strides[d] <= reach) {
+            return false;
+        }
+        reach += strides[d] * (extents[d] - 1);
+    }
+    return true;
+}
+
+inline bool is_overlapping(Shape const& extents, Shape const& strides) {
+    if (numel(extents) < 2 || is_nested(extents, strides)) {
+        return false;
+    }
+    // Two indices name one element where the difference of indices, taken from -(extent - 1) to
+    // extent - 1, steps to 0 without being 0. Counted from the lowest difference:
+    SumsOfStrides sums;
+    std::size_t total = 0;
+    for (std::size_t d = 0; d < extents.size(); ++d) {
+        if (extents[d] > 1 && strides[d] == 0) {
+            return true;
+        }
+        sums.add(strides[d], 2 * extents[d] - 1);
+        total += strides[d] * (extents[d] - 1);
+    }
+    return sums.has(total, 2);
+}
+
+} // namespace detail
+
+/// Whether two different indices of a tensor may name the same element, as where a stride is 0: such
+/// a tensor can be read, but writing all of its elements has no defined result. Local.
+/// Exact, except that a tensor whose layout takes more than 10,000 steps to decide counts as
+/// overlapping; all that come from slicing, padding, permuting and broadcasting take a few.
+/// @throws ContractViolation  extents and strides are none of a view, see StridedView.
+template <Tensor T>
+[[nodiscard]] bool is_overlapping(T const& tensor) {
+    Shape const shape = extents(tensor);
+    Shape const steps = strides(tensor);
+    (void)detail::checked_reach(shape, steps, size_of(dtype(tensor)));
+    return detail::is_overlapping(shape, steps);
+}
+
+/// Whether some element of one tensor may be in the memory of an element of the other. Local; the
+/// tensors may differ in everything. Exact like `is_overlapping` where both have elements of the same
+/// size at a multiple of it; else overlapping address ranges count.
+/// @throws ContractViolation  extents and strides are none of a view, see StridedView.
+template <Tensor A, Tensor B>
+[[nodiscard]] bool share_memory(A const& a, B const& b) {
+    Shape const extents_a = extents(a);
+    Shape const extents_b = extents(b);
+    Shape const strides_a = strides(a);
+    Shape const strides_b = strides(b);
+    std::size_t const size = size_of(dtype(a));
+    std::size_t const size_b = size_of(dtype(b));
+    std::size_t const reach_a = detail::checked_reach(extents_a, strides_a, size);
+    std::size_t const reach_b = detail::checked_reach(extents_b, strides_b, size_b);
+    void const* const data_a = detail::traits_of<A const>::data(a);
+    void const* const data_b = detail::traits_of<B const>::data(b);
+    auto const first_a = reinterpret_cast<std::uintptr_t>(data_a);
+    auto const first_b = reinterpret_cast<std::uintptr_t>(data_b);
+    if (device(a) != device(b) || first_a >= first_b + reach_b * size_b ||
+        first_b >= first_a + reach_a * size || reach_a == 0 || reach_b == 0) {
+        return false;
+    }
+    // Modulo 2^64 the difference may be negative: what b reaches makes up for it below.
+    std::size_t const difference = first_b - first_a;
+    if (size != size_b || difference % size != 0) {
+        return true;
+    }
+    // Element i of a is element k of b where a's steps up to i and b's from k to its last element
+    // are together the distance from a's first element to b's last one.
+    detail::SumsOfStrides sums;
+    std::size_t total =
+        first_b >= first_a ? difference / size : std::size_t{0} - (first_a - first_b) / size;
+    for (std::size_t d = 0; d < extents_a.size(); ++d) {
+        sums.add(strides_a[d], extents_a[d]);
+    }
+    for (std::size_t d = 0; d < extents_b.size(); ++d) {
+        sums.add(strides_b[d], extents_b[d]);
+        total += strides_b[d] * (extents_b[d] - 1);
+    }
+    sums.merge_equal_strides();
+    return sums.has(total, 1);
+}
 
 } // namespace joinable::inline v0
 
@@ -4589,227 +4273,6 @@ void for_each_row(Loops& loops, std::byte const* from, std::byte* to, RowFunctio
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/tensor/overlap.hpp
-
-namespace joinable::inline v0 {
-
-namespace detail {
-
-/// The dimensions of extent above 1, those with the smallest stride first.
-inline Shape dimensions_by_stride(Shape const& extents, Shape const& strides) {
-    Shape order;
-    for (std::size_t d = 0; d < extents.size(); ++d) {
-        if (extents[d] > 1) {
-            order.push_back(d);
-        }
-    }
-    for (std::size_t i = 1; i < order.size(); ++i) { // insertion sort of at most eight
-        for (std::size_t k = i; k > 0 && strides[order[k]] < strides[order[k - 1]]; --k) {
-            std::swap(order[k], order[k - 1]);
-        }
-    }
-    return order;
-}
-
-} // namespace detail
-
-/// Whether a tensor's elements fill its memory without gaps or overlap, in whatever order of
-/// dimensions: then its strides can be kept in a flat buffer. The rule of PyTorch's
-/// is_non_overlapping_and_dense.
-[[nodiscard]] inline bool is_non_overlapping_and_dense(Shape const& extents, Shape const& strides) {
-    if (numel(extents) == 0) {
-        return true;
-    }
-    std::size_t expected = 1;
-    for (std::size_t const d : detail::dimensions_by_stride(extents, strides)) {
-        if (strides[d] != expected) {
-            return false;
-        }
-        expected *= extents[d];
-    }
-    return true;
-}
-
-namespace detail {
-
-/// In how many ways `total` is a sum of multiples of strides, each taken less than `count` times:
-/// the equation behind "do two indices name the same memory?". A bounded Diophantine equation, as
-/// in NumPy's solve_may_share_memory: hard in general, but every layout that is nested, permuted,
-/// sliced or padded is decided in a few steps, because the largest stride leaves few choices.
-class SumsOfStrides {
-public:
-    /// Adds a stride that may be taken 0 to `count - 1` times. At most 16 of them.
-    void add(std::size_t stride, std::size_t count) noexcept {
-        if (stride != 0 && count > 1) {
-            terms_[size_++] = {stride, count, 0, 0};
-        }
-    }
-
-    /// One term per stride. It keeps the sums there are, but not in how many ways they come.
-    void merge_equal_strides() noexcept {
-        sort();
-        std::size_t merged = 0;
-        for (std::size_t i = 0; i < size_; ++i) {
-            if (merged != 0 && terms_[merged - 1].stride == terms_[i].stride) {
-                terms_[merged - 1].count += terms_[i].count - 1;
-            } else {
-                terms_[merged++] = terms_[i];
-            }
-        }
-        size_ = merged;
-    }
-
-    /// Whether there are at least `wanted` ways. Also true when the search took too many steps.
-    [[nodiscard]] bool has(std::size_t total, int wanted) noexcept {
-        sort();
-        std::size_t rest = 0;
-        std::size_t divisor = 0;
-        for (std::size_t i = size_; i-- > 0;) {
-            rest += terms_[i].stride * (terms_[i].count - 1);
-            divisor = std::gcd(divisor, terms_[i].stride);
-            terms_[i].rest = rest;
-            terms_[i].divisor = divisor;
-        }
-        wanted_ = wanted;
-        steps_ = 0;
-        search(0, total);
-        return wanted_ <= 0;
-    }
-
-private:
-    struct Term {
-        std::size_t stride;
-        std::size_t count;
-        std::size_t rest;    ///< the largest sum of this term and those after it
-        std::size_t divisor; ///< of every sum of this term and those after it
-    };
-    static constexpr int max_steps = 10'000; ///< about half a millisecond
-
-    void sort() noexcept {
-        auto const end = terms_.begin() + static_cast<std::ptrdiff_t>(size_);
-        std::sort(terms_.begin(), end, [](Term const& a, Term const& b) {
-            return a.stride > b.stride;
-        });
-    }
-
-    void search(std::size_t i, std::size_t total) noexcept {
-        if (i == size_) {
-            wanted_ -= total == 0 ? 1 : 0;
-            return;
-        }
-        Term const& term = terms_[i];
-        if (total > term.rest || total % term.divisor != 0) {
-            return;
-        }
-        std::size_t const later = term.rest - term.stride * (term.count - 1);
-        std::size_t const first =
-            total <= later ? 0 : (total - later + term.stride - 1) / term.stride;
-        std::size_t const last = (std::min)(term.count - 1, total / term.stride);
-        for (std::size_t k = first; k <= last && wanted_ > 0; ++k) {
-            if (++steps_ > max_steps) {
-                wanted_ = 0;
-                return;
-            }
-            search(i + 1, total - k * term.stride);
-        }
-    }
-
-    std::array<Term, 2 * max_tensor_rank> terms_{};
-    std::size_t size_ = 0;
-    int wanted_ = 0;
-    int steps_ = 0;
-};
-
-/// Whether each stride is larger than all that the smaller ones reach: then no two indices meet.
-inline bool is_nested(Shape const& extents, Shape const& strides) {
-    std::size_t reach = 0;
-    for (std::size_t const d : dimensions_by_stride(extents, strides)) {
-        if (strides[d] <= reach) {
-            return false;
-        }
-        reach += strides[d] * (extents[d] - 1);
-    }
-    return true;
-}
-
-inline bool is_overlapping(Shape const& extents, Shape const& strides) {
-    if (numel(extents) < 2 || is_nested(extents, strides)) {
-        return false;
-    }
-    // Two indices name one element where the difference of indices, taken from -(extent - 1) to
-    // extent - 1, steps to 0 without being 0. Counted from the lowest difference:
-    SumsOfStrides sums;
-    std::size_t total = 0;
-    for (std::size_t d = 0; d < extents.size(); ++d) {
-        if (extents[d] > 1 && strides[d] == 0) {
-            return true;
-        }
-        sums.add(strides[d], 2 * extents[d] - 1);
-        total += strides[d] * (extents[d] - 1);
-    }
-    return sums.has(total, 2);
-}
-
-} // namespace detail
-
-/// Whether two different indices of a tensor may name the same element, as where a stride is 0: such
-/// a tensor can be read, but writing all of its elements has no defined result. Local.
-/// Exact, except that a tensor whose layout takes more than 10,000 steps to decide counts as
-/// overlapping; all that come from slicing, padding, permuting and broadcasting take a few.
-/// @throws ContractViolation  extents and strides are none of a view, see StridedView.
-template <Tensor T>
-[[nodiscard]] bool is_overlapping(T const& tensor) {
-    Shape const shape = extents(tensor);
-    Shape const steps = strides(tensor);
-    (void)detail::checked_reach(shape, steps, size_of(dtype(tensor)));
-    return detail::is_overlapping(shape, steps);
-}
-
-/// Whether some element of one tensor may be in the memory of an element of the other. Local; the
-/// tensors may differ in everything. Exact like `is_overlapping` where both have elements of the same
-/// size at a multiple of it; else overlapping address ranges count.
-/// @throws ContractViolation  extents and strides are none of a view, see StridedView.
-template <Tensor A, Tensor B>
-[[nodiscard]] bool share_memory(A const& a, B const& b) {
-    Shape const extents_a = extents(a);
-    Shape const extents_b = extents(b);
-    Shape const strides_a = strides(a);
-    Shape const strides_b = strides(b);
-    std::size_t const size = size_of(dtype(a));
-    std::size_t const size_b = size_of(dtype(b));
-    std::size_t const reach_a = detail::checked_reach(extents_a, strides_a, size);
-    std::size_t const reach_b = detail::checked_reach(extents_b, strides_b, size_b);
-    void const* const data_a = detail::traits_of<A const>::data(a);
-    void const* const data_b = detail::traits_of<B const>::data(b);
-    auto const first_a = reinterpret_cast<std::uintptr_t>(data_a);
-    auto const first_b = reinterpret_cast<std::uintptr_t>(data_b);
-    if (device(a) != device(b) || first_a >= first_b + reach_b * size_b ||
-        first_b >= first_a + reach_a * size || reach_a == 0 || reach_b == 0) {
-        return false;
-    }
-    // Modulo 2^64 the difference may be negative: what b reaches makes up for it below.
-    std::size_t const difference = first_b - first_a;
-    if (size != size_b || difference % size != 0) {
-        return true;
-    }
-    // Element i of a is element k of b where a's steps up to i and b's from k to its last element
-    // are together the distance from a's first element to b's last one.
-    detail::SumsOfStrides sums;
-    std::size_t total =
-        first_b >= first_a ? difference / size : std::size_t{0} - (first_a - first_b) / size;
-    for (std::size_t d = 0; d < extents_a.size(); ++d) {
-        sums.add(strides_a[d], extents_a[d]);
-    }
-    for (std::size_t d = 0; d < extents_b.size(); ++d) {
-        sums.add(strides_b[d], extents_b[d]);
-        total += strides_b[d] * (extents_b[d] - 1);
-    }
-    sums.merge_equal_strides();
-    return sums.has(total, 1);
-}
-
-} // namespace joinable::inline v0
-
 // ---- joinable/tensor/copy.hpp
 
 namespace joinable::inline v0 {
@@ -5046,6 +4509,1113 @@ void fill_zero(StridedView<T> const& to) {
     detail::check_elements<T, T>();
     fill_zero(AnyView{to});
 }
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/parameter.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+/// What `parameter_traits` may return for a value or a gradient: something to dereference that may
+/// be empty (a pointer, an optional view).
+template <class P>
+concept pointer_like_to_tensor = requires(P&& pointer) {
+    static_cast<bool>(pointer);
+    requires WritableTensor<decltype(*pointer)>;
+};
+
+template <class T>
+constexpr T* address_of_gradient(T& gradient) noexcept {
+    return &gradient;
+}
+template <class T>
+constexpr T* address_of_gradient(std::optional<T>& gradient) noexcept {
+    return gradient ? &*gradient : nullptr;
+}
+
+template <class P>
+concept has_value_and_grad_members = requires(P& p) {
+    requires WritableTensor<decltype((p.value))>;
+    requires WritableTensor<decltype(*address_of_gradient(p.grad))>;
+};
+
+} // namespace detail
+
+/// Adapts a parameter type: a value and its gradient. Specialise it for the engine's own type:
+///
+/// | member                                        | meaning                                          |
+/// |-----------------------------------------------|--------------------------------------------------|
+/// | `static auto value(P& p)`                     | pointer-like to a writable Tensor                |
+/// | `static auto grad(P& p)`                      | the same; empty = there is no gradient           |
+/// | `static bool requires_grad(P const& p)`       | optional; else all parameters are trained        |
+/// | `static std::string_view name(P const& p)`    | optional; error texts use it                     |
+/// | `static void set_grad(P& p, AnyView view)`    | optional; makes `view` the gradient: enables     |
+/// |                                               | gradients as bucket views                        |
+/// | `static constexpr bool is_handle = true`      | optional; copies of P share storage              |
+///
+/// The default serves every class with members `value` and `grad` (which may be a std::optional)
+/// that are writable tensors, and uses its members `requires_grad` and `name` where it has them.
+template <class P>
+struct parameter_traits {
+    static constexpr auto value(P& p) noexcept
+        requires detail::has_value_and_grad_members<P>
+    {
+        return &p.value;
+    }
+    static constexpr auto grad(P& p) noexcept
+        requires detail::has_value_and_grad_members<P>
+    {
+        return detail::address_of_gradient(p.grad);
+    }
+    static constexpr bool requires_grad(P const& p)
+        requires requires {
+            { p.requires_grad } -> std::convertible_to<bool>;
+        }
+    {
+        return p.requires_grad;
+    }
+    static constexpr std::string_view name(P const& p)
+        requires requires {
+            { p.name } -> std::convertible_to<std::string_view>;
+        }
+    {
+        return p.name;
+    }
+};
+
+namespace detail {
+
+template <class P>
+using parameter_traits_of = parameter_traits<std::remove_cvref_t<P>>;
+
+template <class P>
+concept has_value = requires(std::remove_cvref_t<P>& p) {
+    { parameter_traits_of<P>::value(p) } -> pointer_like_to_tensor;
+};
+template <class P>
+concept has_grad = requires(std::remove_cvref_t<P>& p) {
+    { parameter_traits_of<P>::grad(p) } -> pointer_like_to_tensor;
+};
+template <class P>
+concept has_set_grad = requires(std::remove_cvref_t<P>& p, AnyView& view) {
+    parameter_traits_of<P>::set_grad(p, view);
+};
+template <class P>
+concept has_name = requires(std::remove_cvref_t<P> const& p) {
+    { parameter_traits_of<P>::name(p) } -> std::convertible_to<std::string_view>;
+};
+template <class P>
+concept has_requires_grad = requires(std::remove_cvref_t<P> const& p) {
+    { parameter_traits_of<P>::requires_grad(p) } -> std::convertible_to<bool>;
+};
+template <class P>
+concept is_handle_parameter = requires { requires parameter_traits_of<P>::is_handle; };
+
+} // namespace detail
+
+/// A trainable tensor with its gradient, as `parameter_traits` describes it.
+///
+/// `p` is an lvalue of `P`.
+/// | expression                        | result                        | meaning                     |
+/// |-----------------------------------|-------------------------------|-----------------------------|
+/// | `parameter_traits<P>::value(p)`   | pointer-like to WritableTensor| the value; never empty      |
+/// | `parameter_traits<P>::grad(p)`    | pointer-like to WritableTensor| the gradient; empty = none  |
+///
+/// Not checkable, still required: value and gradient have the same extents and dtype.
+template <class P>
+concept Parameter = detail::has_value<P> && detail::has_grad<P>;
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/parameters.hpp
+
+namespace joinable::inline v0 {
+
+/// A handle on one parameter of an engine whose type was forgotten. Cheap to copy; does not own
+/// the parameter unless it was made from an owning pointer or a handle type.
+class AnyParameter {
+public:
+    /// The parameter that `object` is; `owner` keeps it alive where that is needed.
+    template <Parameter P>
+    explicit AnyParameter(P& object, std::shared_ptr<void> owner = {})
+        : object_{const_cast<std::remove_const_t<P>*>(&object)}, functions_{&table<P>},
+          owner_{std::move(owner)} {
+        static_assert(
+            !std::is_const_v<P> || detail::is_handle_parameter<P>,
+            "parameters: const parameters cannot be trained, since values and gradients are "
+            "written; give a range or pointers that are not const"
+        );
+    }
+
+    [[nodiscard]] AnyView value() const { return functions_->value(object_); }
+    /// Empty where the parameter has no gradient now.
+    [[nodiscard]] AnyView grad() const { return functions_->grad(object_); }
+    [[nodiscard]] bool can_set_grad() const noexcept { return functions_->set_grad != nullptr; }
+    /// Makes `view` the gradient.
+    /// @throws ContractViolation  the parameter's traits cannot: `can_set_grad()` is false.
+    void set_grad(AnyView const& view) const {
+        if (!can_set_grad()) {
+            throw ContractViolation{"a gradient cannot be set: parameter_traits of this type needs "
+                                    "'static void set_grad(P&, AnyView)'"};
+        }
+        functions_->set_grad(object_, view);
+    }
+    [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
+    /// Empty where the parameter has no name.
+    [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
+
+private:
+    struct Functions {
+        AnyView (*value)(void*);
+        AnyView (*grad)(void*);
+        void (*set_grad)(void*, AnyView const&); ///< null: there is none
+        bool (*requires_grad)(void*);
+        std::string_view (*name)(void*);
+    };
+
+    template <class Pointer>
+    static AnyView view_of(Pointer&& pointer) {
+        return pointer ? view_of_tensor(*pointer) : AnyView{};
+    }
+    template <class T>
+    static AnyView view_of_tensor(T&& tensor) {
+        if constexpr (std::same_as<std::remove_cvref_t<T>, AnyView>) {
+            return tensor;
+        } else {
+            return AnyView{tensor};
+        }
+    }
+
+    template <class P>
+    static consteval Functions make_table() {
+        using Traits = detail::parameter_traits_of<P>;
+        using Object = std::remove_const_t<P>;
+        Functions functions{};
+        functions.value = [](void* p) { return view_of(Traits::value(*static_cast<Object*>(p))); };
+        functions.grad = [](void* p) { return view_of(Traits::grad(*static_cast<Object*>(p))); };
+        if constexpr (detail::has_set_grad<P>) {
+            functions.set_grad = [](void* p, AnyView const& view) {
+                Traits::set_grad(*static_cast<Object*>(p), view);
+            };
+        }
+        functions.requires_grad = [](void* p) -> bool {
+            if constexpr (detail::has_requires_grad<P>) {
+                return Traits::requires_grad(*static_cast<Object*>(p));
+            } else {
+                return p != nullptr;
+            }
+        };
+        functions.name = [](void* p) -> std::string_view {
+            if constexpr (detail::has_name<P>) {
+                return Traits::name(*static_cast<Object*>(p));
+            } else {
+                (void)p;
+                return {};
+            }
+        };
+        return functions;
+    }
+
+    template <class P>
+    static constexpr Functions table = make_table<P>();
+
+    void* object_;
+    Functions const* functions_;
+    std::shared_ptr<void> owner_;
+};
+
+/// The parameters of a model, of whatever types. An index is a position in the list.
+class ParameterList {
+public:
+    [[nodiscard]] std::size_t size() const noexcept { return items_.size(); }
+    [[nodiscard]] AnyParameter const& operator[](std::size_t i) const { return items_[i]; }
+    [[nodiscard]] auto begin() const noexcept { return items_.begin(); }
+    [[nodiscard]] auto end() const noexcept { return items_.end(); }
+    void push_back(AnyParameter parameter) { items_.push_back(std::move(parameter)); }
+
+private:
+    std::vector<AnyParameter> items_;
+};
+
+namespace detail {
+
+template <class T>
+concept pointer_to_parameter = requires(T& pointer) {
+    static_cast<bool>(pointer);
+    requires Parameter<std::remove_reference_t<decltype(*pointer)>>;
+};
+
+template <class Range>
+void append_parameters(ParameterList& list, Range&& range) {
+    if constexpr (std::same_as<std::remove_cvref_t<Range>, ParameterList>) {
+        for (AnyParameter const& parameter : range) {
+            list.push_back(parameter);
+        }
+    } else {
+        using Item = std::remove_reference_t<decltype(*std::begin(range))>;
+        static_assert(
+            Parameter<Item> || pointer_to_parameter<Item>,
+            "parameters: the elements of the range must model Parameter, or be pointers to such; "
+            "give them members 'value' and 'grad', or specialise joinable::parameter_traits"
+        );
+        if constexpr (Parameter<Item>) {
+            constexpr bool items_stay = std::is_lvalue_reference_v<Range> &&
+                                        std::is_lvalue_reference_v<decltype(*std::begin(range))>;
+            static_assert(
+                items_stay || is_handle_parameter<Item>,
+                "parameters: a temporary range of parameters would be gone before it is used; give "
+                "the range a name, or set parameter_traits::is_handle if copies share storage"
+            );
+            for (auto&& item : range) {
+                if constexpr (items_stay) {
+                    list.push_back(AnyParameter{item});
+                } else if constexpr (is_handle_parameter<Item>) {
+                    // Copied, not moved: a temporary view may show handles that somebody owns.
+                    auto owned = std::make_shared<std::remove_const_t<Item>>(item);
+                    list.push_back(AnyParameter{*owned, owned});
+                }
+            }
+        } else if constexpr (pointer_to_parameter<Item>) {
+            using Pointer = std::remove_const_t<Item>;
+            constexpr bool is_owning_copy =
+                std::copy_constructible<Pointer> && !std::is_pointer_v<Pointer>;
+            static_assert(
+                std::copy_constructible<Pointer> || std::is_lvalue_reference_v<Range> ||
+                    std::ranges::enable_borrowed_range<std::remove_cv_t<Range>>,
+                "parameters: a temporary range of unique pointers would take its parameters with "
+                "it; give the range a name, or use shared pointers"
+            );
+            for (auto&& pointer : range) {
+                if (!pointer) {
+                    throw ContractViolation{concat("parameters: pointer ", list.size(), " is null")
+                    };
+                }
+                if constexpr (is_owning_copy) {
+                    list.push_back(AnyParameter{*pointer, std::make_shared<Pointer>(pointer)});
+                } else {
+                    list.push_back(AnyParameter{*pointer});
+                }
+            }
+        }
+    }
+}
+
+} // namespace detail
+
+/// Joins ranges of parameters of different types into one list, in order. Of a named range of
+/// objects the addresses are kept; of pointers and smart pointers the pointer (shared ones share
+/// ownership); a temporary range must hold pointers or handles (parameter_traits::is_handle), which
+/// are copied. Const parameters and temporary ranges of unique pointers are compile errors. A
+/// ParameterList is spliced in. Local.
+/// @throws ContractViolation  a pointer is null.
+template <class... Ranges>
+[[nodiscard]] ParameterList parameters(Ranges&&... ranges) {
+    ParameterList list;
+    (detail::append_parameters(list, std::forward<Ranges>(ranges)), ...);
+    return list;
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/communicator/collectives.hpp
+
+/// @file
+/// The collectives over tensors instead of buffers. Collective, like the members that they call;
+/// each returns the communicator's Work, and the tensors must live until it is waited for.
+/// All throw ContractViolation before any data moves when a tensor is not contiguous.
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+/// A container whose elements have no DType, such as std::vector<short>: no traits can help there.
+template <class T>
+concept has_other_elements = !Tensor<T> && requires {
+    typename std::remove_cvref_t<T>::value_type;
+    requires !Element<typename std::remove_cvref_t<T>::value_type>;
+};
+
+template <class T>
+consteval void check_tensor() {
+    static_assert(
+        !has_other_elements<T>,
+        "a collective cannot reduce these elements; use float, double, Half, BFloat16 or an "
+        "integer of 1, 4 or 8 bytes"
+    );
+    if constexpr (!has_other_elements<T>) {
+        [[maybe_unused]] constexpr bool is_tensor = models_tensor<T>();
+    }
+}
+
+template <class T>
+consteval void check_written_tensor() {
+    static_assert(
+        !Tensor<T> || WritableTensor<T>,
+        "a collective writes this tensor: give it one whose data() is a pointer to non-const"
+    );
+    check_tensor<T>();
+}
+
+} // namespace detail
+
+/// Combines `tensor` over all ranks, in place. The same count and dtype on every rank.
+template <Communicator Comm, class T>
+[[nodiscard]] auto all_reduce(Comm& comm, T&& tensor, ReduceOp op = ReduceOp::sum) {
+    detail::check_written_tensor<T>();
+    return comm.all_reduce(to_buffer(tensor), op);
+}
+
+/// Copies the tensor of `root` to all ranks. The same count and dtype on every rank.
+template <Communicator Comm, class T>
+[[nodiscard]] auto broadcast(Comm& comm, T&& tensor, int root) {
+    detail::check_written_tensor<T>();
+    return comm.broadcast(to_buffer(tensor), root);
+}
+
+/// Combines `tensor` over all ranks, in place at `root`; the other tensors keep what they have.
+template <Communicator Comm, class T>
+[[nodiscard]] auto reduce(Comm& comm, T&& tensor, ReduceOp op, int root) {
+    detail::check_written_tensor<T>();
+    static_assert(
+        Reduces<Comm>,
+        "reduce: this communicator has no member 'Work reduce(Buffer, ReduceOp, int root)'; add "
+        "it, or use one that models Reduces"
+    );
+    return comm.reduce(to_buffer(tensor), op, root);
+}
+
+/// Concatenates the tensors of all ranks, in rank order, on every rank: `out` has size() times the
+/// elements of `in`. With `counts`, rank r contributes counts[r] elements.
+template <Communicator Comm, class In, class Out, class... Counts>
+[[nodiscard]] auto all_gather(Comm& comm, In const& in, Out&& out, Counts const&... counts) {
+    detail::check_tensor<In>();
+    detail::check_written_tensor<Out>();
+    static_assert(
+        AllGathers<Comm>,
+        "all_gather: this communicator has no member 'Work all_gather(ConstBuffer in, Buffer "
+        "out)' without and with counts; add it, or use one that models AllGathers"
+    );
+    return comm.all_gather(to_const_buffer(in), to_buffer(out), detail::Counts{counts}...);
+}
+
+/// Combines `in` over all ranks and leaves rank r the part from r * numel(out) on: `in` has size()
+/// times the elements of `out`. With `counts`, rank r receives counts[r] elements.
+template <Communicator Comm, class In, class Out, class... Counts>
+[[nodiscard]] auto reduce_scatter(
+    Comm& comm, In const& in, Out&& out, ReduceOp op = ReduceOp::sum, Counts const&... counts
+) {
+    detail::check_tensor<In>();
+    detail::check_written_tensor<Out>();
+    static_assert(
+        ReduceScatters<Comm>,
+        "reduce_scatter: this communicator has no member 'Work reduce_scatter(ConstBuffer in, "
+        "Buffer out, ReduceOp)' without and with counts; add it, or use one that models "
+        "ReduceScatters"
+    );
+    return comm.reduce_scatter(to_const_buffer(in), to_buffer(out), op, detail::Counts{counts}...);
+}
+
+/// Concatenates the tensors of all ranks, in rank order, in `out` of the root; elsewhere `out` is
+/// not looked at. With `counts`, rank r contributes counts[r] elements.
+template <Communicator Comm, class In, class Out, class... Counts>
+[[nodiscard]] auto gather(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
+    detail::check_tensor<In>();
+    detail::check_written_tensor<Out>();
+    static_assert(
+        Gathers<Comm>,
+        "gather: this communicator has no member 'Work gather(ConstBuffer in, Buffer out, int "
+        "root)' without and with counts; add it, or use one that models Gathers"
+    );
+    return comm.gather(to_const_buffer(in), to_buffer(out), root, detail::Counts{counts}...);
+}
+
+/// Deals `in` of the root out to `out` of all ranks; elsewhere `in` is not looked at. With
+/// `counts`, rank r receives counts[r] elements.
+template <Communicator Comm, class In, class Out, class... Counts>
+[[nodiscard]] auto scatter(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
+    detail::check_tensor<In>();
+    detail::check_written_tensor<Out>();
+    static_assert(
+        Scatters<Comm>,
+        "scatter: this communicator has no member 'Work scatter(ConstBuffer in, Buffer out, int "
+        "root)' without and with counts; add it, or use one that models Scatters"
+    );
+    return comm.scatter(to_const_buffer(in), to_buffer(out), root, detail::Counts{counts}...);
+}
+
+/// Part r of `in` goes to rank r, and part r of `out` comes from it. With counts of `in` and of
+/// `out`, parts differ in size.
+template <Communicator Comm, class In, class Out, class... Counts>
+[[nodiscard]] auto all_to_all(Comm& comm, In const& in, Out&& out, Counts const&... counts) {
+    detail::check_tensor<In>();
+    detail::check_written_tensor<Out>();
+    static_assert(
+        AllToAlls<Comm>,
+        "all_to_all: this communicator has no member 'Work all_to_all(ConstBuffer in, Buffer "
+        "out)' without and with counts; add it, or use one that models AllToAlls"
+    );
+    static_assert(
+        sizeof...(Counts) == 0 || sizeof...(Counts) == 2,
+        "all_to_all takes the counts of the input and of the output, or neither"
+    );
+    return comm.all_to_all(to_const_buffer(in), to_buffer(out), detail::Counts{counts}...);
+}
+
+/// Not collective. Sends `tensor` to rank `to`, which receives it with the same tag.
+template <Communicator Comm, class In>
+[[nodiscard]] auto send(Comm& comm, In const& tensor, int to, int tag = 0) {
+    detail::check_tensor<In>();
+    static_assert(
+        SendsAndReceives<Comm>,
+        "send: this communicator has no members 'Work send(ConstBuffer, int to, int tag)' and "
+        "'Work receive(Buffer, int from, int tag)'; add them, or use one that models "
+        "SendsAndReceives"
+    );
+    return comm.send(to_const_buffer(tensor), to, tag);
+}
+
+/// Not collective. Receives what rank `from` sends with the same tag, count and dtype.
+template <Communicator Comm, class Out>
+[[nodiscard]] auto receive(Comm& comm, Out&& tensor, int from, int tag = 0) {
+    detail::check_written_tensor<Out>();
+    static_assert(
+        SendsAndReceives<Comm>,
+        "receive: this communicator has no members 'Work send(ConstBuffer, int to, int tag)' and "
+        "'Work receive(Buffer, int from, int tag)'; add them, or use one that models "
+        "SendsAndReceives"
+    );
+    return comm.receive(to_buffer(tensor), from, tag);
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/hook/join_hook.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+template <class H>
+concept has_main_hook_of_round = requires(H& hook, Round const& round) { hook.main_hook(round); };
+template <class H>
+concept has_main_hook = has_main_hook_of_round<H> || requires(H& hook) { hook.main_hook(); };
+template <class H>
+concept has_post_hook_of_result =
+    requires(H& hook, JoinResult const& result) { hook.post_hook(result); };
+template <class H>
+concept has_post_hook = has_post_hook_of_result<H> || requires(H& hook) { hook.post_hook(bool{}); };
+template <class H>
+concept names_main_hook = requires { &H::main_hook; }; // whatever its parameters are
+template <class H>
+concept names_post_hook = requires { &H::post_hook; };
+template <class H>
+concept names_takes_part = requires { &H::takes_part; };
+template <class H>
+concept has_takes_part = requires(Round const& round) {
+    { H::takes_part(round) } -> std::convertible_to<bool>;
+};
+template <class H>
+inline constexpr bool gives_notice = requires { requires H::gives_notice; };
+
+} // namespace detail
+
+/// What a joined rank runs in place of a participant.
+///
+/// `hook` is an lvalue of `H`; constructed in place, need not be movable.
+/// | expression                                | meaning                                          |
+/// |-------------------------------------------|--------------------------------------------------|
+/// | `hook.main_hook()` or                     | runs the collectives of one round, the same and  |
+/// | `hook.main_hook(round)`                   | in the same order as the active ranks do         |
+/// | `hook.post_hook(is_last_joiner)` or       | runs once on every rank, when all have joined    |
+/// | `hook.post_hook(result)`                  | or the guard was stopped                         |
+/// | `H::takes_part(round)` (optional, static) | whether the round concerns it; may ask a Round   |
+/// |                                           | for its number, phase and will_sync only         |
+/// | `H::gives_notice` (optional, static bool) | its participant's notification carries a notice, |
+/// |                                           | so it must be the first of a round               |
+///
+/// Where it runs among other hooks: hook/ordering.hpp.
+template <class H>
+concept JoinHook = detail::has_main_hook<H> && detail::has_post_hook<H>;
+
+/// Says in one sentence what a class lacks to be a JoinHook.
+template <class H>
+consteval bool models_join_hook() {
+    static_assert(
+        detail::has_main_hook<H> || !detail::names_main_hook<H>,
+        "JoinHook: main_hook cannot be called; its parameters must be 'void main_hook()' or "
+        "'void main_hook(Round const&)'"
+    );
+    static_assert(
+        detail::has_post_hook<H> || !detail::names_post_hook<H>,
+        "JoinHook: post_hook cannot be called; its parameters must be "
+        "'void post_hook(bool is_last_joiner)' or 'void post_hook(JoinResult const&)'"
+    );
+    static_assert(
+        detail::has_takes_part<H> || !detail::names_takes_part<H>,
+        "JoinHook: takes_part cannot be asked; declare it 'static bool takes_part(Round const&)'"
+    );
+    static_assert(
+        detail::has_main_hook<H> || detail::names_main_hook<H>,
+        "JoinHook: expected a member 'void main_hook()' or 'void main_hook(Round const&)'"
+    );
+    static_assert(
+        detail::has_post_hook<H> || detail::names_post_hook<H>,
+        "JoinHook: expected a member 'void post_hook(bool is_last_joiner)' or "
+        "'void post_hook(JoinResult const&)'"
+    );
+    return JoinHook<H>;
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/hook/keywords.hpp
+
+namespace joinable::inline v0 {
+
+/// One `keyword = value` as it was given to a guard.
+template <class K>
+struct KeywordArgument {
+    typename K::value_type value;
+};
+
+namespace detail {
+
+/// No silent change of meaning: a flag takes flags only, and a whole number no fraction.
+template <class From, class To>
+concept keyword_value = std::convertible_to<From, To> &&
+                        std::same_as<std::remove_cvref_t<From>, bool> == std::same_as<To, bool> &&
+                        !(std::floating_point<std::remove_cvref_t<From>> && std::integral<To>);
+
+} // namespace detail
+
+/// The base of a keyword object `K` whose value is a `V`:
+/// @code
+/// inline constexpr struct sync_max_count_t : keyword<sync_max_count_t, bool> {
+///     using keyword::operator=;
+/// } sync_max_count{};
+/// @endcode
+/// `sync_max_count = true` is then an argument of `Join`, and `args.get(sync_max_count, false)`
+/// reads it in `join_hook`.
+template <class K, class V>
+struct keyword {
+    using value_type = V;
+
+    // NOLINTNEXTLINE(misc-unconventional-assign-operator): spells an argument, assigns nothing
+    constexpr KeywordArgument<K> operator=(detail::keyword_value<V> auto&& value) const {
+        return {static_cast<V>(std::forward<decltype(value)>(value))};
+    }
+};
+
+/// The keywords that a joinable accepts: `using join_keywords = keywords<sync_max_count_t>;`.
+template <class... Ks>
+struct keywords {};
+
+/// What a joinable's `join_hook` receives: one type whatever was passed, so that the type of the
+/// hook does not depend on the call.
+template <class Keywords>
+class arguments;
+
+template <class... Ks>
+class arguments<keywords<Ks...>> {
+public:
+    arguments() = default;
+
+    /// The value given for a keyword, or `otherwise`.
+    template <class K>
+    [[nodiscard]] constexpr typename K::value_type
+    get(K const&, typename K::value_type otherwise) const {
+        static_assert(
+            (std::same_as<K, Ks> || ...),
+            "arguments::get: this keyword is not in the joinable's join_keywords; add it there"
+        );
+        auto const& given = std::get<Slot<K>>(values_).value;
+        return given ? *given : otherwise;
+    }
+
+    /// Stores a value if this joinable accepts the keyword, otherwise does nothing.
+    template <class K>
+    constexpr void set(KeywordArgument<K> const& argument) {
+        if constexpr ((std::same_as<K, Ks> || ...)) {
+            std::get<Slot<K>>(values_).value = argument.value;
+        }
+    }
+
+private:
+    template <class K>
+    struct Slot {
+        std::optional<typename K::value_type> value;
+    };
+    std::tuple<Slot<Ks>...> values_;
+};
+
+namespace detail {
+
+template <class K, class Keywords>
+inline constexpr bool accepts_keyword = false;
+template <class K, class... Ks>
+inline constexpr bool accepts_keyword<K, keywords<Ks...>> = (std::same_as<K, Ks> || ...);
+
+/// Named by the compiler when its assertion fails, so that the message shows the keyword.
+template <class K, std::size_t TimesGiven, class... AcceptedKeywords>
+consteval bool check_keyword() {
+    static_assert(
+        (accepts_keyword<K, AcceptedKeywords> || ...),
+        "no participant of this Join accepts the keyword (see check_keyword<...>); correct its "
+        "name or add it to a participant's join_keywords"
+    );
+    static_assert(
+        TimesGiven == 1, "the keyword is given twice (see check_keyword<...>); give it once"
+    );
+    return true;
+}
+
+} // namespace detail
+
+} // namespace joinable::inline v0
+
+// ---- joinable/hook/ordering.hpp
+
+namespace joinable::inline v0 {
+
+/// A list of labels: what a hook runs before or after.
+template <class... Labels>
+struct labels_of {};
+
+/// Labels that hooks of this library carry; an engine adds its own types freely.
+namespace labels {
+struct gradients; ///< gradients are reduced here
+struct shards;    ///< sharded optimizer state is exchanged here
+struct step;      ///< a plain optimizer steps here
+} // namespace labels
+
+/// Where a hook runs among the hooks of one guard. The default reads the hook's own members, all
+/// optional: `label` (default: the hook's type), `runs_before`, `runs_after` (labels_of<...>), and
+/// `post_runs_before`, `post_runs_after` for the post hooks where their order differs. To place a
+/// hook of another library, specialise this with `label`, `before`, `after` and, if need be,
+/// `post_before`, `post_after`. A label that no hook of the guard carries constrains nothing.
+/// Among hooks that may come next, those that give notices come first, then the argument order
+/// decides. Meant for up to 31 hooks in one guard.
+template <class Hook>
+struct hook_order {};
+
+namespace detail {
+
+// What a hook declares: hook_order's member, else the hook's own, else a default.
+template <class H>
+struct label_of : std::type_identity<H> {};
+template <class H>
+    requires requires { typename H::label; } && (!requires { typename hook_order<H>::label; })
+struct label_of<H> : std::type_identity<typename H::label> {};
+template <class H>
+    requires requires { typename hook_order<H>::label; }
+struct label_of<H> : std::type_identity<typename hook_order<H>::label> {};
+
+template <class H>
+struct before_of : std::type_identity<labels_of<>> {};
+template <class H>
+    requires requires { typename H::runs_before; } &&
+             (!requires { typename hook_order<H>::before; })
+struct before_of<H> : std::type_identity<typename H::runs_before> {};
+template <class H>
+    requires requires { typename hook_order<H>::before; }
+struct before_of<H> : std::type_identity<typename hook_order<H>::before> {};
+
+template <class H>
+struct after_of : std::type_identity<labels_of<>> {};
+template <class H>
+    requires requires { typename H::runs_after; } && (!requires { typename hook_order<H>::after; })
+struct after_of<H> : std::type_identity<typename H::runs_after> {};
+template <class H>
+    requires requires { typename hook_order<H>::after; }
+struct after_of<H> : std::type_identity<typename hook_order<H>::after> {};
+
+template <class H>
+struct post_before_of : before_of<H> {};
+template <class H>
+    requires requires { typename H::post_runs_before; } &&
+             (!requires { typename hook_order<H>::post_before; })
+struct post_before_of<H> : std::type_identity<typename H::post_runs_before> {};
+template <class H>
+    requires requires { typename hook_order<H>::post_before; }
+struct post_before_of<H> : std::type_identity<typename hook_order<H>::post_before> {};
+
+template <class H>
+struct post_after_of : after_of<H> {};
+template <class H>
+    requires requires { typename H::post_runs_after; } &&
+             (!requires { typename hook_order<H>::post_after; })
+struct post_after_of<H> : std::type_identity<typename H::post_runs_after> {};
+template <class H>
+    requires requires { typename hook_order<H>::post_after; }
+struct post_after_of<H> : std::type_identity<typename hook_order<H>::post_after> {};
+
+template <class Label, class Labels>
+inline constexpr bool contains_label = false;
+template <class Label, class... Ls>
+inline constexpr bool contains_label<Label, labels_of<Ls...>> = (std::same_as<Label, Ls> || ...);
+
+struct MainPhase {
+    template <class H>
+    using before = typename before_of<H>::type;
+    template <class H>
+    using after = typename after_of<H>::type;
+};
+struct PostPhase {
+    template <class H>
+    using before = typename post_before_of<H>::type;
+    template <class H>
+    using after = typename post_after_of<H>::type;
+};
+
+template <std::size_t N>
+struct Order {
+    std::array<std::size_t, N> sequence{}; ///< hook indices in the order in which they run
+    std::array<bool, N> on_cycle{};
+    bool has_cycle = false;
+};
+
+template <std::size_t N>
+using Edges = std::array<std::array<bool, N>, N>; ///< [i][j]: hook i runs before hook j
+
+template <class Phase, class... Hooks>
+consteval auto edges_of() {
+    constexpr std::size_t n = sizeof...(Hooks);
+    Edges<n> edges{};
+    std::size_t row = 0;
+    auto const fill_row = [&]<class H>(std::type_identity<H>) {
+        std::size_t column = 0;
+        auto const fill = [&]<class Other>(std::type_identity<Other>) {
+            edges[row][column] =
+                row != column &&
+                (contains_label<
+                     typename label_of<Other>::type,
+                     typename Phase::template before<H>> ||
+                 contains_label<typename label_of<H>::type, typename Phase::template after<Other>>);
+            ++column;
+        };
+        (fill(std::type_identity<Hooks>{}), ...);
+        ++row;
+    };
+    (fill_row(std::type_identity<Hooks>{}), ...);
+    return edges;
+}
+
+/// Kahn's algorithm (1962) that always takes the lowest index which is ready, `preferred` ones
+/// first: unique, stable, and the same on every rank. What is left over is peeled from its end too,
+/// so that only hooks on a cycle remain to be blamed.
+template <std::size_t N>
+constexpr Order<N> solve(Edges<N> const& edges, std::array<bool, N> const& preferred) {
+    Order<N> order;
+    std::array<bool, N> done{};
+    auto const is_free = [&](std::size_t i, bool from_the_end) {
+        for (std::size_t j = 0; j < N; ++j) {
+            if (!done[j] && (from_the_end ? edges[i][j] : edges[j][i])) {
+                return false;
+            }
+        }
+        return !done[i];
+    };
+    std::size_t count = 0;
+    for (bool progress = true; progress;) {
+        progress = false;
+        for (bool const preference : {true, false}) {
+            for (std::size_t i = 0; i < N && !progress; ++i) {
+                if (preferred[i] == preference && is_free(i, false)) {
+                    done[i] = true;
+                    order.sequence[count++] = i;
+                    progress = true;
+                }
+            }
+        }
+    }
+    order.has_cycle = count != N;
+    for (bool progress = order.has_cycle; progress;) {
+        progress = false;
+        for (std::size_t i = 0; i < N; ++i) {
+            if (is_free(i, true)) {
+                done[i] = true;
+                progress = true;
+            }
+        }
+    }
+    for (std::size_t i = 0; i < N; ++i) {
+        order.on_cycle[i] = !done[i];
+    }
+    return order;
+}
+
+/// Named by the compiler when its assertion fails, so that the message shows the hooks.
+template <class... Hooks>
+struct hooks_on_cycle {
+    static_assert(
+        sizeof...(Hooks) == 0,
+        "these hooks must run both before and after each other (see hooks_on_cycle<...>); remove "
+        "one of their before or after labels"
+    );
+};
+
+template <class Phase, class... Hooks>
+struct ordered_hooks {
+    static constexpr Order<sizeof...(Hooks)> order =
+        solve<sizeof...(Hooks)>(edges_of<Phase, Hooks...>(), {{gives_notice<Hooks>...}});
+
+    template <class Cycle, std::size_t Index, class... Rest>
+    struct collect : std::type_identity<Cycle> {};
+    template <class... Found, std::size_t Index, class H, class... Rest>
+    struct collect<labels_of<Found...>, Index, H, Rest...>
+        : collect<
+              std::
+                  conditional_t<order.on_cycle[Index], labels_of<Found..., H>, labels_of<Found...>>,
+              Index + 1,
+              Rest...> {};
+
+    template <class Culprits>
+    struct blame;
+    template <class... Culprits>
+    struct blame<labels_of<Culprits...>> : hooks_on_cycle<Culprits...> {};
+
+    static constexpr bool is_solved =
+        sizeof(blame<typename collect<labels_of<>, 0, Hooks...>::type>) != 0;
+
+    template <std::size_t... Is>
+    static auto sequence_of(std::index_sequence<Is...>)
+        -> std::index_sequence<order.sequence[Is]...>;
+    using sequence = decltype(sequence_of(std::make_index_sequence<sizeof...(Hooks)>{}));
+};
+
+} // namespace detail
+
+} // namespace joinable::inline v0
+
+// ---- joinable/bucket/tensor_size.hpp
+
+namespace joinable::inline v0 {
+
+/// All that bucket assignment asks of a tensor. Give it in place of tensors that have no memory
+/// yet: a layout can then be computed before the model is made, or by the compiler.
+struct TensorSize {
+    std::size_t numel = 0;
+    DType dtype = DType::f32;
+    DeviceId device = {};
+
+    [[nodiscard]] constexpr std::size_t bytes() const noexcept { return numel * size_of(dtype); }
+    /// Whether tensors of both sizes may share a bucket: it has one dtype and is on one device.
+    [[nodiscard]] constexpr bool shares_buckets_with(TensorSize const& other) const noexcept {
+        return dtype == other.dtype && device == other.device;
+    }
+};
+
+namespace detail {
+
+template <class T>
+concept has_tensor_size =
+    Tensor<T> || Parameter<T> || std::same_as<std::remove_cvref_t<T>, AnyParameter> ||
+    std::same_as<std::remove_cvref_t<T>, TensorSize>;
+
+/// The size of a tensor, or that of a parameter's value.
+template <has_tensor_size T>
+[[nodiscard]] constexpr TensorSize tensor_size_of(T&& object) {
+    using Object = std::remove_cvref_t<T>;
+    if constexpr (std::same_as<Object, TensorSize>) {
+        return object;
+    } else if constexpr (std::same_as<Object, AnyParameter>) {
+        return tensor_size_of(object.value());
+    } else if constexpr (Tensor<T>) {
+        return {numel(object), dtype(object), device(object)};
+    } else {
+        // Traits take parameters that can be written; nothing is written for a size.
+        return tensor_size_of(*parameter_traits<Object>::value(const_cast<Object&>(object)));
+    }
+}
+
+} // namespace detail
+
+} // namespace joinable::inline v0
+
+// ---- joinable/bucket/assignment.hpp
+
+namespace joinable::inline v0 {
+
+/// Which tensors share a bucket, and the limit in bytes that each bucket was cut by (0 for a sparse
+/// tensor, which is alone in its bucket).
+struct BucketAssignment {
+    std::vector<std::vector<std::size_t>> buckets;
+    std::vector<std::size_t> limits;
+};
+
+namespace detail {
+
+constexpr void check_assignment_input(
+    std::size_t count,
+    std::span<std::size_t const> limits,
+    std::span<bool const> expect_sparse,
+    std::span<std::size_t const> indices
+) {
+    if (count == 0 || limits.empty()) {
+        throw ContractViolation{concat(
+            "bucket assignment needs at least one tensor and one limit, but got ",
+            count,
+            " tensors and ",
+            limits.size(),
+            " limits"
+        )};
+    }
+    if ((!expect_sparse.empty() && expect_sparse.size() != count) ||
+        (!indices.empty() && indices.size() != count)) {
+        throw ContractViolation{concat(
+            "bucket assignment of ",
+            count,
+            " tensors needs as many sparse flags and indices, or "
+            "none, but got ",
+            expect_sparse.size(),
+            " flags and ",
+            indices.size(),
+            " indices"
+        )};
+    }
+    // Vectors are filled with a value: what libstdc++ 12 does without one is no constant expression
+    // to clang, and neither is its std::vector<bool>.
+    std::vector<unsigned char> seen(indices.empty() ? 0 : count, 0);
+    for (std::size_t const index : indices) {
+        if (index >= count || seen[index]) {
+            throw ContractViolation{concat(
+                "bucket assignment: index ",
+                index,
+                index >= count ? " is out of range for " : " is given twice for ",
+                count,
+                " tensors; give a permutation"
+            )};
+        }
+        seen[index] = 1;
+    }
+}
+
+} // namespace detail
+
+/// Cuts tensors into buckets of one dtype and device each, in order: a bucket closes after the
+/// tensor with which it reaches its limit in bytes, and the next bucket of that dtype and device
+/// gets the next limit (the last one repeats). Tensors flagged in `expect_sparse` are alone.
+///
+/// `indices` permutes the order in which tensors are taken. Without it buckets are sorted by their
+/// lowest tensor; with it they stay in the order in which they closed, those left open at the end
+/// by the first tensor of their dtype and device, so that the result is the same everywhere.
+/// Local; also in constant expressions. `tensors` is a random-access range of Tensors, Parameters
+/// or TensorSizes. The rule is that of PyTorch's _compute_bucket_assignment_by_size.
+/// Complexity: linear in the tensors times the number of different dtypes and devices.
+/// @throws ContractViolation  nothing given, sizes that differ, or indices that are no permutation.
+template <class Tensors>
+[[nodiscard]] constexpr BucketAssignment compute_bucket_assignment_by_size(
+    Tensors const& tensors,
+    std::span<std::size_t const> limits,
+    std::span<bool const> expect_sparse = {},
+    std::span<std::size_t const> indices = {}
+) {
+    static_assert(
+        detail::has_tensor_size<decltype(*std::begin(tensors))>,
+        "compute_bucket_assignment_by_size: the elements of the range must model Tensor or "
+        "Parameter, or be a TensorSize; specialise joinable::tensor_traits for their type"
+    );
+    struct Open {
+        TensorSize kind; ///< of its first tensor: who may join
+        std::size_t limit_index = 0;
+        std::size_t bytes = 0;
+        std::vector<std::size_t> members;
+    };
+    std::size_t const count = static_cast<std::size_t>(std::size(tensors));
+    detail::check_assignment_input(count, limits, expect_sparse, indices);
+    BucketAssignment result;
+    std::vector<Open> open; // few dtypes and devices: a linear search beats hashing
+    auto const close = [&](Open& group) {
+        result.buckets.push_back(std::exchange(group.members, {}));
+        result.limits.push_back(limits[group.limit_index]);
+        group.bytes = 0;
+        group.limit_index = (std::min)(group.limit_index + 1, limits.size() - 1);
+    };
+    auto const first = std::begin(tensors);
+    for (std::size_t i = 0; i < count; ++i) {
+        std::size_t const t = indices.empty() ? i : indices[i];
+        if (!expect_sparse.empty() && expect_sparse[t]) {
+            result.buckets.push_back({t});
+            result.limits.push_back(0);
+            continue;
+        }
+        auto const size = detail::tensor_size_of(first[static_cast<std::ptrdiff_t>(t)]);
+        auto group = std::find_if(open.begin(), open.end(), [&](Open const& candidate) {
+            return candidate.kind.shares_buckets_with(size);
+        });
+        if (group == open.end()) {
+            open.push_back({size, 0, 0, {}});
+            group = std::prev(open.end());
+        }
+        group->members.push_back(t);
+        group->bytes += size.bytes();
+        if (group->bytes >= limits[group->limit_index]) {
+            close(*group);
+        }
+    }
+    for (Open& group : open) {
+        if (!group.members.empty()) {
+            close(group);
+        }
+    }
+    if (indices.empty()) {
+        std::vector<std::size_t> order(result.buckets.size(), 0);
+        for (std::size_t b = 0; b < order.size(); ++b) {
+            order[b] = b;
+        }
+        std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+            return result.buckets[a].front() < result.buckets[b].front(); // ascending inside
+        });
+        BucketAssignment sorted;
+        for (std::size_t const b : order) {
+            sorted.buckets.push_back(std::move(result.buckets[b]));
+            sorted.limits.push_back(result.limits[b]);
+        }
+        return sorted;
+    }
+    return result;
+}
+
+template <class Tensors>
+[[nodiscard]] constexpr BucketAssignment compute_bucket_assignment_by_size(
+    Tensors const& tensors,
+    std::initializer_list<std::size_t> limits,
+    std::initializer_list<bool> expect_sparse = {},
+    std::initializer_list<std::size_t> indices = {}
+) {
+    return compute_bucket_assignment_by_size(
+        tensors,
+        std::span<std::size_t const>{limits.begin(), limits.size()},
+        std::span<bool const>{expect_sparse.begin(), expect_sparse.size()},
+        std::span<std::size_t const>{indices.begin(), indices.size()}
+    );
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/bucket/options.hpp
+
+namespace joinable::inline v0 {
+
+/// What a rank's gradient is, where notices carry weights: g is the gradient, w the weight.
+enum class GradientKind : std::uint8_t {
+    mean, ///< the mean over the rank's own samples: the average is sum(w * g) / sum(w)
+    sum,  ///< their sum: the average is sum(g) / sum(w)
+};
+
+/// How gradients are cut into buckets and averaged. The same on every rank.
+struct DataParallelOptions {
+    std::size_t bucket_cap_bytes = std::size_t{25} << 20U; ///< a bucket closes when it reaches this
+    /// The limit of the bucket that is launched first, at most bucket_cap_bytes: small, so that
+    /// communication starts early.
+    std::size_t first_bucket_bytes = std::size_t{1} << 20U;
+    /// Gradients live in the buckets and are never copied; needs parameter_traits::set_grad for
+    /// every parameter. They are valid as long as the reducer.
+    bool gradient_as_bucket_view = false;
+    GradientKind gradient_kind = GradientKind::mean;
+};
 
 } // namespace joinable::inline v0
 
@@ -5884,547 +6454,6 @@ private:
 
 } // namespace joinable::inline v0
 
-// ---- joinable/communicator/collectives.hpp
-
-/// @file
-/// The collectives over tensors instead of buffers. Collective, like the members that they call;
-/// each returns the communicator's Work, and the tensors must live until it is waited for.
-/// All throw ContractViolation before any data moves when a tensor is not contiguous.
-
-namespace joinable::inline v0 {
-
-namespace detail {
-
-template <class T>
-consteval bool check_written_tensor() {
-    static_assert(
-        WritableTensor<T>, "a collective writes this tensor: it must model WritableTensor"
-    );
-    return WritableTensor<T>;
-}
-
-} // namespace detail
-
-/// Combines `tensor` over all ranks, in place. The same count and dtype on every rank.
-template <Communicator Comm, class T>
-[[nodiscard]] auto all_reduce(Comm& comm, T&& tensor, ReduceOp op = ReduceOp::sum) {
-    static_assert(detail::check_written_tensor<T>());
-    return comm.all_reduce(to_buffer(tensor), op);
-}
-
-/// Copies the tensor of `root` to all ranks. The same count and dtype on every rank.
-template <Communicator Comm, class T>
-[[nodiscard]] auto broadcast(Comm& comm, T&& tensor, int root) {
-    static_assert(detail::check_written_tensor<T>());
-    return comm.broadcast(to_buffer(tensor), root);
-}
-
-/// Combines `tensor` over all ranks, in place at `root`; the other tensors keep what they have.
-template <Communicator Comm, class T>
-[[nodiscard]] auto reduce(Comm& comm, T&& tensor, ReduceOp op, int root) {
-    static_assert(detail::check_written_tensor<T>());
-    static_assert(
-        Reduces<Comm>,
-        "reduce: this communicator has no member 'Work reduce(Buffer, ReduceOp, int root)'"
-    );
-    return comm.reduce(to_buffer(tensor), op, root);
-}
-
-/// Concatenates the tensors of all ranks, in rank order, on every rank: `out` has size() times the
-/// elements of `in`. With `counts`, rank r contributes counts[r] elements.
-template <Communicator Comm, Tensor In, class Out, class... Counts>
-[[nodiscard]] auto all_gather(Comm& comm, In const& in, Out&& out, Counts const&... counts) {
-    static_assert(detail::check_written_tensor<Out>());
-    static_assert(
-        AllGathers<Comm>,
-        "all_gather: this communicator has no member 'Work all_gather(ConstBuffer in, Buffer "
-        "out)', "
-        "without and with counts"
-    );
-    return comm.all_gather(to_const_buffer(in), to_buffer(out), detail::Counts{counts}...);
-}
-
-/// Combines `in` over all ranks and leaves rank r the part from r * numel(out) on: `in` has size()
-/// times the elements of `out`. With `counts`, rank r receives counts[r] elements.
-template <Communicator Comm, Tensor In, class Out, class... Counts>
-[[nodiscard]] auto reduce_scatter(
-    Comm& comm, In const& in, Out&& out, ReduceOp op = ReduceOp::sum, Counts const&... counts
-) {
-    static_assert(detail::check_written_tensor<Out>());
-    static_assert(
-        ReduceScatters<Comm>,
-        "reduce_scatter: this communicator has no member 'Work reduce_scatter(ConstBuffer in, "
-        "Buffer out, ReduceOp)', without and with counts"
-    );
-    return comm.reduce_scatter(to_const_buffer(in), to_buffer(out), op, detail::Counts{counts}...);
-}
-
-/// Concatenates the tensors of all ranks, in rank order, in `out` of the root; elsewhere `out` is
-/// not looked at. With `counts`, rank r contributes counts[r] elements.
-template <Communicator Comm, Tensor In, class Out, class... Counts>
-[[nodiscard]] auto gather(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
-    static_assert(detail::check_written_tensor<Out>());
-    static_assert(
-        Gathers<Comm>,
-        "gather: this communicator has no member 'Work gather(ConstBuffer in, Buffer out, int "
-        "root)', without and with counts"
-    );
-    return comm.gather(to_const_buffer(in), to_buffer(out), root, detail::Counts{counts}...);
-}
-
-/// Deals `in` of the root out to `out` of all ranks; elsewhere `in` is not looked at. With
-/// `counts`, rank r receives counts[r] elements.
-template <Communicator Comm, Tensor In, class Out, class... Counts>
-[[nodiscard]] auto scatter(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
-    static_assert(detail::check_written_tensor<Out>());
-    static_assert(
-        Scatters<Comm>,
-        "scatter: this communicator has no member 'Work scatter(ConstBuffer in, Buffer out, int "
-        "root)', without and with counts"
-    );
-    return comm.scatter(to_const_buffer(in), to_buffer(out), root, detail::Counts{counts}...);
-}
-
-/// Part r of `in` goes to rank r, and part r of `out` comes from it. With counts of `in` and of
-/// `out`, parts differ in size.
-template <Communicator Comm, Tensor In, class Out, class... Counts>
-[[nodiscard]] auto all_to_all(Comm& comm, In const& in, Out&& out, Counts const&... counts) {
-    static_assert(detail::check_written_tensor<Out>());
-    static_assert(
-        AllToAlls<Comm>,
-        "all_to_all: this communicator has no member 'Work all_to_all(ConstBuffer in, Buffer "
-        "out)', "
-        "without and with counts"
-    );
-    static_assert(
-        sizeof...(Counts) == 0 || sizeof...(Counts) == 2,
-        "all_to_all takes the counts of the input and of the output, or neither"
-    );
-    return comm.all_to_all(to_const_buffer(in), to_buffer(out), detail::Counts{counts}...);
-}
-
-/// Not collective. Sends `tensor` to rank `to`, which receives it with the same tag.
-template <Communicator Comm, Tensor In>
-[[nodiscard]] auto send(Comm& comm, In const& tensor, int to, int tag = 0) {
-    static_assert(
-        SendsAndReceives<Comm>,
-        "send: this communicator has no members 'Work send(ConstBuffer, int to, int tag)' and "
-        "'Work receive(Buffer, int from, int tag)'"
-    );
-    return comm.send(to_const_buffer(tensor), to, tag);
-}
-
-/// Not collective. Receives what rank `from` sends with the same tag, count and dtype.
-template <Communicator Comm, class Out>
-[[nodiscard]] auto receive(Comm& comm, Out&& tensor, int from, int tag = 0) {
-    static_assert(detail::check_written_tensor<Out>());
-    static_assert(
-        SendsAndReceives<Comm>,
-        "receive: this communicator has no members 'Work send(ConstBuffer, int to, int tag)' and "
-        "'Work receive(Buffer, int from, int tag)'"
-    );
-    return comm.receive(to_buffer(tensor), from, tag);
-}
-
-} // namespace joinable::inline v0
-
-// ---- joinable/hook/join_hook.hpp
-
-namespace joinable::inline v0 {
-
-namespace detail {
-
-template <class H>
-concept has_main_hook_of_round = requires(H& hook, Round const& round) { hook.main_hook(round); };
-template <class H>
-concept has_main_hook = has_main_hook_of_round<H> || requires(H& hook) { hook.main_hook(); };
-template <class H>
-concept has_post_hook_of_result =
-    requires(H& hook, JoinResult const& result) { hook.post_hook(result); };
-template <class H>
-concept has_post_hook = has_post_hook_of_result<H> || requires(H& hook) { hook.post_hook(bool{}); };
-template <class H>
-concept has_takes_part = requires(Round const& round) {
-    { H::takes_part(round) } -> std::convertible_to<bool>;
-};
-template <class H>
-inline constexpr bool gives_notice = requires { requires H::gives_notice; };
-
-} // namespace detail
-
-/// What a joined rank runs in place of a participant.
-///
-/// `hook` is an lvalue of `H`; constructed in place, need not be movable.
-/// | expression                                | meaning                                          |
-/// |-------------------------------------------|--------------------------------------------------|
-/// | `hook.main_hook()` or                     | runs the collectives of one round, the same and  |
-/// | `hook.main_hook(round)`                   | in the same order as the active ranks do         |
-/// | `hook.post_hook(is_last_joiner)` or       | runs once on every rank, when all have joined    |
-/// | `hook.post_hook(result)`                  | or the guard was stopped                         |
-/// | `H::takes_part(round)` (optional, static) | whether the round concerns it; may ask a Round   |
-/// |                                           | for its number, phase and will_sync only         |
-/// | `H::gives_notice` (optional, static bool) | its participant's notification carries a notice, |
-/// |                                           | so it must be the first of a round               |
-///
-/// Where it runs among other hooks: hook/ordering.hpp.
-template <class H>
-concept JoinHook = detail::has_main_hook<H> && detail::has_post_hook<H>;
-
-/// Says in one sentence what a class lacks to be a JoinHook.
-template <class H>
-consteval bool models_join_hook() {
-    static_assert(
-        detail::has_main_hook<H>,
-        "JoinHook: expected a member 'void main_hook()' or 'void main_hook(Round const&)'"
-    );
-    static_assert(
-        detail::has_post_hook<H>,
-        "JoinHook: expected a member 'void post_hook(bool is_last_joiner)' or "
-        "'void post_hook(JoinResult const&)'"
-    );
-    return JoinHook<H>;
-}
-
-} // namespace joinable::inline v0
-
-// ---- joinable/hook/keywords.hpp
-
-namespace joinable::inline v0 {
-
-/// One `keyword = value` as it was given to a guard.
-template <class K>
-struct KeywordArgument {
-    typename K::value_type value;
-};
-
-namespace detail {
-
-/// No silent change of meaning: a flag takes flags only, and a whole number no fraction.
-template <class From, class To>
-concept keyword_value = std::convertible_to<From, To> &&
-                        std::same_as<std::remove_cvref_t<From>, bool> == std::same_as<To, bool> &&
-                        !(std::floating_point<std::remove_cvref_t<From>> && std::integral<To>);
-
-} // namespace detail
-
-/// The base of a keyword object `K` whose value is a `V`:
-/// @code
-/// inline constexpr struct sync_max_count_t : keyword<sync_max_count_t, bool> {
-///     using keyword::operator=;
-/// } sync_max_count{};
-/// @endcode
-/// `sync_max_count = true` is then an argument of `Join`, and `args.get(sync_max_count, false)`
-/// reads it in `join_hook`.
-template <class K, class V>
-struct keyword {
-    using value_type = V;
-
-    // NOLINTNEXTLINE(misc-unconventional-assign-operator): spells an argument, assigns nothing
-    constexpr KeywordArgument<K> operator=(detail::keyword_value<V> auto&& value) const {
-        return {static_cast<V>(std::forward<decltype(value)>(value))};
-    }
-};
-
-/// The keywords that a joinable accepts: `using join_keywords = keywords<sync_max_count_t>;`.
-template <class... Ks>
-struct keywords {};
-
-/// What a joinable's `join_hook` receives: one type whatever was passed, so that the type of the
-/// hook does not depend on the call.
-template <class Keywords>
-class arguments;
-
-template <class... Ks>
-class arguments<keywords<Ks...>> {
-public:
-    arguments() = default;
-
-    /// The value given for a keyword, or `otherwise`.
-    template <class K>
-    [[nodiscard]] constexpr typename K::value_type
-    get(K const&, typename K::value_type otherwise) const {
-        static_assert(
-            (std::same_as<K, Ks> || ...),
-            "arguments::get: this keyword is not in the joinable's join_keywords"
-        );
-        auto const& given = std::get<Slot<K>>(values_).value;
-        return given ? *given : otherwise;
-    }
-
-    /// Stores a value if this joinable accepts the keyword, otherwise does nothing.
-    template <class K>
-    constexpr void set(KeywordArgument<K> const& argument) {
-        if constexpr ((std::same_as<K, Ks> || ...)) {
-            std::get<Slot<K>>(values_).value = argument.value;
-        }
-    }
-
-private:
-    template <class K>
-    struct Slot {
-        std::optional<typename K::value_type> value;
-    };
-    std::tuple<Slot<Ks>...> values_;
-};
-
-namespace detail {
-
-template <class K, class Keywords>
-inline constexpr bool accepts_keyword = false;
-template <class K, class... Ks>
-inline constexpr bool accepts_keyword<K, keywords<Ks...>> = (std::same_as<K, Ks> || ...);
-
-/// Named by the compiler when its assertion fails, so that the message shows the keyword.
-template <class K, std::size_t TimesGiven, class... AcceptedKeywords>
-consteval bool check_keyword() {
-    static_assert(
-        (accepts_keyword<K, AcceptedKeywords> || ...),
-        "no participant of this Join accepts the keyword (see check_keyword<...>); is it misspelt?"
-    );
-    static_assert(
-        TimesGiven == 1, "the keyword is given twice (see check_keyword<...>); give it once"
-    );
-    return true;
-}
-
-} // namespace detail
-
-} // namespace joinable::inline v0
-
-// ---- joinable/hook/ordering.hpp
-
-namespace joinable::inline v0 {
-
-/// A list of labels: what a hook runs before or after.
-template <class... Labels>
-struct labels_of {};
-
-/// Labels that hooks of this library carry; an engine adds its own types freely.
-namespace labels {
-struct gradients; ///< gradients are reduced here
-struct shards;    ///< sharded optimizer state is exchanged here
-struct step;      ///< a plain optimizer steps here
-} // namespace labels
-
-/// Where a hook runs among the hooks of one guard. The default reads the hook's own members, all
-/// optional: `label` (default: the hook's type), `runs_before`, `runs_after` (labels_of<...>), and
-/// `post_runs_before`, `post_runs_after` for the post hooks where their order differs. To place a
-/// hook of another library, specialise this with `label`, `before`, `after` and, if need be,
-/// `post_before`, `post_after`. A label that no hook of the guard carries constrains nothing.
-/// Among hooks that may come next, those that give notices come first, then the argument order
-/// decides. Meant for up to 31 hooks in one guard.
-template <class Hook>
-struct hook_order {};
-
-namespace detail {
-
-// What a hook declares: hook_order's member, else the hook's own, else a default.
-template <class H>
-struct label_of : std::type_identity<H> {};
-template <class H>
-    requires requires { typename H::label; } && (!requires { typename hook_order<H>::label; })
-struct label_of<H> : std::type_identity<typename H::label> {};
-template <class H>
-    requires requires { typename hook_order<H>::label; }
-struct label_of<H> : std::type_identity<typename hook_order<H>::label> {};
-
-template <class H>
-struct before_of : std::type_identity<labels_of<>> {};
-template <class H>
-    requires requires { typename H::runs_before; } &&
-             (!requires { typename hook_order<H>::before; })
-struct before_of<H> : std::type_identity<typename H::runs_before> {};
-template <class H>
-    requires requires { typename hook_order<H>::before; }
-struct before_of<H> : std::type_identity<typename hook_order<H>::before> {};
-
-template <class H>
-struct after_of : std::type_identity<labels_of<>> {};
-template <class H>
-    requires requires { typename H::runs_after; } && (!requires { typename hook_order<H>::after; })
-struct after_of<H> : std::type_identity<typename H::runs_after> {};
-template <class H>
-    requires requires { typename hook_order<H>::after; }
-struct after_of<H> : std::type_identity<typename hook_order<H>::after> {};
-
-template <class H>
-struct post_before_of : before_of<H> {};
-template <class H>
-    requires requires { typename H::post_runs_before; } &&
-             (!requires { typename hook_order<H>::post_before; })
-struct post_before_of<H> : std::type_identity<typename H::post_runs_before> {};
-template <class H>
-    requires requires { typename hook_order<H>::post_before; }
-struct post_before_of<H> : std::type_identity<typename hook_order<H>::post_before> {};
-
-template <class H>
-struct post_after_of : after_of<H> {};
-template <class H>
-    requires requires { typename H::post_runs_after; } &&
-             (!requires { typename hook_order<H>::post_after; })
-struct post_after_of<H> : std::type_identity<typename H::post_runs_after> {};
-template <class H>
-    requires requires { typename hook_order<H>::post_after; }
-struct post_after_of<H> : std::type_identity<typename hook_order<H>::post_after> {};
-
-template <class Label, class Labels>
-inline constexpr bool contains_label = false;
-template <class Label, class... Ls>
-inline constexpr bool contains_label<Label, labels_of<Ls...>> = (std::same_as<Label, Ls> || ...);
-
-struct MainPhase {
-    template <class H>
-    using before = typename before_of<H>::type;
-    template <class H>
-    using after = typename after_of<H>::type;
-};
-struct PostPhase {
-    template <class H>
-    using before = typename post_before_of<H>::type;
-    template <class H>
-    using after = typename post_after_of<H>::type;
-};
-
-template <std::size_t N>
-struct Order {
-    std::array<std::size_t, N> sequence{}; ///< hook indices in the order in which they run
-    std::array<bool, N> on_cycle{};
-    bool has_cycle = false;
-};
-
-template <std::size_t N>
-using Edges = std::array<std::array<bool, N>, N>; ///< [i][j]: hook i runs before hook j
-
-template <class Phase, class... Hooks>
-consteval auto edges_of() {
-    constexpr std::size_t n = sizeof...(Hooks);
-    Edges<n> edges{};
-    std::size_t row = 0;
-    auto const fill_row = [&]<class H>(std::type_identity<H>) {
-        std::size_t column = 0;
-        auto const fill = [&]<class Other>(std::type_identity<Other>) {
-            edges[row][column] =
-                row != column &&
-                (contains_label<
-                     typename label_of<Other>::type,
-                     typename Phase::template before<H>> ||
-                 contains_label<typename label_of<H>::type, typename Phase::template after<Other>>);
-            ++column;
-        };
-        (fill(std::type_identity<Hooks>{}), ...);
-        ++row;
-    };
-    (fill_row(std::type_identity<Hooks>{}), ...);
-    return edges;
-}
-
-/// Kahn's algorithm (1962) that always takes the lowest index which is ready, `preferred` ones
-/// first: unique, stable, and the same on every rank. What is left over is peeled from its end too,
-/// so that only hooks on a cycle remain to be blamed.
-template <std::size_t N>
-constexpr Order<N> solve(Edges<N> const& edges, std::array<bool, N> const& preferred) {
-    Order<N> order;
-    std::array<bool, N> done{};
-    auto const is_free = [&](std::size_t i, bool from_the_end) {
-        for (std::size_t j = 0; j < N; ++j) {
-            if (!done[j] && (from_the_end ? edges[i][j] : edges[j][i])) {
-                return false;
-            }
-        }
-        return !done[i];
-    };
-    std::size_t count = 0;
-    for (bool progress = true; progress;) {
-        progress = false;
-        for (bool const preference : {true, false}) {
-            for (std::size_t i = 0; i < N && !progress; ++i) {
-                if (preferred[i] == preference && is_free(i, false)) {
-                    done[i] = true;
-                    order.sequence[count++] = i;
-                    progress = true;
-                }
-            }
-        }
-    }
-    order.has_cycle = count != N;
-    for (bool progress = order.has_cycle; progress;) {
-        progress = false;
-        for (std::size_t i = 0; i < N; ++i) {
-            if (is_free(i, true)) {
-                done[i] = true;
-                progress = true;
-            }
-        }
-    }
-    for (std::size_t i = 0; i < N; ++i) {
-        order.on_cycle[i] = !done[i];
-    }
-    return order;
-}
-
-/// Named by the compiler when its assertion fails, so that the message shows the hooks.
-template <class... Hooks>
-struct hooks_on_cycle {
-    static_assert(
-        sizeof...(Hooks) == 0,
-        "these hooks must run both before and after each other (see hooks_on_cycle<...>); remove "
-        "one of their before or after labels"
-    );
-};
-
-template <class Phase, class... Hooks>
-struct ordered_hooks {
-    static constexpr Order<sizeof...(Hooks)> order =
-        solve<sizeof...(Hooks)>(edges_of<Phase, Hooks...>(), {{gives_notice<Hooks>...}});
-
-    template <class Cycle, std::size_t Index, class... Rest>
-    struct collect : std::type_identity<Cycle> {};
-    template <class... Found, std::size_t Index, class H, class... Rest>
-    struct collect<labels_of<Found...>, Index, H, Rest...>
-        : collect<
-              std::
-                  conditional_t<order.on_cycle[Index], labels_of<Found..., H>, labels_of<Found...>>,
-              Index + 1,
-              Rest...> {};
-
-    template <class Culprits>
-    struct blame;
-    template <class... Culprits>
-    struct blame<labels_of<Culprits...>> : hooks_on_cycle<Culprits...> {};
-
-    static constexpr bool is_solved =
-        sizeof(blame<typename collect<labels_of<>, 0, Hooks...>::type>) != 0;
-
-    template <std::size_t... Is>
-    static auto sequence_of(std::index_sequence<Is...>)
-        -> std::index_sequence<order.sequence[Is]...>;
-    using sequence = decltype(sequence_of(std::make_index_sequence<sizeof...(Hooks)>{}));
-};
-
-} // namespace detail
-
-} // namespace joinable::inline v0
-
-// ---- joinable/detail/type_name.hpp
-
-namespace joinable::inline v0::detail {
-
-/// The name of a type as the compiler prints it, for error texts only: it differs between
-/// compilers, so nothing may depend on it.
-template <class T>
-[[nodiscard]] constexpr std::string_view type_name() noexcept {
-    std::string_view const text = __PRETTY_FUNCTION__;
-    std::string_view const marker = "T = ";
-    auto const begin = text.find(marker);
-    if (begin == std::string_view::npos) {
-        return text;
-    }
-    std::string_view const rest = text.substr(begin + marker.size());
-    return rest.substr(0, rest.find_first_of(";]"));
-}
-
-} // namespace joinable::inline v0::detail
-
 // ---- joinable/join/options.hpp
 
 namespace joinable::inline v0 {
@@ -6477,6 +6506,151 @@ struct JoinOptions {
 [[nodiscard]] constexpr std::string_view name_of(EndPolicy policy) noexcept {
     constexpr std::string_view names[] = {"drain", "stop_at_first", "throw_early"};
     return names[static_cast<std::size_t>(policy)];
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/join/round.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+class Session;
+class Rounds;
+} // namespace detail
+
+/// One forward pass of the active ranks, as all ranks agreed on it. Outside a guard, and in one
+/// that is not enabled, all ranks count as active and only this rank's own weight is known. Cheap
+/// to copy; `is_active` is valid until the next round opens.
+class Round {
+public:
+    Round() = default;
+
+    /// The round of a participant that no guard watches: all ranks active, only this rank's weight.
+    static Round outside_guard(int world_size, RoundNotice const& notice) noexcept {
+        Round round;
+        round.active_count_ = world_size;
+        round.phase_ = notice.phase;
+        round.will_sync_ = notice.will_sync && notice.phase == Phase::train;
+        round.is_weighted_ = notice.weight.has_value();
+        round.weight_ = round.weight_sum_ = notice.weight.value_or(0);
+        return round;
+    }
+
+    /// Counted from 0 inside a guard.
+    [[nodiscard]] std::size_t number() const noexcept { return number_; }
+    [[nodiscard]] Phase phase() const noexcept { return phase_; }
+    /// Whether gradients are reduced.
+    [[nodiscard]] bool will_sync() const noexcept { return will_sync_; }
+    [[nodiscard]] int active_count() const noexcept { return active_count_; }
+    [[nodiscard]] inline bool is_active(int rank) const;
+    /// Whether notices carry weights.
+    [[nodiscard]] bool is_weighted() const noexcept { return is_weighted_; }
+    /// The sum of all ranks' weights; outside a guard this rank's own.
+    [[nodiscard]] std::uint64_t weight_sum() const noexcept { return weight_sum_; }
+    /// This rank's weight; 0 on a rank that shadows.
+    [[nodiscard]] std::uint64_t weight() const noexcept { return weight_; }
+    /// The lowest active rank: whoever broadcasts fresh state.
+    [[nodiscard]] int buffer_source() const noexcept { return buffer_source_; }
+    /// Whether this rank has run out of inputs and only follows.
+    [[nodiscard]] bool is_shadow() const noexcept { return is_shadow_; }
+    /// Whether an enabled guard opened this round.
+    [[nodiscard]] bool in_guard() const noexcept { return session_ != nullptr; }
+
+    /// Keeps this participant's part of the round open until done(): call it right after the
+    /// notification when collectives follow later. Local; nothing outside a guard.
+    inline void hold();
+    /// Ends this participant's part: all its collectives of the round are complete. Local.
+    inline void done();
+
+private:
+    friend class detail::Session;
+    friend class detail::Rounds;
+    friend class PendingRound;
+
+    detail::Session* session_ = nullptr;
+    std::size_t position_ = 0;
+    std::size_t number_ = 0;
+    std::uint64_t weight_ = 0;
+    std::uint64_t weight_sum_ = 0;
+    int active_count_ = 1;
+    int buffer_source_ = 0;
+    Phase phase_ = Phase::train;
+    bool will_sync_ = true;
+    bool is_weighted_ = false;
+    bool is_shadow_ = false;
+};
+
+} // namespace joinable::inline v0
+
+// ---- joinable/join/result.hpp
+
+namespace joinable::inline v0 {
+
+/// What happened inside a guard. The same on every rank, but for `own_rounds`, `shadow_rounds` and
+/// `waited`. Over a guard that was not enabled it counts this rank's own rounds alone.
+struct JoinResult {
+    std::size_t rounds = 0;        ///< rounds that some rank was active in
+    std::size_t own_rounds = 0;    ///< rounds with an input of this rank
+    std::size_t shadow_rounds = 0; ///< rounds that this rank shadowed
+    std::vector<std::size_t> rounds_per_rank;
+    std::vector<int> last_joiners; ///< the ranks that were active to the end, ascending
+    int authoritative_rank = 0;    ///< the highest last joiner
+    bool stopped_early = false;    ///< by a vote or EndPolicy::stop_at_first
+    /// Rounds after the last one that synced: what they accumulated is still in the gradients.
+    std::size_t unsynced_rounds = 0;
+    std::chrono::nanoseconds waited{}; ///< blocked in roll calls
+};
+
+/// The result as a table for people: a line per rank, its rounds and how many it shadowed, and a
+/// mark for the last joiners.
+[[nodiscard]] inline std::string to_string(JoinResult const& result) {
+    auto const cell = [](auto const& value) {
+        std::string const text = detail::concat(value);
+        return std::string(text.size() < 8 ? 8 - text.size() : 1, ' ') + text;
+    };
+    std::string table = "rank   rounds shadowed\n";
+    for (std::size_t rank = 0; rank < result.rounds_per_rank.size(); ++rank) {
+        std::size_t const own = result.rounds_per_rank[rank];
+        bool const is_last =
+            std::find(
+                result.last_joiners.begin(), result.last_joiners.end(), static_cast<int>(rank)
+            ) != result.last_joiners.end();
+        table += detail::concat(
+            cell(rank).substr(4),
+            " ",
+            cell(own),
+            " ",
+            cell(result.rounds - own),
+            is_last ? " last" : "",
+            "\n"
+        );
+    }
+    double const milliseconds = std::chrono::duration<double, std::milli>(result.waited).count();
+    table += detail::concat(
+        result.rounds,
+        " rounds",
+        result.stopped_early ? ", stopped early" : "",
+        "; this rank ran ",
+        result.own_rounds,
+        ", shadowed ",
+        result.shadow_rounds,
+        ", waited ",
+        milliseconds,
+        " ms"
+    );
+    if (result.unsynced_rounds != 0) {
+        table += detail::concat("; the last ", result.unsynced_rounds, " did not sync");
+    }
+    return table + "\n";
+}
+
+/// Prints the table to any stream that takes a std::string.
+template <class Stream>
+    requires requires(Stream& stream, std::string const& text) { stream << text; }
+Stream& operator<<(Stream& stream, JoinResult const& result) {
+    stream << to_string(result);
+    return stream;
 }
 
 } // namespace joinable::inline v0
@@ -6759,369 +6933,6 @@ private:
 };
 
 } // namespace joinable::inline v0::detail
-
-// ---- joinable/join/ending.hpp
-
-namespace joinable::inline v0::detail {
-
-/// How a guard ends on this rank: whether it has, and why.
-class Ending {
-public:
-    explicit Ending(std::vector<ControlCommunicator*> communicators)
-        : communicators_{std::move(communicators)} {}
-
-    /// Keeps the reason of a failure that is about to leave the guard; the first one counts.
-    /// Without an exception in flight, or one that says nothing, it is `text`.
-    void record(std::string_view text) {
-        if (!recorded_) {
-            recorded_ = failure_of(std::current_exception());
-            if (recorded_->message.empty()) {
-                recorded_->message = text;
-            }
-        }
-    }
-    /// What peers should be told.
-    [[nodiscard]] AbortReason reason() const { return recorded_.value_or(failure_of({})); }
-
-    [[nodiscard]] bool is_over() const noexcept { return is_over_; }
-    void end() noexcept { is_over_ = true; }
-
-    /// Ends by what all ranks agreed on: they all throw it.
-    [[noreturn]] void fail(AbortReason const& failure) {
-        is_over_ = true;
-        failure_ = failure;
-        throw_failure(failure);
-    }
-
-    /// Ends by telling every rank, wherever it waits.
-    void abort(AbortReason const& reason) {
-        is_over_ = true;
-        for (ControlCommunicator* communicator : communicators_) {
-            communicator->abort(reason);
-        }
-    }
-
-    /// @throws ContractViolation  the guard has ended; or again the failure that it ended with.
-    void require_alive() const {
-        if (failure_) {
-            throw_failure(*failure_);
-        }
-        if (is_over_) {
-            throw ContractViolation{"this guard has ended; construct a new Join for more rounds"};
-        }
-    }
-
-    /// The communicator of the roll calls.
-    [[nodiscard]] ControlCommunicator& control() const noexcept { return *communicators_.front(); }
-    [[nodiscard]] bool can_abort() const noexcept {
-        bool can = true;
-        for (ControlCommunicator const* communicator : communicators_) {
-            can = can && communicator->can_abort();
-        }
-        return can;
-    }
-
-private:
-    std::vector<ControlCommunicator*> communicators_; ///< distinct
-    bool is_over_ = false;
-    std::optional<AbortReason> recorded_; ///< why this rank leaves
-    std::optional<AbortReason> failure_;  ///< what the guard itself threw
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/join/round.hpp
-
-namespace joinable::inline v0 {
-
-namespace detail {
-class Session;
-class Rounds;
-} // namespace detail
-
-/// One forward pass of the active ranks, as all ranks agreed on it. Outside a guard, and in one
-/// that is not enabled, all ranks count as active and only this rank's own weight is known. Cheap
-/// to copy; `is_active` is valid until the next round opens.
-class Round {
-public:
-    Round() = default;
-
-    /// The round of a participant that no guard watches: all ranks active, only this rank's weight.
-    static Round outside_guard(int world_size, RoundNotice const& notice) noexcept {
-        Round round;
-        round.active_count_ = world_size;
-        round.phase_ = notice.phase;
-        round.will_sync_ = notice.will_sync && notice.phase == Phase::train;
-        round.is_weighted_ = notice.weight.has_value();
-        round.weight_ = round.weight_sum_ = notice.weight.value_or(0);
-        return round;
-    }
-
-    /// Counted from 0 inside a guard.
-    [[nodiscard]] std::size_t number() const noexcept { return number_; }
-    [[nodiscard]] Phase phase() const noexcept { return phase_; }
-    /// Whether gradients are reduced.
-    [[nodiscard]] bool will_sync() const noexcept { return will_sync_; }
-    [[nodiscard]] int active_count() const noexcept { return active_count_; }
-    [[nodiscard]] inline bool is_active(int rank) const;
-    /// Whether notices carry weights.
-    [[nodiscard]] bool is_weighted() const noexcept { return is_weighted_; }
-    /// The sum of all ranks' weights; outside a guard this rank's own.
-    [[nodiscard]] std::uint64_t weight_sum() const noexcept { return weight_sum_; }
-    /// This rank's weight; 0 on a rank that shadows.
-    [[nodiscard]] std::uint64_t weight() const noexcept { return weight_; }
-    /// The lowest active rank: whoever broadcasts fresh state.
-    [[nodiscard]] int buffer_source() const noexcept { return buffer_source_; }
-    /// Whether this rank has run out of inputs and only follows.
-    [[nodiscard]] bool is_shadow() const noexcept { return is_shadow_; }
-    /// Whether an enabled guard opened this round.
-    [[nodiscard]] bool in_guard() const noexcept { return session_ != nullptr; }
-
-    /// Keeps this participant's part of the round open until done(): call it right after the
-    /// notification when collectives follow later. Local; nothing outside a guard.
-    inline void hold();
-    /// Ends this participant's part: all its collectives of the round are complete. Local.
-    inline void done();
-
-private:
-    friend class detail::Session;
-    friend class detail::Rounds;
-    friend class PendingRound;
-
-    detail::Session* session_ = nullptr;
-    std::size_t position_ = 0;
-    std::size_t number_ = 0;
-    std::uint64_t weight_ = 0;
-    std::uint64_t weight_sum_ = 0;
-    int active_count_ = 1;
-    int buffer_source_ = 0;
-    Phase phase_ = Phase::train;
-    bool will_sync_ = true;
-    bool is_weighted_ = false;
-    bool is_shadow_ = false;
-};
-
-} // namespace joinable::inline v0
-
-// ---- joinable/join/parts.hpp
-
-namespace joinable::inline v0::detail {
-
-[[noreturn]] inline void throw_violation(std::string const& text) {
-    throw ContractViolation{text};
-}
-
-/// What a session knows of a participant.
-struct ParticipantInfo {
-    std::string_view name;
-    bool (*takes_part)(Round const&) = nullptr; ///< null: in every round
-};
-
-/// Whose turn it is inside a round. A participant's part begins with its notification and ends with
-/// the next one's, or, where it was held open, with done(). Positions are in hook order.
-class Parts {
-public:
-    explicit Parts(std::vector<ParticipantInfo> participants)
-        : participants_{std::move(participants)} {}
-
-    [[nodiscard]] std::size_t count() const noexcept { return participants_.size(); }
-    [[nodiscard]] std::string name(std::size_t position) const {
-        return concat("participant ", position, " (", participants_[position].name, ")");
-    }
-
-    /// The first participant, from `from` on, that takes part in a round.
-    [[nodiscard]] std::optional<std::size_t> first(Round const& round, std::size_t from = 0) const {
-        for (std::size_t i = from; i < participants_.size(); ++i) {
-            if (participants_[i].takes_part == nullptr || participants_[i].takes_part(round)) {
-                return i;
-            }
-        }
-        return {};
-    }
-    /// Whose part comes next in the open round, if there is any.
-    [[nodiscard]] std::optional<std::size_t> next() const {
-        return round_ ? first(*round_, cursor_) : std::nullopt;
-    }
-
-    /// @throws ContractViolation  the round that `opener` announces begins with another
-    /// participant.
-    void require_first(std::size_t opener, Round const& announced) const {
-        auto const expected = first(announced);
-        if (!expected) {
-            throw_violation(concat(
-                name(opener),
-                " takes no part in round ",
-                announced.number(),
-                announced.will_sync() ? ", which syncs" : ", which does not sync"
-            ));
-        }
-        if (expected != opener) {
-            throw_violation(concat(
-                name(opener),
-                " notified first in round ",
-                announced.number(),
-                ", but the first one in hook order is ",
-                name(*expected)
-            ));
-        }
-    }
-
-    void open(Round const& round) {
-        round_ = round;
-        cursor_ = 0;
-    }
-    void close() {
-        round_.reset();
-        done();
-    }
-    void begin(std::size_t position) {
-        cursor_ = position + 1;
-        is_open_ = true;
-    }
-    void hold(std::size_t position) { held_by_ = position; }
-    void done() {
-        held_by_.reset();
-        is_open_ = false;
-    }
-
-    /// Begins the part of `position` in the open round. False when it may open the next round,
-    /// which it must not where the loop does that. @throws ContractViolation  it is not its turn.
-    bool take_turn(std::size_t position, bool loop_opens_rounds) {
-        if (held_by_) {
-            throw_violation(concat(
-                name(position), " notified while the part of ", name(*held_by_), " is held open"
-            ));
-        }
-        auto const expected = next();
-        if (expected == position) {
-            begin(position);
-            return true;
-        }
-        if (expected) {
-            throw_violation(concat(
-                name(position),
-                " notified in round ",
-                round_->number(),
-                ", but the next one in hook order is ",
-                name(*expected)
-            ));
-        }
-        if (loop_opens_rounds && round_) {
-            throw_violation(concat(
-                name(position),
-                " notified again in round ",
-                round_->number(),
-                ", or takes no part in it; call next() before each round"
-            ));
-        }
-        if (loop_opens_rounds) {
-            throw_violation(concat(name(position), " notified before next() opened a round"));
-        }
-        return false;
-    }
-
-    /// @throws ContractViolation  a part is held open, or a participant is missing.
-    void require_complete() const {
-        if (held_by_) {
-            throw_violation(concat(
-                "the part of ",
-                name(*held_by_),
-                " in round ",
-                round_->number(),
-                " is still held open (a forward without its backward?)"
-            ));
-        }
-        if (auto const missing = next()) {
-            throw_violation(concat(
-                name(*missing), " takes part in round ", round_->number(), ", but did not notify"
-            ));
-        }
-    }
-
-    /// Whether nobody owes a collective.
-    [[nodiscard]] bool are_complete() const { return !is_open_ && !held_by_ && !next(); }
-
-private:
-    std::vector<ParticipantInfo> participants_;
-    std::optional<Round> round_;
-    std::size_t cursor_ = 0; ///< parts before this position have begun
-    std::optional<std::size_t> held_by_;
-    bool is_open_ = false;
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/join/result.hpp
-
-namespace joinable::inline v0 {
-
-/// What happened inside a guard. The same on every rank, but for `own_rounds`, `shadow_rounds` and
-/// `waited`. Over a guard that was not enabled it counts this rank's own rounds alone.
-struct JoinResult {
-    std::size_t rounds = 0;        ///< rounds that some rank was active in
-    std::size_t own_rounds = 0;    ///< rounds with an input of this rank
-    std::size_t shadow_rounds = 0; ///< rounds that this rank shadowed
-    std::vector<std::size_t> rounds_per_rank;
-    std::vector<int> last_joiners; ///< the ranks that were active to the end, ascending
-    int authoritative_rank = 0;    ///< the highest last joiner
-    bool stopped_early = false;    ///< by a vote or EndPolicy::stop_at_first
-    /// Rounds after the last one that synced: what they accumulated is still in the gradients.
-    std::size_t unsynced_rounds = 0;
-    std::chrono::nanoseconds waited{}; ///< blocked in roll calls
-};
-
-/// The result as a table for people: a line per rank, its rounds and how many it shadowed, and a
-/// mark for the last joiners.
-[[nodiscard]] inline std::string to_string(JoinResult const& result) {
-    auto const cell = [](auto const& value) {
-        std::string const text = detail::concat(value);
-        return std::string(text.size() < 8 ? 8 - text.size() : 1, ' ') + text;
-    };
-    std::string table = "rank   rounds shadowed\n";
-    for (std::size_t rank = 0; rank < result.rounds_per_rank.size(); ++rank) {
-        std::size_t const own = result.rounds_per_rank[rank];
-        bool const is_last =
-            std::find(
-                result.last_joiners.begin(), result.last_joiners.end(), static_cast<int>(rank)
-            ) != result.last_joiners.end();
-        table += detail::concat(
-            cell(rank).substr(4),
-            " ",
-            cell(own),
-            " ",
-            cell(result.rounds - own),
-            is_last ? " last" : "",
-            "\n"
-        );
-    }
-    double const milliseconds = std::chrono::duration<double, std::milli>(result.waited).count();
-    table += detail::concat(
-        result.rounds,
-        " rounds",
-        result.stopped_early ? ", stopped early" : "",
-        "; this rank ran ",
-        result.own_rounds,
-        ", shadowed ",
-        result.shadow_rounds,
-        ", waited ",
-        milliseconds,
-        " ms"
-    );
-    if (result.unsynced_rounds != 0) {
-        table += detail::concat("; the last ", result.unsynced_rounds, " did not sync");
-    }
-    return table + "\n";
-}
-
-/// Prints the table to any stream that takes a std::string.
-template <class Stream>
-    requires requires(Stream& stream, std::string const& text) { stream << text; }
-Stream& operator<<(Stream& stream, JoinResult const& result) {
-    stream << to_string(result);
-    return stream;
-}
-
-} // namespace joinable::inline v0
 
 // ---- joinable/join/schedule.hpp
 
@@ -7451,6 +7262,224 @@ private:
 
 } // namespace joinable::inline v0::detail
 
+// ---- joinable/join/ending.hpp
+
+namespace joinable::inline v0::detail {
+
+/// How a guard ends on this rank: whether it has, and why.
+class Ending {
+public:
+    explicit Ending(std::vector<ControlCommunicator*> communicators)
+        : communicators_{std::move(communicators)} {}
+
+    /// Keeps the reason of a failure that is about to leave the guard; the first one counts.
+    /// Without an exception in flight, or one that says nothing, it is `text`.
+    void record(std::string_view text) {
+        if (!recorded_) {
+            recorded_ = failure_of(std::current_exception());
+            if (recorded_->message.empty()) {
+                recorded_->message = text;
+            }
+        }
+    }
+    /// What peers should be told.
+    [[nodiscard]] AbortReason reason() const { return recorded_.value_or(failure_of({})); }
+
+    [[nodiscard]] bool is_over() const noexcept { return is_over_; }
+    void end() noexcept { is_over_ = true; }
+
+    /// Ends by what all ranks agreed on: they all throw it.
+    [[noreturn]] void fail(AbortReason const& failure) {
+        is_over_ = true;
+        failure_ = failure;
+        throw_failure(failure);
+    }
+
+    /// Ends by telling every rank, wherever it waits.
+    void abort(AbortReason const& reason) {
+        is_over_ = true;
+        for (ControlCommunicator* communicator : communicators_) {
+            communicator->abort(reason);
+        }
+    }
+
+    /// @throws ContractViolation  the guard has ended; or again the failure that it ended with.
+    void require_alive() const {
+        if (failure_) {
+            throw_failure(*failure_);
+        }
+        if (is_over_) {
+            throw ContractViolation{"this guard has ended; construct a new Join for more rounds"};
+        }
+    }
+
+    /// The communicator of the roll calls.
+    [[nodiscard]] ControlCommunicator& control() const noexcept { return *communicators_.front(); }
+    [[nodiscard]] bool can_abort() const noexcept {
+        bool can = true;
+        for (ControlCommunicator const* communicator : communicators_) {
+            can = can && communicator->can_abort();
+        }
+        return can;
+    }
+
+private:
+    std::vector<ControlCommunicator*> communicators_; ///< distinct
+    bool is_over_ = false;
+    std::optional<AbortReason> recorded_; ///< why this rank leaves
+    std::optional<AbortReason> failure_;  ///< what the guard itself threw
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/join/parts.hpp
+
+namespace joinable::inline v0::detail {
+
+[[noreturn]] inline void throw_violation(std::string const& text) {
+    throw ContractViolation{text};
+}
+
+/// What a session knows of a participant.
+struct ParticipantInfo {
+    std::string_view name;
+    bool (*takes_part)(Round const&) = nullptr; ///< null: in every round
+};
+
+/// Whose turn it is inside a round. A participant's part begins with its notification and ends with
+/// the next one's, or, where it was held open, with done(). Positions are in hook order.
+class Parts {
+public:
+    explicit Parts(std::vector<ParticipantInfo> participants)
+        : participants_{std::move(participants)} {}
+
+    [[nodiscard]] std::size_t count() const noexcept { return participants_.size(); }
+    [[nodiscard]] std::string name(std::size_t position) const {
+        return concat("participant ", position, " (", participants_[position].name, ")");
+    }
+
+    /// The first participant, from `from` on, that takes part in a round.
+    [[nodiscard]] std::optional<std::size_t> first(Round const& round, std::size_t from = 0) const {
+        for (std::size_t i = from; i < participants_.size(); ++i) {
+            if (participants_[i].takes_part == nullptr || participants_[i].takes_part(round)) {
+                return i;
+            }
+        }
+        return {};
+    }
+    /// Whose part comes next in the open round, if there is any.
+    [[nodiscard]] std::optional<std::size_t> next() const {
+        return round_ ? first(*round_, cursor_) : std::nullopt;
+    }
+
+    /// @throws ContractViolation  the round that `opener` announces begins with another
+    /// participant.
+    void require_first(std::size_t opener, Round const& announced) const {
+        auto const expected = first(announced);
+        if (!expected) {
+            throw_violation(concat(
+                name(opener),
+                " takes no part in round ",
+                announced.number(),
+                announced.will_sync() ? ", which syncs" : ", which does not sync"
+            ));
+        }
+        if (expected != opener) {
+            throw_violation(concat(
+                name(opener),
+                " notified first in round ",
+                announced.number(),
+                ", but the first one in hook order is ",
+                name(*expected)
+            ));
+        }
+    }
+
+    void open(Round const& round) {
+        round_ = round;
+        cursor_ = 0;
+    }
+    void close() {
+        round_.reset();
+        done();
+    }
+    void begin(std::size_t position) {
+        cursor_ = position + 1;
+        is_open_ = true;
+    }
+    void hold(std::size_t position) { held_by_ = position; }
+    void done() {
+        held_by_.reset();
+        is_open_ = false;
+    }
+
+    /// Begins the part of `position` in the open round. False when it may open the next round,
+    /// which it must not where the loop does that. @throws ContractViolation  it is not its turn.
+    bool take_turn(std::size_t position, bool loop_opens_rounds) {
+        if (held_by_) {
+            throw_violation(concat(
+                name(position), " notified while the part of ", name(*held_by_), " is held open"
+            ));
+        }
+        auto const expected = next();
+        if (expected == position) {
+            begin(position);
+            return true;
+        }
+        if (expected) {
+            throw_violation(concat(
+                name(position),
+                " notified in round ",
+                round_->number(),
+                ", but the next one in hook order is ",
+                name(*expected)
+            ));
+        }
+        if (loop_opens_rounds && round_) {
+            throw_violation(concat(
+                name(position),
+                " notified again in round ",
+                round_->number(),
+                ", or takes no part in it; call next() before each round"
+            ));
+        }
+        if (loop_opens_rounds) {
+            throw_violation(concat(name(position), " notified before next() opened a round"));
+        }
+        return false;
+    }
+
+    /// @throws ContractViolation  a part is held open, or a participant is missing.
+    void require_complete() const {
+        if (held_by_) {
+            throw_violation(concat(
+                "the part of ",
+                name(*held_by_),
+                " in round ",
+                round_->number(),
+                " is still held open (a forward without its backward?)"
+            ));
+        }
+        if (auto const missing = next()) {
+            throw_violation(concat(
+                name(*missing), " takes part in round ", round_->number(), ", but did not notify"
+            ));
+        }
+    }
+
+    /// Whether nobody owes a collective.
+    [[nodiscard]] bool are_complete() const { return !is_open_ && !held_by_ && !next(); }
+
+private:
+    std::vector<ParticipantInfo> participants_;
+    std::optional<Round> round_;
+    std::size_t cursor_ = 0; ///< parts before this position have begun
+    std::optional<std::size_t> held_by_;
+    bool is_open_ = false;
+};
+
+} // namespace joinable::inline v0::detail
+
 // ---- joinable/join/rounds.hpp
 
 namespace joinable::inline v0::detail {
@@ -7563,8 +7592,13 @@ public:
         lanes.stop = take_vote();
         roll_call_.post(lanes);
     }
-    /// Nothing: for a rank that has joined, and for the closing of a guard.
-    void announce_nothing() { roll_call_.post({}); }
+    /// Nothing but a vote: for a rank that has joined, and for the closing of a guard. A vote may
+    /// come after the arrival was announced: with look-ahead, or from a hook.
+    void announce_nothing() {
+        RollCallLanes lanes;
+        lanes.stop = take_vote();
+        roll_call_.post(lanes);
+    }
 
     /// For a rank that leaves: says so to the others, who all hear of it.
     void announce_failure(std::string const& text) {
@@ -7617,10 +7651,9 @@ public:
         }
         return round;
     }
-    /// Whether the active ranks announce their next round before this one's collectives.
-    [[nodiscard]] bool looks_ahead() const noexcept {
-        return agreed_code().opening == Opening::look_ahead;
-    }
+    /// How the active ranks opened the round that was heard last; not known with known lengths.
+    [[nodiscard]] Opening opening() const noexcept { return agreed_code().opening; }
+    [[nodiscard]] bool was_voted_down() const noexcept { return roll_call_.said().stop > 0; }
 
     /// What happened up to now.
     [[nodiscard]] JoinResult result(bool stopped_early) const {
@@ -7791,7 +7824,11 @@ public:
     void record_failure(std::string_view text) { ending_.record(text); }
 
     [[nodiscard]] bool is_active(int rank) const { return rounds_.roll_call().is_active(rank); }
-    [[nodiscard]] bool is_answered() const noexcept { return !rounds_.is_posted() || is_ahead_; }
+    /// Whether the announced round is open. A round that this rank shadows is, though with
+    /// look-ahead the next roll call is posted already.
+    [[nodiscard]] bool is_answered() const noexcept {
+        return !rounds_.is_posted() || is_ahead_ || is_shadowing_;
+    }
     [[nodiscard]] bool announced_sync() const noexcept {
         return is_answered() ? round_.will_sync() : opened_ && opened_->syncs();
     }
@@ -7892,14 +7929,15 @@ public:
     [[nodiscard]] Round const& round() const noexcept { return round_; }
 
 private:
+    static constexpr char const* stop_needs_loop =
+        "votes and EndPolicy::stop_at_first need a loop that runs on next() or iterate(), so that "
+        "no rank computes a round that was stopped";
+
     Announcement open(RoundNotice const& notice, Opening opening, std::size_t opener) {
         Announcement const said{rounds_.completed(notice), opening, opener};
         if (opening == Opening::notification) {
             if (rounds_.has_vote() || options_.end_policy == EndPolicy::stop_at_first) {
-                throw_violation(
-                    "votes and EndPolicy::stop_at_first need a loop that runs on next() or "
-                    "iterate(), so that no rank computes a round that was stopped"
-                );
+                throw_violation(stop_needs_loop);
             }
             parts_.require_first(opener, rounds_.preview(said));
         }
@@ -7951,8 +7989,12 @@ private:
                     " rounds"
                 )
             };
+        case Verdict::stop: // a rank that opens no round can vote whatever the others do
+            if (rounds_.was_voted_down() && rounds_.opening() == Opening::notification) {
+                ending_.fail({FailureKind::contract, {}, stop_needs_loop});
+            }
+            break;
         case Verdict::go_on:
-        case Verdict::stop:
         case Verdict::end: break;
         }
         return verdict;
@@ -8008,7 +8050,7 @@ private:
 
     [[nodiscard]] bool is_between_rounds() const {
         return !rounds_.is_posted() && !rounds_.is_scheduled() && parts_.are_complete() &&
-               !has_ended_ && !is_shadowing_;
+               !stopped_ && !has_ended_ && !is_shadowing_; // after a stop come the post hooks
     }
 
     // -- the end ---------------------------------------------------------------------------------
@@ -8026,8 +8068,8 @@ private:
             }
             is_shadowing_ = true;
             round_ = rounds_.adopt(*this, {});
-            if (rounds_.looks_ahead()) { // as the active ranks do: before this round's collectives
-                rounds_.announce_nothing();
+            if (rounds_.opening() == Opening::look_ahead) {
+                rounds_.announce_nothing(); // before this round's collectives, as active ranks do
             }
             parts_.open(round_);
             for (auto part = parts_.next(); part; part = parts_.next()) {
@@ -8175,7 +8217,7 @@ consteval bool models_joinable() {
         "by value"
     );
     if constexpr (detail::has_join_hook<J>) {
-        static_assert(models_join_hook<join_hook_t<J>>());
+        [[maybe_unused]] constexpr bool is_hook = models_join_hook<join_hook_t<J>>();
     }
     static_assert(
         detail::has_join_communicator<J>,
@@ -8294,6 +8336,100 @@ decltype(auto) run_part(J& joinable, Round round, F&& collectives) {
 } // namespace detail
 
 } // namespace joinable::inline v0
+
+// ---- joinable/join/participants.hpp
+
+namespace joinable::inline v0 {
+
+/// The participants of a guard: made by participants().
+template <class... Js>
+struct Participants {
+    std::tuple<Js&...> joinables;
+};
+
+namespace detail {
+
+/// What participants() returns after an assertion has said what is wrong with its arguments, so
+/// that a guard made of it need not say it again in worse words.
+struct RefusedParticipants {};
+
+template <class... Hooks>
+consteval void check_order() {
+    static_assert(ordered_hooks<MainPhase, Hooks...>::is_solved);
+    static_assert(ordered_hooks<PostPhase, Hooks...>::is_solved);
+}
+
+} // namespace detail
+
+/// Lists the joinables of a guard, and marks where the list ends. Non-const lvalues only; they must
+/// outlive the guard. All that can be wrong with them at compile time is said here: the return type
+/// is deduced, so that compilers look into the body before they look at the guard.
+template <class... Js>
+[[nodiscard]] auto participants(Js&&... joinables) {
+    static_assert(sizeof...(Js) > 0, "participants: a Join needs at least one participant");
+    static_assert(sizeof...(Js) < 32, "participants: a Join takes at most 31 participants");
+    constexpr bool are_named = (std::is_lvalue_reference_v<Js> && ...);
+    static_assert(
+        are_named,
+        "participants: a temporary cannot take part; give it a name that outlives the Join"
+    );
+    constexpr bool are_mutable = (!std::is_const_v<std::remove_reference_t<Js>> && ...);
+    static_assert(
+        are_mutable,
+        "participants: a const object cannot take part, because the guard changes its "
+        "join_state(); pass one that is not const"
+    );
+    constexpr bool are_joinable = (models_joinable<std::remove_cvref_t<Js>>() && ...);
+    if constexpr (sizeof...(Js) > 0 && are_named && are_mutable && are_joinable) {
+        detail::check_order<join_hook_t<std::remove_cvref_t<Js>>...>();
+        return Participants<std::remove_cvref_t<Js>...>{
+            std::tuple<std::remove_cvref_t<Js>&...>{joinables...}
+        };
+    } else {
+        return detail::RefusedParticipants{};
+    }
+}
+
+/// The communicator that serves a guard's roll calls: made by control().
+template <Communicator Comm>
+struct Control {
+    Comm& communicator;
+};
+
+/// Names the communicator for a guard's roll calls, in place of that of the first participant in
+/// hook order: one that reduces host memory, of the same ranks in the same order. It must outlive
+/// the guard, and may serve nothing else meanwhile that would come between two roll calls.
+template <class Comm>
+[[nodiscard]] Control<Comm> control(Comm& communicator) {
+    static_assert(models_communicator<Comm>());
+    static_assert(
+        detail::reduces_host_memory<Comm>,
+        "control: expected a communicator that reduces host memory"
+    );
+    return {communicator};
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/detail/type_name.hpp
+
+namespace joinable::inline v0::detail {
+
+/// The name of a type as the compiler prints it, for error texts only: it differs between
+/// compilers, so nothing may depend on it.
+template <class T>
+[[nodiscard]] constexpr std::string_view type_name() noexcept {
+    std::string_view const text = __PRETTY_FUNCTION__;
+    std::string_view const marker = "T = ";
+    auto const begin = text.find(marker);
+    if (begin == std::string_view::npos) {
+        return text;
+    }
+    std::string_view const rest = text.substr(begin + marker.size());
+    return rest.substr(0, rest.find_first_of(";]"));
+}
+
+} // namespace joinable::inline v0::detail
 
 // ---- joinable/join/attachments.hpp
 
@@ -8660,58 +8796,6 @@ private:
 
 namespace joinable::inline v0 {
 
-/// The participants of a guard: made by participants().
-template <class... Js>
-struct Participants {
-    std::tuple<Js&...> joinables;
-};
-
-namespace detail {
-
-template <class J>
-consteval bool check_participant() {
-    static_assert(
-        std::is_lvalue_reference_v<J>,
-        "participants: a temporary cannot take part; give it a name that outlives the Join"
-    );
-    static_assert(
-        !std::is_const_v<std::remove_reference_t<J>>,
-        "participants: a const object cannot take part, because the guard changes its join_state()"
-    );
-    return models_joinable<std::remove_cvref_t<J>>();
-}
-
-} // namespace detail
-
-/// Lists the joinables of a guard, and marks where the list ends. Non-const lvalues only; they must
-/// outlive the guard.
-template <class... Js>
-[[nodiscard]] Participants<std::remove_cvref_t<Js>...> participants(Js&&... joinables) {
-    static_assert(sizeof...(Js) > 0, "participants: a Join needs at least one participant");
-    static_assert(sizeof...(Js) < 32, "participants: a Join takes at most 31 participants");
-    static_assert((detail::check_participant<Js>() && ...));
-    return {std::tuple<std::remove_cvref_t<Js>&...>{joinables...}};
-}
-
-/// The communicator that serves a guard's roll calls: made by control().
-template <Communicator Comm>
-struct Control {
-    Comm& communicator;
-};
-
-/// Names the communicator for a guard's roll calls, in place of that of the first participant in
-/// hook order: one that reduces host memory, of the same ranks in the same order. It must outlive
-/// the guard, and may serve nothing else meanwhile that would come between two roll calls.
-template <class Comm>
-[[nodiscard]] Control<Comm> control(Comm& communicator) {
-    static_assert(models_communicator<Comm>());
-    static_assert(
-        detail::reduces_host_memory<Comm>,
-        "control: expected a communicator that reduces host memory"
-    );
-    return {communicator};
-}
-
 /// Lets ranks with different numbers of inputs run collectives together: ranks that have run out
 /// shadow the collectives of the others until everybody is done, and a failure of one rank becomes
 /// the same typed error on all.
@@ -8731,7 +8815,7 @@ template <class Comm>
 /// Cost: one sum of seven words per round, one more message when a rank arrives or fails; none
 /// with known lengths (JoinOptions::inputs).
 template <class... Js>
-class [[nodiscard]] Join {
+class [[nodiscard("a Join guards until it is destroyed: give it a name")]] Join {
     using Sequence = hook_sequence<Js...>;
     using Hooks = detail::GuardHooks<Js...>;
 
@@ -8891,8 +8975,6 @@ private:
         : options_{options}, control_{std::move(control)},
           controls_{make_controls(list.joinables, std::index_sequence_for<Js...>{})},
           session_{communicators(Sequence{}), describe(Sequence{}), options} {
-        static_assert(detail::ordered_hooks<detail::MainPhase, join_hook_t<Js>...>::is_solved);
-        static_assert(detail::ordered_hooks<detail::PostPhase, join_hook_t<Js>...>::is_solved);
         static_assert((check_keyword<Ks, Ks...>() && ...));
         if (!options.enable) {
             count_notifications(list.joinables);
@@ -8998,7 +9080,9 @@ private:
                     for (JoinState const* other : seen) {
                         if (other == &state) {
                             throw ContractViolation{detail::concat(
-                                "a ", name, " is twice among the participants of a guard"
+                                "a ",
+                                name,
+                                " is twice among the participants of a guard; list it once"
                             )};
                         }
                     }
@@ -9040,6 +9124,89 @@ private:
     std::size_t notifications_ = 0;
     bool counts_by_next_ = false;
 };
+
+} // namespace joinable::inline v0
+
+// ---- joinable/join/explain.hpp
+
+/// @file
+/// What `Join guard{...}` says when its arguments fit no constructor. Without this header that is
+/// "class template argument deduction failed" and a list of candidates. Each deduction guide below
+/// is worse than those of the constructors, so it is chosen only when they do not match, and names
+/// a class whose assertion is the explanation. A parameter `...` takes what no other does: braces
+/// with a misspelt name. Guides come after the class: clang (14 and 19) forgets those of its
+/// constructors otherwise.
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+template <class>
+inline constexpr bool never = false;
+
+/// Any participants(...): its conversion makes a guide worse than a constructor's.
+struct SomeParticipants {
+    template <class... Js>
+    SomeParticipants(Participants<Js...> const&);
+};
+
+template <class T>
+inline constexpr bool are_participants = false;
+template <class... Js>
+inline constexpr bool are_participants<Participants<Js...>> = true;
+
+template <class Given>
+struct ParticipantsNotFirst {
+    static_assert(
+        never<Given>,
+        "Join: put participants(...) first, as in Join guard{participants(a, b), {.end_policy = "
+        "EndPolicy::drain}, keyword = value}"
+    );
+};
+
+template <class Given>
+struct ArgumentsAfterParticipants {
+    static_assert(
+        never<Given>,
+        "Join: what follows participants(...) must be control(comm) if needed, then options in "
+        "braces with the names and the order of JoinOptions, then keyword = value; write "
+        "JoinOptions{...} to be told which name is wrong"
+    );
+};
+
+template <class Keyword>
+struct KeywordBeforeOptions {
+    static_assert(never<Keyword>, "Join: options in braces must come before keyword = value");
+};
+
+struct AlreadyExplained {};
+
+template <class Explanation>
+struct Explained {};
+
+} // namespace detail
+
+/// What a guard with wrong arguments becomes: nothing but the explanation.
+template <class Explanation>
+class Join<detail::Explained<Explanation>> : Explanation {
+public:
+    template <class... Arguments>
+    explicit Join(Arguments&&...);
+    explicit Join(...);
+};
+
+template <class Given>
+    requires(!detail::are_participants<std::remove_cvref_t<Given>>)
+Join(Given&&, ...) -> Join<detail::Explained<detail::ParticipantsNotFirst<Given>>>;
+Join(...) -> Join<detail::Explained<detail::ParticipantsNotFirst<void>>>;
+
+Join(detail::RefusedParticipants, ...) -> Join<detail::Explained<detail::AlreadyExplained>>;
+
+Join(detail::SomeParticipants, ...)
+    -> Join<detail::Explained<detail::ArgumentsAfterParticipants<void>>>;
+template <class K>
+Join(detail::SomeParticipants, KeywordArgument<K>, ...)
+    -> Join<detail::Explained<detail::KeywordBeforeOptions<K>>>;
 
 } // namespace joinable::inline v0
 
@@ -9508,6 +9675,11 @@ Step(Comm&, Body) -> Step<Body, Comm>;
 
 /// @file
 /// Everything that needs no threads: guards over a communicator of the engine's own.
+
+// Each header comes after those it includes: so g++ says in three lines where an error was included
+// from, not in ten, before it says what the error is.
+// clang-format off
+// clang-format on
 
 // ---- joinable/join.hpp
 

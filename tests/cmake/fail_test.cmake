@@ -1,13 +1,28 @@
 # SPDX-License-Identifier: BSL-1.0
-# Compiles SOURCE, which must fail and print what its "// EXPECT:" lines say. control.cpp must compile:
-# it shows that the others fail for their misuse and not for the way they are compiled.
+# Compiles SOURCE with COMPILER (g++, clang++ or nvcc), which must fail and print, within the first
+# ten lines, what its "// EXPECT: " lines say, each a part of one sentence. Where compilers themselves
+# refuse the misuse, each in its own words, a line is for one of them: "// EXPECT(nvcc): ".
+# control.cpp must compile: it shows that the others fail for their misuse and not for the way they
+# are compiled. No options but the standard and warnings as errors, so that users see the same:
+# without the latter a guard without a name, and with clang options out of order, are warnings.
+set(options -std=c++20 -I${INCLUDE} -I${CMAKE_CURRENT_LIST_DIR}/..)
+if(COMPILER MATCHES "nvcc")
+    set(kind "nvcc")
+    list(APPEND options -x cu -Werror all-warnings -cuda -o /dev/null)
+else()
+    set(kind "g\\+\\+")
+    if(COMPILER MATCHES "clang")
+        set(kind "clang\\+\\+")
+    endif()
+    list(APPEND options -fsyntax-only -Werror)
+endif()
+set(ENV{LC_ALL} C)
 execute_process(
-    COMMAND ${COMPILER} -std=c++20 -fsyntax-only -Wall -Werror -I${INCLUDE} -I${CMAKE_CURRENT_LIST_DIR}/.. ${SOURCE}
+    COMMAND ${COMPILER} ${options} ${SOURCE}
     RESULT_VARIABLE result
     OUTPUT_VARIABLE output
     ERROR_VARIABLE output
 )
-file(STRINGS ${SOURCE} expectations REGEX "^// EXPECT: ")
 cmake_path(GET SOURCE FILENAME file)
 if(file STREQUAL "control.cpp")
     if(NOT result EQUAL 0)
@@ -15,16 +30,26 @@ if(file STREQUAL "control.cpp")
     endif()
     return()
 endif()
+file(STRINGS ${SOURCE} expectations REGEX "^// EXPECT(\\(${kind}\\))?: ")
 if(NOT expectations)
-    message(FATAL_ERROR "has no // EXPECT: line")
+    message(FATAL_ERROR "has no // EXPECT: line for ${COMPILER}")
 endif()
 if(result EQUAL 0)
     message(FATAL_ERROR "compiles, but must not")
 endif()
+set(beginning "")
+foreach(line RANGE 1 10)
+    string(FIND "${output}" "\n" end)
+    math(EXPR end "${end} + 1")
+    string(SUBSTRING "${output}" 0 ${end} first)
+    string(SUBSTRING "${output}" ${end} -1 output)
+    string(APPEND beginning "${first}")
+endforeach()
+string(REGEX REPLACE "[ \n]+" " " beginning_in_one_line "${beginning}") # nvcc breaks sentences
 foreach(expectation ${expectations})
-    string(REPLACE "// EXPECT: " "" expectation "${expectation}")
-    string(FIND "${output}" "${expectation}" position)
+    string(REGEX REPLACE "^// EXPECT[^:]*: " "" expectation "${expectation}")
+    string(FIND "${beginning_in_one_line}" "${expectation}" position)
     if(position EQUAL -1)
-        message(FATAL_ERROR "expected the message\n  ${expectation}\nbut got\n${output}")
+        message(FATAL_ERROR "expected within the first ten lines\n  ${expectation}\nbut got\n${beginning}...\n${output}")
     endif()
 endforeach()

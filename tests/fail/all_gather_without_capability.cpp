@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: all_gather: this communicator has no member 'Work all_gather(ConstBuffer in, Buffer out)'
+// EXPECT: all_gather: this communicator has no member 'Work all_gather(ConstBuffer in, Buffer
+// EXPECT: out)' without and with counts; add it, or use one that models AllGathers
+#include <joinable/join.hpp>
+
 #include <support/misuse.hpp>
 
 struct Core {

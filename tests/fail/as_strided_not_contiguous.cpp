@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: as_strided: the storage must be a contiguous range
+// EXPECT: as_strided: the storage must be a contiguous range, such as std::vector or std::span
+#include <joinable/join.hpp>
+
 #include <support/misuse.hpp>
 
 int main() {

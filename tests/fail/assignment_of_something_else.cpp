@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: compute_bucket_assignment_by_size: the elements of the range must model Tensor
+// EXPECT: compute_bucket_assignment_by_size: the elements of the range must model Tensor or
+// EXPECT: Parameter, or be a TensorSize; specialise joinable::tensor_traits for their type
+#include <joinable/join.hpp>
+
 #include <support/misuse.hpp>
 
 int main() {

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: views::bucketed: the range must be a forward range
+// EXPECT: views::bucketed: the range must be a forward range also when it is const, and its
+// EXPECT: begin and end of one type; copy it into a container first
+#include <joinable/join.hpp>
+
 #include <support/misuse.hpp>
 
 /// Can be read once: its iterators are input iterators.

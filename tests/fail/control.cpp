@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
+#include <joinable/join.hpp>
+
 #include <support/misuse.hpp>
 
 int main() {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // EXPECT: JoinHook: expected a member 'void main_hook()' or 'void main_hook(Round const&)'
+#include <joinable/join.hpp>
+
 #include <support/misuse.hpp>
 
 struct NoMain : Good {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: the keyword is given twice
+// EXPECT: the keyword is given twice (see check_keyword<...>); give it once
+#include <joinable/join.hpp>
+
 #include <support/misuse.hpp>
 
 inline constexpr struct flag_t : joinable::keyword<flag_t, bool> {

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: these hooks must run both before and after each other
+// EXPECT: these hooks must run both before and after each other (see hooks_on_cycle<...>);
+// EXPECT: remove one of their before or after labels
+#include <joinable/join.hpp>
+
 #include <support/misuse.hpp>
 
 struct SecondHook;

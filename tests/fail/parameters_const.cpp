@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: parameters: const parameters cannot be trained
+// EXPECT: parameters: const parameters cannot be trained, since values and gradients are
+// EXPECT: written; give a range or pointers that are not const
+#include <joinable/join.hpp>
+
 #include <support/misuse.hpp>
 
 struct Parameter {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: parameters: a temporary range of unique pointers would take its parameters with
+// EXPECT: parameters: a temporary range of unique pointers would take its parameters with it;
+// EXPECT: give the range a name, or use shared pointers
 #include <memory>
+
+#include <joinable/join.hpp>
 
 #include <support/misuse.hpp>
 

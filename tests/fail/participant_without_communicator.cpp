@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 // EXPECT: Joinable: expected a member 'join_communicator()' that returns a Communicator by
-// reference
+// EXPECT: reference
+#include <joinable/join.hpp>
+
 #include <support/misuse.hpp>
 
 struct NoCommunicator {

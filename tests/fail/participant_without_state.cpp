@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // EXPECT: Joinable: expected a member 'JoinState& join_state()'
+#include <joinable/join.hpp>
+
 #include <support/misuse.hpp>
 
 struct NoState {

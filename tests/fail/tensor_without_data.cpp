@@ -2,6 +2,8 @@
 // EXPECT: Tensor: tensor_traits needs 'static U* data(T&)' for this type
 #include <array>
 
+#include <joinable/join.hpp>
+
 #include <support/misuse.hpp>
 
 struct Foreign {

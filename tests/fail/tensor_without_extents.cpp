@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // EXPECT: Tensor: tensor_traits needs 'static auto extents(T const&)', a range of integers
+#include <joinable/join.hpp>
+
 #include <support/misuse.hpp>
 
 struct Foreign {

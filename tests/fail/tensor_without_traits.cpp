@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: Tensor: specialise joinable::tensor_traits for this type
+// EXPECT: Tensor: specialise joinable::tensor_traits for this type (see tensor/traits.hpp)
+#include <joinable/join.hpp>
+
 #include <support/misuse.hpp>
 
 struct Foreign {};

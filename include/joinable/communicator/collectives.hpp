@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <type_traits>
+
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/tensor/tensor.hpp>
@@ -14,12 +16,32 @@ namespace joinable::inline v0 {
 
 namespace detail {
 
+/// A container whose elements have no DType, such as std::vector<short>: no traits can help there.
 template <class T>
-consteval bool check_written_tensor() {
+concept has_other_elements = !Tensor<T> && requires {
+    typename std::remove_cvref_t<T>::value_type;
+    requires !Element<typename std::remove_cvref_t<T>::value_type>;
+};
+
+template <class T>
+consteval void check_tensor() {
     static_assert(
-        WritableTensor<T>, "a collective writes this tensor: it must model WritableTensor"
+        !has_other_elements<T>,
+        "a collective cannot reduce these elements; use float, double, Half, BFloat16 or an "
+        "integer of 1, 4 or 8 bytes"
     );
-    return WritableTensor<T>;
+    if constexpr (!has_other_elements<T>) {
+        [[maybe_unused]] constexpr bool is_tensor = models_tensor<T>();
+    }
+}
+
+template <class T>
+consteval void check_written_tensor() {
+    static_assert(
+        !Tensor<T> || WritableTensor<T>,
+        "a collective writes this tensor: give it one whose data() is a pointer to non-const"
+    );
+    check_tensor<T>();
 }
 
 } // namespace detail
@@ -27,93 +49,98 @@ consteval bool check_written_tensor() {
 /// Combines `tensor` over all ranks, in place. The same count and dtype on every rank.
 template <Communicator Comm, class T>
 [[nodiscard]] auto all_reduce(Comm& comm, T&& tensor, ReduceOp op = ReduceOp::sum) {
-    static_assert(detail::check_written_tensor<T>());
+    detail::check_written_tensor<T>();
     return comm.all_reduce(to_buffer(tensor), op);
 }
 
 /// Copies the tensor of `root` to all ranks. The same count and dtype on every rank.
 template <Communicator Comm, class T>
 [[nodiscard]] auto broadcast(Comm& comm, T&& tensor, int root) {
-    static_assert(detail::check_written_tensor<T>());
+    detail::check_written_tensor<T>();
     return comm.broadcast(to_buffer(tensor), root);
 }
 
 /// Combines `tensor` over all ranks, in place at `root`; the other tensors keep what they have.
 template <Communicator Comm, class T>
 [[nodiscard]] auto reduce(Comm& comm, T&& tensor, ReduceOp op, int root) {
-    static_assert(detail::check_written_tensor<T>());
+    detail::check_written_tensor<T>();
     static_assert(
         Reduces<Comm>,
-        "reduce: this communicator has no member 'Work reduce(Buffer, ReduceOp, int root)'"
+        "reduce: this communicator has no member 'Work reduce(Buffer, ReduceOp, int root)'; add "
+        "it, or use one that models Reduces"
     );
     return comm.reduce(to_buffer(tensor), op, root);
 }
 
 /// Concatenates the tensors of all ranks, in rank order, on every rank: `out` has size() times the
 /// elements of `in`. With `counts`, rank r contributes counts[r] elements.
-template <Communicator Comm, Tensor In, class Out, class... Counts>
+template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto all_gather(Comm& comm, In const& in, Out&& out, Counts const&... counts) {
-    static_assert(detail::check_written_tensor<Out>());
+    detail::check_tensor<In>();
+    detail::check_written_tensor<Out>();
     static_assert(
         AllGathers<Comm>,
         "all_gather: this communicator has no member 'Work all_gather(ConstBuffer in, Buffer "
-        "out)', "
-        "without and with counts"
+        "out)' without and with counts; add it, or use one that models AllGathers"
     );
     return comm.all_gather(to_const_buffer(in), to_buffer(out), detail::Counts{counts}...);
 }
 
 /// Combines `in` over all ranks and leaves rank r the part from r * numel(out) on: `in` has size()
 /// times the elements of `out`. With `counts`, rank r receives counts[r] elements.
-template <Communicator Comm, Tensor In, class Out, class... Counts>
+template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto reduce_scatter(
     Comm& comm, In const& in, Out&& out, ReduceOp op = ReduceOp::sum, Counts const&... counts
 ) {
-    static_assert(detail::check_written_tensor<Out>());
+    detail::check_tensor<In>();
+    detail::check_written_tensor<Out>();
     static_assert(
         ReduceScatters<Comm>,
         "reduce_scatter: this communicator has no member 'Work reduce_scatter(ConstBuffer in, "
-        "Buffer out, ReduceOp)', without and with counts"
+        "Buffer out, ReduceOp)' without and with counts; add it, or use one that models "
+        "ReduceScatters"
     );
     return comm.reduce_scatter(to_const_buffer(in), to_buffer(out), op, detail::Counts{counts}...);
 }
 
 /// Concatenates the tensors of all ranks, in rank order, in `out` of the root; elsewhere `out` is
 /// not looked at. With `counts`, rank r contributes counts[r] elements.
-template <Communicator Comm, Tensor In, class Out, class... Counts>
+template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto gather(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
-    static_assert(detail::check_written_tensor<Out>());
+    detail::check_tensor<In>();
+    detail::check_written_tensor<Out>();
     static_assert(
         Gathers<Comm>,
         "gather: this communicator has no member 'Work gather(ConstBuffer in, Buffer out, int "
-        "root)', without and with counts"
+        "root)' without and with counts; add it, or use one that models Gathers"
     );
     return comm.gather(to_const_buffer(in), to_buffer(out), root, detail::Counts{counts}...);
 }
 
 /// Deals `in` of the root out to `out` of all ranks; elsewhere `in` is not looked at. With
 /// `counts`, rank r receives counts[r] elements.
-template <Communicator Comm, Tensor In, class Out, class... Counts>
+template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto scatter(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
-    static_assert(detail::check_written_tensor<Out>());
+    detail::check_tensor<In>();
+    detail::check_written_tensor<Out>();
     static_assert(
         Scatters<Comm>,
         "scatter: this communicator has no member 'Work scatter(ConstBuffer in, Buffer out, int "
-        "root)', without and with counts"
+        "root)' without and with counts; add it, or use one that models Scatters"
     );
     return comm.scatter(to_const_buffer(in), to_buffer(out), root, detail::Counts{counts}...);
 }
 
 /// Part r of `in` goes to rank r, and part r of `out` comes from it. With counts of `in` and of
 /// `out`, parts differ in size.
-template <Communicator Comm, Tensor In, class Out, class... Counts>
+template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto all_to_all(Comm& comm, In const& in, Out&& out, Counts const&... counts) {
-    static_assert(detail::check_written_tensor<Out>());
+    detail::check_tensor<In>();
+    detail::check_written_tensor<Out>();
     static_assert(
         AllToAlls<Comm>,
         "all_to_all: this communicator has no member 'Work all_to_all(ConstBuffer in, Buffer "
-        "out)', "
-        "without and with counts"
+        "out)' without and with counts; add it, or use one that models AllToAlls"
     );
     static_assert(
         sizeof...(Counts) == 0 || sizeof...(Counts) == 2,
@@ -123,12 +150,14 @@ template <Communicator Comm, Tensor In, class Out, class... Counts>
 }
 
 /// Not collective. Sends `tensor` to rank `to`, which receives it with the same tag.
-template <Communicator Comm, Tensor In>
+template <Communicator Comm, class In>
 [[nodiscard]] auto send(Comm& comm, In const& tensor, int to, int tag = 0) {
+    detail::check_tensor<In>();
     static_assert(
         SendsAndReceives<Comm>,
         "send: this communicator has no members 'Work send(ConstBuffer, int to, int tag)' and "
-        "'Work receive(Buffer, int from, int tag)'"
+        "'Work receive(Buffer, int from, int tag)'; add them, or use one that models "
+        "SendsAndReceives"
     );
     return comm.send(to_const_buffer(tensor), to, tag);
 }
@@ -136,11 +165,12 @@ template <Communicator Comm, Tensor In>
 /// Not collective. Receives what rank `from` sends with the same tag, count and dtype.
 template <Communicator Comm, class Out>
 [[nodiscard]] auto receive(Comm& comm, Out&& tensor, int from, int tag = 0) {
-    static_assert(detail::check_written_tensor<Out>());
+    detail::check_written_tensor<Out>();
     static_assert(
         SendsAndReceives<Comm>,
         "receive: this communicator has no members 'Work send(ConstBuffer, int to, int tag)' and "
-        "'Work receive(Buffer, int from, int tag)'"
+        "'Work receive(Buffer, int from, int tag)'; add them, or use one that models "
+        "SendsAndReceives"
     );
     return comm.receive(to_buffer(tensor), from, tag);
 }

@@ -19,6 +19,12 @@ concept has_post_hook_of_result =
 template <class H>
 concept has_post_hook = has_post_hook_of_result<H> || requires(H& hook) { hook.post_hook(bool{}); };
 template <class H>
+concept names_main_hook = requires { &H::main_hook; }; // whatever its parameters are
+template <class H>
+concept names_post_hook = requires { &H::post_hook; };
+template <class H>
+concept names_takes_part = requires { &H::takes_part; };
+template <class H>
 concept has_takes_part = requires(Round const& round) {
     { H::takes_part(round) } -> std::convertible_to<bool>;
 };
@@ -49,11 +55,25 @@ concept JoinHook = detail::has_main_hook<H> && detail::has_post_hook<H>;
 template <class H>
 consteval bool models_join_hook() {
     static_assert(
-        detail::has_main_hook<H>,
+        detail::has_main_hook<H> || !detail::names_main_hook<H>,
+        "JoinHook: main_hook cannot be called; its parameters must be 'void main_hook()' or "
+        "'void main_hook(Round const&)'"
+    );
+    static_assert(
+        detail::has_post_hook<H> || !detail::names_post_hook<H>,
+        "JoinHook: post_hook cannot be called; its parameters must be "
+        "'void post_hook(bool is_last_joiner)' or 'void post_hook(JoinResult const&)'"
+    );
+    static_assert(
+        detail::has_takes_part<H> || !detail::names_takes_part<H>,
+        "JoinHook: takes_part cannot be asked; declare it 'static bool takes_part(Round const&)'"
+    );
+    static_assert(
+        detail::has_main_hook<H> || detail::names_main_hook<H>,
         "JoinHook: expected a member 'void main_hook()' or 'void main_hook(Round const&)'"
     );
     static_assert(
-        detail::has_post_hook<H>,
+        detail::has_post_hook<H> || detail::names_post_hook<H>,
         "JoinHook: expected a member 'void post_hook(bool is_last_joiner)' or "
         "'void post_hook(JoinResult const&)'"
     );

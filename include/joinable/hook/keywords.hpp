@@ -64,7 +64,7 @@ public:
     get(K const&, typename K::value_type otherwise) const {
         static_assert(
             (std::same_as<K, Ks> || ...),
-            "arguments::get: this keyword is not in the joinable's join_keywords"
+            "arguments::get: this keyword is not in the joinable's join_keywords; add it there"
         );
         auto const& given = std::get<Slot<K>>(values_).value;
         return given ? *given : otherwise;
@@ -98,7 +98,8 @@ template <class K, std::size_t TimesGiven, class... AcceptedKeywords>
 consteval bool check_keyword() {
     static_assert(
         (accepts_keyword<K, AcceptedKeywords> || ...),
-        "no participant of this Join accepts the keyword (see check_keyword<...>); is it misspelt?"
+        "no participant of this Join accepts the keyword (see check_keyword<...>); correct its "
+        "name or add it to a participant's join_keywords"
     );
     static_assert(
         TimesGiven == 1, "the keyword is given twice (see check_keyword<...>); give it once"

@@ -17,61 +17,10 @@
 #include <joinable/join/attachments.hpp>
 #include <joinable/join/guarded_range.hpp>
 #include <joinable/join/hooks.hpp>
+#include <joinable/join/participants.hpp>
 #include <joinable/joinable.hpp>
 
 namespace joinable::inline v0 {
-
-/// The participants of a guard: made by participants().
-template <class... Js>
-struct Participants {
-    std::tuple<Js&...> joinables;
-};
-
-namespace detail {
-
-template <class J>
-consteval bool check_participant() {
-    static_assert(
-        std::is_lvalue_reference_v<J>,
-        "participants: a temporary cannot take part; give it a name that outlives the Join"
-    );
-    static_assert(
-        !std::is_const_v<std::remove_reference_t<J>>,
-        "participants: a const object cannot take part, because the guard changes its join_state()"
-    );
-    return models_joinable<std::remove_cvref_t<J>>();
-}
-
-} // namespace detail
-
-/// Lists the joinables of a guard, and marks where the list ends. Non-const lvalues only; they must
-/// outlive the guard.
-template <class... Js>
-[[nodiscard]] Participants<std::remove_cvref_t<Js>...> participants(Js&&... joinables) {
-    static_assert(sizeof...(Js) > 0, "participants: a Join needs at least one participant");
-    static_assert(sizeof...(Js) < 32, "participants: a Join takes at most 31 participants");
-    static_assert((detail::check_participant<Js>() && ...));
-    return {std::tuple<std::remove_cvref_t<Js>&...>{joinables...}};
-}
-
-/// The communicator that serves a guard's roll calls: made by control().
-template <Communicator Comm>
-struct Control {
-    Comm& communicator;
-};
-
-/// Names the communicator for a guard's roll calls, in place of that of the first participant in
-/// hook order: one that reduces host memory, of the same ranks in the same order. It must outlive
-/// the guard, and may serve nothing else meanwhile that would come between two roll calls.
-template <class Comm>
-[[nodiscard]] Control<Comm> control(Comm& communicator) {
-    static_assert(models_communicator<Comm>());
-    static_assert(
-        detail::reduces_host_memory<Comm>,
-        "control: expected a communicator that reduces host memory"
-    );
-    return {communicator};
-}
 
 /// Lets ranks with different numbers of inputs run collectives together: ranks that have run out
 /// shadow the collectives of the others until everybody is done, and a failure of one rank becomes
@@ -92,7 +41,7 @@ template <class Comm>
 /// Cost: one sum of seven words per round, one more message when a rank arrives or fails; none
 /// with known lengths (JoinOptions::inputs).
 template <class... Js>
-class [[nodiscard]] Join {
+class [[nodiscard("a Join guards until it is destroyed: give it a name")]] Join {
     using Sequence = hook_sequence<Js...>;
     using Hooks = detail::GuardHooks<Js...>;
 
@@ -252,8 +201,6 @@ private:
         : options_{options}, control_{std::move(control)},
           controls_{make_controls(list.joinables, std::index_sequence_for<Js...>{})},
           session_{communicators(Sequence{}), describe(Sequence{}), options} {
-        static_assert(detail::ordered_hooks<detail::MainPhase, join_hook_t<Js>...>::is_solved);
-        static_assert(detail::ordered_hooks<detail::PostPhase, join_hook_t<Js>...>::is_solved);
         static_assert((check_keyword<Ks, Ks...>() && ...));
         if (!options.enable) {
             count_notifications(list.joinables);
@@ -359,7 +306,9 @@ private:
                     for (JoinState const* other : seen) {
                         if (other == &state) {
                             throw ContractViolation{detail::concat(
-                                "a ", name, " is twice among the participants of a guard"
+                                "a ",
+                                name,
+                                " is twice among the participants of a guard; list it once"
                             )};
                         }
                     }

@@ -410,7 +410,11 @@ TEST_CASE("a participant twice in a guard, or in two guards, is refused and the 
     run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
         AllReducer reducer{comm};
         auto const twice = [&] { Join guard{participants(reducer, reducer)}; };
-        CHECK_THROWS_AS(twice(), joinable::ContractViolation);
+        CHECK_THROWS_WITH_AS(
+            twice(),
+            doctest::Contains("is twice among the participants of a guard; list it once"),
+            joinable::ContractViolation
+        );
         Join guard{participants(reducer)};
         auto const again = [&] { Join second{participants(reducer)}; };
         CHECK_THROWS_AS(again(), joinable::ContractViolation);

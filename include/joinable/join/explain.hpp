@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <tuple>
+#include <type_traits>
+
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/hook/keywords.hpp>
+#include <joinable/join/guard.hpp>
+#include <joinable/join/options.hpp>
+#include <joinable/join/participants.hpp>
+
+/// @file
+/// What `Join guard{...}` says when its arguments fit no constructor. Without this header that is
+/// "class template argument deduction failed" and a list of candidates. Each deduction guide below
+/// is worse than those of the constructors, so it is chosen only when they do not match, and names
+/// a class whose assertion is the explanation. A parameter `...` takes what no other does: braces
+/// with a misspelt name. Guides come after the class: clang (14 and 19) forgets those of its
+/// constructors otherwise.
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+template <class>
+inline constexpr bool never = false;
+
+/// Any participants(...): its conversion makes a guide worse than a constructor's.
+struct SomeParticipants {
+    template <class... Js>
+    SomeParticipants(Participants<Js...> const&);
+};
+
+template <class T>
+inline constexpr bool are_participants = false;
+template <class... Js>
+inline constexpr bool are_participants<Participants<Js...>> = true;
+
+template <class Given>
+struct ParticipantsNotFirst {
+    static_assert(
+        never<Given>,
+        "Join: put participants(...) first, as in Join guard{participants(a, b), {.end_policy = "
+        "EndPolicy::drain}, keyword = value}"
+    );
+};
+
+template <class Given>
+struct ArgumentsAfterParticipants {
+    static_assert(
+        never<Given>,
+        "Join: what follows participants(...) must be control(comm) if needed, then options in "
+        "braces with the names and the order of JoinOptions, then keyword = value; write "
+        "JoinOptions{...} to be told which name is wrong"
+    );
+};
+
+template <class Keyword>
+struct KeywordBeforeOptions {
+    static_assert(never<Keyword>, "Join: options in braces must come before keyword = value");
+};
+
+struct AlreadyExplained {};
+
+template <class Explanation>
+struct Explained {};
+
+} // namespace detail
+
+/// What a guard with wrong arguments becomes: nothing but the explanation.
+template <class Explanation>
+class Join<detail::Explained<Explanation>> : Explanation {
+public:
+    template <class... Arguments>
+    explicit Join(Arguments&&...);
+    explicit Join(...);
+};
+
+template <class Given>
+    requires(!detail::are_participants<std::remove_cvref_t<Given>>)
+Join(Given&&, ...) -> Join<detail::Explained<detail::ParticipantsNotFirst<Given>>>;
+Join(...) -> Join<detail::Explained<detail::ParticipantsNotFirst<void>>>;
+
+Join(detail::RefusedParticipants, ...) -> Join<detail::Explained<detail::AlreadyExplained>>;
+
+Join(detail::SomeParticipants, ...)
+    -> Join<detail::Explained<detail::ArgumentsAfterParticipants<void>>>;
+template <class K>
+Join(detail::SomeParticipants, KeywordArgument<K>, ...)
+    -> Join<detail::Explained<detail::KeywordBeforeOptions<K>>>;
+
+} // namespace joinable::inline v0

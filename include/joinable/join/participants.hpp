@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <tuple>
+#include <type_traits>
+
+#include <joinable/hook/ordering.hpp>
+#include <joinable/joinable.hpp>
+
+namespace joinable::inline v0 {
+
+/// The participants of a guard: made by participants().
+template <class... Js>
+struct Participants {
+    std::tuple<Js&...> joinables;
+};
+
+namespace detail {
+
+/// What participants() returns after an assertion has said what is wrong with its arguments, so
+/// that a guard made of it need not say it again in worse words.
+struct RefusedParticipants {};
+
+template <class... Hooks>
+consteval void check_order() {
+    static_assert(ordered_hooks<MainPhase, Hooks...>::is_solved);
+    static_assert(ordered_hooks<PostPhase, Hooks...>::is_solved);
+}
+
+} // namespace detail
+
+/// Lists the joinables of a guard, and marks where the list ends. Non-const lvalues only; they must
+/// outlive the guard. All that can be wrong with them at compile time is said here: the return type
+/// is deduced, so that compilers look into the body before they look at the guard.
+template <class... Js>
+[[nodiscard]] auto participants(Js&&... joinables) {
+    static_assert(sizeof...(Js) > 0, "participants: a Join needs at least one participant");
+    static_assert(sizeof...(Js) < 32, "participants: a Join takes at most 31 participants");
+    constexpr bool are_named = (std::is_lvalue_reference_v<Js> && ...);
+    static_assert(
+        are_named,
+        "participants: a temporary cannot take part; give it a name that outlives the Join"
+    );
+    constexpr bool are_mutable = (!std::is_const_v<std::remove_reference_t<Js>> && ...);
+    static_assert(
+        are_mutable,
+        "participants: a const object cannot take part, because the guard changes its "
+        "join_state(); pass one that is not const"
+    );
+    constexpr bool are_joinable = (models_joinable<std::remove_cvref_t<Js>>() && ...);
+    if constexpr (sizeof...(Js) > 0 && are_named && are_mutable && are_joinable) {
+        detail::check_order<join_hook_t<std::remove_cvref_t<Js>>...>();
+        return Participants<std::remove_cvref_t<Js>...>{
+            std::tuple<std::remove_cvref_t<Js>&...>{joinables...}
+        };
+    } else {
+        return detail::RefusedParticipants{};
+    }
+}
+
+/// The communicator that serves a guard's roll calls: made by control().
+template <Communicator Comm>
+struct Control {
+    Comm& communicator;
+};
+
+/// Names the communicator for a guard's roll calls, in place of that of the first participant in
+/// hook order: one that reduces host memory, of the same ranks in the same order. It must outlive
+/// the guard, and may serve nothing else meanwhile that would come between two roll calls.
+template <class Comm>
+[[nodiscard]] Control<Comm> control(Comm& communicator) {
+    static_assert(models_communicator<Comm>());
+    static_assert(
+        detail::reduces_host_memory<Comm>,
+        "control: expected a communicator that reduces host memory"
+    );
+    return {communicator};
+}
+
+} // namespace joinable::inline v0

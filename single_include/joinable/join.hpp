@@ -3791,12 +3791,13 @@ struct Conversion<Half> {
         auto const magnitude = static_cast<std::int32_t>(bits & 0x7fffU);
         std::uint32_t const shifted = static_cast<std::uint32_t>(magnitude) << 13;
         // Zero and subnormals: the mantissa times 2^-24, exactly.
-        auto const small = std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
+        auto const subnormal =
+            std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
         // Others: the exponent rebiased from 15 to 127; that of infinity and NaN becomes 255.
         std::uint32_t const other =
             shifted + 0x3800'0000U + select(magnitude > 0x7bff, 0x3800'0000U, 0U);
         return std::bit_cast<float>(
-            ((bits & 0x8000U) << 16) | select(magnitude < 0x400, small, other)
+            ((bits & 0x8000U) << 16) | select(magnitude < 0x400, subnormal, other)
         );
     }
     [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
@@ -3804,11 +3805,11 @@ struct Conversion<Half> {
         auto const magnitude = static_cast<std::int32_t>(word & 0x7fff'ffffU);
         auto const bits = static_cast<std::uint32_t>(magnitude);
         // Below 2^-14: adding 0.5, whose last place is 2^-24, rounds to a subnormal.
-        std::uint32_t const small =
+        std::uint32_t const subnormal =
             std::bit_cast<std::uint32_t>(std::bit_cast<float>(bits) + 0.5F) - 0x3f00'0000U;
         std::uint32_t const normal = (bits - 0x3800'0000U + 0xfffU + ((bits >> 13) & 1U)) >> 13;
         std::uint32_t const nan = 0x7e00U | ((bits >> 13) & 0x1ffU);
-        std::uint32_t result = select(magnitude < 0x3880'0000, small, normal);
+        std::uint32_t result = select(magnitude < 0x3880'0000, subnormal, normal);
         result = select(magnitude >= 0x477f'f000, 0x7c00U, result); // rounds to infinity
         result = select(magnitude > 0x7f80'0000, nan, result);
         return ((word >> 16) & 0x8000U) | result;

@@ -2,8 +2,11 @@
 // Counts the allocations of each rank: an executable of its own, because it replaces operator new.
 #include <cstddef>
 #include <cstdlib>
+#include <fstream>
 #include <new>
 #include <vector>
+
+#include <unistd.h>
 
 #include <doctest/doctest.h>
 #include <support/all_reducer.hpp>
@@ -111,6 +114,56 @@ TEST_CASE("a shadow round allocates nothing but where a rank arrives") {
             CHECK(in_rounds == 0);
         });
     }
+}
+
+/// Resident memory of this process, in bytes (proc(5): the second number of statm).
+std::size_t resident_bytes() {
+    std::ifstream statm{"/proc/self/statm"};
+    std::size_t pages = 0;
+    statm >> pages >> pages;
+    return pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
+TEST_CASE("a million rounds of two ranks, half of them shadowed by one, grow no memory") {
+#if defined(__SANITIZE_THREAD__)
+    constexpr std::size_t rounds = 50'000; // and its own bookkeeping is not what is measured
+#else
+    constexpr std::size_t rounds = 1'000'000;
+#endif
+    std::size_t before = 0;
+    run_ranks({2}, [&](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        std::size_t in_rounds = 0;
+        std::size_t last = 0;
+        auto const count = [&](std::size_t round) {
+            if (round == 1000) {
+                last = allocations;
+                before = comm.rank() == 0 ? resident_bytes() : before;
+            } else if (round > 1000 && round != rounds / 2 + 1) { // before it rank 0 arrives
+                in_rounds += allocations - last;
+            }
+            last = allocations;
+        };
+        reducer.before_shadow = [&](joinable::Round const& round) {
+            if (round.number() > rounds / 2) {
+                count(round.number());
+            } else {
+                last = allocations;
+            }
+        };
+        joinable::Join guard{joinable::participants(reducer)};
+        std::size_t const mine = comm.rank() == 0 ? rounds / 2 : rounds;
+        std::size_t active = 0;
+        for (std::size_t i = 0; i < mine; ++i) {
+            count(i);
+            active += static_cast<std::size_t>(reducer());
+        }
+        CHECK(guard.finish().rounds == rounds);
+        CHECK(in_rounds == 0);
+        CHECK(active == (comm.rank() == 0 ? rounds : rounds + rounds / 2));
+    });
+    std::size_t const after = resident_bytes();
+    CHECK(after < before + (std::size_t{1} << 20U));
 }
 
 } // namespace

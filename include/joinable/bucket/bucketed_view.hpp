@@ -261,17 +261,17 @@ public:
     friend constexpr auto operator|(Range&& range, BucketedClosure const& closure) {
         using Value = std::remove_cvref_t<Range>;
         static_assert(
-            v0::detail::has_tensor_size<decltype(*std::begin(range))>,
+            joinable::detail::has_tensor_size<decltype(*std::begin(range))>,
             "views::bucketed: the elements of the range must model Tensor or Parameter, or be a "
             "TensorSize; specialise joinable::tensor_traits for their type"
         );
         static_assert(
-            v0::detail::has_multi_pass_iterators<Value const>,
+            joinable::detail::has_multi_pass_iterators<Value const>,
             "views::bucketed: the range must be a forward range also when it is const, and its "
             "begin and end of one type; copy it into a container first"
         );
-        if constexpr (std::is_lvalue_reference_v<Range> && !v0::detail::is_view<Value>) {
-            using Reference = v0::detail::RangeReference<std::remove_reference_t<Range>>;
+        if constexpr (std::is_lvalue_reference_v<Range> && !joinable::detail::is_view<Value>) {
+            using Reference = joinable::detail::RangeReference<std::remove_reference_t<Range>>;
             return BucketedView<Reference>{Reference{range}, closure.limits_};
         } else {
             return BucketedView<Value>{std::forward<Range>(range), closure.limits_};

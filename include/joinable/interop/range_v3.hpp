@@ -77,7 +77,7 @@ inline BucketSlot place_after(BucketSlot const& previous, BucketSlot slot) {
 
 inline void check_shard(int rank, int world) {
     if (rank < 0 || rank >= world) {
-        throw ContractViolation{v0::detail::concat(
+        throw ContractViolation{joinable::detail::concat(
             "a shard is for a rank from 0 to the number of ranks - 1, but got rank ",
             rank,
             " of ",
@@ -121,7 +121,7 @@ template <class Base>
                auto const& bucket = numbered.second;
                return ranges::views::iota(bucket.begin(), bucket.end()) |
                       ranges::views::transform([b](auto const& member) {
-                          auto const size = v0::detail::tensor_size_of(*member);
+                          auto const size = joinable::detail::tensor_size_of(*member);
                           return BucketSlot{b, member.index(), 0, size.numel};
                       }) |
                       ranges::views::partial_sum(detail::place_after);

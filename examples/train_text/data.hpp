@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <random>
 #include <set>
 #include <span>
@@ -142,12 +141,22 @@ private:
         }
     }
 
-    void add_file(std::filesystem::path const& path, bool is_asked_for) {
+    static Text read(std::filesystem::path const& path) {
         std::ifstream stream{path, std::ios::binary};
-        Text text{std::istreambuf_iterator<char>{stream}, std::istreambuf_iterator<char>{}};
-        if (!stream && !stream.eof()) {
+        Text text;
+        std::vector<char> block(1 << 16);
+        do {
+            stream.read(block.data(), static_cast<std::streamsize>(block.size()));
+            text.insert(text.end(), block.begin(), block.begin() + stream.gcount());
+        } while (stream);
+        if (!stream.eof()) { // not opened, or an error on the way
             throw InputError{path.string() + ": cannot be read; check its permissions"};
         }
+        return text;
+    }
+
+    void add_file(std::filesystem::path const& path, bool is_asked_for) {
+        Text text = read(path);
         bool const is_text = std::find(text.begin(), text.end(), 0) == text.end();
         if (is_asked_for && (text.empty() || !is_text)) {
             throw InputError{

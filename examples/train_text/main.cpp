@@ -22,6 +22,10 @@ namespace {
 
 using namespace train_text;
 
+// Exit codes, beside 0.
+constexpr int failed = 1;      // a rank left or failed, or ranks hold different bits
+constexpr int wrong_input = 2; // wrong arguments, or no text that can be read
+
 /// The texts of all ranks. Mode drop trims them to the shortest.
 std::vector<Text> deal(Corpus const& corpus, Options const& options) {
     std::vector<Text> texts;
@@ -80,9 +84,9 @@ int run(Options const& options) {
                 error.rank()
             );
         }
-        return 1;
+        return failed;
     }
-    return report(options, corpus, texts, findings) ? 0 : 1;
+    return report(options, corpus, texts, findings) ? 0 : failed;
 }
 
 } // namespace
@@ -119,7 +123,15 @@ int main(int argc, char** argv) {
     app.add_option("--momentum", options.momentum, "of the optimizer")
         ->check(CLI::Range(0.0, 1.0))
         ->capture_default_str();
-    CLI11_PARSE(app, argc, argv);
+    app.footer(
+        "Exit code: 0 trained; 1 a rank left or failed, or ranks differ; 2 wrong arguments, or "
+        "no text that can be read."
+    );
+    try {
+        app.parse(argc, argv);
+    } catch (CLI::ParseError const& error) { // --help comes here too, with 0
+        return app.exit(error) == 0 ? 0 : wrong_input;
+    }
     if (options.paths.empty()) {
         options.paths = {JOINABLE_SOURCE_DIR};
     }
@@ -128,6 +140,6 @@ int main(int argc, char** argv) {
     } catch (std::exception const& error) {
         std::fflush(stdout);
         std::fprintf(stderr, "train_text: %s\n", error.what());
-        return 2;
+        return dynamic_cast<InputError const*>(&error) != nullptr ? wrong_input : failed;
     }
 }

@@ -81,8 +81,8 @@ public:
         return bits / static_cast<double>(batch);
     }
 
-    /// Gradients of the mean loss of the last forward pass, the last layer first; `ready(i)` says
-    /// that the gradient of parameter i is final.
+    /// Gradients of the mean loss of the last forward pass, in nats, the last layer first; `ready(i)`
+    /// says that the gradient of parameter i is final.
     template <class Ready>
     void backward(Ready const& ready) {
         std::size_t const batch = targets_.size();

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: BSL-1.0
+#include "../../examples/train_text/model.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+namespace {
+
+using train_text::Model;
+using train_text::Parameter;
+
+constexpr auto not_ready = [](std::size_t) {};
+
+/// The first positions have less text before them than the model reads, and bytes repeat, so that a
+/// row of the embedding gets its gradient from several places.
+std::vector<std::uint8_t> const text{3, 200, 3, 3, 17, 200, 9, 9, 3, 17, 0, 255, 17, 3};
+std::vector<std::size_t> const positions{0, 2, 5, 7, 11, 13};
+
+/// The loss per change of one number, from the definition: by moving it a little to either side. The
+/// loss is in bits and gradients are in nats.
+double difference_quotient(Model& model, float& number) {
+    float const before = number;
+    float const higher = before + 0.01F;
+    float const lower = before - 0.01F;
+    number = higher;
+    double const above = model.forward(text, positions);
+    number = lower;
+    double const below = model.forward(text, positions);
+    number = before;
+    return std::log(2.0) * (above - below) / (static_cast<double>(higher) - lower);
+}
+
+/// How far gradients are from difference quotients, as a part of their length, over the `count`
+/// numbers of a parameter whose gradients are greatest and as many that chance picks.
+double relative_error(Model& model, std::size_t p, std::size_t count) {
+    model.forward(text, positions);
+    model.backward(not_ready);
+    std::vector<float> const gradient = model.parameters()[p].grad.numbers;
+    std::vector<std::size_t> chosen(gradient.size());
+    for (std::size_t i = 0; i < chosen.size(); ++i) {
+        chosen[i] = i;
+    }
+    std::shuffle(chosen.begin(), chosen.end(), std::mt19937{1});
+    if (chosen.size() > 2 * count) {
+        auto const end = [&](std::size_t n) {
+            return chosen.begin() + static_cast<std::ptrdiff_t>(n);
+        };
+        std::partial_sort(
+            end(count),
+            end(2 * count),
+            chosen.end(),
+            [&](std::size_t a, std::size_t b) {
+                return std::abs(gradient[a]) > std::abs(gradient[b]);
+            }
+        );
+        chosen.resize(2 * count);
+    }
+    double off = 0;
+    double length = 0;
+    for (std::size_t const i : chosen) {
+        double const quotient = difference_quotient(model, model.parameters()[p].value.numbers[i]);
+        off += (quotient - gradient[i]) * (quotient - gradient[i]);
+        length += quotient * quotient;
+    }
+    return std::sqrt(off / length);
+}
+
+} // namespace
+
+TEST_CASE("the gradients of the language model are the limits of difference quotients") {
+    for (std::uint64_t const seed : {1U, 2U, 3U}) {
+        Model model{seed};
+        for (std::size_t p = 0; p < model.parameters().size(); ++p) {
+            CAPTURE(seed);
+            CAPTURE(model.parameters()[p].name);
+            CHECK(relative_error(model, p, 100) < 1e-3);
+        }
+    }
+}
+
+TEST_CASE("each gradient is final when it is said to be, and each is said once") {
+    Model model{1};
+    model.forward(text, positions);
+    std::vector<std::vector<float>> when_ready(model.parameters().size());
+    std::vector<int> times(model.parameters().size());
+    model.backward([&](std::size_t i) {
+        when_ready[i] = model.parameters()[i].grad.numbers;
+        ++times[i];
+    });
+    for (std::size_t i = 0; i < when_ready.size(); ++i) {
+        CHECK(times[i] == 1);
+        CHECK(when_ready[i] == model.parameters()[i].grad.numbers);
+    }
+}

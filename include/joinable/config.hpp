@@ -23,16 +23,18 @@ inline constexpr std::uint32_t library_version =
 // GCC does so where it is asked to.
 #if defined(__clang__)
 #define JOINABLE_LOOP_OPTIONS
-#define JOINABLE_AVX512 "avx512f,avx512bw,avx512dq,avx512vl"
+#define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl"
 #else
 #define JOINABLE_LOOP_OPTIONS gnu::optimize("O3"),
-#define JOINABLE_AVX512 "avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
+#define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
 #endif
 #if defined(__x86_64__)
 #define JOINABLE_LOOP [[JOINABLE_LOOP_OPTIONS gnu::noinline]]
-#define JOINABLE_LOOP_AVX2 [[ JOINABLE_LOOP_OPTIONS gnu::noinline, gnu::target("avx2") ]]
+#define JOINABLE_LOOP_AVX2 [[ JOINABLE_LOOP_OPTIONS gnu::noinline, gnu::target("avx2,f16c") ]]
 #define JOINABLE_LOOP_AVX512 [[ JOINABLE_LOOP_OPTIONS gnu::noinline, gnu::target(JOINABLE_AVX512) ]]
+#define JOINABLE_INLINE_AVX2 [[gnu::target("avx2,f16c"), gnu::always_inline]] inline
 #else
+#define JOINABLE_INLINE_AVX2 [[gnu::always_inline]] inline
 #define JOINABLE_LOOP [[JOINABLE_LOOP_OPTIONS gnu::noinline]]
 #define JOINABLE_LOOP_AVX2 JOINABLE_LOOP
 #define JOINABLE_LOOP_AVX512 JOINABLE_LOOP
@@ -56,6 +58,26 @@ inline InstructionSet instruction_set() noexcept {
 #endif
     return InstructionSet::baseline;
 }
+
+/// Eight numbers of f16, and of f32.
+using EightHalves [[gnu::vector_size(16)]] = short;
+using EightFloats [[gnu::vector_size(32)]] = float;
+
+// Conversions of eight numbers at once, where the processor has an instruction for them: every one
+// with AVX2 has. The builtins are what <immintrin.h> calls, which is too large to include.
+#if defined(__x86_64__)
+inline constexpr bool has_half_conversions = true;
+JOINABLE_INLINE_AVX2 void widen(EightHalves const& from, EightFloats& to) noexcept {
+    to = __builtin_ia32_vcvtph2ps256(from);
+}
+JOINABLE_INLINE_AVX2 void narrow(EightFloats const& from, EightHalves& to) noexcept {
+    to = __builtin_ia32_vcvtps2ph256(from, 0); // to nearest, ties to even
+}
+#else
+inline constexpr bool has_half_conversions = false;
+inline void widen(EightHalves const&, EightFloats&) noexcept {}
+inline void narrow(EightFloats const&, EightHalves&) noexcept {}
+#endif
 
 /// Tells the core that this is a spinning loop, so that its sibling thread gets the resources.
 inline void cpu_relax() noexcept {

@@ -21,7 +21,7 @@ OPTIONS = [
 
 def measure(executable, into):
     run = subprocess.run([executable, *OPTIONS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
-    for result in json.loads(run.stdout)["benchmarks"]:
+    for result in sorted(json.loads(run.stdout)["benchmarks"], key=lambda result: result["family_index"]):
         if result["run_type"] == "iteration":
             into.setdefault(result["run_name"], []).append(result["bytes_per_second"] / 1e9)
 

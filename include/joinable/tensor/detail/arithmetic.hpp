@@ -93,9 +93,22 @@ struct unsigned_of_size<8> {
 template <std::size_t Bytes>
 using bits_of_size = typename unsigned_of_size<Bytes>::type;
 
+/// A word whose halves are what an operation computes of the halves of two words.
+template <class T, class Operation>
+[[gnu::always_inline]] inline std::uint32_t
+each_half(Operation const& operation, std::uint32_t source, std::uint32_t target) noexcept {
+    using C = Conversion<T>;
+    float low = C::widen(target & 0xffffU);
+    float high = C::widen(target >> 16);
+    operation.compute(C::widen(source & 0xffffU), low);
+    operation.compute(C::widen(source >> 16), high);
+    return C::narrow(low) | (C::narrow(high) << 16);
+}
+
 // An operation on elements: `Element` is what is in memory, `Word` what is computed at once, one
 // element or two of 16 bits (a single one is then in the low half). It is called with a word of the
-// source and the word of the target that it replaces.
+// source and the word of the target that it replaces. `compute` does the same to numbers of 16 bits that
+// were widened, one or a register full.
 
 /// target = source * factor
 template <class T>
@@ -112,13 +125,16 @@ template <sixteen_bits T>
 struct Scale<T> {
     using Element = std::uint16_t;
     using Word = std::uint32_t;
+    using Number = T;
     float factor;
 
     explicit Scale(double number) noexcept : factor{static_cast<float>(number)} {}
+    template <class Floats>
+    [[gnu::always_inline]] void compute(Floats const& source, Floats& target) const noexcept {
+        target = source * factor;
+    }
     [[gnu::always_inline]] Word operator()(Word source, Word) const noexcept {
-        using C = Conversion<T>;
-        return C::narrow(C::widen(source & 0xffffU) * factor) |
-               (C::narrow(C::widen(source >> 16) * factor) << 16);
+        return each_half<T>(*this, source, 0);
     }
 };
 
@@ -137,11 +153,14 @@ template <sixteen_bits T>
 struct Add<T> {
     using Element = std::uint16_t;
     using Word = std::uint32_t;
+    using Number = T;
 
+    template <class Floats>
+    [[gnu::always_inline]] void compute(Floats const& source, Floats& target) const noexcept {
+        target = target + source;
+    }
     [[gnu::always_inline]] Word operator()(Word source, Word target) const noexcept {
-        using C = Conversion<T>;
-        return C::narrow(C::widen(target & 0xffffU) + C::widen(source & 0xffffU)) |
-               (C::narrow(C::widen(target >> 16) + C::widen(source >> 16)) << 16);
+        return each_half<T>(*this, source, target);
     }
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -82,6 +83,36 @@ apply(Operation const operation, Row<std::byte const> from, Row<std::byte> to, s
 }
 
 template <class Operation>
+inline constexpr bool is_of_halves = false;
+template <class Operation>
+    requires std::same_as<typename Operation::Number, Half>
+inline constexpr bool is_of_halves<Operation> = true;
+
+/// Applies an operation to as many numbers of f16 as fill registers, which the processor converts,
+/// and leaves the others in the row.
+template <class Operation>
+JOINABLE_INLINE_AVX2 void apply_to_eights(
+    Operation const& operation, Row<std::byte const>& from, Row<std::byte>& to, std::size_t& count
+) {
+    constexpr std::size_t bytes = sizeof(EightHalves);
+    if (from.step != 2 || to.step != 2) {
+        return;
+    }
+    for (; count >= 8; count -= 8, from.data += bytes, to.data += bytes) {
+        EightHalves halves;
+        EightFloats source;
+        EightFloats target;
+        std::memcpy(&halves, from.data, bytes);
+        widen(halves, source);
+        std::memcpy(&halves, to.data, bytes);
+        widen(halves, target);
+        operation.compute(source, target);
+        narrow(target, halves);
+        std::memcpy(to.data, &halves, bytes);
+    }
+}
+
+template <class Operation>
 JOINABLE_LOOP void apply_baseline(
     Operation const& operation, Row<std::byte const> from, Row<std::byte> to, std::size_t count
 ) {
@@ -91,12 +122,18 @@ template <class Operation>
 JOINABLE_LOOP_AVX2 void apply_avx2(
     Operation const& operation, Row<std::byte const> from, Row<std::byte> to, std::size_t count
 ) {
+    if constexpr (has_half_conversions && is_of_halves<Operation>) {
+        apply_to_eights(operation, from, to, count);
+    }
     apply(operation, from, to, count);
 }
 template <class Operation>
 JOINABLE_LOOP_AVX512 void apply_avx512(
     Operation const& operation, Row<std::byte const> from, Row<std::byte> to, std::size_t count
 ) {
+    if constexpr (has_half_conversions && is_of_halves<Operation>) {
+        apply_to_eights(operation, from, to, count);
+    }
     apply(operation, from, to, count);
 }
 

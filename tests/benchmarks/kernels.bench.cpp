@@ -4,6 +4,7 @@
 // `cmake --build <folder> --target bench_kernels_table` compares both builds in one table.
 #include <benchmark/benchmark.h>
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -44,7 +45,8 @@ void memcpy_of_as_many_bytes(benchmark::State& state, std::size_t bytes) {
 
 enum class Layout { contiguous, transposed, every_second };
 
-/// A square source and a dense target. `passes` counts the tensors read and written per element.
+/// A source and a dense target with powers of two as extents: the common ones, and the worst for caches.
+/// `passes` counts the tensors read and written per element.
 template <class Kernel>
 void run(
     benchmark::State& state,
@@ -55,21 +57,21 @@ void run(
     std::size_t passes
 ) {
     std::size_t const size = joinable::size_of(dtype);
-    auto const n = static_cast<std::size_t>(std::sqrt(static_cast<double>(bytes / size)));
+    std::size_t const n = std::bit_floor(static_cast<std::size_t>(std::sqrt(bytes / size)));
+    std::size_t const m = bytes / size / n;
     std::size_t const step = layout == Layout::every_second ? 2 : 1;
-    bool const transposed = layout == Layout::transposed;
     AnyView const source{
-        memory<false>(n * n * size * step),
+        memory<false>(bytes * step),
         dtype,
-        {n, n},
-        transposed ? joinable::Shape{1, n} : joinable::Shape{n * step, step}
+        {n, m},
+        layout == Layout::transposed ? joinable::Shape{1, n} : joinable::Shape{m * step, step}
     };
-    AnyView const target{memory<true>(n * n * size), dtype, {n, n}, {n, 1}};
+    AnyView const target{memory<true>(bytes), dtype, {n, m}, {m, 1}};
     for (auto _ : state) {
         kernel(source, target);
         benchmark::ClobberMemory();
     }
-    state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(passes * n * n * size));
+    state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(passes * bytes));
 }
 
 char const* name_of(Layout layout) {

@@ -104,13 +104,13 @@ void for_each_element(Operation const& operation, AnyView const& from, AnyView c
     }
     using Element = typename Operation::Element;
     Loops loops{to.extents(), from.strides(), to.strides(), sizeof(Element)};
-    auto* const function = row_function<Operation>();
-    for_each_row<bits_of_size<sizeof(Element)>>(
+    auto* const function = rows_function<Operation>();
+    for_all_rows<bits_of_size<sizeof(Element)>>(
         loops,
         static_cast<std::byte const*>(from.data()),
         static_cast<std::byte*>(to.data()),
-        [&](Row<std::byte const> source, Row<std::byte> target, std::size_t count) {
-            function(operation, source, target, count);
+        [&](auto const& source, auto const& target, std::size_t count, std::size_t rows) {
+            function(operation, source, target, count, rows);
         }
     );
 }
@@ -202,11 +202,11 @@ inline void fill_zero(AnyView const& to) {
         using Bits = detail::bits_of_size<sizeof(T)>;
         auto* const target = static_cast<std::byte*>(to.data());
         detail::Loops loops{to.extents(), to.strides(), to.strides(), sizeof(T)};
-        detail::for_each_row<Bits>(
+        detail::for_all_rows<Bits>(
             loops,
             target,
             target,
-            [](auto, detail::Row<std::byte> row, std::size_t count) {
+            [](auto const&, auto const& row, std::size_t count, std::size_t) {
                 if (row.step == sizeof(T)) {
                     std::memset(row.data, 0, count * sizeof(T));
                 } else {

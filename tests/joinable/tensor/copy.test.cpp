@@ -198,11 +198,12 @@ std::vector<std::uint16_t> row_of_all_halves(
     std::vector<std::uint16_t> from(65536);
     std::iota(from.begin(), from.end(), std::uint16_t{0});
     std::vector<std::uint16_t> to(from.size(), target);
-    detail::row_function<Operation>(set)(
+    detail::rows_function<Operation>(set)(
         operation,
-        detail::Row<std::byte const>{reinterpret_cast<std::byte const*>(from.data()), 2},
-        detail::Row<std::byte>{reinterpret_cast<std::byte*>(to.data()), 2},
-        from.size()
+        detail::Rows<std::byte const>{reinterpret_cast<std::byte const*>(from.data()), 2},
+        detail::Rows<std::byte>{reinterpret_cast<std::byte*>(to.data()), 2},
+        from.size(),
+        1
     );
     return to;
 }

@@ -111,23 +111,26 @@ private:
     bool has_tiles_ = false;
 };
 
-/// Applies `row(from, to, count)` to the rows of a plane whose source is read across: each tile is
+/// Applies `rows_function(from, to, count, rows)` to the rows of a plane whose source is read across: each tile is
 /// transposed into a buffer first, so that a cache line of either side is touched once.
-template <class Bits, class RowFunction>
+template <class Bits, class RowsFunction>
 void for_each_tile(
     Loops::Level const& across,
     Loops::Level const& inner,
     std::byte const* from,
     std::byte* to,
-    RowFunction const& row
+    RowsFunction const& rows_function
 ) {
     constexpr std::size_t size = tile_size<Bits>;
+    auto* const load = instruction_set() == InstructionSet::baseline ? &load_transposed<Bits>
+                                                                     : &load_transposed_avx2<Bits>;
     alignas(64) std::array<std::byte, size * size * sizeof(Bits)> tile; // written before it is read
+    bool const is_large = inner.extent > (std::size_t{1} << 20U) / sizeof(Bits) / across.extent;
     for (std::size_t i = 0; i < across.extent; i += size) {
         std::size_t const rows = (std::min)(size, across.extent - i);
         for (std::size_t k = 0; k < inner.extent; k += size) {
             std::size_t const count = (std::min)(size, inner.extent - k);
-            load_transposed<Bits>(
+            load(
                 from + k * inner.from + i * across.from,
                 inner.from,
                 count,
@@ -135,29 +138,43 @@ void for_each_tile(
                 rows,
                 tile.data()
             );
-            for (std::size_t r = 0; r < rows; ++r) {
-                row(Row<std::byte const>{tile.data() + r * size * sizeof(Bits), sizeof(Bits)},
-                    Row<std::byte>{to + k * inner.to + (i + r) * across.to, inner.to},
-                    count);
+            if (is_large && k + size < inner.extent) { // no processor foresees a step of rows
+                prefetch_rows(
+                    from + (k + size) * inner.from + i * across.from,
+                    inner.from,
+                    (std::min)(size, inner.extent - k - size),
+                    rows * across.from
+                );
             }
+            rows_function(
+                Rows<std::byte const>{tile.data(), sizeof(Bits), size * sizeof(Bits)},
+                Rows<std::byte>{to + k * inner.to + i * across.to, inner.to, across.to},
+                count,
+                rows
+            );
         }
     }
 }
 
-/// Applies `row(from, to, count)`, which takes two `Row`s, to all elements of two views.
-template <class Bits, class RowFunction>
-void for_each_row(Loops& loops, std::byte const* from, std::byte* to, RowFunction const& row) {
+/// Applies `rows_function(from, to, count, rows)`, which takes two `Rows`, to all elements of two views.
+template <class Bits, class RowsFunction>
+void for_all_rows(
+    Loops& loops, std::byte const* from, std::byte* to, RowsFunction const& rows_function
+) {
     Loops::Level const inner = loops.inner();
     if (loops.has_tiles()) {
         Loops::Level const across = loops.across();
         loops.for_each(from, to, [&](std::byte const* source, std::byte* target) {
-            for_each_tile<Bits>(across, inner, source, target, row);
+            for_each_tile<Bits>(across, inner, source, target, rows_function);
         });
     } else {
         loops.for_each(from, to, [&](std::byte const* source, std::byte* target) {
-            row(Row<std::byte const>{source, inner.from},
-                Row<std::byte>{target, inner.to},
-                inner.extent);
+            rows_function(
+                Rows<std::byte const>{source, inner.from},
+                Rows<std::byte>{target, inner.to},
+                inner.extent,
+                std::size_t{1}
+            );
         });
     }
 }

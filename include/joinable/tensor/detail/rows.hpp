@@ -11,11 +11,12 @@
 
 namespace joinable::inline v0::detail {
 
-/// Elements at even distances, in bytes.
+/// Rows of elements at even distances, in bytes.
 template <class Byte>
-struct Row {
+struct Rows {
     Byte* data;
-    std::size_t step;
+    std::size_t step;     ///< from element to element
+    std::size_t next = 0; ///< from row to row
 };
 
 /// Memory is read and written as bytes: the types of elements never alias, whatever an engine's are.
@@ -55,26 +56,28 @@ void words_apart(Assign<Bits> const&, std::byte const* from, std::byte* to, std:
     std::memcpy(to, from, count * sizeof(Bits));
 }
 
-/// One row, compiled for whatever instruction set its caller is for. The rows are the same or do
-/// not overlap.
+/// One row from element `done` on, compiled for whatever instruction set its caller is for. The rows
+/// are the same or do not overlap.
 template <class Operation>
-[[gnu::always_inline]] inline void
-apply(Operation const operation, Row<std::byte const> from, Row<std::byte> to, std::size_t count) {
+[[gnu::always_inline]] inline void apply(
+    Operation const operation,
+    Rows<std::byte const> const& from,
+    Rows<std::byte> const& to,
+    std::size_t done,
+    std::size_t count
+) {
     using Element = typename Operation::Element;
     using Word = typename Operation::Word;
-    if (from.step == sizeof(Element) && to.step == sizeof(Element)) {
+    if (from.step == sizeof(Element) && to.step == sizeof(Element) && done == 0) {
         std::size_t const whole = count * sizeof(Element) / sizeof(Word);
         if (from.data == to.data) {
             words(operation, to.data, to.data, whole);
         } else {
             words_apart(operation, from.data, to.data, whole);
         }
-        std::size_t const done = whole * sizeof(Word) / sizeof(Element);
-        from.data += done * sizeof(Element);
-        to.data += done * sizeof(Element);
-        count -= done;
+        done = whole * sizeof(Word) / sizeof(Element);
     }
-    for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t i = done; i < count; ++i) {
         std::byte* const target = to.data + i * to.step;
         Word const result =
             operation(load<Element>(from.data + i * from.step), load<Element>(target));
@@ -88,58 +91,79 @@ template <class Operation>
     requires std::same_as<typename Operation::Number, Half>
 inline constexpr bool is_of_halves<Operation> = true;
 
-/// Applies an operation to as many numbers of f16 as fill registers, which the processor converts,
-/// and leaves the others in the row.
+/// Applies an operation to as many numbers of f16 as fill registers, which the processor converts.
+/// Returns how many these are.
 template <class Operation>
-JOINABLE_INLINE_AVX2 void apply_to_eights(
-    Operation const& operation, Row<std::byte const>& from, Row<std::byte>& to, std::size_t& count
+JOINABLE_INLINE_AVX2 std::size_t apply_to_eights(
+    Operation const& operation, Rows<std::byte const> from, Rows<std::byte> to, std::size_t count
 ) {
-    constexpr std::size_t bytes = sizeof(EightHalves);
     if (from.step != 2 || to.step != 2) {
-        return;
+        return 0;
     }
-    for (; count >= 8; count -= 8, from.data += bytes, to.data += bytes) {
+    std::size_t const whole = count / 8 * 8;
+    for (std::size_t i = 0; i < whole; i += 8) {
         EightHalves halves;
         EightFloats source;
         EightFloats target;
-        std::memcpy(&halves, from.data, bytes);
+        std::memcpy(&halves, from.data + 2 * i, sizeof(halves));
         widen(halves, source);
-        std::memcpy(&halves, to.data, bytes);
+        std::memcpy(&halves, to.data + 2 * i, sizeof(halves));
         widen(halves, target);
         operation.compute(source, target);
         narrow(target, halves);
-        std::memcpy(to.data, &halves, bytes);
+        std::memcpy(to.data + 2 * i, &halves, sizeof(halves));
     }
+    return whole;
 }
 
 template <class Operation>
 JOINABLE_LOOP void apply_baseline(
-    Operation const& operation, Row<std::byte const> from, Row<std::byte> to, std::size_t count
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
 ) {
-    apply(operation, from, to, count);
+    for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+        apply(operation, from, to, 0, count);
+    }
 }
 template <class Operation>
 JOINABLE_LOOP_AVX2 void apply_avx2(
-    Operation const& operation, Row<std::byte const> from, Row<std::byte> to, std::size_t count
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
 ) {
-    if constexpr (has_half_conversions && is_of_halves<Operation>) {
-        apply_to_eights(operation, from, to, count);
+    for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+        std::size_t done = 0;
+        if constexpr (has_half_conversions && is_of_halves<Operation>) {
+            done = apply_to_eights(operation, from, to, count);
+        }
+        apply(operation, from, to, done, count);
     }
-    apply(operation, from, to, count);
 }
 template <class Operation>
 JOINABLE_LOOP_AVX512 void apply_avx512(
-    Operation const& operation, Row<std::byte const> from, Row<std::byte> to, std::size_t count
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
 ) {
-    if constexpr (has_half_conversions && is_of_halves<Operation>) {
-        apply_to_eights(operation, from, to, count);
+    for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+        std::size_t done = 0;
+        if constexpr (has_half_conversions && is_of_halves<Operation>) {
+            done = apply_to_eights(operation, from, to, count);
+        }
+        apply(operation, from, to, done, count);
     }
-    apply(operation, from, to, count);
 }
 
-/// The function that applies an operation to one row on this processor.
+/// The function that applies an operation to some rows on this processor.
 template <class Operation>
-auto row_function(InstructionSet set = instruction_set()) noexcept {
+auto rows_function(InstructionSet set = instruction_set()) noexcept {
     switch (set) {
     case InstructionSet::avx512: return &apply_avx512<Operation>;
     case InstructionSet::avx2: return &apply_avx2<Operation>;

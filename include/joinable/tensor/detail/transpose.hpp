@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstring>
 
 #include <joinable/tensor/detail/rows.hpp>
 
@@ -13,63 +14,201 @@ namespace joinable::inline v0::detail {
 template <class Bits>
 inline constexpr std::size_t tile_size = sizeof(Bits) == 1 ? 128 : 256 / sizeof(Bits);
 
-/// A 16-byte register of elements; every processor of interest has them.
-template <class Bits>
-struct register_of {
-    using type [[gnu::vector_size(16)]] = Bits;
-};
+/// Asks for the memory of rows that will be read soon.
+inline void prefetch_rows(
+    std::byte const* from, std::size_t row_step, std::size_t rows, std::size_t row_bytes
+) noexcept {
+    for (std::size_t i = 0; i < rows; ++i) {
+        for (std::size_t at = 0; at < row_bytes; at += 64) {
+            __builtin_prefetch(from + i * row_step + at);
+        }
+    }
+}
+
+/// Registers, of bytes: compilers find the instruction for larger elements in what moves together.
+using Bytes16 [[gnu::vector_size(16)]] = unsigned char;
+using Bytes32 [[gnu::vector_size(32)]] = unsigned char;
+
+/// Which byte of two registers, one behind the other, is byte i when elements of `size` bytes of their
+/// low or high halves are interleaved. A register of 32 bytes is two of 16 side by side.
+template <std::size_t width, std::size_t size, bool high>
+constexpr int interleaved(std::size_t i) noexcept {
+    std::size_t const element = i % 16 / size;
+    std::size_t const start = i / 16 * 16 + (high ? 8 : 0);
+    return static_cast<int>(start + element % 2 * width + element / 2 * size + i % size);
+}
 
 // Lists, because nvcc 13 loses the expansion of a pack in the arguments of this builtin.
-template <std::size_t n, class Register>
-[[gnu::always_inline]] inline Register interleave_low(Register a, Register b) noexcept {
-    if constexpr (n == 2) {
-        return __builtin_shufflevector(a, b, 0, 2);
-    } else if constexpr (n == 4) {
-        return __builtin_shufflevector(a, b, 0, 4, 1, 5);
-    } else if constexpr (n == 8) {
-        return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
-    } else {
-        return __builtin_shufflevector(
-            a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-        );
-    }
+template <std::size_t size, bool high>
+[[gnu::always_inline]] inline void
+interleave(Bytes16 const& a, Bytes16 const& b, Bytes16& result) noexcept {
+    constexpr auto at = &interleaved<16, size, high>;
+    result = __builtin_shufflevector(
+        a,
+        b,
+        at(0),
+        at(1),
+        at(2),
+        at(3),
+        at(4),
+        at(5),
+        at(6),
+        at(7),
+        at(8),
+        at(9),
+        at(10),
+        at(11),
+        at(12),
+        at(13),
+        at(14),
+        at(15)
+    );
 }
-template <std::size_t n, class Register>
-[[gnu::always_inline]] inline Register interleave_high(Register a, Register b) noexcept {
-    if constexpr (n == 2) {
-        return __builtin_shufflevector(a, b, 1, 3);
-    } else if constexpr (n == 4) {
-        return __builtin_shufflevector(a, b, 2, 6, 3, 7);
-    } else if constexpr (n == 8) {
-        return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-    } else {
-        return __builtin_shufflevector(
-            a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-        );
-    }
+template <std::size_t size, bool high>
+JOINABLE_INLINE_AVX2 void interleave(Bytes32 const& a, Bytes32 const& b, Bytes32& result) noexcept {
+    constexpr auto at = &interleaved<32, size, high>;
+    result = __builtin_shufflevector(
+        a,
+        b,
+        at(0),
+        at(1),
+        at(2),
+        at(3),
+        at(4),
+        at(5),
+        at(6),
+        at(7),
+        at(8),
+        at(9),
+        at(10),
+        at(11),
+        at(12),
+        at(13),
+        at(14),
+        at(15),
+        at(16),
+        at(17),
+        at(18),
+        at(19),
+        at(20),
+        at(21),
+        at(22),
+        at(23),
+        at(24),
+        at(25),
+        at(26),
+        at(27),
+        at(28),
+        at(29),
+        at(30),
+        at(31)
+    );
 }
 
-/// Transposes a square of as many rows as a register has elements: interleaving the first half of
-/// the rows with the second half, log2(rows) times, is a perfect shuffle of all index bits.
+/// Transposes a square of as many rows as 16 bytes have elements: interleaving the first half of the
+/// rows with the second half, log2(rows) times, is a perfect shuffle of all index bits.
 template <class Bits>
 [[gnu::always_inline]] inline void
 transpose_square(std::byte const* from, std::size_t from_step, std::byte* to, std::size_t to_step) {
-    using Register = typename register_of<Bits>::type;
     constexpr std::size_t n = 16 / sizeof(Bits);
-    std::array<Register, n> rows;
+    std::array<Bytes16, n> rows;
     for (std::size_t i = 0; i < n; ++i) {
-        rows[i] = load<Register>(from + i * from_step);
+        rows[i] = load<Bytes16>(from + i * from_step);
     }
     for (std::size_t done = 1; done < n; done *= 2) {
-        std::array<Register, n> next;
+        std::array<Bytes16, n> next;
         for (std::size_t i = 0; i < n / 2; ++i) {
-            next[2 * i] = interleave_low<n>(rows[i], rows[i + n / 2]);
-            next[2 * i + 1] = interleave_high<n>(rows[i], rows[i + n / 2]);
+            interleave<sizeof(Bits), false>(rows[i], rows[i + n / 2], next[2 * i]);
+            interleave<sizeof(Bits), true>(rows[i], rows[i + n / 2], next[2 * i + 1]);
         }
         rows = next;
     }
     for (std::size_t i = 0; i < n; ++i) {
-        store<Register>(to + i * to_step, rows[i]);
+        store<Bytes16>(to + i * to_step, rows[i]);
+    }
+}
+
+/// Two squares, one below the other, become neighbours.
+template <class Bits>
+JOINABLE_INLINE_AVX2 void transpose_two_squares(
+    std::byte const* from, std::size_t from_step, std::byte* to, std::size_t to_step
+) {
+    constexpr std::size_t n = 16 / sizeof(Bits);
+    std::array<Bytes32, n> rows;
+    for (std::size_t i = 0; i < n; ++i) {
+        auto const upper = load<Bytes16>(from + i * from_step);
+        auto const lower = load<Bytes16>(from + (i + n) * from_step);
+        rows[i] = __builtin_shufflevector(
+            upper,
+            lower,
+            0,
+            1,
+            2,
+            3,
+            4,
+            5,
+            6,
+            7,
+            8,
+            9,
+            10,
+            11,
+            12,
+            13,
+            14,
+            15,
+            16,
+            17,
+            18,
+            19,
+            20,
+            21,
+            22,
+            23,
+            24,
+            25,
+            26,
+            27,
+            28,
+            29,
+            30,
+            31
+        );
+    }
+    for (std::size_t done = 1; done < n; done *= 2) {
+        std::array<Bytes32, n> next;
+        for (std::size_t i = 0; i < n / 2; ++i) {
+            interleave<sizeof(Bits), false>(rows[i], rows[i + n / 2], next[2 * i]);
+            interleave<sizeof(Bits), true>(rows[i], rows[i + n / 2], next[2 * i + 1]);
+        }
+        rows = next;
+    }
+    for (std::size_t i = 0; i < n; ++i) {
+        Bytes32 const row = rows[i]; // not by its address: it must stay in a register
+        std::memcpy(to + i * to_step, &row, sizeof(row));
+    }
+}
+
+/// What squares leave over at the edges: everything from `even_rows` and `even_columns` on.
+template <class Bits>
+void load_edges(
+    std::byte const* from,
+    std::size_t row_step,
+    std::size_t rows,
+    std::size_t even_rows,
+    std::size_t column_step,
+    std::size_t columns,
+    std::size_t even_columns,
+    std::byte* tile
+) {
+    constexpr std::size_t tile_step = tile_size<Bits> * sizeof(Bits);
+    for (std::size_t i = 0; i < rows; ++i) {
+        for (std::size_t k = i < even_rows ? even_columns : 0; k < columns; ++k) {
+            store<Bits>(
+                tile + k * tile_step + i * sizeof(Bits),
+                load<Bits>(from + i * row_step + k * column_step)
+            );
+        }
     }
 }
 
@@ -99,14 +238,35 @@ JOINABLE_LOOP void load_transposed(
             );
         }
     }
-    for (std::size_t i = 0; i < rows; ++i) { // what squares leave over at the edges
-        for (std::size_t k = i < even_rows ? even_columns : 0; k < columns; ++k) {
-            store<Bits>(
+    load_edges<Bits>(from, row_step, rows, even_rows, column_step, columns, even_columns, tile);
+}
+
+/// The same, two squares at a time.
+template <class Bits>
+JOINABLE_LOOP_AVX2 void load_transposed_avx2(
+    std::byte const* from,
+    std::size_t row_step,
+    std::size_t rows,
+    std::size_t column_step,
+    std::size_t columns,
+    std::byte* tile
+) {
+    constexpr std::size_t n = 16 / sizeof(Bits);
+    constexpr std::size_t tile_step = tile_size<Bits> * sizeof(Bits);
+    bool const dense = column_step == sizeof(Bits);
+    std::size_t const even_rows = dense ? rows / (2 * n) * (2 * n) : 0;
+    std::size_t const even_columns = dense ? columns / n * n : 0;
+    for (std::size_t i = 0; i < even_rows; i += 2 * n) {
+        for (std::size_t k = 0; k < even_columns; k += n) {
+            transpose_two_squares<Bits>(
+                from + i * row_step + k * sizeof(Bits),
+                row_step,
                 tile + k * tile_step + i * sizeof(Bits),
-                load<Bits>(from + i * row_step + k * column_step)
+                tile_step
             );
         }
     }
+    load_edges<Bits>(from, row_step, rows, even_rows, column_step, columns, even_columns, tile);
 }
 
 } // namespace joinable::inline v0::detail

@@ -37,7 +37,7 @@
 
 /// @file
 /// The library's ranges as range-v3 views, and data dealt to ranks. Opt-in: no other header includes
-/// this one, and who includes it links range-v3.
+/// this one, and who includes it links range-v3, in CMake the target of find_package(range-v3).
 
 // range-v3 does not ask std::ranges which classes are views, nor the other way round.
 

@@ -77,15 +77,20 @@ public:
     explicit Join(...);
 };
 
+/// Something else came first.
 template <class Given>
     requires(!detail::are_participants<std::remove_cvref_t<Given>>)
 Join(Given&&, ...) -> Join<detail::Explained<detail::ParticipantsNotFirst<Given>>>;
+/// Something in braces came first.
 Join(...) -> Join<detail::Explained<detail::ParticipantsNotFirst<void>>>;
 
+/// participants() has explained it.
 Join(detail::RefusedParticipants, ...) -> Join<detail::Explained<detail::AlreadyExplained>>;
 
+/// What comes after the participants is none of the forms.
 Join(detail::SomeParticipants, ...)
     -> Join<detail::Explained<detail::ArgumentsAfterParticipants<void>>>;
+/// Options come after a keyword.
 template <class K>
 Join(detail::SomeParticipants, KeywordArgument<K>, ...)
     -> Join<detail::Explained<detail::KeywordBeforeOptions<K>>>;

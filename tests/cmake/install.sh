@@ -38,7 +38,7 @@ install() { # PACKAGE...
 }
 
 # Compilers that not every release of Debian has: whether PROGRAM is there, after installing the
-# packages if apt knows them (as of its last update). Says so when it is not.
+# packages if apt knows them. Says so when it is not.
 install_optional() { # PROGRAM PACKAGE...
     local program=$1
     shift
@@ -46,7 +46,7 @@ install_optional() { # PROGRAM PACKAGE...
         install "$@" || exit 1
     fi
     if ! command -v "$program" >/dev/null; then
-        echo "skipped: there is no $program, and apt does not know $*"
+        echo "skipped: there is no $program, and apt does not know $* (as of its last update)"
         return 1
     fi
 }

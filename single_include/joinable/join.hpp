@@ -709,16 +709,18 @@ inline constexpr std::uint32_t library_version =
 // GCC does so where it is asked to.
 #if defined(__clang__)
 #define JOINABLE_LOOP_OPTIONS
-#define JOINABLE_AVX512 "avx512f,avx512bw,avx512dq,avx512vl"
+#define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl"
 #else
 #define JOINABLE_LOOP_OPTIONS gnu::optimize("O3"),
-#define JOINABLE_AVX512 "avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
+#define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
 #endif
 #if defined(__x86_64__)
 #define JOINABLE_LOOP [[JOINABLE_LOOP_OPTIONS gnu::noinline]]
-#define JOINABLE_LOOP_AVX2 [[ JOINABLE_LOOP_OPTIONS gnu::noinline, gnu::target("avx2") ]]
+#define JOINABLE_LOOP_AVX2 [[ JOINABLE_LOOP_OPTIONS gnu::noinline, gnu::target("avx2,f16c") ]]
 #define JOINABLE_LOOP_AVX512 [[ JOINABLE_LOOP_OPTIONS gnu::noinline, gnu::target(JOINABLE_AVX512) ]]
+#define JOINABLE_INLINE_AVX2 [[gnu::target("avx2,f16c"), gnu::always_inline]] inline
 #else
+#define JOINABLE_INLINE_AVX2 [[gnu::always_inline]] inline
 #define JOINABLE_LOOP [[JOINABLE_LOOP_OPTIONS gnu::noinline]]
 #define JOINABLE_LOOP_AVX2 JOINABLE_LOOP
 #define JOINABLE_LOOP_AVX512 JOINABLE_LOOP
@@ -742,6 +744,26 @@ inline InstructionSet instruction_set() noexcept {
 #endif
     return InstructionSet::baseline;
 }
+
+/// Eight numbers of f16, and of f32.
+using EightHalves [[gnu::vector_size(16)]] = short;
+using EightFloats [[gnu::vector_size(32)]] = float;
+
+// Conversions of eight numbers at once, where the processor has an instruction for them: every one
+// with AVX2 has. The builtins are what <immintrin.h> calls, which is too large to include.
+#if defined(__x86_64__)
+inline constexpr bool has_half_conversions = true;
+JOINABLE_INLINE_AVX2 void widen(EightHalves const& from, EightFloats& to) noexcept {
+    to = __builtin_ia32_vcvtph2ps256(from);
+}
+JOINABLE_INLINE_AVX2 void narrow(EightFloats const& from, EightHalves& to) noexcept {
+    to = __builtin_ia32_vcvtps2ph256(from, 0); // to nearest, ties to even
+}
+#else
+inline constexpr bool has_half_conversions = false;
+inline void widen(EightHalves const&, EightFloats&) noexcept {}
+inline void narrow(EightFloats const&, EightHalves&) noexcept {}
+#endif
 
 /// Tells the core that this is a spinning loop, so that its sibling thread gets the resources.
 inline void cpu_relax() noexcept {
@@ -3841,9 +3863,22 @@ struct unsigned_of_size<8> {
 template <std::size_t Bytes>
 using bits_of_size = typename unsigned_of_size<Bytes>::type;
 
+/// A word whose halves are what an operation computes of the halves of two words.
+template <class T, class Operation>
+[[gnu::always_inline]] inline std::uint32_t
+each_half(Operation const& operation, std::uint32_t source, std::uint32_t target) noexcept {
+    using C = Conversion<T>;
+    float low = C::widen(target & 0xffffU);
+    float high = C::widen(target >> 16);
+    operation.compute(C::widen(source & 0xffffU), low);
+    operation.compute(C::widen(source >> 16), high);
+    return C::narrow(low) | (C::narrow(high) << 16);
+}
+
 // An operation on elements: `Element` is what is in memory, `Word` what is computed at once, one
 // element or two of 16 bits (a single one is then in the low half). It is called with a word of the
-// source and the word of the target that it replaces.
+// source and the word of the target that it replaces. `compute` does the same to numbers of 16 bits that
+// were widened, one or a register full.
 
 /// target = source * factor
 template <class T>
@@ -3860,13 +3895,16 @@ template <sixteen_bits T>
 struct Scale<T> {
     using Element = std::uint16_t;
     using Word = std::uint32_t;
+    using Number = T;
     float factor;
 
     explicit Scale(double number) noexcept : factor{static_cast<float>(number)} {}
+    template <class Floats>
+    [[gnu::always_inline]] void compute(Floats const& source, Floats& target) const noexcept {
+        target = source * factor;
+    }
     [[gnu::always_inline]] Word operator()(Word source, Word) const noexcept {
-        using C = Conversion<T>;
-        return C::narrow(C::widen(source & 0xffffU) * factor) |
-               (C::narrow(C::widen(source >> 16) * factor) << 16);
+        return each_half<T>(*this, source, 0);
     }
 };
 
@@ -3885,11 +3923,14 @@ template <sixteen_bits T>
 struct Add<T> {
     using Element = std::uint16_t;
     using Word = std::uint32_t;
+    using Number = T;
 
+    template <class Floats>
+    [[gnu::always_inline]] void compute(Floats const& source, Floats& target) const noexcept {
+        target = target + source;
+    }
     [[gnu::always_inline]] Word operator()(Word source, Word target) const noexcept {
-        using C = Conversion<T>;
-        return C::narrow(C::widen(target & 0xffffU) + C::widen(source & 0xffffU)) |
-               (C::narrow(C::widen(target >> 16) + C::widen(source >> 16)) << 16);
+        return each_half<T>(*this, source, target);
     }
 };
 
@@ -3908,11 +3949,12 @@ struct Assign {
 
 namespace joinable::inline v0::detail {
 
-/// Elements at even distances, in bytes.
+/// Rows of elements at even distances, in bytes.
 template <class Byte>
-struct Row {
+struct Rows {
     Byte* data;
-    std::size_t step;
+    std::size_t step;     ///< from element to element
+    std::size_t next = 0; ///< from row to row
 };
 
 /// Memory is read and written as bytes: the types of elements never alias, whatever an engine's are.
@@ -3952,26 +3994,28 @@ void words_apart(Assign<Bits> const&, std::byte const* from, std::byte* to, std:
     std::memcpy(to, from, count * sizeof(Bits));
 }
 
-/// One row, compiled for whatever instruction set its caller is for. The rows are the same or do
-/// not overlap.
+/// One row from element `done` on, compiled for whatever instruction set its caller is for. The rows
+/// are the same or do not overlap.
 template <class Operation>
-[[gnu::always_inline]] inline void
-apply(Operation const operation, Row<std::byte const> from, Row<std::byte> to, std::size_t count) {
+[[gnu::always_inline]] inline void apply(
+    Operation const operation,
+    Rows<std::byte const> const& from,
+    Rows<std::byte> const& to,
+    std::size_t done,
+    std::size_t count
+) {
     using Element = typename Operation::Element;
     using Word = typename Operation::Word;
-    if (from.step == sizeof(Element) && to.step == sizeof(Element)) {
+    if (from.step == sizeof(Element) && to.step == sizeof(Element) && done == 0) {
         std::size_t const whole = count * sizeof(Element) / sizeof(Word);
         if (from.data == to.data) {
             words(operation, to.data, to.data, whole);
         } else {
             words_apart(operation, from.data, to.data, whole);
         }
-        std::size_t const done = whole * sizeof(Word) / sizeof(Element);
-        from.data += done * sizeof(Element);
-        to.data += done * sizeof(Element);
-        count -= done;
+        done = whole * sizeof(Word) / sizeof(Element);
     }
-    for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t i = done; i < count; ++i) {
         std::byte* const target = to.data + i * to.step;
         Word const result =
             operation(load<Element>(from.data + i * from.step), load<Element>(target));
@@ -3980,27 +4024,84 @@ apply(Operation const operation, Row<std::byte const> from, Row<std::byte> to, s
 }
 
 template <class Operation>
-JOINABLE_LOOP void apply_baseline(
-    Operation const& operation, Row<std::byte const> from, Row<std::byte> to, std::size_t count
+inline constexpr bool is_of_halves = false;
+template <class Operation>
+    requires std::same_as<typename Operation::Number, Half>
+inline constexpr bool is_of_halves<Operation> = true;
+
+/// Applies an operation to as many numbers of f16 as fill registers, which the processor converts.
+/// Returns how many these are.
+template <class Operation>
+JOINABLE_INLINE_AVX2 std::size_t apply_to_eights(
+    Operation const& operation, Rows<std::byte const> from, Rows<std::byte> to, std::size_t count
 ) {
-    apply(operation, from, to, count);
+    if (from.step != 2 || to.step != 2) {
+        return 0;
+    }
+    std::size_t const whole = count / 8 * 8;
+    for (std::size_t i = 0; i < whole; i += 8) {
+        EightHalves halves;
+        EightFloats source;
+        EightFloats target;
+        std::memcpy(&halves, from.data + 2 * i, sizeof(halves));
+        widen(halves, source);
+        std::memcpy(&halves, to.data + 2 * i, sizeof(halves));
+        widen(halves, target);
+        operation.compute(source, target);
+        narrow(target, halves);
+        std::memcpy(to.data + 2 * i, &halves, sizeof(halves));
+    }
+    return whole;
+}
+
+template <class Operation>
+JOINABLE_LOOP void apply_baseline(
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
+) {
+    for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+        apply(operation, from, to, 0, count);
+    }
 }
 template <class Operation>
 JOINABLE_LOOP_AVX2 void apply_avx2(
-    Operation const& operation, Row<std::byte const> from, Row<std::byte> to, std::size_t count
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
 ) {
-    apply(operation, from, to, count);
+    for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+        std::size_t done = 0;
+        if constexpr (has_half_conversions && is_of_halves<Operation>) {
+            done = apply_to_eights(operation, from, to, count);
+        }
+        apply(operation, from, to, done, count);
+    }
 }
 template <class Operation>
 JOINABLE_LOOP_AVX512 void apply_avx512(
-    Operation const& operation, Row<std::byte const> from, Row<std::byte> to, std::size_t count
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
 ) {
-    apply(operation, from, to, count);
+    for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+        std::size_t done = 0;
+        if constexpr (has_half_conversions && is_of_halves<Operation>) {
+            done = apply_to_eights(operation, from, to, count);
+        }
+        apply(operation, from, to, done, count);
+    }
 }
 
-/// The function that applies an operation to one row on this processor.
+/// The function that applies an operation to some rows on this processor.
 template <class Operation>
-auto row_function(InstructionSet set = instruction_set()) noexcept {
+auto rows_function(InstructionSet set = instruction_set()) noexcept {
     switch (set) {
     case InstructionSet::avx512: return &apply_avx512<Operation>;
     case InstructionSet::avx2: return &apply_avx2<Operation>;
@@ -4020,63 +4121,132 @@ namespace joinable::inline v0::detail {
 template <class Bits>
 inline constexpr std::size_t tile_size = sizeof(Bits) == 1 ? 128 : 256 / sizeof(Bits);
 
-/// A 16-byte register of elements; every processor of interest has them.
-template <class Bits>
-struct register_of {
-    using type [[gnu::vector_size(16)]] = Bits;
-};
+/// Asks for the memory of rows that will be read soon.
+inline void prefetch_rows(
+    std::byte const* from, std::size_t row_step, std::size_t rows, std::size_t row_bytes
+) noexcept {
+    for (std::size_t i = 0; i < rows; ++i) {
+        for (std::size_t at = 0; at < row_bytes; at += 64) {
+            __builtin_prefetch(from + i * row_step + at);
+        }
+    }
+}
+
+/// Registers, of bytes: compilers find the instruction for larger elements in what moves together.
+using Bytes16 [[gnu::vector_size(16)]] = unsigned char;
+using Bytes32 [[gnu::vector_size(32)]] = unsigned char;
+
+/// Which byte of two registers, one behind the other, is byte i when elements of `size` bytes of their
+/// low or high halves are interleaved. A register of 32 bytes is two of 16 side by side.
+template <std::size_t width, std::size_t size, bool high>
+constexpr int interleaved(std::size_t i) noexcept {
+    std::size_t const element = i % 16 / size;
+    std::size_t const start = i / 16 * 16 + (high ? 8 : 0);
+    return static_cast<int>(start + element % 2 * width + element / 2 * size + i % size);
+}
 
 // Lists, because nvcc 13 loses the expansion of a pack in the arguments of this builtin.
-template <std::size_t n, class Register>
-[[gnu::always_inline]] inline Register interleave_low(Register a, Register b) noexcept {
-    if constexpr (n == 2) {
-        return __builtin_shufflevector(a, b, 0, 2);
-    } else if constexpr (n == 4) {
-        return __builtin_shufflevector(a, b, 0, 4, 1, 5);
-    } else if constexpr (n == 8) {
-        return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
-    } else {
-        return __builtin_shufflevector(
-            a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-        );
-    }
+template <std::size_t size, bool high>
+[[gnu::always_inline]] inline void
+interleave(Bytes16 const& a, Bytes16 const& b, Bytes16& result) noexcept {
+    constexpr auto at = &interleaved<16, size, high>;
+    // clang-format off
+    result = __builtin_shufflevector(
+        a, b,
+        at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), at(9), at(10),
+        at(11), at(12), at(13), at(14), at(15)
+    );
+    // clang-format on
 }
-template <std::size_t n, class Register>
-[[gnu::always_inline]] inline Register interleave_high(Register a, Register b) noexcept {
-    if constexpr (n == 2) {
-        return __builtin_shufflevector(a, b, 1, 3);
-    } else if constexpr (n == 4) {
-        return __builtin_shufflevector(a, b, 2, 6, 3, 7);
-    } else if constexpr (n == 8) {
-        return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-    } else {
-        return __builtin_shufflevector(
-            a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-        );
-    }
+template <std::size_t size, bool high>
+JOINABLE_INLINE_AVX2 void interleave(Bytes32 const& a, Bytes32 const& b, Bytes32& result) noexcept {
+    constexpr auto at = &interleaved<32, size, high>;
+    // clang-format off
+    result = __builtin_shufflevector(
+        a, b,
+        at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), at(9), at(10),
+        at(11), at(12), at(13), at(14), at(15), at(16), at(17), at(18), at(19), at(20),
+        at(21), at(22), at(23), at(24), at(25), at(26), at(27), at(28), at(29), at(30),
+        at(31)
+    );
+    // clang-format on
 }
 
-/// Transposes a square of as many rows as a register has elements: interleaving the first half of
-/// the rows with the second half, log2(rows) times, is a perfect shuffle of all index bits.
+/// Transposes a square of as many rows as 16 bytes have elements: interleaving the first half of the
+/// rows with the second half, log2(rows) times, is a perfect shuffle of all index bits.
 template <class Bits>
 [[gnu::always_inline]] inline void
 transpose_square(std::byte const* from, std::size_t from_step, std::byte* to, std::size_t to_step) {
-    using Register = typename register_of<Bits>::type;
     constexpr std::size_t n = 16 / sizeof(Bits);
-    std::array<Register, n> rows;
+    std::array<Bytes16, n> rows;
     for (std::size_t i = 0; i < n; ++i) {
-        rows[i] = load<Register>(from + i * from_step);
+        rows[i] = load<Bytes16>(from + i * from_step);
     }
     for (std::size_t done = 1; done < n; done *= 2) {
-        std::array<Register, n> next;
+        std::array<Bytes16, n> next;
         for (std::size_t i = 0; i < n / 2; ++i) {
-            next[2 * i] = interleave_low<n>(rows[i], rows[i + n / 2]);
-            next[2 * i + 1] = interleave_high<n>(rows[i], rows[i + n / 2]);
+            interleave<sizeof(Bits), false>(rows[i], rows[i + n / 2], next[2 * i]);
+            interleave<sizeof(Bits), true>(rows[i], rows[i + n / 2], next[2 * i + 1]);
         }
         rows = next;
     }
     for (std::size_t i = 0; i < n; ++i) {
-        store<Register>(to + i * to_step, rows[i]);
+        store<Bytes16>(to + i * to_step, rows[i]);
+    }
+}
+
+/// Two squares, one below the other, become neighbours.
+template <class Bits>
+JOINABLE_INLINE_AVX2 void transpose_two_squares(
+    std::byte const* from, std::size_t from_step, std::byte* to, std::size_t to_step
+) {
+    constexpr std::size_t n = 16 / sizeof(Bits);
+    std::array<Bytes32, n> rows;
+    for (std::size_t i = 0; i < n; ++i) {
+        auto const upper = load<Bytes16>(from + i * from_step);
+        auto const lower = load<Bytes16>(from + (i + n) * from_step);
+        // clang-format off
+        rows[i] = __builtin_shufflevector(
+            upper, lower,
+            0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
+            22, 23, 24, 25, 26, 27, 28, 29, 30, 31
+        );
+        // clang-format on
+    }
+    for (std::size_t done = 1; done < n; done *= 2) {
+        std::array<Bytes32, n> next;
+        for (std::size_t i = 0; i < n / 2; ++i) {
+            interleave<sizeof(Bits), false>(rows[i], rows[i + n / 2], next[2 * i]);
+            interleave<sizeof(Bits), true>(rows[i], rows[i + n / 2], next[2 * i + 1]);
+        }
+        rows = next;
+    }
+    for (std::size_t i = 0; i < n; ++i) {
+        Bytes32 const row = rows[i]; // not by its address: it must stay in a register
+        std::memcpy(to + i * to_step, &row, sizeof(row));
+    }
+}
+
+/// What squares leave over at the edges: everything from `even_rows` and `even_columns` on.
+template <class Bits>
+void load_edges(
+    std::byte const* from,
+    std::size_t row_step,
+    std::size_t rows,
+    std::size_t even_rows,
+    std::size_t column_step,
+    std::size_t columns,
+    std::size_t even_columns,
+    std::byte* tile
+) {
+    constexpr std::size_t tile_step = tile_size<Bits> * sizeof(Bits);
+    for (std::size_t i = 0; i < rows; ++i) {
+        for (std::size_t k = i < even_rows ? even_columns : 0; k < columns; ++k) {
+            store<Bits>(
+                tile + k * tile_step + i * sizeof(Bits),
+                load<Bits>(from + i * row_step + k * column_step)
+            );
+        }
     }
 }
 
@@ -4106,14 +4276,35 @@ JOINABLE_LOOP void load_transposed(
             );
         }
     }
-    for (std::size_t i = 0; i < rows; ++i) { // what squares leave over at the edges
-        for (std::size_t k = i < even_rows ? even_columns : 0; k < columns; ++k) {
-            store<Bits>(
+    load_edges<Bits>(from, row_step, rows, even_rows, column_step, columns, even_columns, tile);
+}
+
+/// The same, two squares at a time.
+template <class Bits>
+JOINABLE_LOOP_AVX2 void load_transposed_avx2(
+    std::byte const* from,
+    std::size_t row_step,
+    std::size_t rows,
+    std::size_t column_step,
+    std::size_t columns,
+    std::byte* tile
+) {
+    constexpr std::size_t n = 16 / sizeof(Bits);
+    constexpr std::size_t tile_step = tile_size<Bits> * sizeof(Bits);
+    bool const dense = column_step == sizeof(Bits);
+    std::size_t const even_rows = dense ? rows / (2 * n) * (2 * n) : 0;
+    std::size_t const even_columns = dense ? columns / n * n : 0;
+    for (std::size_t i = 0; i < even_rows; i += 2 * n) {
+        for (std::size_t k = 0; k < even_columns; k += n) {
+            transpose_two_squares<Bits>(
+                from + i * row_step + k * sizeof(Bits),
+                row_step,
                 tile + k * tile_step + i * sizeof(Bits),
-                load<Bits>(from + i * row_step + k * column_step)
+                tile_step
             );
         }
     }
+    load_edges<Bits>(from, row_step, rows, even_rows, column_step, columns, even_columns, tile);
 }
 
 } // namespace joinable::inline v0::detail
@@ -4221,23 +4412,26 @@ private:
     bool has_tiles_ = false;
 };
 
-/// Applies `row(from, to, count)` to the rows of a plane whose source is read across: each tile is
+/// Applies `rows_function(from, to, count, rows)` to the rows of a plane whose source is read across: each tile is
 /// transposed into a buffer first, so that a cache line of either side is touched once.
-template <class Bits, class RowFunction>
+template <class Bits, class RowsFunction>
 void for_each_tile(
     Loops::Level const& across,
     Loops::Level const& inner,
     std::byte const* from,
     std::byte* to,
-    RowFunction const& row
+    RowsFunction const& rows_function
 ) {
     constexpr std::size_t size = tile_size<Bits>;
+    auto* const load = instruction_set() == InstructionSet::baseline ? &load_transposed<Bits>
+                                                                     : &load_transposed_avx2<Bits>;
     alignas(64) std::array<std::byte, size * size * sizeof(Bits)> tile; // written before it is read
+    bool const is_large = inner.extent > (std::size_t{1} << 20U) / sizeof(Bits) / across.extent;
     for (std::size_t i = 0; i < across.extent; i += size) {
         std::size_t const rows = (std::min)(size, across.extent - i);
         for (std::size_t k = 0; k < inner.extent; k += size) {
             std::size_t const count = (std::min)(size, inner.extent - k);
-            load_transposed<Bits>(
+            load(
                 from + k * inner.from + i * across.from,
                 inner.from,
                 count,
@@ -4245,29 +4439,43 @@ void for_each_tile(
                 rows,
                 tile.data()
             );
-            for (std::size_t r = 0; r < rows; ++r) {
-                row(Row<std::byte const>{tile.data() + r * size * sizeof(Bits), sizeof(Bits)},
-                    Row<std::byte>{to + k * inner.to + (i + r) * across.to, inner.to},
-                    count);
+            if (is_large && k + size < inner.extent) { // no processor foresees a step of rows
+                prefetch_rows(
+                    from + (k + size) * inner.from + i * across.from,
+                    inner.from,
+                    (std::min)(size, inner.extent - k - size),
+                    rows * across.from
+                );
             }
+            rows_function(
+                Rows<std::byte const>{tile.data(), sizeof(Bits), size * sizeof(Bits)},
+                Rows<std::byte>{to + k * inner.to + i * across.to, inner.to, across.to},
+                count,
+                rows
+            );
         }
     }
 }
 
-/// Applies `row(from, to, count)`, which takes two `Row`s, to all elements of two views.
-template <class Bits, class RowFunction>
-void for_each_row(Loops& loops, std::byte const* from, std::byte* to, RowFunction const& row) {
+/// Applies `rows_function(from, to, count, rows)`, which takes two `Rows`, to all elements of two views.
+template <class Bits, class RowsFunction>
+void for_all_rows(
+    Loops& loops, std::byte const* from, std::byte* to, RowsFunction const& rows_function
+) {
     Loops::Level const inner = loops.inner();
     if (loops.has_tiles()) {
         Loops::Level const across = loops.across();
         loops.for_each(from, to, [&](std::byte const* source, std::byte* target) {
-            for_each_tile<Bits>(across, inner, source, target, row);
+            for_each_tile<Bits>(across, inner, source, target, rows_function);
         });
     } else {
         loops.for_each(from, to, [&](std::byte const* source, std::byte* target) {
-            row(Row<std::byte const>{source, inner.from},
-                Row<std::byte>{target, inner.to},
-                inner.extent);
+            rows_function(
+                Rows<std::byte const>{source, inner.from},
+                Rows<std::byte>{target, inner.to},
+                inner.extent,
+                std::size_t{1}
+            );
         });
     }
 }
@@ -4367,13 +4575,13 @@ void for_each_element(Operation const& operation, AnyView const& from, AnyView c
     }
     using Element = typename Operation::Element;
     Loops loops{to.extents(), from.strides(), to.strides(), sizeof(Element)};
-    auto* const function = row_function<Operation>();
-    for_each_row<bits_of_size<sizeof(Element)>>(
+    auto* const function = rows_function<Operation>();
+    for_all_rows<bits_of_size<sizeof(Element)>>(
         loops,
         static_cast<std::byte const*>(from.data()),
         static_cast<std::byte*>(to.data()),
-        [&](Row<std::byte const> source, Row<std::byte> target, std::size_t count) {
-            function(operation, source, target, count);
+        [&](auto const& source, auto const& target, std::size_t count, std::size_t rows) {
+            function(operation, source, target, count, rows);
         }
     );
 }
@@ -4465,11 +4673,11 @@ inline void fill_zero(AnyView const& to) {
         using Bits = detail::bits_of_size<sizeof(T)>;
         auto* const target = static_cast<std::byte*>(to.data());
         detail::Loops loops{to.extents(), to.strides(), to.strides(), sizeof(T)};
-        detail::for_each_row<Bits>(
+        detail::for_all_rows<Bits>(
             loops,
             target,
             target,
-            [](auto, detail::Row<std::byte> row, std::size_t count) {
+            [](auto const&, auto const& row, std::size_t count, std::size_t) {
                 if (row.step == sizeof(T)) {
                     std::memset(row.data, 0, count * sizeof(T));
                 } else {
@@ -6090,17 +6298,17 @@ public:
     friend constexpr auto operator|(Range&& range, BucketedClosure const& closure) {
         using Value = std::remove_cvref_t<Range>;
         static_assert(
-            v0::detail::has_tensor_size<decltype(*std::begin(range))>,
+            joinable::detail::has_tensor_size<decltype(*std::begin(range))>,
             "views::bucketed: the elements of the range must model Tensor or Parameter, or be a "
             "TensorSize; specialise joinable::tensor_traits for their type"
         );
         static_assert(
-            v0::detail::has_multi_pass_iterators<Value const>,
+            joinable::detail::has_multi_pass_iterators<Value const>,
             "views::bucketed: the range must be a forward range also when it is const, and its "
             "begin and end of one type; copy it into a container first"
         );
-        if constexpr (std::is_lvalue_reference_v<Range> && !v0::detail::is_view<Value>) {
-            using Reference = v0::detail::RangeReference<std::remove_reference_t<Range>>;
+        if constexpr (std::is_lvalue_reference_v<Range> && !joinable::detail::is_view<Value>) {
+            using Reference = joinable::detail::RangeReference<std::remove_reference_t<Range>>;
             return BucketedView<Reference>{Reference{range}, closure.limits_};
         } else {
             return BucketedView<Value>{std::forward<Range>(range), closure.limits_};
@@ -9196,15 +9404,20 @@ public:
     explicit Join(...);
 };
 
+/// Something else came first.
 template <class Given>
     requires(!detail::are_participants<std::remove_cvref_t<Given>>)
 Join(Given&&, ...) -> Join<detail::Explained<detail::ParticipantsNotFirst<Given>>>;
+/// Something in braces came first.
 Join(...) -> Join<detail::Explained<detail::ParticipantsNotFirst<void>>>;
 
+/// participants() has explained it.
 Join(detail::RefusedParticipants, ...) -> Join<detail::Explained<detail::AlreadyExplained>>;
 
+/// What comes after the participants is none of the forms.
 Join(detail::SomeParticipants, ...)
     -> Join<detail::Explained<detail::ArgumentsAfterParticipants<void>>>;
+/// Options come after a keyword.
 template <class K>
 Join(detail::SomeParticipants, KeywordArgument<K>, ...)
     -> Join<detail::Explained<detail::KeywordBeforeOptions<K>>>;

@@ -43,66 +43,26 @@ template <std::size_t size, bool high>
 [[gnu::always_inline]] inline void
 interleave(Bytes16 const& a, Bytes16 const& b, Bytes16& result) noexcept {
     constexpr auto at = &interleaved<16, size, high>;
+    // clang-format off
     result = __builtin_shufflevector(
-        a,
-        b,
-        at(0),
-        at(1),
-        at(2),
-        at(3),
-        at(4),
-        at(5),
-        at(6),
-        at(7),
-        at(8),
-        at(9),
-        at(10),
-        at(11),
-        at(12),
-        at(13),
-        at(14),
-        at(15)
+        a, b,
+        at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), at(9), at(10),
+        at(11), at(12), at(13), at(14), at(15)
     );
+    // clang-format on
 }
 template <std::size_t size, bool high>
 JOINABLE_INLINE_AVX2 void interleave(Bytes32 const& a, Bytes32 const& b, Bytes32& result) noexcept {
     constexpr auto at = &interleaved<32, size, high>;
+    // clang-format off
     result = __builtin_shufflevector(
-        a,
-        b,
-        at(0),
-        at(1),
-        at(2),
-        at(3),
-        at(4),
-        at(5),
-        at(6),
-        at(7),
-        at(8),
-        at(9),
-        at(10),
-        at(11),
-        at(12),
-        at(13),
-        at(14),
-        at(15),
-        at(16),
-        at(17),
-        at(18),
-        at(19),
-        at(20),
-        at(21),
-        at(22),
-        at(23),
-        at(24),
-        at(25),
-        at(26),
-        at(27),
-        at(28),
-        at(29),
-        at(30),
+        a, b,
+        at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), at(9), at(10),
+        at(11), at(12), at(13), at(14), at(15), at(16), at(17), at(18), at(19), at(20),
+        at(21), at(22), at(23), at(24), at(25), at(26), at(27), at(28), at(29), at(30),
         at(31)
     );
+    // clang-format on
 }
 
 /// Transposes a square of as many rows as 16 bytes have elements: interleaving the first half of the
@@ -138,42 +98,13 @@ JOINABLE_INLINE_AVX2 void transpose_two_squares(
     for (std::size_t i = 0; i < n; ++i) {
         auto const upper = load<Bytes16>(from + i * from_step);
         auto const lower = load<Bytes16>(from + (i + n) * from_step);
+        // clang-format off
         rows[i] = __builtin_shufflevector(
-            upper,
-            lower,
-            0,
-            1,
-            2,
-            3,
-            4,
-            5,
-            6,
-            7,
-            8,
-            9,
-            10,
-            11,
-            12,
-            13,
-            14,
-            15,
-            16,
-            17,
-            18,
-            19,
-            20,
-            21,
-            22,
-            23,
-            24,
-            25,
-            26,
-            27,
-            28,
-            29,
-            30,
-            31
+            upper, lower,
+            0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
+            22, 23, 24, 25, 26, 27, 28, 29, 30, 31
         );
+        // clang-format on
     }
     for (std::size_t done = 1; done < n; done *= 2) {
         std::array<Bytes32, n> next;

@@ -871,21 +871,23 @@ struct alignas(64) ChunkProgress {
 /// tests does the work.
 class Board {
 public:
-    static constexpr std::size_t slots = 64; ///< collectives in flight
+    static constexpr std::size_t max_in_flight = 64; ///< collectives; a slot each
 
     /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
     explicit Board(int size)
-        : size_{checked(size)}, lines_(width() * slots), ranks_(width()),
-          counts_{std::make_unique_for_overwrite<std::size_t[]>(2 * width() * width() * slots)},
+        : size_{checked(size)}, lines_(width() * max_in_flight), ranks_(width()),
+          counts_{
+              std::make_unique_for_overwrite<std::size_t[]>(2 * width() * width() * max_in_flight)
+          },
           room{size} {}
 
     [[nodiscard]] int size() const noexcept { return size_; }
 
     [[nodiscard]] ArrivalLine& line(int rank, std::uint64_t sequence) noexcept {
-        return lines_[static_cast<std::size_t>(rank) * slots + sequence % slots];
+        return lines_[static_cast<std::size_t>(rank) * max_in_flight + sequence % max_in_flight];
     }
     [[nodiscard]] ChunkProgress& progress(std::uint64_t sequence) noexcept {
-        return progress_[sequence % slots];
+        return progress_[sequence % max_in_flight];
     }
 
     /// What `rank` says in a collective by counts: the elements that it sends to each rank, then
@@ -925,7 +927,7 @@ public:
     [[nodiscard]] std::vector<int> holding_up(std::uint64_t sequence) {
         std::vector<int> ranks;
         for (int rank = 0; rank < size_; ++rank) {
-            if (retired(rank).load() + slots <= sequence) {
+            if (retired(rank).load() + max_in_flight <= sequence) {
                 ranks.push_back(rank);
             }
         }
@@ -963,7 +965,8 @@ private:
 
     [[nodiscard]] std::size_t width() const noexcept { return static_cast<std::size_t>(size_); }
     [[nodiscard]] std::span<std::size_t> counts_of(int rank, std::uint64_t sequence) noexcept {
-        std::size_t const at = static_cast<std::size_t>(rank) * slots + sequence % slots;
+        std::size_t const at =
+            static_cast<std::size_t>(rank) * max_in_flight + sequence % max_in_flight;
         return {counts_.get() + at * 2 * width(), 2 * width()};
     }
     static int checked(int size) {
@@ -982,7 +985,7 @@ private:
     std::vector<ArrivalLine> lines_;
     std::vector<RankState> ranks_;
     std::unique_ptr<std::size_t[]> counts_;
-    std::array<ChunkProgress, slots> progress_;
+    std::array<ChunkProgress, max_in_flight> progress_;
     std::atomic<int> state_{open};
     AbortReason reason_;
 
@@ -1919,7 +1922,7 @@ public:
     }
 
     [[nodiscard]] bool is_done(std::uint64_t sequence) const noexcept {
-        return sequence < retired_ || pending_[sequence % Board::slots].is_done;
+        return sequence < retired_ || pending_[sequence % Board::max_in_flight].is_done;
     }
 
     /// Makes progress. Whether this rank's buffers are final.
@@ -2021,16 +2024,16 @@ private:
         return std::chrono::steady_clock::now();
     }
     [[nodiscard]] Pending& pending_of(std::uint64_t sequence) noexcept {
-        return pending_[sequence % Board::slots];
+        return pending_[sequence % Board::max_in_flight];
     }
 
     /// The slot of the next collective is free when every rank has finished what used it before.
     void make_room() {
-        constexpr std::uint64_t slots = Board::slots;
-        if (next_ < slots + all_retired_) {
+        constexpr std::uint64_t max_in_flight = Board::max_in_flight;
+        if (next_ < max_in_flight + all_retired_) {
             return;
         }
-        if (retired_ + slots <= next_) {
+        if (retired_ + max_in_flight <= next_) {
             finish(retired_);
         }
         auto const others_have_room = [&] {
@@ -2038,7 +2041,7 @@ private:
             for (int rank = 0; rank < size(); ++rank) {
                 all_retired_ = (std::min)(all_retired_, board_.retired(rank).load());
             }
-            return next_ < slots + all_retired_ || board_.is_spent();
+            return next_ < max_in_flight + all_retired_ || board_.is_spent();
         };
         wait_for_others(
             others_have_room,
@@ -2099,7 +2102,7 @@ private:
     std::uint64_t next_ = 0;        ///< sequence number of the next collective
     std::uint64_t retired_ = 0;     ///< all before are finished on this rank
     std::uint64_t all_retired_ = 0; ///< on all ranks, as far as known
-    std::array<Pending, Board::slots> pending_{};
+    std::array<Pending, Board::max_in_flight> pending_{};
 };
 
 } // namespace joinable::inline v0::detail
@@ -6000,7 +6003,7 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
 
     struct Piece {
         std::optional<Arena> memory;
-        std::vector<AnyView> slots;
+        std::vector<AnyView> places;
         std::vector<std::size_t> members;
         std::optional<std::remove_cvref_t<decltype(comm.broadcast(Buffer{}, root))>> work;
     };
@@ -6010,7 +6013,7 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
             piece.work->wait();
             piece.work.reset();
             for (std::size_t k = 0; k < piece.members.size(); ++k) {
-                copy(piece.slots[k], views[piece.members[k]]);
+                copy(piece.places[k], views[piece.members[k]]);
             }
         }
     };
@@ -6018,7 +6021,7 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
         Piece& piece = pieces[b % 2];
         unpack(piece);
         piece.members = assignment.buckets[b];
-        piece.slots.clear();
+        piece.places.clear();
         Buffer buffer{nullptr, 0, views[piece.members.front()].dtype()};
         for (std::size_t const member : piece.members) {
             buffer.count += views[member].numel();
@@ -6030,14 +6033,14 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
         std::size_t offset = 0;
         for (std::size_t const member : piece.members) {
             AnyView const& view = views[member];
-            piece.slots.emplace_back(
+            piece.places.emplace_back(
                 piece.memory->data() + offset,
                 view.dtype(),
                 view.extents(),
                 row_major_strides(view.extents())
             );
             if (comm.rank() == root) {
-                copy(view, piece.slots.back());
+                copy(view, piece.places.back());
             }
             offset += view.numel() * size_of(view.dtype());
         }
@@ -9499,28 +9502,28 @@ inline void add(Digest& digest, AnyParameter const& parameter) {
 name_first_difference(ControlCommunicator& control, ParameterList const& parameters) {
     auto const size = static_cast<std::size_t>(control.size());
     auto const me = static_cast<std::size_t>(control.rank());
-    auto const differing_from_first = [&](std::vector<std::uint64_t> const& slots) {
+    auto const differing_from_first = [&](std::vector<std::uint64_t> const& lanes) {
         std::vector<int> ranks;
         for (std::size_t rank = 1; rank < size; ++rank) {
-            if (slots[rank] != slots[0]) {
+            if (lanes[rank] != lanes[0]) {
                 ranks.push_back(static_cast<int>(rank));
             }
         }
         return ranks;
     };
-    std::vector<std::uint64_t> slots(size);
-    slots[me] = parameters.size();
-    control.sum(slots);
-    if (auto const ranks = differing_from_first(slots); !ranks.empty()) {
+    std::vector<std::uint64_t> lanes(size);
+    lanes[me] = parameters.size();
+    control.sum(lanes);
+    if (auto const ranks = differing_from_first(lanes); !ranks.empty()) {
         throw Mismatch{
             ranks,
             concat(
                 "models differ: rank 0 has ",
-                slots[0],
+                lanes[0],
                 " parameters, but rank ",
                 ranks.front(),
                 " has ",
-                slots[static_cast<std::size_t>(ranks.front())]
+                lanes[static_cast<std::size_t>(ranks.front())]
             )
         };
     }
@@ -9533,11 +9536,11 @@ name_first_difference(ControlCommunicator& control, ParameterList const& paramet
     }
     control.sum(hashes);
     for (std::size_t i = 0; i < count; ++i) {
-        slots.assign(
+        lanes.assign(
             hashes.begin() + static_cast<std::ptrdiff_t>(i * size),
             hashes.begin() + static_cast<std::ptrdiff_t>((i + 1) * size)
         );
-        if (auto const ranks = differing_from_first(slots); !ranks.empty()) {
+        if (auto const ranks = differing_from_first(lanes); !ranks.empty()) {
             throw Mismatch{
                 ranks,
                 concat(

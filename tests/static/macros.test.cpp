@@ -66,6 +66,11 @@
 #define Status int
 #define Success 0
 #define Always 2
+// Qt
+#define slots
+#define signals public
+#define emit
+#define foreach for
 // Arduino.h
 #define F(text) (text)
 #define PI 3.14159

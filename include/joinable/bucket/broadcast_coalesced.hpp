@@ -32,7 +32,7 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
 
     struct Piece {
         std::optional<Arena> memory;
-        std::vector<AnyView> slots;
+        std::vector<AnyView> places;
         std::vector<std::size_t> members;
         std::optional<std::remove_cvref_t<decltype(comm.broadcast(Buffer{}, root))>> work;
     };
@@ -42,7 +42,7 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
             piece.work->wait();
             piece.work.reset();
             for (std::size_t k = 0; k < piece.members.size(); ++k) {
-                copy(piece.slots[k], views[piece.members[k]]);
+                copy(piece.places[k], views[piece.members[k]]);
             }
         }
     };
@@ -50,7 +50,7 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
         Piece& piece = pieces[b % 2];
         unpack(piece);
         piece.members = assignment.buckets[b];
-        piece.slots.clear();
+        piece.places.clear();
         Buffer buffer{nullptr, 0, views[piece.members.front()].dtype()};
         for (std::size_t const member : piece.members) {
             buffer.count += views[member].numel();
@@ -62,14 +62,14 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
         std::size_t offset = 0;
         for (std::size_t const member : piece.members) {
             AnyView const& view = views[member];
-            piece.slots.emplace_back(
+            piece.places.emplace_back(
                 piece.memory->data() + offset,
                 view.dtype(),
                 view.extents(),
                 row_major_strides(view.extents())
             );
             if (comm.rank() == root) {
-                copy(view, piece.slots.back());
+                copy(view, piece.places.back());
             }
             offset += view.numel() * size_of(view.dtype());
         }

@@ -30,28 +30,28 @@ inline void add(Digest& digest, AnyParameter const& parameter) {
 name_first_difference(ControlCommunicator& control, ParameterList const& parameters) {
     auto const size = static_cast<std::size_t>(control.size());
     auto const me = static_cast<std::size_t>(control.rank());
-    auto const differing_from_first = [&](std::vector<std::uint64_t> const& slots) {
+    auto const differing_from_first = [&](std::vector<std::uint64_t> const& lanes) {
         std::vector<int> ranks;
         for (std::size_t rank = 1; rank < size; ++rank) {
-            if (slots[rank] != slots[0]) {
+            if (lanes[rank] != lanes[0]) {
                 ranks.push_back(static_cast<int>(rank));
             }
         }
         return ranks;
     };
-    std::vector<std::uint64_t> slots(size);
-    slots[me] = parameters.size();
-    control.sum(slots);
-    if (auto const ranks = differing_from_first(slots); !ranks.empty()) {
+    std::vector<std::uint64_t> lanes(size);
+    lanes[me] = parameters.size();
+    control.sum(lanes);
+    if (auto const ranks = differing_from_first(lanes); !ranks.empty()) {
         throw Mismatch{
             ranks,
             concat(
                 "models differ: rank 0 has ",
-                slots[0],
+                lanes[0],
                 " parameters, but rank ",
                 ranks.front(),
                 " has ",
-                slots[static_cast<std::size_t>(ranks.front())]
+                lanes[static_cast<std::size_t>(ranks.front())]
             )
         };
     }
@@ -64,11 +64,11 @@ name_first_difference(ControlCommunicator& control, ParameterList const& paramet
     }
     control.sum(hashes);
     for (std::size_t i = 0; i < count; ++i) {
-        slots.assign(
+        lanes.assign(
             hashes.begin() + static_cast<std::ptrdiff_t>(i * size),
             hashes.begin() + static_cast<std::ptrdiff_t>((i + 1) * size)
         );
-        if (auto const ranks = differing_from_first(slots); !ranks.empty()) {
+        if (auto const ranks = differing_from_first(lanes); !ranks.empty()) {
             throw Mismatch{
                 ranks,
                 concat(

@@ -42,21 +42,23 @@ struct alignas(64) ChunkProgress {
 /// tests does the work.
 class Board {
 public:
-    static constexpr std::size_t slots = 64; ///< collectives in flight
+    static constexpr std::size_t max_in_flight = 64; ///< collectives; a slot each
 
     /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
     explicit Board(int size)
-        : size_{checked(size)}, lines_(width() * slots), ranks_(width()),
-          counts_{std::make_unique_for_overwrite<std::size_t[]>(2 * width() * width() * slots)},
+        : size_{checked(size)}, lines_(width() * max_in_flight), ranks_(width()),
+          counts_{
+              std::make_unique_for_overwrite<std::size_t[]>(2 * width() * width() * max_in_flight)
+          },
           room{size} {}
 
     [[nodiscard]] int size() const noexcept { return size_; }
 
     [[nodiscard]] ArrivalLine& line(int rank, std::uint64_t sequence) noexcept {
-        return lines_[static_cast<std::size_t>(rank) * slots + sequence % slots];
+        return lines_[static_cast<std::size_t>(rank) * max_in_flight + sequence % max_in_flight];
     }
     [[nodiscard]] ChunkProgress& progress(std::uint64_t sequence) noexcept {
-        return progress_[sequence % slots];
+        return progress_[sequence % max_in_flight];
     }
 
     /// What `rank` says in a collective by counts: the elements that it sends to each rank, then
@@ -96,7 +98,7 @@ public:
     [[nodiscard]] std::vector<int> holding_up(std::uint64_t sequence) {
         std::vector<int> ranks;
         for (int rank = 0; rank < size_; ++rank) {
-            if (retired(rank).load() + slots <= sequence) {
+            if (retired(rank).load() + max_in_flight <= sequence) {
                 ranks.push_back(rank);
             }
         }
@@ -134,7 +136,8 @@ private:
 
     [[nodiscard]] std::size_t width() const noexcept { return static_cast<std::size_t>(size_); }
     [[nodiscard]] std::span<std::size_t> counts_of(int rank, std::uint64_t sequence) noexcept {
-        std::size_t const at = static_cast<std::size_t>(rank) * slots + sequence % slots;
+        std::size_t const at =
+            static_cast<std::size_t>(rank) * max_in_flight + sequence % max_in_flight;
         return {counts_.get() + at * 2 * width(), 2 * width()};
     }
     static int checked(int size) {
@@ -153,7 +156,7 @@ private:
     std::vector<ArrivalLine> lines_;
     std::vector<RankState> ranks_;
     std::unique_ptr<std::size_t[]> counts_;
-    std::array<ChunkProgress, slots> progress_;
+    std::array<ChunkProgress, max_in_flight> progress_;
     std::atomic<int> state_{open};
     AbortReason reason_;
 

@@ -78,7 +78,7 @@ public:
     }
 
     [[nodiscard]] bool is_done(std::uint64_t sequence) const noexcept {
-        return sequence < retired_ || pending_[sequence % Board::slots].is_done;
+        return sequence < retired_ || pending_[sequence % Board::max_in_flight].is_done;
     }
 
     /// Makes progress. Whether this rank's buffers are final.
@@ -180,16 +180,16 @@ private:
         return std::chrono::steady_clock::now();
     }
     [[nodiscard]] Pending& pending_of(std::uint64_t sequence) noexcept {
-        return pending_[sequence % Board::slots];
+        return pending_[sequence % Board::max_in_flight];
     }
 
     /// The slot of the next collective is free when every rank has finished what used it before.
     void make_room() {
-        constexpr std::uint64_t slots = Board::slots;
-        if (next_ < slots + all_retired_) {
+        constexpr std::uint64_t max_in_flight = Board::max_in_flight;
+        if (next_ < max_in_flight + all_retired_) {
             return;
         }
-        if (retired_ + slots <= next_) {
+        if (retired_ + max_in_flight <= next_) {
             finish(retired_);
         }
         auto const others_have_room = [&] {
@@ -197,7 +197,7 @@ private:
             for (int rank = 0; rank < size(); ++rank) {
                 all_retired_ = (std::min)(all_retired_, board_.retired(rank).load());
             }
-            return next_ < slots + all_retired_ || board_.is_spent();
+            return next_ < max_in_flight + all_retired_ || board_.is_spent();
         };
         wait_for_others(
             others_have_room,
@@ -258,7 +258,7 @@ private:
     std::uint64_t next_ = 0;        ///< sequence number of the next collective
     std::uint64_t retired_ = 0;     ///< all before are finished on this rank
     std::uint64_t all_retired_ = 0; ///< on all ranks, as far as known
-    std::array<Pending, Board::slots> pending_{};
+    std::array<Pending, Board::max_in_flight> pending_{};
 };
 
 } // namespace joinable::inline v0::detail

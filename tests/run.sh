@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSL-1.0
 # Installs what the tests need, builds and runs them in Release and under sanitizers.
 # --all adds: layers, the single header, reference, formatting, clang 14 and 19, cost of including,
-# thread sanitizer, headers alone, nvcc; what this machine cannot have is skipped and named. Ends
-# with the seconds that each step took.
+# thread sanitizer, headers alone, nvcc; what this machine cannot have is skipped and named. Each step
+# says what the one before it took; the last lines are ctest's.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
@@ -15,15 +15,12 @@ case "$#:${1-}" in
 *) echo "usage: bash tests/run.sh [--all]" >&2; exit 2 ;;
 esac
 
-current=""
-took=""
-step() { # name of the step that begins; none at the end
-    if [ -n "$current" ]; then
-        printf -v took '%s%5d s  %s\n' "$took" $((SECONDS - began)) "$current"
-    fi
+current=start
+began=0
+step() { # name of the step that begins
+    printf '\n== %s took %d s, %d s in all\n== %s\n' "$current" $((SECONDS - began)) $SECONDS "$*"
     began=$SECONDS
     current=$*
-    printf '\n== %s\n' "$current"
 }
 trap 'status=$?; [ $status -eq 0 ] || echo "tests/run.sh: failed in step: $current" >&2' EXIT
 compile_only='^(fail|consumer)/' # what they run, the other presets run too
@@ -83,5 +80,3 @@ if $all; then
 fi
 build_and_test asan -E "$compile_only"
 build_and_test release
-step ""
-printf 'all passed\n%s%5d s  in all\n' "$took" "$SECONDS"

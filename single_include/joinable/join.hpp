@@ -4119,10 +4119,12 @@ auto rows_function(InstructionSet set = instruction_set()) noexcept {
 
 namespace joinable::inline v0::detail {
 
-/// Elements of a tile in each direction: a tile's rows are a few cache lines on both sides, and all
-/// of it stays in the first-level cache.
+/// Elements of a tile in each direction. In cache all of it stays in the first level; else its rows
+/// are so long that the processor fetches them ahead, on both sides.
 template <class Bits>
-inline constexpr std::size_t tile_size = sizeof(Bits) == 1 ? 128 : 256 / sizeof(Bits);
+inline constexpr std::size_t small_tile = sizeof(Bits) == 1 ? 128 : 256 / sizeof(Bits);
+template <class Bits>
+inline constexpr std::size_t large_tile = sizeof(Bits) == 1 ? 256 : 512 / sizeof(Bits);
 
 /// Asks for the memory of rows that will be read soon.
 inline void prefetch_rows(
@@ -4240,21 +4242,21 @@ void load_edges(
     std::size_t column_step,
     std::size_t columns,
     std::size_t even_columns,
-    std::byte* tile
+    std::byte* to,
+    std::size_t to_step
 ) {
-    constexpr std::size_t tile_step = tile_size<Bits> * sizeof(Bits);
     for (std::size_t i = 0; i < rows; ++i) {
         for (std::size_t k = i < even_rows ? even_columns : 0; k < columns; ++k) {
             store<Bits>(
-                tile + k * tile_step + i * sizeof(Bits),
+                to + k * to_step + i * sizeof(Bits),
                 load<Bits>(from + i * row_step + k * column_step)
             );
         }
     }
 }
 
-/// Writes element (i, k) of the source, at `i * row_step + k * column_step` bytes, to row k, column
-/// i of `tile`, whose rows have `tile_size` elements. At most `tile_size` rows and columns.
+/// Writes element (i, k) of the source, at `i * row_step + k * column_step` bytes, to element (k, i)
+/// of the target, at `k * to_step + i * sizeof(Bits)`.
 template <class Bits>
 JOINABLE_LOOP void load_transposed(
     std::byte const* from,
@@ -4262,10 +4264,10 @@ JOINABLE_LOOP void load_transposed(
     std::size_t rows,
     std::size_t column_step,
     std::size_t columns,
-    std::byte* tile
+    std::byte* to,
+    std::size_t to_step
 ) {
     constexpr std::size_t n = 16 / sizeof(Bits);
-    constexpr std::size_t tile_step = tile_size<Bits> * sizeof(Bits);
     bool const dense = column_step == sizeof(Bits);
     std::size_t const even_rows = dense ? rows / n * n : 0;
     std::size_t const even_columns = dense ? columns / n * n : 0;
@@ -4274,12 +4276,14 @@ JOINABLE_LOOP void load_transposed(
             transpose_square<Bits>(
                 from + i * row_step + k * sizeof(Bits),
                 row_step,
-                tile + k * tile_step + i * sizeof(Bits),
-                tile_step
+                to + k * to_step + i * sizeof(Bits),
+                to_step
             );
         }
     }
-    load_edges<Bits>(from, row_step, rows, even_rows, column_step, columns, even_columns, tile);
+    load_edges<Bits>(
+        from, row_step, rows, even_rows, column_step, columns, even_columns, to, to_step
+    );
 }
 
 /// The same, two squares at a time.
@@ -4290,10 +4294,10 @@ JOINABLE_LOOP_AVX2 void load_transposed_avx2(
     std::size_t rows,
     std::size_t column_step,
     std::size_t columns,
-    std::byte* tile
+    std::byte* to,
+    std::size_t to_step
 ) {
     constexpr std::size_t n = 16 / sizeof(Bits);
-    constexpr std::size_t tile_step = tile_size<Bits> * sizeof(Bits);
     bool const dense = column_step == sizeof(Bits);
     std::size_t const even_rows = dense ? rows / (2 * n) * (2 * n) : 0;
     std::size_t const even_columns = dense ? columns / n * n : 0;
@@ -4302,12 +4306,14 @@ JOINABLE_LOOP_AVX2 void load_transposed_avx2(
             transpose_two_squares<Bits>(
                 from + i * row_step + k * sizeof(Bits),
                 row_step,
-                tile + k * tile_step + i * sizeof(Bits),
-                tile_step
+                to + k * to_step + i * sizeof(Bits),
+                to_step
             );
         }
     }
-    load_edges<Bits>(from, row_step, rows, even_rows, column_step, columns, even_columns, tile);
+    load_edges<Bits>(
+        from, row_step, rows, even_rows, column_step, columns, even_columns, to, to_step
+    );
 }
 
 } // namespace joinable::inline v0::detail
@@ -4415,8 +4421,8 @@ private:
     bool has_tiles_ = false;
 };
 
-/// Applies `rows_function(from, to, count, rows)` to the rows of a plane whose source is read across: each tile is
-/// transposed into a buffer first, so that a cache line of either side is touched once.
+/// Applies `rows_function(from, to, count, rows)` to the rows of a plane whose source is read across:
+/// each tile is transposed into a buffer first, so that a cache line of either side is touched once.
 template <class Bits, class RowsFunction>
 void for_each_tile(
     Loops::Level const& across,
@@ -4425,34 +4431,30 @@ void for_each_tile(
     std::byte* to,
     RowsFunction const& rows_function
 ) {
-    constexpr std::size_t size = tile_size<Bits>;
     auto* const load = instruction_set() == InstructionSet::baseline ? &load_transposed<Bits>
                                                                      : &load_transposed_avx2<Bits>;
-    alignas(64) std::array<std::byte, size * size * sizeof(Bits)> tile; // written before it is read
     bool const is_large = inner.extent > (std::size_t{1} << 20U) / sizeof(Bits) / across.extent;
+    std::size_t const size = is_large ? large_tile<Bits> : small_tile<Bits>;
+    std::size_t const step = size * sizeof(Bits);
+    alignas(64) std::array<std::byte, large_tile<Bits> * large_tile<Bits> * sizeof(Bits)> tile;
     for (std::size_t i = 0; i < across.extent; i += size) {
         std::size_t const rows = (std::min)(size, across.extent - i);
         for (std::size_t k = 0; k < inner.extent; k += size) {
             std::size_t const count = (std::min)(size, inner.extent - k);
-            load(
-                from + k * inner.from + i * across.from,
-                inner.from,
-                count,
-                across.from,
-                rows,
-                tile.data()
-            );
+            std::byte const* const source = from + k * inner.from + i * across.from;
+            std::byte* const target = to + k * inner.to + i * across.to;
+            load(source, inner.from, count, across.from, rows, tile.data(), step);
             if (is_large && k + size < inner.extent) { // no processor foresees a step of rows
                 prefetch_rows(
-                    from + (k + size) * inner.from + i * across.from,
+                    source + size * inner.from,
                     inner.from,
                     (std::min)(size, inner.extent - k - size),
                     rows * across.from
                 );
             }
             rows_function(
-                Rows<std::byte const>{tile.data(), sizeof(Bits), size * sizeof(Bits)},
-                Rows<std::byte>{to + k * inner.to + i * across.to, inner.to, across.to},
+                Rows<std::byte const>{tile.data(), sizeof(Bits), step},
+                Rows<std::byte>{target, inner.to, across.to},
                 count,
                 rows
             );

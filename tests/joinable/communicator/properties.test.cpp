@@ -7,7 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <memory>
+#include <numeric>
 #include <ostream>
 #include <string>
 #include <type_traits>
@@ -25,21 +27,40 @@ using joinable::ReduceOp;
 using joinable::ThreadCommunicator;
 using joinable::ThreadWork;
 
-enum class Operation : std::uint8_t { all_reduce, broadcast, all_gather, reduce_scatter };
+enum class Operation : std::uint8_t {
+    all_reduce,
+    broadcast,
+    reduce,
+    all_gather,
+    reduce_scatter,
+    gather,
+    scatter,
+    all_to_all,
+};
+constexpr char const* names[] = {
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+    "gather",
+    "scatter",
+    "all_to_all",
+};
 
 struct Call {
     Operation operation;
     DType dtype;
     ReduceOp op;
-    std::size_t count; ///< of all_gather's input and of reduce_scatter's output
+    std::size_t count; ///< of a rank's part; by counts it is the most that a part has
     int root;
+    bool by_counts;
     std::uint64_t seed;
 };
 std::ostream& operator<<(std::ostream& out, Call const& call) {
-    constexpr char const* names[] = {"all_reduce", "broadcast", "all_gather", "reduce_scatter"};
     return out << names[static_cast<std::size_t>(call.operation)] << '(' << name_of(call.dtype)
                << ", " << name_of(call.op) << ", count " << call.count << ", root " << call.root
-               << ", seed " << call.seed << ')';
+               << (call.by_counts ? ", by counts" : "") << ", seed " << call.seed << ')';
 }
 
 /// Uniform in [low, high), also in the first cases, which rapidcheck would keep near `low`.
@@ -50,12 +71,8 @@ T random_below(T low, T high) {
 
 Call random_call(int world) {
     Call call{};
-    call.operation = *rc::gen::element(
-        Operation::all_reduce,
-        Operation::broadcast,
-        Operation::all_gather,
-        Operation::reduce_scatter
-    );
+    call.operation = static_cast<Operation>(random_below(0, static_cast<int>(std::size(names))));
+    call.by_counts = call.operation > Operation::reduce && *rc::gen::arbitrary<bool>();
     call.dtype = static_cast<DType>(random_below(0, 10));
     bool const is_integer = call.dtype >= DType::i8;
     call.op = static_cast<ReduceOp>(random_below(0, is_integer ? 6 : 4));
@@ -133,22 +150,103 @@ T reduced(Call const& call, int world, std::size_t i) {
     return static_cast<T>(result);
 }
 
+/// How many elements rank `from` has for rank `to`. Only of an all_to_all does it depend on both.
+std::size_t part(Call const& call, int from, int to) {
+    if (!call.by_counts) {
+        return call.count;
+    }
+    bool const is_sent = call.operation == Operation::all_to_all ||
+                         call.operation == Operation::scatter ||
+                         call.operation == Operation::reduce_scatter;
+    bool const is_from = call.operation == Operation::all_to_all || !is_sent;
+    auto const key = static_cast<std::uint64_t>((is_from ? from : 0) * 64 + (is_sent ? to : 0));
+    return mixed(call.seed ^ key) % (call.count + 1);
+}
+
+std::vector<std::size_t> sent(Call const& call, int world, int from) {
+    std::vector<std::size_t> counts;
+    for (int to = 0; to < world; ++to) {
+        counts.push_back(part(call, from, to));
+    }
+    return counts;
+}
+std::vector<std::size_t> received(Call const& call, int world, int to) {
+    std::vector<std::size_t> counts;
+    for (int from = 0; from < world; ++from) {
+        counts.push_back(part(call, from, to));
+    }
+    return counts;
+}
+
+std::size_t sum(std::vector<std::size_t> const& counts) {
+    return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+}
+
+std::size_t before(std::vector<std::size_t> const& counts, int rank) {
+    return sum({counts.begin(), counts.begin() + rank});
+}
+
+std::size_t input_size(Call const& call, int world, int rank) {
+    switch (call.operation) {
+    case Operation::reduce_scatter:
+    case Operation::all_to_all: return sum(sent(call, world, rank));
+    case Operation::scatter: return rank == call.root ? sum(sent(call, world, rank)) : 0;
+    default: return part(call, rank, 0);
+    }
+}
+
 /// What rank `rank` holds afterwards.
 template <class T>
 std::vector<T> expected(Call const& call, int world, int rank) {
-    bool const is_gathered = call.operation == Operation::all_gather;
-    std::vector<T> result(call.count * (is_gathered ? static_cast<std::size_t>(world) : 1));
-    for (std::size_t i = 0; i < result.size(); ++i) {
-        switch (call.operation) {
-        case Operation::all_reduce: result[i] = reduced<T>(call, world, i); break;
-        case Operation::broadcast: result[i] = element<T>(call, call.root, i); break;
-        case Operation::all_gather:
-            result[i] = element<T>(call, static_cast<int>(i / call.count), i % call.count);
-            break;
-        case Operation::reduce_scatter:
-            result[i] = reduced<T>(call, world, static_cast<std::size_t>(rank) * call.count + i);
+    std::vector<T> result;
+    auto const append = [&](std::size_t count, auto const& value) {
+        for (std::size_t i = 0; i < count; ++i) {
+            result.push_back(value(i));
+        }
+    };
+    std::size_t const first = before(sent(call, world, 0), rank);
+    switch (call.operation) {
+    case Operation::all_reduce:
+        append(call.count, [&](std::size_t i) { return reduced<T>(call, world, i); });
+        break;
+    case Operation::reduce:
+        append(call.count, [&](std::size_t i) {
+            return rank == call.root ? reduced<T>(call, world, i) : element<T>(call, rank, i);
+        });
+        break;
+    case Operation::broadcast:
+        append(call.count, [&](std::size_t i) { return element<T>(call, call.root, i); });
+        break;
+    case Operation::gather:
+        if (rank != call.root) {
             break;
         }
+        [[fallthrough]];
+    case Operation::all_gather:
+        for (int from = 0; from < world; ++from) {
+            append(part(call, from, rank), [&](std::size_t i) {
+                return element<T>(call, from, i);
+            });
+        }
+        break;
+    case Operation::reduce_scatter:
+        append(part(call, 0, rank), [&](std::size_t i) {
+            return reduced<T>(call, world, first + i);
+        });
+        break;
+    case Operation::scatter:
+        append(part(call, 0, rank), [&](std::size_t i) {
+            return element<T>(call, call.root, first + i);
+        });
+        break;
+    case Operation::all_to_all:
+        for (int from = 0; from < world; ++from) {
+            std::size_t const start = before(sent(call, world, from), rank);
+            append(part(call, from, rank), [&](std::size_t i) {
+                return element<T>(call, from, start + i);
+            });
+        }
+        break;
     }
     return result;
 }
@@ -168,10 +266,8 @@ class TypedFlight : public Flight {
 public:
     TypedFlight(ThreadCommunicator& comm, Call const& call)
         : expected_{expected<T>(call, comm.size(), comm.rank())},
-          in_(call.operation == Operation::reduce_scatter
-                  ? call.count * static_cast<std::size_t>(comm.size())
-                  : call.count),
-          out_(expected_.size()), work_{(fill(call, comm.rank()), start(comm, call))} {}
+          in_(input_size(call, comm.size(), comm.rank())), out_(expected_.size()),
+          work_{(fill(call, comm.rank()), start(comm, call))} {}
 
     void wait() override { work_.wait(); }
     [[nodiscard]] bool is_as_expected() const override {
@@ -184,20 +280,37 @@ private:
         for (std::size_t i = 0; i < in_.size(); ++i) {
             in_[i] = element<T>(call, rank, i);
         }
-        if (in_.size() == out_.size()) {
-            out_ = in_; // for those in place
+        if (call.operation <= Operation::reduce) {
+            out_ = in_; // those are in place
         }
     }
     ThreadWork start(ThreadCommunicator& comm, Call const& call) {
         joinable::ConstBuffer const in{in_.data(), in_.size(), call.dtype};
         joinable::Buffer const out{out_.data(), out_.size(), call.dtype};
+        int const world = comm.size();
+        int const rank = comm.rank();
+        bool const by_counts = call.by_counts;
+        auto const counts_in = sent(call, world, rank);
+        auto const counts_out = received(call, world, rank);
         switch (call.operation) {
         case Operation::all_reduce: return comm.all_reduce(out, call.op);
         case Operation::broadcast: return comm.broadcast(out, call.root);
-        case Operation::all_gather: return comm.all_gather(in, out);
-        case Operation::reduce_scatter: break;
+        case Operation::reduce: return comm.reduce(out, call.op, call.root);
+        case Operation::all_gather:
+            return by_counts ? comm.all_gather(in, out, counts_out) : comm.all_gather(in, out);
+        case Operation::reduce_scatter:
+            return by_counts ? comm.reduce_scatter(in, out, call.op, counts_in)
+                             : comm.reduce_scatter(in, out, call.op);
+        case Operation::gather:
+            return by_counts ? comm.gather(in, out, call.root, counts_out)
+                             : comm.gather(in, out, call.root);
+        case Operation::scatter:
+            return by_counts ? comm.scatter(in, out, call.root, counts_in)
+                             : comm.scatter(in, out, call.root);
+        case Operation::all_to_all: break;
         }
-        return comm.reduce_scatter(in, out, call.op);
+        return by_counts ? comm.all_to_all(in, out, counts_in, counts_out)
+                         : comm.all_to_all(in, out);
     }
 
     std::vector<T> expected_;

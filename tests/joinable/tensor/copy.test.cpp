@@ -189,6 +189,12 @@ TEST_CASE("kernels over planes of several tiles equal a loop over all indices") 
     }
 }
 
+TEST_CASE("kernels over planes of more than a megabyte equal a loop over all indices") {
+    // By tiles of 256 elements of one byte, and of 64 of eight.
+    check_kernels<std::int8_t>({1030, 1031}, {1, 1030}, {1031, 1});
+    check_kernels<double>({390, 341}, {1, 390}, {341, 1});
+}
+
 /// Applies an operation to all 16-bit patterns in one row, as the given instruction set does.
 template <class Operation>
 std::vector<std::uint16_t> row_of_all_halves(

@@ -111,8 +111,8 @@ private:
     bool has_tiles_ = false;
 };
 
-/// Applies `rows_function(from, to, count, rows)` to the rows of a plane whose source is read across: each tile is
-/// transposed into a buffer first, so that a cache line of either side is touched once.
+/// Applies `rows_function(from, to, count, rows)` to the rows of a plane whose source is read across:
+/// each tile is transposed into a buffer first, so that a cache line of either side is touched once.
 template <class Bits, class RowsFunction>
 void for_each_tile(
     Loops::Level const& across,
@@ -121,34 +121,30 @@ void for_each_tile(
     std::byte* to,
     RowsFunction const& rows_function
 ) {
-    constexpr std::size_t size = tile_size<Bits>;
     auto* const load = instruction_set() == InstructionSet::baseline ? &load_transposed<Bits>
                                                                      : &load_transposed_avx2<Bits>;
-    alignas(64) std::array<std::byte, size * size * sizeof(Bits)> tile; // written before it is read
     bool const is_large = inner.extent > (std::size_t{1} << 20U) / sizeof(Bits) / across.extent;
+    std::size_t const size = is_large ? large_tile<Bits> : small_tile<Bits>;
+    std::size_t const step = size * sizeof(Bits);
+    alignas(64) std::array<std::byte, large_tile<Bits> * large_tile<Bits> * sizeof(Bits)> tile;
     for (std::size_t i = 0; i < across.extent; i += size) {
         std::size_t const rows = (std::min)(size, across.extent - i);
         for (std::size_t k = 0; k < inner.extent; k += size) {
             std::size_t const count = (std::min)(size, inner.extent - k);
-            load(
-                from + k * inner.from + i * across.from,
-                inner.from,
-                count,
-                across.from,
-                rows,
-                tile.data()
-            );
+            std::byte const* const source = from + k * inner.from + i * across.from;
+            std::byte* const target = to + k * inner.to + i * across.to;
+            load(source, inner.from, count, across.from, rows, tile.data(), step);
             if (is_large && k + size < inner.extent) { // no processor foresees a step of rows
                 prefetch_rows(
-                    from + (k + size) * inner.from + i * across.from,
+                    source + size * inner.from,
                     inner.from,
                     (std::min)(size, inner.extent - k - size),
                     rows * across.from
                 );
             }
             rows_function(
-                Rows<std::byte const>{tile.data(), sizeof(Bits), size * sizeof(Bits)},
-                Rows<std::byte>{to + k * inner.to + i * across.to, inner.to, across.to},
+                Rows<std::byte const>{tile.data(), sizeof(Bits), step},
+                Rows<std::byte>{target, inner.to, across.to},
                 count,
                 rows
             );

@@ -9,10 +9,12 @@
 
 namespace joinable::inline v0::detail {
 
-/// Elements of a tile in each direction: a tile's rows are a few cache lines on both sides, and all
-/// of it stays in the first-level cache.
+/// Elements of a tile in each direction. In cache all of it stays in the first level; else its rows
+/// are so long that the processor fetches them ahead, on both sides.
 template <class Bits>
-inline constexpr std::size_t tile_size = sizeof(Bits) == 1 ? 128 : 256 / sizeof(Bits);
+inline constexpr std::size_t small_tile = sizeof(Bits) == 1 ? 128 : 256 / sizeof(Bits);
+template <class Bits>
+inline constexpr std::size_t large_tile = sizeof(Bits) == 1 ? 256 : 512 / sizeof(Bits);
 
 /// Asks for the memory of rows that will be read soon.
 inline void prefetch_rows(
@@ -130,21 +132,21 @@ void load_edges(
     std::size_t column_step,
     std::size_t columns,
     std::size_t even_columns,
-    std::byte* tile
+    std::byte* to,
+    std::size_t to_step
 ) {
-    constexpr std::size_t tile_step = tile_size<Bits> * sizeof(Bits);
     for (std::size_t i = 0; i < rows; ++i) {
         for (std::size_t k = i < even_rows ? even_columns : 0; k < columns; ++k) {
             store<Bits>(
-                tile + k * tile_step + i * sizeof(Bits),
+                to + k * to_step + i * sizeof(Bits),
                 load<Bits>(from + i * row_step + k * column_step)
             );
         }
     }
 }
 
-/// Writes element (i, k) of the source, at `i * row_step + k * column_step` bytes, to row k, column
-/// i of `tile`, whose rows have `tile_size` elements. At most `tile_size` rows and columns.
+/// Writes element (i, k) of the source, at `i * row_step + k * column_step` bytes, to element (k, i)
+/// of the target, at `k * to_step + i * sizeof(Bits)`.
 template <class Bits>
 JOINABLE_LOOP void load_transposed(
     std::byte const* from,
@@ -152,10 +154,10 @@ JOINABLE_LOOP void load_transposed(
     std::size_t rows,
     std::size_t column_step,
     std::size_t columns,
-    std::byte* tile
+    std::byte* to,
+    std::size_t to_step
 ) {
     constexpr std::size_t n = 16 / sizeof(Bits);
-    constexpr std::size_t tile_step = tile_size<Bits> * sizeof(Bits);
     bool const dense = column_step == sizeof(Bits);
     std::size_t const even_rows = dense ? rows / n * n : 0;
     std::size_t const even_columns = dense ? columns / n * n : 0;
@@ -164,12 +166,14 @@ JOINABLE_LOOP void load_transposed(
             transpose_square<Bits>(
                 from + i * row_step + k * sizeof(Bits),
                 row_step,
-                tile + k * tile_step + i * sizeof(Bits),
-                tile_step
+                to + k * to_step + i * sizeof(Bits),
+                to_step
             );
         }
     }
-    load_edges<Bits>(from, row_step, rows, even_rows, column_step, columns, even_columns, tile);
+    load_edges<Bits>(
+        from, row_step, rows, even_rows, column_step, columns, even_columns, to, to_step
+    );
 }
 
 /// The same, two squares at a time.
@@ -180,10 +184,10 @@ JOINABLE_LOOP_AVX2 void load_transposed_avx2(
     std::size_t rows,
     std::size_t column_step,
     std::size_t columns,
-    std::byte* tile
+    std::byte* to,
+    std::size_t to_step
 ) {
     constexpr std::size_t n = 16 / sizeof(Bits);
-    constexpr std::size_t tile_step = tile_size<Bits> * sizeof(Bits);
     bool const dense = column_step == sizeof(Bits);
     std::size_t const even_rows = dense ? rows / (2 * n) * (2 * n) : 0;
     std::size_t const even_columns = dense ? columns / n * n : 0;
@@ -192,12 +196,14 @@ JOINABLE_LOOP_AVX2 void load_transposed_avx2(
             transpose_two_squares<Bits>(
                 from + i * row_step + k * sizeof(Bits),
                 row_step,
-                tile + k * tile_step + i * sizeof(Bits),
-                tile_step
+                to + k * to_step + i * sizeof(Bits),
+                to_step
             );
         }
     }
-    load_edges<Bits>(from, row_step, rows, even_rows, column_step, columns, even_columns, tile);
+    load_edges<Bits>(
+        from, row_step, rows, even_rows, column_step, columns, even_columns, to, to_step
+    );
 }
 
 } // namespace joinable::inline v0::detail

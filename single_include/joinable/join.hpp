@@ -2193,8 +2193,7 @@ public:
                 );
             }
             wait();
-        } catch (...) { // NOLINT(bugprone-empty-catch): a destructor has nobody to tell; all are
-                        // awake
+        } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
         }
     }
 
@@ -2206,7 +2205,8 @@ public:
         if (peer_ < 0) {
             rank_->finish(sequence_);
         } else if (letter_ != nullptr) {
-            is_lost_ = !rank_->finish_message(*std::exchange(letter_, nullptr), peer_);
+            is_lost_ = !rank_->finish_message(*letter_, peer_);
+            letter_ = nullptr;
         }
         if (is_lost_) {
             throw_failure(rank_->group().loss(peer_));

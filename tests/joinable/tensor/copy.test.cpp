@@ -14,6 +14,7 @@
 
 #include <doctest/doctest.h>
 #include <rapidcheck.h>
+#include <support/offsets.hpp>
 
 namespace {
 
@@ -21,6 +22,7 @@ using joinable::AnyView;
 using joinable::ContractViolation;
 using joinable::DType;
 using joinable::Shape;
+using joinable_tests::offsets_of;
 
 /// Any number of the range from the first case on: rapidcheck would begin with small ones.
 std::size_t pick(std::size_t low, std::size_t high) {
@@ -41,21 +43,6 @@ Shape random_strides(Shape const& extents) {
         stride *= std::max<std::size_t>(extents[d], 1) + pick(0, 2);
     }
     return strides;
-}
-
-/// The offsets of all elements in row-major order, by loops that count one index up at a time.
-std::vector<std::size_t> offsets_of(Shape const& extents, Shape const& strides) {
-    std::vector<std::size_t> offsets{0};
-    for (std::size_t d = 0; d < extents.size(); ++d) {
-        std::vector<std::size_t> longer;
-        for (std::size_t const offset : offsets) {
-            for (std::size_t i = 0; i < extents[d]; ++i) {
-                longer.push_back(offset + i * strides[d]);
-            }
-        }
-        offsets = longer;
-    }
-    return offsets;
 }
 
 template <class T>

@@ -8,6 +8,7 @@
 
 #include <doctest/doctest.h>
 #include <rapidcheck.h>
+#include <support/offsets.hpp>
 
 #include <joinable/tensor/any_view.hpp>
 
@@ -21,6 +22,7 @@ using joinable::DType;
 using joinable::is_overlapping;
 using joinable::Shape;
 using joinable::share_memory;
+using joinable_tests::offsets_of;
 
 TEST_CASE("non-overlapping and dense: no gaps, no overlap, any order of dimensions") {
     using joinable::is_non_overlapping_and_dense;
@@ -33,21 +35,6 @@ TEST_CASE("non-overlapping and dense: no gaps, no overlap, any order of dimensio
     CHECK_FALSE(is_non_overlapping_and_dense({2, 3}, {4, 1}));
     CHECK_FALSE(is_non_overlapping_and_dense({3}, {0}));
     CHECK_FALSE(is_non_overlapping_and_dense({2, 3}, {1, 1}));
-}
-
-/// The offsets of all elements, by loops that count one index up at a time.
-std::vector<std::size_t> offsets_of(Shape const& extents, Shape const& strides) {
-    std::vector<std::size_t> offsets{0};
-    for (std::size_t d = 0; d < extents.size(); ++d) {
-        std::vector<std::size_t> longer;
-        for (std::size_t const offset : offsets) {
-            for (std::size_t i = 0; i < extents[d]; ++i) {
-                longer.push_back(offset + i * strides[d]);
-            }
-        }
-        offsets = longer;
-    }
-    return offsets;
 }
 
 struct Layout {

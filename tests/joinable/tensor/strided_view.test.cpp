@@ -13,6 +13,7 @@
 
 #include <doctest/doctest.h>
 #include <rapidcheck.h>
+#include <support/offsets.hpp>
 
 namespace {
 
@@ -20,6 +21,7 @@ using joinable::as_strided;
 using joinable::ContractViolation;
 using joinable::Shape;
 using joinable::StridedView;
+using joinable_tests::offsets_of;
 
 static_assert(joinable::WritableTensor<StridedView<float>>);
 static_assert(joinable::WritableTensor<StridedView<float> const>); // a view: shallow const
@@ -143,21 +145,6 @@ TEST_CASE("extents and strides come as spans as well, and storage as any contigu
     );
     CHECK(view(2, 1) == 5.0F);
     CHECK(as_strided(std::span{array}, {2}, {1}, 4)(1) == 5.0F); // a temporary span owns nothing
-}
-
-/// The offsets of all elements in row-major order, by loops that count one index up at a time.
-std::vector<std::size_t> offsets_of(Shape const& extents, Shape const& strides) {
-    std::vector<std::size_t> offsets{0};
-    for (std::size_t d = 0; d < extents.size(); ++d) {
-        std::vector<std::size_t> longer;
-        for (std::size_t const offset : offsets) {
-            for (std::size_t i = 0; i < extents[d]; ++i) {
-                longer.push_back(offset + i * strides[d]);
-            }
-        }
-        offsets = longer;
-    }
-    return offsets;
 }
 
 TEST_CASE("elements of any view are those that nested loops over its indices find") {

@@ -118,7 +118,9 @@ constexpr bool test_rule() {
            gives(alternating(), {1'000'000}, {{0, 2, 4}, {1, 3, 5}}, {1'000'000, 1'000'000});
 }
 static_assert(test_tables());
+#if !defined(__CUDACC__) // nvcc 13 forgets to destroy some temporaries here
 static_assert(test_rule());
+#endif
 TEST_CASE("the lazy buckets of upstream's tables, in order, also when the program runs") {
     CHECK(test_tables());
     CHECK(test_rule());

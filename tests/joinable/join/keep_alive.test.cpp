@@ -17,11 +17,14 @@ using namespace joinable_tests;
 using namespace std::chrono_literals;
 using joinable::ThreadCommunicator;
 
-/// Validates for three deadlines in its second round.
+/// Long enough that a busy machine does not stall a thread for as long.
+constexpr auto deadline = 1500ms;
+
+/// Takes longer than the deadline.
 template <class Guard>
 void validate(Guard& guard, bool says_so) {
-    for (int i = 0; i < 12; ++i) {
-        std::this_thread::sleep_for(100ms);
+    for (int i = 0; i < 10; ++i) {
+        std::this_thread::sleep_for(deadline / 6);
         if (says_so) {
             guard.keep_alive();
         }
@@ -31,7 +34,7 @@ void validate(Guard& guard, bool says_so) {
 TEST_CASE("a rank that keeps itself alive is waited for") {
     run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
         AllReducer reducer{comm};
-        joinable::Join guard{joinable::participants(reducer), {.timeout = 400ms}};
+        joinable::Join guard{joinable::participants(reducer), {.timeout = deadline}};
         for (int i = 0; i < 3; ++i) {
             if (i == 1 && comm.rank() == comm.size() - 1) {
                 validate(guard, true);
@@ -47,7 +50,7 @@ TEST_CASE("one that does not is named") {
         AllReducer reducer{comm};
         int const busy = comm.size() - 1;
         try {
-            joinable::Join guard{joinable::participants(reducer), {.timeout = 400ms}};
+            joinable::Join guard{joinable::participants(reducer), {.timeout = deadline}};
             reducer();
             if (comm.rank() == busy) {
                 validate(guard, false);

@@ -1392,7 +1392,7 @@ inline void check_same_dtype(ConstBuffer a, ConstBuffer b) {
     }
 }
 
-inline void check_elements(std::string_view what, std::size_t expected, std::size_t given) {
+inline void check_count(std::string_view what, std::size_t expected, std::size_t given) {
     if (expected != given) {
         throw ContractViolation{
             concat(what, " of a collective must have ", expected, " elements here, but has ", given)
@@ -1512,7 +1512,7 @@ inline void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int
     check_memory(part);
     check_same_dtype(part, whole);
     check_counts(counts, whole, size);
-    check_elements("this rank's own part", counts[static_cast<std::size_t>(rank)], part.count);
+    check_count("this rank's own part", counts[static_cast<std::size_t>(rank)], part.count);
 }
 
 } // namespace joinable::inline v0::detail
@@ -2107,6 +2107,47 @@ private:
 
 } // namespace joinable::inline v0::detail
 
+// ---- joinable/detail/failure.hpp
+
+namespace joinable::inline v0::detail {
+
+/// What peers should be told about an exception. A failure that came from other ranks keeps its
+/// culprits; anything else has none yet, which stands for the rank that throws it.
+inline AbortReason failure_of(std::exception_ptr const& error) {
+    if (!error) {
+        return {FailureKind::peer_failed, {}, {}};
+    }
+    try {
+        std::rethrow_exception(error);
+    } catch (PeerFailed const& failure) {
+        return {FailureKind::peer_failed, failure.ranks(), failure.what()};
+    } catch (TimedOut const& failure) {
+        return {FailureKind::timed_out, failure.ranks(), failure.what()};
+    } catch (Mismatch const& failure) {
+        return {FailureKind::mismatch, failure.ranks(), failure.what()};
+    } catch (std::exception const& other) {
+        return {FailureKind::peer_failed, {}, other.what()};
+    } catch (...) {
+        return {FailureKind::peer_failed, {}, "an exception that is no std::exception"};
+    }
+}
+
+/// The same, ready to be thrown elsewhere: without culprits it is `rank` that failed.
+inline AbortReason blamed_on(int rank, AbortReason reason) {
+    if (reason.ranks.empty()) {
+        reason.ranks = {rank};
+        reason.message = concat(
+            "rank ",
+            rank,
+            " failed: ",
+            reason.message.empty() ? std::string{"an exception left the guard"} : reason.message
+        );
+    }
+    return reason;
+}
+
+} // namespace joinable::inline v0::detail
+
 // ---- joinable/communicator/detail/thread_rank.hpp
 
 namespace joinable::inline v0::detail {
@@ -2118,6 +2159,12 @@ public:
         : Endpoint{*group, rank}, group_{std::move(group)} {}
 
     [[nodiscard]] ThreadGroup& group() const noexcept { return *group_; }
+
+    /// Tells the others that an exception is leaving `what` on this rank.
+    void abort_for_exception(std::string const& what) {
+        group_->abort(blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what})
+        );
+    }
 
     /// Leaves `buffer` for `peer`, or takes it at once: then there is no letter.
     /// @throws Mismatch  the other side has another count or dtype; on both.
@@ -2185,12 +2232,7 @@ public:
         }
         try {
             if (std::uncaught_exceptions() > exceptions_) {
-                int const rank = rank_->rank();
-                rank_->group().abort(
-                    {FailureKind::peer_failed,
-                     {rank},
-                     detail::concat("rank ", rank, " failed: an exception left a collective")}
-                );
+                rank_->abort_for_exception("a collective");
             }
             wait();
         } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
@@ -2241,47 +2283,6 @@ private:
 
 } // namespace joinable::inline v0
 
-// ---- joinable/detail/failure.hpp
-
-namespace joinable::inline v0::detail {
-
-/// What peers should be told about an exception. A failure that came from other ranks keeps its
-/// culprits; anything else has none yet, which stands for the rank that throws it.
-inline AbortReason failure_of(std::exception_ptr const& error) {
-    if (!error) {
-        return {FailureKind::peer_failed, {}, {}};
-    }
-    try {
-        std::rethrow_exception(error);
-    } catch (PeerFailed const& failure) {
-        return {FailureKind::peer_failed, failure.ranks(), failure.what()};
-    } catch (TimedOut const& failure) {
-        return {FailureKind::timed_out, failure.ranks(), failure.what()};
-    } catch (Mismatch const& failure) {
-        return {FailureKind::mismatch, failure.ranks(), failure.what()};
-    } catch (std::exception const& other) {
-        return {FailureKind::peer_failed, {}, other.what()};
-    } catch (...) {
-        return {FailureKind::peer_failed, {}, "an exception that is no std::exception"};
-    }
-}
-
-/// The same, ready to be thrown elsewhere: without culprits it is `rank` that failed.
-inline AbortReason blamed_on(int rank, AbortReason reason) {
-    if (reason.ranks.empty()) {
-        reason.ranks = {rank};
-        reason.message = concat(
-            "rank ",
-            rank,
-            " failed: ",
-            reason.message.empty() ? std::string{"an exception left the guard"} : reason.message
-        );
-    }
-    return reason;
-}
-
-} // namespace joinable::inline v0::detail
-
 // ---- joinable/communicator/thread.hpp
 
 namespace joinable::inline v0 {
@@ -2314,10 +2315,7 @@ public:
     /// The rank leaves its group: whoever waits for it gets PeerFailed.
     ~ThreadCommunicator() {
         if (std::uncaught_exceptions() > exceptions_) {
-            abort(detail::blamed_on(
-                rank(),
-                {FailureKind::peer_failed, {}, "an exception left the scope of its communicator"}
-            ));
+            rank_.abort_for_exception("the scope of its communicator");
         }
         rank_.group().leave(rank());
     }

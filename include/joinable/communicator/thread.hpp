@@ -16,7 +16,6 @@
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/thread_rank.hpp>
 #include <joinable/communicator/thread_work.hpp>
-#include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
 
 namespace joinable::inline v0 {
@@ -49,10 +48,7 @@ public:
     /// The rank leaves its group: whoever waits for it gets PeerFailed.
     ~ThreadCommunicator() {
         if (std::uncaught_exceptions() > exceptions_) {
-            abort(detail::blamed_on(
-                rank(),
-                {FailureKind::peer_failed, {}, "an exception left the scope of its communicator"}
-            ));
+            rank_.abort_for_exception("the scope of its communicator");
         }
         rank_.group().leave(rank());
     }

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include <joinable/communicator/detail/thread_rank.hpp>
-#include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable::inline v0 {
@@ -27,12 +26,7 @@ public:
         }
         try {
             if (std::uncaught_exceptions() > exceptions_) {
-                int const rank = rank_->rank();
-                rank_->group().abort(
-                    {FailureKind::peer_failed,
-                     {rank},
-                     detail::concat("rank ", rank, " failed: an exception left a collective")}
-                );
+                rank_->abort_for_exception("a collective");
             }
             wait();
         } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake

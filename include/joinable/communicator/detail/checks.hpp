@@ -64,7 +64,7 @@ inline void check_same_dtype(ConstBuffer a, ConstBuffer b) {
     }
 }
 
-inline void check_elements(std::string_view what, std::size_t expected, std::size_t given) {
+inline void check_count(std::string_view what, std::size_t expected, std::size_t given) {
     if (expected != given) {
         throw ContractViolation{
             concat(what, " of a collective must have ", expected, " elements here, but has ", given)
@@ -184,7 +184,7 @@ inline void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int
     check_memory(part);
     check_same_dtype(part, whole);
     check_counts(counts, whole, size);
-    check_elements("this rank's own part", counts[static_cast<std::size_t>(rank)], part.count);
+    check_count("this rank's own part", counts[static_cast<std::size_t>(rank)], part.count);
 }
 
 } // namespace joinable::inline v0::detail

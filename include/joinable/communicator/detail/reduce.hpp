@@ -5,7 +5,6 @@
 #include <array>
 #include <concepts>
 #include <cstddef>
-#include <cstring>
 #include <type_traits>
 
 #include <joinable/communicator/communicator.hpp>

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <chrono>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include <joinable/communicator/detail/endpoint.hpp>
 #include <joinable/communicator/detail/mailbox.hpp>
 #include <joinable/communicator/detail/thread_group.hpp>
+#include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
@@ -21,6 +22,12 @@ public:
         : Endpoint{*group, rank}, group_{std::move(group)} {}
 
     [[nodiscard]] ThreadGroup& group() const noexcept { return *group_; }
+
+    /// Tells the others that an exception is leaving `what` on this rank.
+    void abort_for_exception(std::string const& what) {
+        group_->abort(blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what})
+        );
+    }
 
     /// Leaves `buffer` for `peer`, or takes it at once: then there is no letter.
     /// @throws Mismatch  the other side has another count or dtype; on both.

@@ -33,8 +33,6 @@
 #include <joinable/bucket/options.hpp>
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/broadcast_coalesced.hpp>
-#include <joinable/bucket/bucketed_view.hpp>
-#include <joinable/bucket/fixed_assignment.hpp>
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/join/options.hpp>
 #include <joinable/join/round.hpp>

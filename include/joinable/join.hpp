@@ -2,8 +2,10 @@
 #pragma once
 
 /// @file
-/// Everything: the core, and the communicators that come with it.
+/// Everything: the core, the communicators that come with it, and what plans buckets ahead of time.
 
+#include <joinable/bucket/bucketed_view.hpp>
+#include <joinable/bucket/fixed_assignment.hpp>
 #include <joinable/communicator/run_threads.hpp>
 #include <joinable/communicator/self.hpp>
 #include <joinable/communicator/thread.hpp>

@@ -36,140 +36,6 @@
 #include <utility>
 #include <vector>
 
-// ---- joinable/communicator/work.hpp
-
-namespace joinable::inline v0 {
-
-namespace detail {
-
-template <class W>
-concept has_wait = requires(W& work) { work.wait(); };
-
-template <class W>
-concept has_test = requires(W& work) {
-    { work.test() } -> std::convertible_to<bool>;
-};
-
-} // namespace detail
-
-/// A collective that was started and may not be complete.
-///
-/// `work` is an lvalue of `W`.
-/// | expression    | result              | meaning                                                  |
-/// |---------------|---------------------|----------------------------------------------------------|
-/// | `work.wait()` |                     | returns when this rank's buffers are final; throws what  |
-/// |               |                     | made the collective fail; waiting twice is fine          |
-/// | `work.test()` | convertible to bool | makes progress without blocking; true once wait() would  |
-/// |               |                     | return at once                                           |
-///
-/// Not checkable, still required: the buffers stay alive until wait() returned. A work that is
-/// destroyed unfinished waits, and while unwinding aborts, so that no peer touches freed memory.
-/// Models: CompletedWork, ThreadWork.
-template <class W>
-concept Work = std::move_constructible<W> && detail::has_wait<W> && detail::has_test<W>;
-
-/// A work that was complete when it was started.
-struct CompletedWork {
-    void wait() const noexcept {}
-    [[nodiscard]] bool test() const noexcept { return true; }
-};
-
-} // namespace joinable::inline v0
-
-// ---- joinable/error.hpp
-
-namespace joinable::inline v0 {
-
-/// What went wrong, as it travels between ranks. See `throw_failure` for the matching exception.
-enum class FailureKind : std::uint8_t { peer_failed, timed_out, mismatch, communication, contract };
-
-/// Why a communicator was aborted. The first writer wins, and every rank throws what it wrote.
-struct AbortReason {
-    FailureKind kind = FailureKind::communication;
-    std::vector<int> ranks; ///< the culprits, ascending: who failed, did not arrive or differs
-    std::string message;
-};
-
-/// The base of all failures that a correct program can meet.
-class Error : public std::runtime_error {
-public:
-    using std::runtime_error::runtime_error;
-};
-
-/// The caller broke a documented precondition; nothing was moved because of the call.
-class ContractViolation : public std::logic_error {
-public:
-    using std::logic_error::logic_error;
-};
-
-/// The transport failed. The communicator is spent.
-class CommunicationError : public Error {
-public:
-    using Error::Error;
-};
-
-/// A failure with culprits: one class per `FailureKind`, so that a handler can tell them apart.
-template <FailureKind>
-class FailureOfRanks : public Error {
-public:
-    FailureOfRanks(std::vector<int> ranks, std::string const& message)
-        : Error{message}, ranks_{std::move(ranks)} {}
-
-    /// The culprits, ascending. Empty only where the communicator cannot tell.
-    [[nodiscard]] std::vector<int> const& ranks() const noexcept { return ranks_; }
-
-private:
-    std::vector<int> ranks_;
-};
-
-/// Another rank threw, died or left: `rank()` is the lowest that did.
-class PeerFailed : public FailureOfRanks<FailureKind::peer_failed> {
-public:
-    using FailureOfRanks::FailureOfRanks;
-    [[nodiscard]] int rank() const noexcept { return ranks().empty() ? -1 : ranks().front(); }
-};
-
-/// Some ranks did not arrive within the deadline: `missing()` where the communicator can tell.
-class TimedOut : public FailureOfRanks<FailureKind::timed_out> {
-public:
-    using FailureOfRanks::FailureOfRanks;
-    [[nodiscard]] std::vector<int> const& missing() const noexcept { return ranks(); }
-};
-
-/// Ranks do different things where all must do the same: `ranks()` are those that differ from
-/// the lowest rank. No data moved.
-class Mismatch : public FailureOfRanks<FailureKind::mismatch> {
-public:
-    using FailureOfRanks::FailureOfRanks;
-};
-
-/// Some ranks ran out of inputs under `EndPolicy::throw_early`. The communicator stays usable.
-class EarlyTermination : public Error {
-public:
-    EarlyTermination(std::vector<int> ranks, std::string const& message)
-        : Error{message}, ranks_{std::move(ranks)} {}
-
-    /// The ranks that ran out, ascending.
-    [[nodiscard]] std::vector<int> const& ranks() const noexcept { return ranks_; }
-
-private:
-    std::vector<int> ranks_;
-};
-
-/// Throws the exception that stands for `reason`: the same type and text on every rank.
-[[noreturn]] inline void throw_failure(AbortReason const& reason) {
-    switch (reason.kind) {
-    case FailureKind::peer_failed: throw PeerFailed{reason.ranks, reason.message};
-    case FailureKind::timed_out: throw TimedOut{reason.ranks, reason.message};
-    case FailureKind::mismatch: throw Mismatch{reason.ranks, reason.message};
-    case FailureKind::contract: throw ContractViolation{reason.message};
-    case FailureKind::communication: break;
-    }
-    throw CommunicationError{reason.message};
-}
-
-} // namespace joinable::inline v0
-
 // ---- joinable/tensor/dtype.hpp
 
 namespace joinable::inline v0 {
@@ -371,6 +237,1823 @@ struct ConstBuffer {
 
 } // namespace joinable::inline v0
 
+// ---- joinable/detail/text.hpp
+
+namespace joinable::inline v0::detail {
+
+inline std::string to_text(std::string_view piece) {
+    return std::string{piece};
+}
+
+template <std::integral Number>
+std::string to_text(Number number) {
+    return std::to_string(number);
+}
+
+/// Six significant digits, as short as they can be: "0.5", "300", "1e-07".
+inline std::string to_text(double number) {
+    std::array<char, 32> text{};
+    std::snprintf(text.data(), text.size(), "%g", number);
+    return text.data();
+}
+
+/// "3", "3 and 5", "1, 3 and 5": how error texts list ranks and indices.
+template <class Number>
+std::string to_text(std::vector<Number> const& numbers) {
+    std::string text;
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+        if (i != 0) {
+            text += i + 1 == numbers.size() ? " and " : ", ";
+        }
+        text += to_text(numbers[i]);
+    }
+    return text;
+}
+
+/// Joins strings, numbers and lists of numbers into one error text.
+template <class... Pieces>
+std::string concat(Pieces const&... pieces) {
+    std::string text;
+    ((text += to_text(pieces)), ...);
+    return text;
+}
+
+/// "rank 3" or "ranks 1, 3 and 5".
+inline std::string ranks_text(std::vector<int> const& ranks) {
+    return concat(ranks.size() == 1 ? "rank " : "ranks ", ranks);
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/error.hpp
+
+namespace joinable::inline v0 {
+
+/// What went wrong, as it travels between ranks. See `throw_failure` for the matching exception.
+enum class FailureKind : std::uint8_t { peer_failed, timed_out, mismatch, communication, contract };
+
+/// Why a communicator was aborted. The first writer wins, and every rank throws what it wrote.
+struct AbortReason {
+    FailureKind kind = FailureKind::communication;
+    std::vector<int> ranks; ///< the culprits, ascending: who failed, did not arrive or differs
+    std::string message;
+};
+
+/// The base of all failures that a correct program can meet.
+class Error : public std::runtime_error {
+public:
+    using std::runtime_error::runtime_error;
+};
+
+/// The caller broke a documented precondition; nothing was moved because of the call.
+class ContractViolation : public std::logic_error {
+public:
+    using std::logic_error::logic_error;
+};
+
+/// The transport failed. The communicator is spent.
+class CommunicationError : public Error {
+public:
+    using Error::Error;
+};
+
+/// A failure with culprits: one class per `FailureKind`, so that a handler can tell them apart.
+template <FailureKind>
+class FailureOfRanks : public Error {
+public:
+    FailureOfRanks(std::vector<int> ranks, std::string const& message)
+        : Error{message}, ranks_{std::move(ranks)} {}
+
+    /// The culprits, ascending. Empty only where the communicator cannot tell.
+    [[nodiscard]] std::vector<int> const& ranks() const noexcept { return ranks_; }
+
+private:
+    std::vector<int> ranks_;
+};
+
+/// Another rank threw, died or left: `rank()` is the lowest that did.
+class PeerFailed : public FailureOfRanks<FailureKind::peer_failed> {
+public:
+    using FailureOfRanks::FailureOfRanks;
+    [[nodiscard]] int rank() const noexcept { return ranks().empty() ? -1 : ranks().front(); }
+};
+
+/// Some ranks did not arrive within the deadline: `missing()` where the communicator can tell.
+class TimedOut : public FailureOfRanks<FailureKind::timed_out> {
+public:
+    using FailureOfRanks::FailureOfRanks;
+    [[nodiscard]] std::vector<int> const& missing() const noexcept { return ranks(); }
+};
+
+/// Ranks do different things where all must do the same: `ranks()` are those that differ from
+/// the lowest rank. No data moved.
+class Mismatch : public FailureOfRanks<FailureKind::mismatch> {
+public:
+    using FailureOfRanks::FailureOfRanks;
+};
+
+/// Some ranks ran out of inputs under `EndPolicy::throw_early`. The communicator stays usable.
+class EarlyTermination : public Error {
+public:
+    EarlyTermination(std::vector<int> ranks, std::string const& message)
+        : Error{message}, ranks_{std::move(ranks)} {}
+
+    /// The ranks that ran out, ascending.
+    [[nodiscard]] std::vector<int> const& ranks() const noexcept { return ranks_; }
+
+private:
+    std::vector<int> ranks_;
+};
+
+/// Throws the exception that stands for `reason`: the same type and text on every rank.
+[[noreturn]] inline void throw_failure(AbortReason const& reason) {
+    switch (reason.kind) {
+    case FailureKind::peer_failed: throw PeerFailed{reason.ranks, reason.message};
+    case FailureKind::timed_out: throw TimedOut{reason.ranks, reason.message};
+    case FailureKind::mismatch: throw Mismatch{reason.ranks, reason.message};
+    case FailureKind::contract: throw ContractViolation{reason.message};
+    case FailureKind::communication: break;
+    }
+    throw CommunicationError{reason.message};
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/shape.hpp
+
+namespace joinable::inline v0 {
+
+/// The most dimensions that a tensor may have.
+inline constexpr std::size_t max_tensor_rank = 8;
+
+/// The extents or the strides of a tensor: a list of at most `max_tensor_rank` numbers that never
+/// allocates. A scalar has none.
+class Shape {
+public:
+    constexpr Shape() = default;
+    constexpr Shape(std::initializer_list<std::size_t> values)
+        : Shape{std::span<std::size_t const>{values.begin(), values.size()}} {}
+
+    /// @throws ContractViolation  more than `max_tensor_rank` values.
+    explicit constexpr Shape(std::span<std::size_t const> values) {
+        for (std::size_t const value : values) {
+            push_back(value);
+        }
+    }
+
+    constexpr void push_back(std::size_t value) {
+        if (rank_ == max_tensor_rank) {
+            throw ContractViolation{
+                detail::concat("a tensor has at most ", max_tensor_rank, " dimensions")
+            };
+        }
+        values_[rank_++] = value;
+    }
+
+    [[nodiscard]] constexpr std::size_t size() const noexcept { return rank_; }
+    [[nodiscard]] constexpr bool empty() const noexcept { return rank_ == 0; }
+    constexpr std::size_t& operator[](std::size_t i) noexcept { return values_[i]; }
+    constexpr std::size_t operator[](std::size_t i) const noexcept { return values_[i]; }
+    [[nodiscard]] constexpr std::size_t const* begin() const noexcept { return values_.data(); }
+    [[nodiscard]] constexpr std::size_t const* end() const noexcept {
+        return values_.data() + rank_;
+    }
+    [[nodiscard]] constexpr std::size_t const* data() const noexcept { return values_.data(); }
+
+    friend constexpr bool operator==(Shape const& a, Shape const& b) noexcept {
+        for (std::size_t i = 0; i < a.rank_ && a.rank_ == b.rank_; ++i) {
+            if (a.values_[i] != b.values_[i]) {
+                return false;
+            }
+        }
+        return a.rank_ == b.rank_;
+    }
+
+private:
+    std::array<std::size_t, max_tensor_rank> values_{};
+    std::size_t rank_ = 0;
+};
+
+/// The number of elements: the product of the extents, 1 for a scalar.
+/// @throws ContractViolation  the product does not fit in std::size_t.
+[[nodiscard]] constexpr std::size_t numel(Shape const& extents) {
+    std::size_t product = 1;
+    bool overflow = false;
+    for (std::size_t const extent : extents) {
+        if (extent == 0) {
+            return 0;
+        }
+        overflow = overflow || product > (std::numeric_limits<std::size_t>::max)() / extent;
+        product *= extent;
+    }
+    if (overflow) {
+        throw ContractViolation{"the product of a tensor's extents does not fit in std::size_t"};
+    }
+    return product;
+}
+
+/// The strides, in elements, of a dense tensor whose last dimension varies fastest.
+[[nodiscard]] constexpr Shape row_major_strides(Shape const& extents) {
+    Shape strides = extents;
+    std::size_t stride = 1;
+    for (std::size_t i = extents.size(); i-- > 0;) {
+        strides[i] = stride;
+        stride *= extents[i];
+    }
+    return strides;
+}
+
+/// Whether elements lie one after another in row-major order. The stride of a dimension of extent
+/// 1 does not matter, and a tensor without elements is contiguous.
+[[nodiscard]] constexpr bool is_contiguous(Shape const& extents, Shape const& strides) {
+    if (extents.size() != strides.size()) {
+        return false;
+    }
+    std::size_t stride = 1;
+    bool contiguous = true;
+    for (std::size_t i = extents.size(); i-- > 0;) {
+        if (extents[i] == 0) {
+            return true;
+        }
+        contiguous = contiguous && (extents[i] == 1 || strides[i] == stride);
+        stride *= extents[i];
+    }
+    return contiguous;
+}
+
+namespace detail {
+
+/// "(2, 3)": how error texts show extents and strides.
+[[nodiscard]] inline std::string to_text(Shape const& shape) {
+    std::string text = "(";
+    for (std::size_t i = 0; i < shape.size(); ++i) {
+        text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+    }
+    return text + ")";
+}
+
+/// The bytes of the largest object there can be: what counts or steps further is no size.
+inline constexpr std::size_t max_bytes = (std::numeric_limits<std::size_t>::max)() / 2;
+
+/// Throws ContractViolation for a number that was negative before it became a std::size_t: no
+/// memory is as large as what it then stands for.
+constexpr void check_not_negative(char const* what, std::size_t dimension, std::size_t value) {
+    if (value > max_bytes) {
+        throw ContractViolation{concat(
+            what,
+            " of dimension ",
+            dimension,
+            " is -",
+            std::size_t{0} - value,
+            ", but must not be negative; start at the other end, or copy the tensor"
+        )};
+    }
+}
+
+/// The number of elements of memory that a view reaches over: 1 + the largest offset, 0 for an
+/// empty view, whose strides do not matter.
+/// @throws ContractViolation  numbers of extents and strides differ, one of them is negative, or
+///         the view has more elements or reaches over more bytes than memory can have.
+constexpr std::size_t
+checked_reach(Shape const& extents, Shape const& strides, std::size_t element_bytes) {
+    if (extents.size() != strides.size()) {
+        throw ContractViolation{concat(
+            "a view needs one stride per extent, but got ",
+            extents.size(),
+            " extents and ",
+            strides.size(),
+            " strides"
+        )};
+    }
+    for (std::size_t d = 0; d < extents.size(); ++d) {
+        check_not_negative("the extent", d, extents[d]);
+    }
+    std::size_t const count = numel(extents);
+    if (count == 0) {
+        return 0;
+    }
+    std::size_t const limit = max_bytes / element_bytes;
+    std::size_t last = 0;
+    bool fits = count <= max_bytes; // elements may share memory, but iterators count them
+    for (std::size_t d = 0; d < extents.size(); ++d) {
+        check_not_negative("the stride", d, strides[d]);
+        std::size_t const steps = extents[d] - 1;
+        fits = fits && (steps == 0 || strides[d] <= (limit - 1 - last) / steps);
+        last += fits ? steps * strides[d] : 0;
+    }
+    if (!fits) {
+        throw ContractViolation{concat(
+            "a view of extents ",
+            to_text(extents),
+            " and strides ",
+            to_text(strides),
+            " reaches further than memory can; make extents or strides smaller"
+        )};
+    }
+    return last + 1;
+}
+
+} // namespace detail
+
+} // namespace joinable::inline v0
+
+// ---- joinable/fwd.hpp
+
+/// @file
+/// Declarations of everything that other code specialises or names before it is defined.
+///
+/// Customization points, all of them class templates whose primary is undefined or a default:
+/// | template               | adapts                                       | header                 |
+/// |------------------------|----------------------------------------------|------------------------|
+/// | `tensor_traits<T>`     | an engine's tensor                           | tensor/traits.hpp      |
+/// | `parameter_traits<P>`  | an engine's parameter (a value and gradient) | tensor/parameter.hpp   |
+/// | `hook_order<Hook>`     | where a hook of another library runs         | hook/ordering.hpp      |
+
+namespace joinable::inline v0 {
+
+enum class DType : std::uint8_t;
+struct Buffer;
+struct ConstBuffer;
+class Shape;
+class AnyView;
+template <class T>
+class StridedView;
+
+template <class T>
+struct tensor_traits;
+template <class P>
+struct parameter_traits;
+template <class Hook>
+struct hook_order;
+
+enum class ReduceOp : std::uint8_t;
+
+class JoinState;
+class Round;
+class PendingRound;
+struct RoundNotice;
+struct JoinResult;
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/traits.hpp
+
+namespace joinable::inline v0 {
+
+/// Where a tensor's memory lives.
+enum class DeviceKind : std::uint8_t { host, cuda };
+
+/// One device: the host, or an accelerator by its index.
+struct DeviceId {
+    DeviceKind kind = DeviceKind::host;
+    int index = 0;
+
+    friend constexpr bool operator==(DeviceId, DeviceId) = default;
+};
+
+/// Adapts a tensor type. Specialise it for the engine's own type, `T` without const or reference:
+///
+/// | member                                           | required                                 |
+/// |--------------------------------------------------|------------------------------------------|
+/// | `using value_type = U;`                          | one of the two: the dtype is static ...  |
+/// | `static DType dtype(T const& t);`                | ... or known at run time                 |
+/// | `static U* data(T& t);`                          | to be written (`void*` with run-time     |
+/// |                                                  | dtype); of a const tensor if T is a view |
+/// | `static U const* data(T const& t);`              | to be read                               |
+/// | `static auto extents(T const& t);`               | a range of integers, at most 8           |
+/// | `static auto strides(T const& t);`               | optional, in elements; else row-major    |
+/// | `static DeviceId device(T const& t);`            | optional; else the host                  |
+template <class T>
+struct tensor_traits; // primary undefined: a type without a specialisation is no tensor
+
+template <Element U, class Allocator>
+struct tensor_traits<std::vector<U, Allocator>> {
+    using value_type = U;
+    static U* data(std::vector<U, Allocator>& t) noexcept { return t.data(); }
+    static U const* data(std::vector<U, Allocator> const& t) noexcept { return t.data(); }
+    static std::array<std::size_t, 1> extents(std::vector<U, Allocator> const& t) noexcept {
+        return {{t.size()}};
+    }
+};
+
+template <Element U, std::size_t N>
+struct tensor_traits<std::array<U, N>> {
+    using value_type = U;
+    static constexpr U* data(std::array<U, N>& t) noexcept { return t.data(); }
+    static constexpr U const* data(std::array<U, N> const& t) noexcept { return t.data(); }
+    static constexpr std::array<std::size_t, 1> extents(std::array<U, N> const&) noexcept {
+        return {{N}};
+    }
+};
+
+template <class U, std::size_t Extent>
+    requires Element<std::remove_const_t<U>>
+struct tensor_traits<std::span<U, Extent>> {
+    using value_type = std::remove_const_t<U>;
+    static constexpr U* data(std::span<U, Extent> const& t) noexcept { return t.data(); }
+    static constexpr std::array<std::size_t, 1> extents(std::span<U, Extent> const& t) noexcept {
+        return {{t.size()}};
+    }
+};
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/tensor.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+template <class T>
+using traits_of = tensor_traits<std::remove_cvref_t<T>>;
+
+template <class T>
+using lvalue_of = std::add_lvalue_reference_t<std::remove_reference_t<T>>;
+
+template <class T>
+concept has_tensor_traits = requires { sizeof(traits_of<T>); };
+
+template <class T>
+concept has_static_dtype =
+    requires { typename traits_of<T>::value_type; } && Element<typename traits_of<T>::value_type>;
+
+template <class T>
+concept has_run_time_dtype = requires(std::remove_cvref_t<T> const& t) {
+    { traits_of<T>::dtype(t) } -> std::same_as<DType>;
+};
+
+template <class Range>
+concept range_of_integers = requires(Range const& range) {
+    std::begin(range);
+    std::end(range);
+    requires std::integral<std::remove_cvref_t<decltype(*std::begin(range))>>;
+};
+
+template <class T>
+concept has_extents = requires(std::remove_cvref_t<T> const& t) {
+    { traits_of<T>::extents(t) } -> range_of_integers;
+};
+
+template <class T>
+concept has_strides = requires(std::remove_cvref_t<T> const& t) {
+    { traits_of<T>::strides(t) } -> range_of_integers;
+};
+
+template <class T>
+concept has_device = requires(std::remove_cvref_t<T> const& t) {
+    { traits_of<T>::device(t) } -> std::same_as<DeviceId>;
+};
+
+/// The traits of a view take a const tensor whatever its elements are, those of a container take
+/// it as it is: asking with the lvalue as given covers both.
+template <class T>
+concept has_data = requires(lvalue_of<T> t) {
+    { traits_of<T>::data(t) } -> std::convertible_to<void const*>;
+};
+
+template <class T>
+concept has_writable_data = requires(lvalue_of<T> t) {
+    { traits_of<T>::data(t) } -> std::convertible_to<void*>;
+};
+
+template <class Range>
+Shape shape_of(Range const& range) {
+    Shape shape;
+    for (auto const value : range) {
+        if constexpr (std::signed_integral<std::remove_cvref_t<decltype(value)>>) {
+            if (value < 0) {
+                throw ContractViolation{concat(
+                    "an extent or a stride of a tensor is ", value, ", but must not be negative"
+                )};
+            }
+        }
+        shape.push_back(static_cast<std::size_t>(value));
+    }
+    return shape;
+}
+
+} // namespace detail
+
+/// A tensor that can be read: `tensor_traits` describes it.
+///
+/// `t` is an lvalue of `T`, with its constness; `traits` is `tensor_traits<T>`.
+/// | expression                                | result              | meaning                                  |
+/// |-------------------------------------------|---------------------|------------------------------------------|
+/// | `traits`                                  | complete            | how the type is adapted                  |
+/// | `traits::value_type` or `traits::dtype(t)` | Element, or `DType` | the type of the elements                 |
+/// | `traits::data(t)`                         | a pointer           | the first element                        |
+/// | `traits::extents(t)`                      | a range of integers | one per dimension, at most 8             |
+/// | `traits::strides(t)` (optional)           | a range of integers | in elements; row-major without it        |
+/// | `traits::device(t)` (optional)            | `DeviceId`          | where the memory is; the host without it |
+///
+/// Not checkable, still required: the memory stays where it is while a collective uses it.
+/// Models: std::vector, std::array, std::span, StridedView, AnyView.
+template <class T>
+concept Tensor = detail::has_tensor_traits<T> &&
+                 (detail::has_static_dtype<T> || detail::has_run_time_dtype<T>) &&
+                 detail::has_data<T> && detail::has_extents<T>;
+
+/// A tensor whose elements can be written.
+///
+/// `t` is an lvalue of `T`, with its constness.
+/// | expression                  | result                 | meaning                             |
+/// |-----------------------------|------------------------|-------------------------------------|
+/// | `tensor_traits<T>::data(t)` | a pointer to non-const | the first element, to be written to |
+///
+/// Models: std::vector, std::array, std::span and StridedView of elements that are not const, AnyView.
+template <class T>
+concept WritableTensor = Tensor<T> && detail::has_writable_data<T>;
+
+/// Says in one sentence what a type lacks to be a Tensor: `static_assert(models_tensor<My>());`.
+template <class T>
+consteval bool models_tensor() {
+    static_assert(
+        detail::has_tensor_traits<T>,
+        "Tensor: specialise joinable::tensor_traits for this type (see tensor/traits.hpp)"
+    );
+    if constexpr (detail::has_tensor_traits<T>) {
+        static_assert(
+            detail::has_static_dtype<T> || detail::has_run_time_dtype<T>,
+            "Tensor: tensor_traits needs value_type (an element type that has a DType) or "
+            "'static DType dtype(T const&)'"
+        );
+        static_assert(
+            detail::has_data<T>, "Tensor: tensor_traits needs 'static U* data(T&)' for this type"
+        );
+        static_assert(
+            detail::has_extents<T>,
+            "Tensor: tensor_traits needs 'static auto extents(T const&)', a range of integers"
+        );
+    }
+    return Tensor<T>;
+}
+
+/// The dtype of a tensor.
+template <Tensor T>
+[[nodiscard]] constexpr DType dtype(T const& tensor) {
+    if constexpr (detail::has_static_dtype<T>) {
+        return dtype_of<typename detail::traits_of<T>::value_type>;
+    } else {
+        return detail::traits_of<T>::dtype(tensor);
+    }
+}
+
+/// The extents of a tensor.
+template <Tensor T>
+[[nodiscard]] constexpr Shape extents(T const& tensor) {
+    return detail::shape_of(detail::traits_of<T>::extents(tensor));
+}
+
+/// The strides of a tensor, in elements.
+/// @throws ContractViolation  as many strides as extents are needed, none of them negative.
+template <Tensor T>
+[[nodiscard]] constexpr Shape strides(T const& tensor) {
+    if constexpr (detail::has_strides<T>) {
+        Shape const given = detail::shape_of(detail::traits_of<T>::strides(tensor));
+        if (std::size_t const rank = extents(tensor).size(); given.size() != rank) {
+            throw ContractViolation{detail::concat(
+                "a tensor has ", rank, " extents but ", given.size(), " strides; give one for each"
+            )};
+        }
+        return given;
+    } else {
+        return row_major_strides(extents(tensor));
+    }
+}
+
+/// The device on which a tensor's memory is.
+template <Tensor T>
+[[nodiscard]] constexpr DeviceId device(T const& tensor) {
+    if constexpr (detail::has_device<T>) {
+        return detail::traits_of<T>::device(tensor);
+    } else {
+        return {};
+    }
+}
+
+/// The number of elements of a tensor.
+template <Tensor T>
+[[nodiscard]] constexpr std::size_t numel(T const& tensor) {
+    return numel(extents(tensor));
+}
+
+/// Whether a tensor's elements lie one after another in row-major order.
+template <Tensor T>
+[[nodiscard]] constexpr bool is_contiguous(T const& tensor) {
+    return is_contiguous(extents(tensor), strides(tensor));
+}
+
+/// The memory of a contiguous tensor, to be written.
+/// @throws ContractViolation  the tensor is not contiguous.
+template <WritableTensor T>
+[[nodiscard]] constexpr Buffer to_buffer(T&& tensor) {
+    if (!is_contiguous(tensor)) {
+        throw ContractViolation{
+            "a collective needs a contiguous tensor; copy the strided one into a dense one first"
+        };
+    }
+    return {detail::traits_of<T>::data(tensor), numel(tensor), dtype(tensor)};
+}
+
+/// The memory of a contiguous tensor, to be read.
+/// @throws ContractViolation  the tensor is not contiguous.
+template <Tensor T>
+[[nodiscard]] constexpr ConstBuffer to_const_buffer(T const& tensor) {
+    if (!is_contiguous(tensor)) {
+        throw ContractViolation{
+            "a collective needs a contiguous tensor; copy the strided one into a dense one first"
+        };
+    }
+    return {detail::traits_of<T>::data(tensor), numel(tensor), dtype(tensor)};
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/strided_view.hpp
+
+namespace joinable::inline v0 {
+
+/// A non-owning tensor of up to `max_tensor_rank` dimensions whose elements may lie apart. Cheap to
+/// copy; iterates over all elements in row-major order of their indices.
+template <class T>
+class StridedView {
+public:
+    using value_type = std::remove_const_t<T>;
+
+    class iterator {
+    public:
+        using value_type = std::remove_const_t<T>;
+        using difference_type = std::ptrdiff_t;
+        using reference = T&;
+        using pointer = T*;
+        using iterator_category = std::random_access_iterator_tag;
+
+        iterator() = default;
+        iterator(StridedView const* view, std::size_t position) noexcept
+            : view_{view}, position_{position} {}
+
+        reference operator*() const noexcept { return view_->data_[view_->offset_of(position_)]; }
+        pointer operator->() const noexcept { return &**this; }
+        reference operator[](difference_type n) const noexcept { return *(*this + n); }
+        iterator& operator++() noexcept { return *this += 1; }
+        iterator& operator--() noexcept { return *this -= 1; }
+        iterator operator++(int) noexcept { return std::exchange(*this, *this + 1); }
+        iterator operator--(int) noexcept { return std::exchange(*this, *this - 1); }
+        iterator& operator+=(difference_type n) noexcept {
+            position_ = static_cast<std::size_t>(static_cast<difference_type>(position_) + n);
+            return *this;
+        }
+        iterator& operator-=(difference_type n) noexcept { return *this += -n; }
+        friend iterator operator+(iterator it, difference_type n) noexcept { return it += n; }
+        friend iterator operator+(difference_type n, iterator it) noexcept { return it += n; }
+        friend iterator operator-(iterator it, difference_type n) noexcept { return it -= n; }
+        friend difference_type operator-(iterator const& a, iterator const& b) noexcept {
+            return static_cast<difference_type>(a.position_) -
+                   static_cast<difference_type>(b.position_);
+        }
+        friend bool operator==(iterator const& a, iterator const& b) noexcept {
+            return a.position_ == b.position_;
+        }
+        friend auto operator<=>(iterator const& a, iterator const& b) noexcept {
+            return a.position_ <=> b.position_;
+        }
+
+    private:
+        StridedView const* view_ = nullptr; ///< iterators are valid as long as the view object
+        std::size_t position_ = 0;
+    };
+
+    StridedView() = default;
+
+    /// @throws ContractViolation  numbers of extents and strides differ, one is negative (a signed
+    ///         number that became a std::size_t), or they reach further than memory can.
+    StridedView(T* data, Shape const& extents, Shape const& strides)
+        : data_{data}, extents_{extents}, strides_{strides} {
+        (void)detail::checked_reach(extents, strides, sizeof(T));
+        numel_ = joinable::numel(extents);
+    }
+
+    /// A view of const elements can always be made from one of mutable elements.
+    template <class U>
+        requires std::same_as<U const, T> && (!std::is_const_v<U>)
+    // NOLINTNEXTLINE(google-explicit-constructor)
+    StridedView(StridedView<U> const& other)
+        : StridedView{other.data(), other.extents(), other.strides()} {}
+
+    [[nodiscard]] T* data() const noexcept { return data_; }
+    [[nodiscard]] std::size_t numel() const noexcept { return numel_; }
+    [[nodiscard]] std::size_t size() const noexcept { return numel_; }
+    [[nodiscard]] Shape const& extents() const noexcept { return extents_; }
+    [[nodiscard]] Shape const& strides() const noexcept { return strides_; }
+    [[nodiscard]] bool is_contiguous() const { return joinable::is_contiguous(extents_, strides_); }
+
+    /// The element at one index per dimension. @pre every index is below its extent.
+    template <std::convertible_to<std::size_t>... Indices>
+    T& operator()(Indices... indices) const {
+        if (sizeof...(Indices) != extents_.size()) {
+            throw ContractViolation{detail::concat(
+                "a view of ",
+                extents_.size(),
+                " dimensions was given ",
+                sizeof...(Indices),
+                " indices"
+            )};
+        }
+        std::size_t offset = 0;
+        std::size_t dimension = 0;
+        ((offset += static_cast<std::size_t>(indices) * strides_[dimension++]), ...);
+        return data_[offset];
+    }
+
+    [[nodiscard]] iterator begin() const noexcept { return {this, 0}; }
+    [[nodiscard]] iterator end() const noexcept { return {this, numel_}; }
+
+private:
+    [[nodiscard]] std::size_t offset_of(std::size_t position) const noexcept {
+        std::size_t offset = 0;
+        for (std::size_t d = extents_.size(); d-- > 0;) {
+            offset += position % extents_[d] * strides_[d];
+            position /= extents_[d];
+        }
+        return offset;
+    }
+
+    T* data_ = nullptr;
+    Shape extents_{0}; ///< a view that was not given anything has no elements
+    Shape strides_{1};
+    std::size_t numel_ = 0;
+};
+
+template <class T>
+    requires Element<std::remove_const_t<T>>
+struct tensor_traits<StridedView<T>> {
+    using value_type = std::remove_const_t<T>;
+    static T* data(StridedView<T> const& view) noexcept { return view.data(); }
+    static Shape const& extents(StridedView<T> const& view) noexcept { return view.extents(); }
+    static Shape const& strides(StridedView<T> const& view) noexcept { return view.strides(); }
+};
+
+/// Views contiguous storage with any extents and strides, from element `offset` on. Local.
+/// Steps go forward: a negative stride is refused, in a list of constants by the compiler.
+/// @throws ContractViolation  the view would reach beyond the storage; what StridedView throws.
+template <class Storage>
+[[nodiscard]] auto as_strided(
+    Storage&& storage,
+    std::span<std::size_t const> extents,
+    std::span<std::size_t const> strides,
+    std::size_t offset = 0
+) {
+    static_assert(
+        std::contiguous_iterator<decltype(std::begin(storage))>,
+        "as_strided: the storage must be a contiguous range, such as std::vector or std::span"
+    );
+    static_assert(
+        std::is_lvalue_reference_v<Storage> ||
+            std::ranges::enable_borrowed_range<std::remove_cv_t<Storage>>,
+        "as_strided: a temporary storage would be gone before the view is used; give it a name"
+    );
+    using T = std::remove_pointer_t<decltype(std::data(storage))>;
+    StridedView<T> const whole{std::data(storage), Shape{extents}, Shape{strides}};
+    std::size_t const needed = detail::checked_reach(whole.extents(), whole.strides(), sizeof(T));
+    std::size_t const given = std::size(storage);
+    if (offset > given || needed > given - offset) {
+        throw ContractViolation{detail::concat(
+            "a strided view needs ",
+            needed,
+            " elements from offset ",
+            offset,
+            " on, but the storage has ",
+            given,
+            "; make extents, strides or the offset smaller"
+        )};
+    }
+    return StridedView<T>{whole.data() + offset, whole.extents(), whole.strides()};
+}
+
+template <class Storage>
+[[nodiscard]] auto as_strided(
+    Storage&& storage,
+    std::initializer_list<std::size_t> extents,
+    std::initializer_list<std::size_t> strides,
+    std::size_t offset = 0
+) {
+    return as_strided(
+        std::forward<Storage>(storage),
+        std::span<std::size_t const>{extents.begin(), extents.size()},
+        std::span<std::size_t const>{strides.begin(), strides.size()},
+        offset
+    );
+}
+
+/// The part of a view with indices [start, start + length) in one dimension. Local.
+/// @throws ContractViolation  there is no such dimension or no such range in it.
+template <class T>
+[[nodiscard]] StridedView<T>
+narrow(StridedView<T> const& view, std::size_t dimension, std::size_t start, std::size_t length) {
+    if (dimension >= view.extents().size()) {
+        throw ContractViolation{detail::concat(
+            "narrow: there is no dimension ", dimension, " in a view of ", view.extents().size()
+        )};
+    }
+    std::size_t const extent = view.extents()[dimension];
+    if (start > extent || length > extent - start) {
+        throw ContractViolation{detail::concat(
+            "narrow: ",
+            length,
+            " elements from ",
+            start,
+            " on are not in dimension ",
+            dimension,
+            ", which has ",
+            extent
+        )};
+    }
+    Shape extents = view.extents();
+    extents[dimension] = length;
+    // Nothing is viewed when nothing is left: the pointer must not leave the storage for that.
+    T* const data = length == 0 ? view.data() : view.data() + start * view.strides()[dimension];
+    return {data, extents, view.strides()};
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/any_view.hpp
+
+namespace joinable::inline v0 {
+
+/// A non-owning writable tensor whose dtype is known at run time. A default one is empty: it
+/// stands for "no tensor".
+class AnyView {
+public:
+    AnyView() = default;
+
+    /// Views any writable tensor.
+    template <WritableTensor T>
+        requires(!std::same_as<std::remove_cvref_t<T>, AnyView>)
+    explicit AnyView(T&& tensor)
+        : AnyView{
+              detail::traits_of<T>::data(tensor),
+              joinable::dtype(tensor),
+              joinable::extents(tensor),
+              joinable::strides(tensor),
+              joinable::device(tensor)
+          } {}
+
+    /// @throws ContractViolation  numbers of extents and strides differ, one is negative (a signed
+    ///         number that became a std::size_t), or they reach further than memory can.
+    AnyView(
+        void* data, DType dtype, Shape const& extents, Shape const& strides, DeviceId device = {}
+    )
+        : data_{data}, extents_{extents}, strides_{strides}, device_{device}, dtype_{dtype},
+          is_tensor_{true} {
+        (void)detail::checked_reach(extents, strides, size_of(dtype));
+    }
+
+    /// Whether there is a tensor, be it one without elements.
+    explicit operator bool() const noexcept { return is_tensor_; }
+
+    [[nodiscard]] void* data() const noexcept { return data_; }
+    [[nodiscard]] DType dtype() const noexcept { return dtype_; }
+    [[nodiscard]] Shape const& extents() const noexcept { return extents_; }
+    [[nodiscard]] Shape const& strides() const noexcept { return strides_; }
+    [[nodiscard]] DeviceId device() const noexcept { return device_; }
+    [[nodiscard]] std::size_t numel() const { return joinable::numel(extents_); }
+    [[nodiscard]] bool is_contiguous() const { return joinable::is_contiguous(extents_, strides_); }
+
+    /// The same tensor with its dtype as a type.
+    /// @throws ContractViolation  the elements are no `T`.
+    template <Element T>
+    [[nodiscard]] StridedView<T> as() const {
+        if (dtype_ != dtype_of<T>) {
+            throw ContractViolation{detail::concat(
+                "a tensor of ",
+                name_of(dtype_),
+                " was asked for its elements as ",
+                name_of(dtype_of<T>)
+            )};
+        }
+        return {static_cast<T*>(data_), extents_, strides_};
+    }
+
+private:
+    void* data_ = nullptr;
+    Shape extents_{0}; ///< an empty one has no elements: nothing is ever read or written through it
+    Shape strides_{1};
+    DeviceId device_;
+    DType dtype_ = DType::f32;
+    bool is_tensor_ = false;
+};
+
+template <>
+struct tensor_traits<AnyView> {
+    static DType dtype(AnyView const& view) noexcept { return view.dtype(); }
+    static void* data(AnyView const& view) noexcept { return view.data(); }
+    static Shape const& extents(AnyView const& view) noexcept { return view.extents(); }
+    static Shape const& strides(AnyView const& view) noexcept { return view.strides(); }
+    static DeviceId device(AnyView const& view) noexcept { return view.device(); }
+};
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/parameter.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+/// What `parameter_traits` may return for a value or a gradient: something to dereference that may
+/// be empty (a pointer, an optional view).
+template <class P>
+concept pointer_like_to_tensor = requires(P&& pointer) {
+    static_cast<bool>(pointer);
+    requires WritableTensor<decltype(*pointer)>;
+};
+
+template <class T>
+constexpr T* address_of_gradient(T& gradient) noexcept {
+    return &gradient;
+}
+template <class T>
+constexpr T* address_of_gradient(std::optional<T>& gradient) noexcept {
+    return gradient ? &*gradient : nullptr;
+}
+
+template <class P>
+concept has_value_and_grad_members = requires(P& p) {
+    requires WritableTensor<decltype((p.value))>;
+    requires WritableTensor<decltype(*address_of_gradient(p.grad))>;
+};
+
+} // namespace detail
+
+/// Adapts a parameter type: a value and its gradient. Specialise it for the engine's own type:
+///
+/// | member                                        | meaning                                          |
+/// |-----------------------------------------------|--------------------------------------------------|
+/// | `static auto value(P& p)`                     | pointer-like to a writable Tensor                |
+/// | `static auto grad(P& p)`                      | the same; empty = there is no gradient           |
+/// | `static bool requires_grad(P const& p)`       | optional; else all parameters are trained        |
+/// | `static std::string_view name(P const& p)`    | optional; error texts use it                     |
+/// | `static void set_grad(P& p, AnyView view)`    | optional; makes `view` the gradient: enables     |
+/// |                                               | gradients as bucket views                        |
+/// | `static constexpr bool is_handle = true`      | optional; copies of P share storage              |
+///
+/// The default serves every class with members `value` and `grad` (which may be a std::optional)
+/// that are writable tensors, and uses its members `requires_grad` and `name` where it has them.
+template <class P>
+struct parameter_traits {
+    static constexpr auto value(P& p) noexcept
+        requires detail::has_value_and_grad_members<P>
+    {
+        return &p.value;
+    }
+    static constexpr auto grad(P& p) noexcept
+        requires detail::has_value_and_grad_members<P>
+    {
+        return detail::address_of_gradient(p.grad);
+    }
+    static constexpr bool requires_grad(P const& p)
+        requires requires {
+            { p.requires_grad } -> std::convertible_to<bool>;
+        }
+    {
+        return p.requires_grad;
+    }
+    static constexpr std::string_view name(P const& p)
+        requires requires {
+            { p.name } -> std::convertible_to<std::string_view>;
+        }
+    {
+        return p.name;
+    }
+};
+
+namespace detail {
+
+template <class P>
+using parameter_traits_of = parameter_traits<std::remove_cvref_t<P>>;
+
+template <class P>
+concept has_value = requires(std::remove_cvref_t<P>& p) {
+    { parameter_traits_of<P>::value(p) } -> pointer_like_to_tensor;
+};
+template <class P>
+concept has_grad = requires(std::remove_cvref_t<P>& p) {
+    { parameter_traits_of<P>::grad(p) } -> pointer_like_to_tensor;
+};
+template <class P>
+concept has_set_grad = requires(std::remove_cvref_t<P>& p, AnyView& view) {
+    parameter_traits_of<P>::set_grad(p, view);
+};
+template <class P>
+concept has_name = requires(std::remove_cvref_t<P> const& p) {
+    { parameter_traits_of<P>::name(p) } -> std::convertible_to<std::string_view>;
+};
+template <class P>
+concept has_requires_grad = requires(std::remove_cvref_t<P> const& p) {
+    { parameter_traits_of<P>::requires_grad(p) } -> std::convertible_to<bool>;
+};
+template <class P>
+concept is_handle_parameter = requires { requires parameter_traits_of<P>::is_handle; };
+
+} // namespace detail
+
+/// A trainable tensor with its gradient, as `parameter_traits` describes it.
+///
+/// `p` is an lvalue of `P`.
+/// | expression                        | result                        | meaning                     |
+/// |-----------------------------------|-------------------------------|-----------------------------|
+/// | `parameter_traits<P>::value(p)`   | pointer-like to WritableTensor| the value; never empty      |
+/// | `parameter_traits<P>::grad(p)`    | pointer-like to WritableTensor| the gradient; empty = none  |
+///
+/// Not checkable, still required: value and gradient have the same extents and dtype.
+template <class P>
+concept Parameter = detail::has_value<P> && detail::has_grad<P>;
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/parameters.hpp
+
+namespace joinable::inline v0 {
+
+/// A handle on one parameter of an engine whose type was forgotten. Cheap to copy; does not own
+/// the parameter unless it was made from an owning pointer or a handle type.
+class AnyParameter {
+public:
+    /// The parameter that `object` is; `owner` keeps it alive where that is needed.
+    template <Parameter P>
+    explicit AnyParameter(P& object, std::shared_ptr<void> owner = {})
+        : object_{const_cast<std::remove_const_t<P>*>(&object)}, functions_{&table<P>},
+          owner_{std::move(owner)} {
+        static_assert(
+            !std::is_const_v<P> || detail::is_handle_parameter<P>,
+            "parameters: const parameters cannot be trained, since values and gradients are "
+            "written; give a range or pointers that are not const"
+        );
+    }
+
+    [[nodiscard]] AnyView value() const { return functions_->value(object_); }
+    /// Empty where the parameter has no gradient now.
+    [[nodiscard]] AnyView grad() const { return functions_->grad(object_); }
+    [[nodiscard]] bool can_set_grad() const noexcept { return functions_->set_grad != nullptr; }
+    /// Makes `view` the gradient.
+    /// @throws ContractViolation  the parameter's traits cannot: `can_set_grad()` is false.
+    void set_grad(AnyView const& view) const {
+        if (!can_set_grad()) {
+            throw ContractViolation{"a gradient cannot be set: parameter_traits of this type needs "
+                                    "'static void set_grad(P&, AnyView)'"};
+        }
+        functions_->set_grad(object_, view);
+    }
+    [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
+    /// Empty where the parameter has no name.
+    [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
+
+private:
+    struct Functions {
+        AnyView (*value)(void*);
+        AnyView (*grad)(void*);
+        void (*set_grad)(void*, AnyView const&); ///< null: there is none
+        bool (*requires_grad)(void*);
+        std::string_view (*name)(void*);
+    };
+
+    template <class Pointer>
+    static AnyView view_of(Pointer&& pointer) {
+        return pointer ? view_of_tensor(*pointer) : AnyView{};
+    }
+    template <class T>
+    static AnyView view_of_tensor(T&& tensor) {
+        if constexpr (std::same_as<std::remove_cvref_t<T>, AnyView>) {
+            return tensor;
+        } else {
+            return AnyView{tensor};
+        }
+    }
+
+    template <class P>
+    static consteval Functions make_table() {
+        using Traits = detail::parameter_traits_of<P>;
+        using Object = std::remove_const_t<P>;
+        Functions functions{};
+        functions.value = [](void* p) { return view_of(Traits::value(*static_cast<Object*>(p))); };
+        functions.grad = [](void* p) { return view_of(Traits::grad(*static_cast<Object*>(p))); };
+        if constexpr (detail::has_set_grad<P>) {
+            functions.set_grad = [](void* p, AnyView const& view) {
+                Traits::set_grad(*static_cast<Object*>(p), view);
+            };
+        }
+        functions.requires_grad = [](void* p) -> bool {
+            if constexpr (detail::has_requires_grad<P>) {
+                return Traits::requires_grad(*static_cast<Object*>(p));
+            } else {
+                return p != nullptr;
+            }
+        };
+        functions.name = [](void* p) -> std::string_view {
+            if constexpr (detail::has_name<P>) {
+                return Traits::name(*static_cast<Object*>(p));
+            } else {
+                (void)p;
+                return {};
+            }
+        };
+        return functions;
+    }
+
+    template <class P>
+    static constexpr Functions table = make_table<P>();
+
+    void* object_;
+    Functions const* functions_;
+    std::shared_ptr<void> owner_;
+};
+
+/// The parameters of a model, of whatever types. An index is a position in the list.
+class ParameterList {
+public:
+    [[nodiscard]] std::size_t size() const noexcept { return items_.size(); }
+    [[nodiscard]] AnyParameter const& operator[](std::size_t i) const { return items_[i]; }
+    [[nodiscard]] auto begin() const noexcept { return items_.begin(); }
+    [[nodiscard]] auto end() const noexcept { return items_.end(); }
+    void push_back(AnyParameter parameter) { items_.push_back(std::move(parameter)); }
+
+private:
+    std::vector<AnyParameter> items_;
+};
+
+namespace detail {
+
+template <class T>
+concept pointer_to_parameter = requires(T& pointer) {
+    static_cast<bool>(pointer);
+    requires Parameter<std::remove_reference_t<decltype(*pointer)>>;
+};
+
+template <class Range>
+void append_parameters(ParameterList& list, Range&& range) {
+    if constexpr (std::same_as<std::remove_cvref_t<Range>, ParameterList>) {
+        for (AnyParameter const& parameter : range) {
+            list.push_back(parameter);
+        }
+    } else {
+        using Item = std::remove_reference_t<decltype(*std::begin(range))>;
+        static_assert(
+            Parameter<Item> || pointer_to_parameter<Item>,
+            "parameters: the elements of the range must model Parameter, or be pointers to such; "
+            "give them members 'value' and 'grad', or specialise joinable::parameter_traits"
+        );
+        if constexpr (Parameter<Item>) {
+            constexpr bool items_stay = std::is_lvalue_reference_v<Range> &&
+                                        std::is_lvalue_reference_v<decltype(*std::begin(range))>;
+            static_assert(
+                items_stay || is_handle_parameter<Item>,
+                "parameters: a temporary range of parameters would be gone before it is used; give "
+                "the range a name, or set parameter_traits::is_handle if copies share storage"
+            );
+            for (auto&& item : range) {
+                if constexpr (items_stay) {
+                    list.push_back(AnyParameter{item});
+                } else if constexpr (is_handle_parameter<Item>) {
+                    // Copied, not moved: a temporary view may show handles that somebody owns.
+                    auto owned = std::make_shared<std::remove_const_t<Item>>(item);
+                    list.push_back(AnyParameter{*owned, owned});
+                }
+            }
+        } else if constexpr (pointer_to_parameter<Item>) {
+            using Pointer = std::remove_const_t<Item>;
+            constexpr bool is_owning_copy =
+                std::copy_constructible<Pointer> && !std::is_pointer_v<Pointer>;
+            static_assert(
+                std::copy_constructible<Pointer> || std::is_lvalue_reference_v<Range> ||
+                    std::ranges::enable_borrowed_range<std::remove_cv_t<Range>>,
+                "parameters: a temporary range of unique pointers would take its parameters with "
+                "it; give the range a name, or use shared pointers"
+            );
+            for (auto&& pointer : range) {
+                if (!pointer) {
+                    throw ContractViolation{concat("parameters: pointer ", list.size(), " is null")
+                    };
+                }
+                if constexpr (is_owning_copy) {
+                    list.push_back(AnyParameter{*pointer, std::make_shared<Pointer>(pointer)});
+                } else {
+                    list.push_back(AnyParameter{*pointer});
+                }
+            }
+        }
+    }
+}
+
+} // namespace detail
+
+/// Joins ranges of parameters of different types into one list, in order. Of a named range of
+/// objects the addresses are kept; of pointers and smart pointers the pointer (shared ones share
+/// ownership); a temporary range must hold pointers or handles (parameter_traits::is_handle), which
+/// are copied. Const parameters and temporary ranges of unique pointers are compile errors. A
+/// ParameterList is spliced in. Local.
+/// @throws ContractViolation  a pointer is null.
+template <class... Ranges>
+[[nodiscard]] ParameterList parameters(Ranges&&... ranges) {
+    ParameterList list;
+    (detail::append_parameters(list, std::forward<Ranges>(ranges)), ...);
+    return list;
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/bucket/tensor_size.hpp
+
+namespace joinable::inline v0 {
+
+/// All that bucket assignment asks of a tensor. Give it in place of tensors that have no memory
+/// yet: a layout can then be computed before the model is made, or by the compiler.
+struct TensorSize {
+    std::size_t numel = 0;
+    DType dtype = DType::f32;
+    DeviceId device = {};
+
+    [[nodiscard]] constexpr std::size_t bytes() const noexcept { return numel * size_of(dtype); }
+    /// Whether tensors of both sizes may share a bucket: it has one dtype and is on one device.
+    [[nodiscard]] constexpr bool shares_buckets_with(TensorSize const& other) const noexcept {
+        return dtype == other.dtype && device == other.device;
+    }
+};
+
+namespace detail {
+
+template <class T>
+concept has_tensor_size =
+    Tensor<T> || Parameter<T> || std::same_as<std::remove_cvref_t<T>, AnyParameter> ||
+    std::same_as<std::remove_cvref_t<T>, TensorSize>;
+
+/// The size of a tensor, or that of a parameter's value.
+template <has_tensor_size T>
+[[nodiscard]] constexpr TensorSize tensor_size_of(T&& object) {
+    using Object = std::remove_cvref_t<T>;
+    if constexpr (std::same_as<Object, TensorSize>) {
+        return object;
+    } else if constexpr (std::same_as<Object, AnyParameter>) {
+        return tensor_size_of(object.value());
+    } else if constexpr (Tensor<T>) {
+        return {numel(object), dtype(object), device(object)};
+    } else {
+        // Traits take parameters that can be written; nothing is written for a size.
+        return tensor_size_of(*parameter_traits<Object>::value(const_cast<Object&>(object)));
+    }
+}
+
+} // namespace detail
+
+} // namespace joinable::inline v0
+
+// ---- joinable/bucket/bucketed_view.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+/// A named range, kept by its address.
+template <class Range>
+class RangeReference {
+public:
+    RangeReference() = default;
+    explicit constexpr RangeReference(Range& range) noexcept : range_{&range} {}
+    [[nodiscard]] constexpr auto begin() const { return std::begin(*range_); }
+    [[nodiscard]] constexpr auto end() const { return std::end(*range_); }
+
+private:
+    Range* range_ = nullptr;
+};
+
+template <class Range>
+concept has_multi_pass_iterators = requires(Range& range) {
+    { std::begin(range) } -> std::forward_iterator;
+    { std::end(range) } -> std::same_as<decltype(std::begin(range))>;
+};
+
+template <class Range>
+inline constexpr bool is_view = std::ranges::enable_view<Range>;
+template <class Range>
+inline constexpr bool is_view<RangeReference<Range>> = true;
+
+/// The category that the old iterator tag may claim: it promises references to elements.
+template <class Reference>
+using tag_for_t = std::conditional_t<
+    std::is_lvalue_reference_v<Reference>,
+    std::forward_iterator_tag,
+    std::input_iterator_tag>;
+
+} // namespace detail
+
+/// One bucket of a BucketedView: the elements of the underlying range that share it, in order.
+/// They are found while they are read: nothing beyond the last one that was asked for. Valid as
+/// long as the underlying range.
+template <class BaseIterator>
+class LazyBucket {
+public:
+    class iterator {
+    public:
+        using value_type = std::iter_value_t<BaseIterator>;
+        using difference_type = std::ptrdiff_t;
+        using reference = std::iter_reference_t<BaseIterator>;
+        using pointer = void;
+        using iterator_concept = std::forward_iterator_tag;
+        using iterator_category = detail::tag_for_t<reference>;
+
+        iterator() = default;
+        constexpr iterator(LazyBucket const& bucket, BaseIterator at, std::size_t index)
+            : at_{at}, end_{bucket.end_}, index_{index}, kind_{bucket.kind_},
+              bytes_{bucket.kind_.bytes()}, limit_{bucket.limit_} {}
+
+        [[nodiscard]] constexpr reference operator*() const { return *at_; }
+        /// The position of this element in the underlying range.
+        [[nodiscard]] constexpr std::size_t index() const noexcept { return index_; }
+        constexpr iterator& operator++() {
+            if (bytes_ >= limit_) { // this element has closed the bucket
+                at_ = end_;
+                return *this;
+            }
+            for (++at_, ++index_; at_ != end_; ++at_, ++index_) {
+                TensorSize const size = detail::tensor_size_of(*at_);
+                if (size.shares_buckets_with(kind_)) {
+                    bytes_ += size.bytes();
+                    break;
+                }
+            }
+            return *this;
+        }
+        constexpr iterator operator++(int) {
+            iterator const old = *this;
+            ++*this;
+            return old;
+        }
+        friend constexpr bool operator==(iterator const& a, iterator const& b) {
+            return a.at_ == b.at_;
+        }
+
+    private:
+        BaseIterator at_{};
+        BaseIterator end_{};
+        std::size_t index_ = 0;
+        TensorSize kind_;
+        std::size_t bytes_ = 0; ///< of the bucket, up to and with this element
+        std::size_t limit_ = 0;
+    };
+
+    LazyBucket() = default;
+    constexpr LazyBucket(
+        BaseIterator first, BaseIterator end, std::size_t index, TensorSize kind, std::size_t limit
+    )
+        : first_{first}, end_{end}, index_{index}, kind_{kind}, limit_{limit} {}
+
+    [[nodiscard]] constexpr iterator begin() const { return {*this, first_, index_}; }
+    [[nodiscard]] constexpr iterator end() const { return {*this, end_, index_}; }
+    [[nodiscard]] constexpr DType dtype() const noexcept { return kind_.dtype; }
+    [[nodiscard]] constexpr DeviceId device() const noexcept { return kind_.device; }
+    /// The limit in bytes that this bucket is cut by.
+    [[nodiscard]] constexpr std::size_t limit() const noexcept { return limit_; }
+
+private:
+    BaseIterator first_{};
+    BaseIterator end_{};
+    std::size_t index_ = 0; ///< of first_
+    TensorSize kind_;       ///< of its first element
+    std::size_t limit_ = 0;
+};
+
+/// The buckets of a range of Tensors, Parameters or TensorSizes, as
+/// compute_bucket_assignment_by_size gives them for the same limits, each one cut when it is asked
+/// for. A forward range of LazyBucket; iterators are valid as long as the view. `Base` is what
+/// keeps the range: a reference or the range itself.
+///
+/// How lazy that can be: buckets come in the order of their lowest elements, and those of different
+/// dtypes and devices interleave. So a bucket that closes early waits for those that began before
+/// it, but never for what follows: the next bucket begins at the first element that no earlier one
+/// has taken. To say where a bucket begins, nothing is read beyond the last elements of the earlier
+/// ones and the element after those; to read it, nothing beyond its own last element, which is
+/// known as the last when it reaches the limit (a bucket that stays open is read to the end of the
+/// range). No bucket is stored.
+///
+/// Complexity: reading all buckets is linear in the elements times the number of different dtypes
+/// and devices. An iterator keeps a few words per dtype and device met so far, and allocates them.
+template <class Base>
+class BucketedView {
+public:
+    using base_iterator = decltype(std::begin(std::declval<Base const&>()));
+
+    class iterator {
+    public:
+        using value_type = LazyBucket<base_iterator>;
+        using difference_type = std::ptrdiff_t;
+        using reference = value_type;
+        using pointer = void;
+        using iterator_concept = std::forward_iterator_tag;
+        using iterator_category = std::input_iterator_tag; // buckets are made, not referred to
+
+        iterator() = default;
+        constexpr iterator(BucketedView const& view, base_iterator first)
+            : view_{&view}, first_{first} {}
+
+        [[nodiscard]] constexpr value_type operator*() const {
+            TensorSize const kind = detail::tensor_size_of(*first_);
+            std::size_t cut = 0;
+            for (Kind const& known : kinds_) {
+                if (known.size.shares_buckets_with(kind)) {
+                    cut = known.buckets;
+                }
+            }
+            auto const& limits = view_->limits_;
+            return {
+                first_,
+                std::end(view_->base_),
+                index_,
+                kind,
+                limits[(std::min)(cut, limits.size() - 1)]
+            };
+        }
+        constexpr iterator& operator++() {
+            take(**this);
+            auto const end = std::end(view_->base_);
+            do {
+                ++first_;
+                ++index_;
+            } while (first_ != end && is_taken(index_, detail::tensor_size_of(*first_)));
+            return *this;
+        }
+        constexpr iterator operator++(int) {
+            iterator const old = *this;
+            ++*this;
+            return old;
+        }
+        friend constexpr bool operator==(iterator const& a, iterator const& b) {
+            return a.first_ == b.first_;
+        }
+
+    private:
+        struct Kind {
+            TensorSize size;       ///< of one such tensor
+            std::size_t buckets;   ///< how many of them were passed
+            std::size_t taken_end; ///< the position after the last element of those
+        };
+
+        constexpr void take(value_type const& bucket) {
+            std::size_t last = index_;
+            for (auto it = bucket.begin(); it != bucket.end(); ++it) {
+                last = it.index();
+            }
+            TensorSize const size{0, bucket.dtype(), bucket.device()};
+            for (Kind& known : kinds_) {
+                if (known.size.shares_buckets_with(size)) {
+                    ++known.buckets;
+                    known.taken_end = last + 1;
+                    return;
+                }
+            }
+            kinds_.push_back({size, 1, last + 1});
+        }
+        [[nodiscard]] constexpr bool is_taken(std::size_t index, TensorSize const& size) const {
+            return std::any_of(kinds_.begin(), kinds_.end(), [&](Kind const& known) {
+                return index < known.taken_end && known.size.shares_buckets_with(size);
+            });
+        }
+
+        BucketedView const* view_ = nullptr;
+        base_iterator first_{};
+        std::size_t index_ = 0; ///< of first_
+        std::vector<Kind> kinds_;
+    };
+
+    BucketedView() = default;
+    /// @throws ContractViolation  no limit is given.
+    constexpr BucketedView(Base base, std::span<std::size_t const> limits)
+        : base_{std::move(base)}, limits_(limits.begin(), limits.end()) {
+        if (limits.empty()) {
+            throw ContractViolation{"views::bucketed needs at least one limit, but got none"};
+        }
+    }
+
+    [[nodiscard]] constexpr iterator begin() const { return {*this, std::begin(base_)}; }
+    [[nodiscard]] constexpr iterator end() const { return {*this, std::end(base_)}; }
+
+private:
+    Base base_{};
+    std::vector<std::size_t> limits_; ///< few: copying them with the view is cheap
+};
+
+namespace views {
+
+namespace detail {
+
+/// What `range | bucketed(limits)` waits for.
+class BucketedClosure {
+public:
+    explicit constexpr BucketedClosure(std::span<std::size_t const> limits)
+        : limits_(limits.begin(), limits.end()) {}
+
+    template <class Range>
+    friend constexpr auto operator|(Range&& range, BucketedClosure const& closure) {
+        using Value = std::remove_cvref_t<Range>;
+        static_assert(
+            joinable::detail::has_tensor_size<decltype(*std::begin(range))>,
+            "views::bucketed: the elements of the range must model Tensor or Parameter, or be a "
+            "TensorSize; specialise joinable::tensor_traits for their type"
+        );
+        static_assert(
+            joinable::detail::has_multi_pass_iterators<Value const>,
+            "views::bucketed: the range must be a forward range also when it is const, and its "
+            "begin and end of one type; copy it into a container first"
+        );
+        if constexpr (std::is_lvalue_reference_v<Range> && !joinable::detail::is_view<Value>) {
+            using Reference = joinable::detail::RangeReference<std::remove_reference_t<Range>>;
+            return BucketedView<Reference>{Reference{range}, closure.limits_};
+        } else {
+            return BucketedView<Value>{std::forward<Range>(range), closure.limits_};
+        }
+    }
+
+private:
+    std::vector<std::size_t> limits_;
+};
+
+} // namespace detail
+
+/// `range | views::bucketed(limits)`: the BucketedView of a forward range. A named container is
+/// referred to, a view is copied, a temporary container is moved into the result. Local; an empty
+/// range has no buckets.
+/// @throws ContractViolation  there are no limits.
+[[nodiscard]] constexpr auto bucketed(std::span<std::size_t const> limits) {
+    return detail::BucketedClosure{limits};
+}
+[[nodiscard]] constexpr auto bucketed(std::initializer_list<std::size_t> limits) {
+    return detail::BucketedClosure{std::span<std::size_t const>{limits.begin(), limits.size()}};
+}
+
+} // namespace views
+
+} // namespace joinable::inline v0
+
+/// A view unless it owns its range: then copying it would copy that.
+template <class Base>
+inline constexpr bool std::ranges::enable_view<joinable::BucketedView<Base>> =
+    joinable::detail::is_view<Base>;
+
+/// Its iterators refer to the underlying range alone.
+template <class BaseIterator>
+inline constexpr bool std::ranges::enable_borrowed_range<joinable::LazyBucket<BaseIterator>> = true;
+template <class BaseIterator>
+inline constexpr bool std::ranges::enable_view<joinable::LazyBucket<BaseIterator>> = true;
+
+// ---- joinable/bucket/assignment.hpp
+
+namespace joinable::inline v0 {
+
+/// Which tensors share a bucket, and the limit in bytes that each bucket was cut by (0 for a sparse
+/// tensor, which is alone in its bucket).
+struct BucketAssignment {
+    std::vector<std::vector<std::size_t>> buckets;
+    std::vector<std::size_t> limits;
+};
+
+namespace detail {
+
+constexpr void check_assignment_input(
+    std::size_t count,
+    std::span<std::size_t const> limits,
+    std::span<bool const> expect_sparse,
+    std::span<std::size_t const> indices
+) {
+    if (count == 0 || limits.empty()) {
+        throw ContractViolation{concat(
+            "bucket assignment needs at least one tensor and one limit, but got ",
+            count,
+            " tensors and ",
+            limits.size(),
+            " limits"
+        )};
+    }
+    if ((!expect_sparse.empty() && expect_sparse.size() != count) ||
+        (!indices.empty() && indices.size() != count)) {
+        throw ContractViolation{concat(
+            "bucket assignment of ",
+            count,
+            " tensors needs as many sparse flags and indices, or "
+            "none, but got ",
+            expect_sparse.size(),
+            " flags and ",
+            indices.size(),
+            " indices"
+        )};
+    }
+    // Vectors are filled with a value: what libstdc++ 12 does without one is no constant expression
+    // to clang, and neither is its std::vector<bool>.
+    std::vector<unsigned char> seen(indices.empty() ? 0 : count, 0);
+    for (std::size_t const index : indices) {
+        if (index >= count || seen[index]) {
+            throw ContractViolation{concat(
+                "bucket assignment: index ",
+                index,
+                index >= count ? " is out of range for " : " is given twice for ",
+                count,
+                " tensors; give a permutation"
+            )};
+        }
+        seen[index] = 1;
+    }
+}
+
+} // namespace detail
+
+/// Cuts tensors into buckets of one dtype and device each, in order: a bucket closes after the
+/// tensor with which it reaches its limit in bytes, and the next bucket of that dtype and device
+/// gets the next limit (the last one repeats). Tensors flagged in `expect_sparse` are alone.
+///
+/// `indices` permutes the order in which tensors are taken. Without it buckets are sorted by their
+/// lowest tensor; with it they stay in the order in which they closed, those left open at the end
+/// by the first tensor of their dtype and device, so that the result is the same everywhere.
+/// Local; also in constant expressions. `tensors` is a random-access range of Tensors, Parameters
+/// or TensorSizes. The rule is that of PyTorch's _compute_bucket_assignment_by_size.
+/// Complexity: linear in the tensors times the number of different dtypes and devices.
+/// @throws ContractViolation  nothing given, sizes that differ, or indices that are no permutation.
+template <class Tensors>
+[[nodiscard]] constexpr BucketAssignment compute_bucket_assignment_by_size(
+    Tensors const& tensors,
+    std::span<std::size_t const> limits,
+    std::span<bool const> expect_sparse = {},
+    std::span<std::size_t const> indices = {}
+) {
+    static_assert(
+        detail::has_tensor_size<decltype(*std::begin(tensors))>,
+        "compute_bucket_assignment_by_size: the elements of the range must model Tensor or "
+        "Parameter, or be a TensorSize; specialise joinable::tensor_traits for their type"
+    );
+    struct Open {
+        TensorSize kind; ///< of its first tensor: who may join
+        std::size_t limit_index = 0;
+        std::size_t bytes = 0;
+        std::vector<std::size_t> members;
+    };
+    std::size_t const count = static_cast<std::size_t>(std::size(tensors));
+    detail::check_assignment_input(count, limits, expect_sparse, indices);
+    BucketAssignment result;
+    std::vector<Open> open; // few dtypes and devices: a linear search beats hashing
+    auto const close = [&](Open& group) {
+        result.buckets.push_back(std::exchange(group.members, {}));
+        result.limits.push_back(limits[group.limit_index]);
+        group.bytes = 0;
+        group.limit_index = (std::min)(group.limit_index + 1, limits.size() - 1);
+    };
+    auto const first = std::begin(tensors);
+    for (std::size_t i = 0; i < count; ++i) {
+        std::size_t const t = indices.empty() ? i : indices[i];
+        if (!expect_sparse.empty() && expect_sparse[t]) {
+            result.buckets.push_back({t});
+            result.limits.push_back(0);
+            continue;
+        }
+        auto const size = detail::tensor_size_of(first[static_cast<std::ptrdiff_t>(t)]);
+        auto group = std::find_if(open.begin(), open.end(), [&](Open const& candidate) {
+            return candidate.kind.shares_buckets_with(size);
+        });
+        if (group == open.end()) {
+            open.push_back({size, 0, 0, {}});
+            group = std::prev(open.end());
+        }
+        group->members.push_back(t);
+        group->bytes += size.bytes();
+        if (group->bytes >= limits[group->limit_index]) {
+            close(*group);
+        }
+    }
+    for (Open& group : open) {
+        if (!group.members.empty()) {
+            close(group);
+        }
+    }
+    if (indices.empty()) {
+        std::vector<std::size_t> order(result.buckets.size(), 0);
+        for (std::size_t b = 0; b < order.size(); ++b) {
+            order[b] = b;
+        }
+        std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+            return result.buckets[a].front() < result.buckets[b].front(); // ascending inside
+        });
+        BucketAssignment sorted;
+        for (std::size_t const b : order) {
+            sorted.buckets.push_back(std::move(result.buckets[b]));
+            sorted.limits.push_back(result.limits[b]);
+        }
+        return sorted;
+    }
+    return result;
+}
+
+template <class Tensors>
+[[nodiscard]] constexpr BucketAssignment compute_bucket_assignment_by_size(
+    Tensors const& tensors,
+    std::initializer_list<std::size_t> limits,
+    std::initializer_list<bool> expect_sparse = {},
+    std::initializer_list<std::size_t> indices = {}
+) {
+    return compute_bucket_assignment_by_size(
+        tensors,
+        std::span<std::size_t const>{limits.begin(), limits.size()},
+        std::span<bool const>{expect_sparse.begin(), expect_sparse.size()},
+        std::span<std::size_t const>{indices.begin(), indices.size()}
+    );
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/bucket/fixed_assignment.hpp
+
+namespace joinable::inline v0 {
+
+/// A bucket assignment of at most `Capacity` tensors that allocates nothing, so that it can be a
+/// constexpr variable (a BucketAssignment lives in a constant expression only as long as that):
+///
+///     constexpr std::array<TensorSize, 3> sizes{{{10}, {10}, {5, DType::f64}}};
+///     constexpr FixedBucketAssignment<3> layout{compute_bucket_assignment_by_size(sizes, {80})};
+template <std::size_t Capacity>
+class FixedBucketAssignment {
+public:
+    /// @throws ContractViolation  more tensors than the capacity.
+    explicit constexpr FixedBucketAssignment(BucketAssignment const& assignment) {
+        for (auto const& members : assignment.buckets) {
+            if (members.size() > Capacity - starts_[size_]) {
+                throw ContractViolation{detail::concat(
+                    "a fixed bucket assignment has room for ",
+                    Capacity,
+                    " tensors, but the one it was given has more; raise its capacity"
+                )};
+            }
+            limits_[size_] = assignment.limits[size_];
+            starts_[size_ + 1] = starts_[size_] + members.size();
+            std::copy(members.begin(), members.end(), tensors_.data() + starts_[size_]);
+            ++size_;
+        }
+    }
+
+    /// The number of buckets.
+    [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
+    /// The tensors of bucket `b`. @pre b < size()
+    [[nodiscard]] constexpr std::span<std::size_t const> operator[](std::size_t b) const noexcept {
+        return {tensors_.data() + starts_[b], starts_[b + 1] - starts_[b]};
+    }
+    /// The limit in bytes that each bucket was cut by, as in BucketAssignment.
+    [[nodiscard]] constexpr std::span<std::size_t const> limits() const noexcept {
+        return {limits_.data(), size_};
+    }
+
+private:
+    std::array<std::size_t, Capacity> tensors_{}; ///< of all buckets, one after another
+    std::array<std::size_t, Capacity + 1> starts_{};
+    std::array<std::size_t, Capacity> limits_{};
+    std::size_t size_ = 0;
+};
+
+} // namespace joinable::inline v0
+
+// ---- joinable/communicator/work.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+template <class W>
+concept has_wait = requires(W& work) { work.wait(); };
+
+template <class W>
+concept has_test = requires(W& work) {
+    { work.test() } -> std::convertible_to<bool>;
+};
+
+} // namespace detail
+
+/// A collective that was started and may not be complete.
+///
+/// `work` is an lvalue of `W`.
+/// | expression    | result              | meaning                                                  |
+/// |---------------|---------------------|----------------------------------------------------------|
+/// | `work.wait()` |                     | returns when this rank's buffers are final; throws what  |
+/// |               |                     | made the collective fail; waiting twice is fine          |
+/// | `work.test()` | convertible to bool | makes progress without blocking; true once wait() would  |
+/// |               |                     | return at once                                           |
+///
+/// Not checkable, still required: the buffers stay alive until wait() returned. A work that is
+/// destroyed unfinished waits, and while unwinding aborts, so that no peer touches freed memory.
+/// Models: CompletedWork, ThreadWork.
+template <class W>
+concept Work = std::move_constructible<W> && detail::has_wait<W> && detail::has_test<W>;
+
+/// A work that was complete when it was started.
+struct CompletedWork {
+    void wait() const noexcept {}
+    [[nodiscard]] bool test() const noexcept { return true; }
+};
+
+} // namespace joinable::inline v0
+
 // ---- joinable/communicator/communicator.hpp
 
 namespace joinable::inline v0 {
@@ -524,54 +2207,6 @@ using work_of =
     std::remove_cvref_t<decltype(std::declval<C&>().all_reduce(Buffer{}, ReduceOp::sum))>;
 
 } // namespace joinable::inline v0
-
-// ---- joinable/detail/text.hpp
-
-namespace joinable::inline v0::detail {
-
-inline std::string to_text(std::string_view piece) {
-    return std::string{piece};
-}
-
-template <std::integral Number>
-std::string to_text(Number number) {
-    return std::to_string(number);
-}
-
-/// Six significant digits, as short as they can be: "0.5", "300", "1e-07".
-inline std::string to_text(double number) {
-    std::array<char, 32> text{};
-    std::snprintf(text.data(), text.size(), "%g", number);
-    return text.data();
-}
-
-/// "3", "3 and 5", "1, 3 and 5": how error texts list ranks and indices.
-template <class Number>
-std::string to_text(std::vector<Number> const& numbers) {
-    std::string text;
-    for (std::size_t i = 0; i < numbers.size(); ++i) {
-        if (i != 0) {
-            text += i + 1 == numbers.size() ? " and " : ", ";
-        }
-        text += to_text(numbers[i]);
-    }
-    return text;
-}
-
-/// Joins strings, numbers and lists of numbers into one error text.
-template <class... Pieces>
-std::string concat(Pieces const&... pieces) {
-    std::string text;
-    ((text += to_text(pieces)), ...);
-    return text;
-}
-
-/// "rank 3" or "ranks 1, 3 and 5".
-inline std::string ranks_text(std::vector<int> const& ranks) {
-    return concat(ranks.size() == 1 ? "rank " : "ranks ", ranks);
-}
-
-} // namespace joinable::inline v0::detail
 
 // ---- joinable/communicator/detail/descriptor.hpp
 
@@ -2779,782 +4414,6 @@ private:
 
 } // namespace joinable::inline v0
 
-// ---- joinable/fwd.hpp
-
-/// @file
-/// Declarations of everything that other code specialises or names before it is defined.
-///
-/// Customization points, all of them class templates whose primary is undefined or a default:
-/// | template               | adapts                                       | header                 |
-/// |------------------------|----------------------------------------------|------------------------|
-/// | `tensor_traits<T>`     | an engine's tensor                           | tensor/traits.hpp      |
-/// | `parameter_traits<P>`  | an engine's parameter (a value and gradient) | tensor/parameter.hpp   |
-/// | `hook_order<Hook>`     | where a hook of another library runs         | hook/ordering.hpp      |
-
-namespace joinable::inline v0 {
-
-enum class DType : std::uint8_t;
-struct Buffer;
-struct ConstBuffer;
-class Shape;
-class AnyView;
-template <class T>
-class StridedView;
-
-template <class T>
-struct tensor_traits;
-template <class P>
-struct parameter_traits;
-template <class Hook>
-struct hook_order;
-
-enum class ReduceOp : std::uint8_t;
-
-class JoinState;
-class Round;
-class PendingRound;
-struct RoundNotice;
-struct JoinResult;
-
-} // namespace joinable::inline v0
-
-// ---- joinable/tensor/shape.hpp
-
-namespace joinable::inline v0 {
-
-/// The most dimensions that a tensor may have.
-inline constexpr std::size_t max_tensor_rank = 8;
-
-/// The extents or the strides of a tensor: a list of at most `max_tensor_rank` numbers that never
-/// allocates. A scalar has none.
-class Shape {
-public:
-    constexpr Shape() = default;
-    constexpr Shape(std::initializer_list<std::size_t> values)
-        : Shape{std::span<std::size_t const>{values.begin(), values.size()}} {}
-
-    /// @throws ContractViolation  more than `max_tensor_rank` values.
-    explicit constexpr Shape(std::span<std::size_t const> values) {
-        for (std::size_t const value : values) {
-            push_back(value);
-        }
-    }
-
-    constexpr void push_back(std::size_t value) {
-        if (rank_ == max_tensor_rank) {
-            throw ContractViolation{
-                detail::concat("a tensor has at most ", max_tensor_rank, " dimensions")
-            };
-        }
-        values_[rank_++] = value;
-    }
-
-    [[nodiscard]] constexpr std::size_t size() const noexcept { return rank_; }
-    [[nodiscard]] constexpr bool empty() const noexcept { return rank_ == 0; }
-    constexpr std::size_t& operator[](std::size_t i) noexcept { return values_[i]; }
-    constexpr std::size_t operator[](std::size_t i) const noexcept { return values_[i]; }
-    [[nodiscard]] constexpr std::size_t const* begin() const noexcept { return values_.data(); }
-    [[nodiscard]] constexpr std::size_t const* end() const noexcept {
-        return values_.data() + rank_;
-    }
-    [[nodiscard]] constexpr std::size_t const* data() const noexcept { return values_.data(); }
-
-    friend constexpr bool operator==(Shape const& a, Shape const& b) noexcept {
-        for (std::size_t i = 0; i < a.rank_ && a.rank_ == b.rank_; ++i) {
-            if (a.values_[i] != b.values_[i]) {
-                return false;
-            }
-        }
-        return a.rank_ == b.rank_;
-    }
-
-private:
-    std::array<std::size_t, max_tensor_rank> values_{};
-    std::size_t rank_ = 0;
-};
-
-/// The number of elements: the product of the extents, 1 for a scalar.
-/// @throws ContractViolation  the product does not fit in std::size_t.
-[[nodiscard]] constexpr std::size_t numel(Shape const& extents) {
-    std::size_t product = 1;
-    bool overflow = false;
-    for (std::size_t const extent : extents) {
-        if (extent == 0) {
-            return 0;
-        }
-        overflow = overflow || product > (std::numeric_limits<std::size_t>::max)() / extent;
-        product *= extent;
-    }
-    if (overflow) {
-        throw ContractViolation{"the product of a tensor's extents does not fit in std::size_t"};
-    }
-    return product;
-}
-
-/// The strides, in elements, of a dense tensor whose last dimension varies fastest.
-[[nodiscard]] constexpr Shape row_major_strides(Shape const& extents) {
-    Shape strides = extents;
-    std::size_t stride = 1;
-    for (std::size_t i = extents.size(); i-- > 0;) {
-        strides[i] = stride;
-        stride *= extents[i];
-    }
-    return strides;
-}
-
-/// Whether elements lie one after another in row-major order. The stride of a dimension of extent
-/// 1 does not matter, and a tensor without elements is contiguous.
-[[nodiscard]] constexpr bool is_contiguous(Shape const& extents, Shape const& strides) {
-    if (extents.size() != strides.size()) {
-        return false;
-    }
-    std::size_t stride = 1;
-    bool contiguous = true;
-    for (std::size_t i = extents.size(); i-- > 0;) {
-        if (extents[i] == 0) {
-            return true;
-        }
-        contiguous = contiguous && (extents[i] == 1 || strides[i] == stride);
-        stride *= extents[i];
-    }
-    return contiguous;
-}
-
-namespace detail {
-
-/// "(2, 3)": how error texts show extents and strides.
-[[nodiscard]] inline std::string to_text(Shape const& shape) {
-    std::string text = "(";
-    for (std::size_t i = 0; i < shape.size(); ++i) {
-        text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-    }
-    return text + ")";
-}
-
-/// The bytes of the largest object there can be: what counts or steps further is no size.
-inline constexpr std::size_t max_bytes = (std::numeric_limits<std::size_t>::max)() / 2;
-
-/// Throws ContractViolation for a number that was negative before it became a std::size_t: no
-/// memory is as large as what it then stands for.
-constexpr void check_not_negative(char const* what, std::size_t dimension, std::size_t value) {
-    if (value > max_bytes) {
-        throw ContractViolation{concat(
-            what,
-            " of dimension ",
-            dimension,
-            " is -",
-            std::size_t{0} - value,
-            ", but must not be negative; start at the other end, or copy the tensor"
-        )};
-    }
-}
-
-/// The number of elements of memory that a view reaches over: 1 + the largest offset, 0 for an
-/// empty view, whose strides do not matter.
-/// @throws ContractViolation  numbers of extents and strides differ, one of them is negative, or
-///         the view has more elements or reaches over more bytes than memory can have.
-constexpr std::size_t
-checked_reach(Shape const& extents, Shape const& strides, std::size_t element_bytes) {
-    if (extents.size() != strides.size()) {
-        throw ContractViolation{concat(
-            "a view needs one stride per extent, but got ",
-            extents.size(),
-            " extents and ",
-            strides.size(),
-            " strides"
-        )};
-    }
-    for (std::size_t d = 0; d < extents.size(); ++d) {
-        check_not_negative("the extent", d, extents[d]);
-    }
-    std::size_t const count = numel(extents);
-    if (count == 0) {
-        return 0;
-    }
-    std::size_t const limit = max_bytes / element_bytes;
-    std::size_t last = 0;
-    bool fits = count <= max_bytes; // elements may share memory, but iterators count them
-    for (std::size_t d = 0; d < extents.size(); ++d) {
-        check_not_negative("the stride", d, strides[d]);
-        std::size_t const steps = extents[d] - 1;
-        fits = fits && (steps == 0 || strides[d] <= (limit - 1 - last) / steps);
-        last += fits ? steps * strides[d] : 0;
-    }
-    if (!fits) {
-        throw ContractViolation{concat(
-            "a view of extents ",
-            to_text(extents),
-            " and strides ",
-            to_text(strides),
-            " reaches further than memory can; make extents or strides smaller"
-        )};
-    }
-    return last + 1;
-}
-
-} // namespace detail
-
-} // namespace joinable::inline v0
-
-// ---- joinable/tensor/traits.hpp
-
-namespace joinable::inline v0 {
-
-/// Where a tensor's memory lives.
-enum class DeviceKind : std::uint8_t { host, cuda };
-
-/// One device: the host, or an accelerator by its index.
-struct DeviceId {
-    DeviceKind kind = DeviceKind::host;
-    int index = 0;
-
-    friend constexpr bool operator==(DeviceId, DeviceId) = default;
-};
-
-/// Adapts a tensor type. Specialise it for the engine's own type, `T` without const or reference:
-///
-/// | member                                           | required                                 |
-/// |--------------------------------------------------|------------------------------------------|
-/// | `using value_type = U;`                          | one of the two: the dtype is static ...  |
-/// | `static DType dtype(T const& t);`                | ... or known at run time                 |
-/// | `static U* data(T& t);`                          | to be written (`void*` with run-time     |
-/// |                                                  | dtype); of a const tensor if T is a view |
-/// | `static U const* data(T const& t);`              | to be read                               |
-/// | `static auto extents(T const& t);`               | a range of integers, at most 8           |
-/// | `static auto strides(T const& t);`               | optional, in elements; else row-major    |
-/// | `static DeviceId device(T const& t);`            | optional; else the host                  |
-template <class T>
-struct tensor_traits; // primary undefined: a type without a specialisation is no tensor
-
-template <Element U, class Allocator>
-struct tensor_traits<std::vector<U, Allocator>> {
-    using value_type = U;
-    static U* data(std::vector<U, Allocator>& t) noexcept { return t.data(); }
-    static U const* data(std::vector<U, Allocator> const& t) noexcept { return t.data(); }
-    static std::array<std::size_t, 1> extents(std::vector<U, Allocator> const& t) noexcept {
-        return {{t.size()}};
-    }
-};
-
-template <Element U, std::size_t N>
-struct tensor_traits<std::array<U, N>> {
-    using value_type = U;
-    static constexpr U* data(std::array<U, N>& t) noexcept { return t.data(); }
-    static constexpr U const* data(std::array<U, N> const& t) noexcept { return t.data(); }
-    static constexpr std::array<std::size_t, 1> extents(std::array<U, N> const&) noexcept {
-        return {{N}};
-    }
-};
-
-template <class U, std::size_t Extent>
-    requires Element<std::remove_const_t<U>>
-struct tensor_traits<std::span<U, Extent>> {
-    using value_type = std::remove_const_t<U>;
-    static constexpr U* data(std::span<U, Extent> const& t) noexcept { return t.data(); }
-    static constexpr std::array<std::size_t, 1> extents(std::span<U, Extent> const& t) noexcept {
-        return {{t.size()}};
-    }
-};
-
-} // namespace joinable::inline v0
-
-// ---- joinable/tensor/tensor.hpp
-
-namespace joinable::inline v0 {
-
-namespace detail {
-
-template <class T>
-using traits_of = tensor_traits<std::remove_cvref_t<T>>;
-
-template <class T>
-using lvalue_of = std::add_lvalue_reference_t<std::remove_reference_t<T>>;
-
-template <class T>
-concept has_tensor_traits = requires { sizeof(traits_of<T>); };
-
-template <class T>
-concept has_static_dtype =
-    requires { typename traits_of<T>::value_type; } && Element<typename traits_of<T>::value_type>;
-
-template <class T>
-concept has_run_time_dtype = requires(std::remove_cvref_t<T> const& t) {
-    { traits_of<T>::dtype(t) } -> std::same_as<DType>;
-};
-
-template <class Range>
-concept range_of_integers = requires(Range const& range) {
-    std::begin(range);
-    std::end(range);
-    requires std::integral<std::remove_cvref_t<decltype(*std::begin(range))>>;
-};
-
-template <class T>
-concept has_extents = requires(std::remove_cvref_t<T> const& t) {
-    { traits_of<T>::extents(t) } -> range_of_integers;
-};
-
-template <class T>
-concept has_strides = requires(std::remove_cvref_t<T> const& t) {
-    { traits_of<T>::strides(t) } -> range_of_integers;
-};
-
-template <class T>
-concept has_device = requires(std::remove_cvref_t<T> const& t) {
-    { traits_of<T>::device(t) } -> std::same_as<DeviceId>;
-};
-
-/// The traits of a view take a const tensor whatever its elements are, those of a container take
-/// it as it is: asking with the lvalue as given covers both.
-template <class T>
-concept has_data = requires(lvalue_of<T> t) {
-    { traits_of<T>::data(t) } -> std::convertible_to<void const*>;
-};
-
-template <class T>
-concept has_writable_data = requires(lvalue_of<T> t) {
-    { traits_of<T>::data(t) } -> std::convertible_to<void*>;
-};
-
-template <class Range>
-Shape shape_of(Range const& range) {
-    Shape shape;
-    for (auto const value : range) {
-        if constexpr (std::signed_integral<std::remove_cvref_t<decltype(value)>>) {
-            if (value < 0) {
-                throw ContractViolation{concat(
-                    "an extent or a stride of a tensor is ", value, ", but must not be negative"
-                )};
-            }
-        }
-        shape.push_back(static_cast<std::size_t>(value));
-    }
-    return shape;
-}
-
-} // namespace detail
-
-/// A tensor that can be read: `tensor_traits` describes it.
-///
-/// `t` is an lvalue of `T`, with its constness; `traits` is `tensor_traits<T>`.
-/// | expression                                | result              | meaning                                  |
-/// |-------------------------------------------|---------------------|------------------------------------------|
-/// | `traits`                                  | complete            | how the type is adapted                  |
-/// | `traits::value_type` or `traits::dtype(t)` | Element, or `DType` | the type of the elements                 |
-/// | `traits::data(t)`                         | a pointer           | the first element                        |
-/// | `traits::extents(t)`                      | a range of integers | one per dimension, at most 8             |
-/// | `traits::strides(t)` (optional)           | a range of integers | in elements; row-major without it        |
-/// | `traits::device(t)` (optional)            | `DeviceId`          | where the memory is; the host without it |
-///
-/// Not checkable, still required: the memory stays where it is while a collective uses it.
-/// Models: std::vector, std::array, std::span, StridedView, AnyView.
-template <class T>
-concept Tensor = detail::has_tensor_traits<T> &&
-                 (detail::has_static_dtype<T> || detail::has_run_time_dtype<T>) &&
-                 detail::has_data<T> && detail::has_extents<T>;
-
-/// A tensor whose elements can be written.
-///
-/// `t` is an lvalue of `T`, with its constness.
-/// | expression                  | result                 | meaning                             |
-/// |-----------------------------|------------------------|-------------------------------------|
-/// | `tensor_traits<T>::data(t)` | a pointer to non-const | the first element, to be written to |
-///
-/// Models: std::vector, std::array, std::span and StridedView of elements that are not const, AnyView.
-template <class T>
-concept WritableTensor = Tensor<T> && detail::has_writable_data<T>;
-
-/// Says in one sentence what a type lacks to be a Tensor: `static_assert(models_tensor<My>());`.
-template <class T>
-consteval bool models_tensor() {
-    static_assert(
-        detail::has_tensor_traits<T>,
-        "Tensor: specialise joinable::tensor_traits for this type (see tensor/traits.hpp)"
-    );
-    if constexpr (detail::has_tensor_traits<T>) {
-        static_assert(
-            detail::has_static_dtype<T> || detail::has_run_time_dtype<T>,
-            "Tensor: tensor_traits needs value_type (an element type that has a DType) or "
-            "'static DType dtype(T const&)'"
-        );
-        static_assert(
-            detail::has_data<T>, "Tensor: tensor_traits needs 'static U* data(T&)' for this type"
-        );
-        static_assert(
-            detail::has_extents<T>,
-            "Tensor: tensor_traits needs 'static auto extents(T const&)', a range of integers"
-        );
-    }
-    return Tensor<T>;
-}
-
-/// The dtype of a tensor.
-template <Tensor T>
-[[nodiscard]] constexpr DType dtype(T const& tensor) {
-    if constexpr (detail::has_static_dtype<T>) {
-        return dtype_of<typename detail::traits_of<T>::value_type>;
-    } else {
-        return detail::traits_of<T>::dtype(tensor);
-    }
-}
-
-/// The extents of a tensor.
-template <Tensor T>
-[[nodiscard]] constexpr Shape extents(T const& tensor) {
-    return detail::shape_of(detail::traits_of<T>::extents(tensor));
-}
-
-/// The strides of a tensor, in elements.
-/// @throws ContractViolation  as many strides as extents are needed, none of them negative.
-template <Tensor T>
-[[nodiscard]] constexpr Shape strides(T const& tensor) {
-    if constexpr (detail::has_strides<T>) {
-        Shape const given = detail::shape_of(detail::traits_of<T>::strides(tensor));
-        if (std::size_t const rank = extents(tensor).size(); given.size() != rank) {
-            throw ContractViolation{detail::concat(
-                "a tensor has ", rank, " extents but ", given.size(), " strides; give one for each"
-            )};
-        }
-        return given;
-    } else {
-        return row_major_strides(extents(tensor));
-    }
-}
-
-/// The device on which a tensor's memory is.
-template <Tensor T>
-[[nodiscard]] constexpr DeviceId device(T const& tensor) {
-    if constexpr (detail::has_device<T>) {
-        return detail::traits_of<T>::device(tensor);
-    } else {
-        return {};
-    }
-}
-
-/// The number of elements of a tensor.
-template <Tensor T>
-[[nodiscard]] constexpr std::size_t numel(T const& tensor) {
-    return numel(extents(tensor));
-}
-
-/// Whether a tensor's elements lie one after another in row-major order.
-template <Tensor T>
-[[nodiscard]] constexpr bool is_contiguous(T const& tensor) {
-    return is_contiguous(extents(tensor), strides(tensor));
-}
-
-/// The memory of a contiguous tensor, to be written.
-/// @throws ContractViolation  the tensor is not contiguous.
-template <WritableTensor T>
-[[nodiscard]] constexpr Buffer to_buffer(T&& tensor) {
-    if (!is_contiguous(tensor)) {
-        throw ContractViolation{
-            "a collective needs a contiguous tensor; copy the strided one into a dense one first"
-        };
-    }
-    return {detail::traits_of<T>::data(tensor), numel(tensor), dtype(tensor)};
-}
-
-/// The memory of a contiguous tensor, to be read.
-/// @throws ContractViolation  the tensor is not contiguous.
-template <Tensor T>
-[[nodiscard]] constexpr ConstBuffer to_const_buffer(T const& tensor) {
-    if (!is_contiguous(tensor)) {
-        throw ContractViolation{
-            "a collective needs a contiguous tensor; copy the strided one into a dense one first"
-        };
-    }
-    return {detail::traits_of<T>::data(tensor), numel(tensor), dtype(tensor)};
-}
-
-} // namespace joinable::inline v0
-
-// ---- joinable/tensor/strided_view.hpp
-
-namespace joinable::inline v0 {
-
-/// A non-owning tensor of up to `max_tensor_rank` dimensions whose elements may lie apart. Cheap to
-/// copy; iterates over all elements in row-major order of their indices.
-template <class T>
-class StridedView {
-public:
-    using value_type = std::remove_const_t<T>;
-
-    class iterator {
-    public:
-        using value_type = std::remove_const_t<T>;
-        using difference_type = std::ptrdiff_t;
-        using reference = T&;
-        using pointer = T*;
-        using iterator_category = std::random_access_iterator_tag;
-
-        iterator() = default;
-        iterator(StridedView const* view, std::size_t position) noexcept
-            : view_{view}, position_{position} {}
-
-        reference operator*() const noexcept { return view_->data_[view_->offset_of(position_)]; }
-        pointer operator->() const noexcept { return &**this; }
-        reference operator[](difference_type n) const noexcept { return *(*this + n); }
-        iterator& operator++() noexcept { return *this += 1; }
-        iterator& operator--() noexcept { return *this -= 1; }
-        iterator operator++(int) noexcept { return std::exchange(*this, *this + 1); }
-        iterator operator--(int) noexcept { return std::exchange(*this, *this - 1); }
-        iterator& operator+=(difference_type n) noexcept {
-            position_ = static_cast<std::size_t>(static_cast<difference_type>(position_) + n);
-            return *this;
-        }
-        iterator& operator-=(difference_type n) noexcept { return *this += -n; }
-        friend iterator operator+(iterator it, difference_type n) noexcept { return it += n; }
-        friend iterator operator+(difference_type n, iterator it) noexcept { return it += n; }
-        friend iterator operator-(iterator it, difference_type n) noexcept { return it -= n; }
-        friend difference_type operator-(iterator const& a, iterator const& b) noexcept {
-            return static_cast<difference_type>(a.position_) -
-                   static_cast<difference_type>(b.position_);
-        }
-        friend bool operator==(iterator const& a, iterator const& b) noexcept {
-            return a.position_ == b.position_;
-        }
-        friend auto operator<=>(iterator const& a, iterator const& b) noexcept {
-            return a.position_ <=> b.position_;
-        }
-
-    private:
-        StridedView const* view_ = nullptr; ///< iterators are valid as long as the view object
-        std::size_t position_ = 0;
-    };
-
-    StridedView() = default;
-
-    /// @throws ContractViolation  numbers of extents and strides differ, one is negative (a signed
-    ///         number that became a std::size_t), or they reach further than memory can.
-    StridedView(T* data, Shape const& extents, Shape const& strides)
-        : data_{data}, extents_{extents}, strides_{strides} {
-        (void)detail::checked_reach(extents, strides, sizeof(T));
-        numel_ = joinable::numel(extents);
-    }
-
-    /// A view of const elements can always be made from one of mutable elements.
-    template <class U>
-        requires std::same_as<U const, T> && (!std::is_const_v<U>)
-    // NOLINTNEXTLINE(google-explicit-constructor)
-    StridedView(StridedView<U> const& other)
-        : StridedView{other.data(), other.extents(), other.strides()} {}
-
-    [[nodiscard]] T* data() const noexcept { return data_; }
-    [[nodiscard]] std::size_t numel() const noexcept { return numel_; }
-    [[nodiscard]] std::size_t size() const noexcept { return numel_; }
-    [[nodiscard]] Shape const& extents() const noexcept { return extents_; }
-    [[nodiscard]] Shape const& strides() const noexcept { return strides_; }
-    [[nodiscard]] bool is_contiguous() const { return joinable::is_contiguous(extents_, strides_); }
-
-    /// The element at one index per dimension. @pre every index is below its extent.
-    template <std::convertible_to<std::size_t>... Indices>
-    T& operator()(Indices... indices) const {
-        if (sizeof...(Indices) != extents_.size()) {
-            throw ContractViolation{detail::concat(
-                "a view of ",
-                extents_.size(),
-                " dimensions was given ",
-                sizeof...(Indices),
-                " indices"
-            )};
-        }
-        std::size_t offset = 0;
-        std::size_t dimension = 0;
-        ((offset += static_cast<std::size_t>(indices) * strides_[dimension++]), ...);
-        return data_[offset];
-    }
-
-    [[nodiscard]] iterator begin() const noexcept { return {this, 0}; }
-    [[nodiscard]] iterator end() const noexcept { return {this, numel_}; }
-
-private:
-    [[nodiscard]] std::size_t offset_of(std::size_t position) const noexcept {
-        std::size_t offset = 0;
-        for (std::size_t d = extents_.size(); d-- > 0;) {
-            offset += position % extents_[d] * strides_[d];
-            position /= extents_[d];
-        }
-        return offset;
-    }
-
-    T* data_ = nullptr;
-    Shape extents_{0}; ///< a view that was not given anything has no elements
-    Shape strides_{1};
-    std::size_t numel_ = 0;
-};
-
-template <class T>
-    requires Element<std::remove_const_t<T>>
-struct tensor_traits<StridedView<T>> {
-    using value_type = std::remove_const_t<T>;
-    static T* data(StridedView<T> const& view) noexcept { return view.data(); }
-    static Shape const& extents(StridedView<T> const& view) noexcept { return view.extents(); }
-    static Shape const& strides(StridedView<T> const& view) noexcept { return view.strides(); }
-};
-
-/// Views contiguous storage with any extents and strides, from element `offset` on. Local.
-/// Steps go forward: a negative stride is refused, in a list of constants by the compiler.
-/// @throws ContractViolation  the view would reach beyond the storage; what StridedView throws.
-template <class Storage>
-[[nodiscard]] auto as_strided(
-    Storage&& storage,
-    std::span<std::size_t const> extents,
-    std::span<std::size_t const> strides,
-    std::size_t offset = 0
-) {
-    static_assert(
-        std::contiguous_iterator<decltype(std::begin(storage))>,
-        "as_strided: the storage must be a contiguous range, such as std::vector or std::span"
-    );
-    static_assert(
-        std::is_lvalue_reference_v<Storage> ||
-            std::ranges::enable_borrowed_range<std::remove_cv_t<Storage>>,
-        "as_strided: a temporary storage would be gone before the view is used; give it a name"
-    );
-    using T = std::remove_pointer_t<decltype(std::data(storage))>;
-    StridedView<T> const whole{std::data(storage), Shape{extents}, Shape{strides}};
-    std::size_t const needed = detail::checked_reach(whole.extents(), whole.strides(), sizeof(T));
-    std::size_t const given = std::size(storage);
-    if (offset > given || needed > given - offset) {
-        throw ContractViolation{detail::concat(
-            "a strided view needs ",
-            needed,
-            " elements from offset ",
-            offset,
-            " on, but the storage has ",
-            given,
-            "; make extents, strides or the offset smaller"
-        )};
-    }
-    return StridedView<T>{whole.data() + offset, whole.extents(), whole.strides()};
-}
-
-template <class Storage>
-[[nodiscard]] auto as_strided(
-    Storage&& storage,
-    std::initializer_list<std::size_t> extents,
-    std::initializer_list<std::size_t> strides,
-    std::size_t offset = 0
-) {
-    return as_strided(
-        std::forward<Storage>(storage),
-        std::span<std::size_t const>{extents.begin(), extents.size()},
-        std::span<std::size_t const>{strides.begin(), strides.size()},
-        offset
-    );
-}
-
-/// The part of a view with indices [start, start + length) in one dimension. Local.
-/// @throws ContractViolation  there is no such dimension or no such range in it.
-template <class T>
-[[nodiscard]] StridedView<T>
-narrow(StridedView<T> const& view, std::size_t dimension, std::size_t start, std::size_t length) {
-    if (dimension >= view.extents().size()) {
-        throw ContractViolation{detail::concat(
-            "narrow: there is no dimension ", dimension, " in a view of ", view.extents().size()
-        )};
-    }
-    std::size_t const extent = view.extents()[dimension];
-    if (start > extent || length > extent - start) {
-        throw ContractViolation{detail::concat(
-            "narrow: ",
-            length,
-            " elements from ",
-            start,
-            " on are not in dimension ",
-            dimension,
-            ", which has ",
-            extent
-        )};
-    }
-    Shape extents = view.extents();
-    extents[dimension] = length;
-    // Nothing is viewed when nothing is left: the pointer must not leave the storage for that.
-    T* const data = length == 0 ? view.data() : view.data() + start * view.strides()[dimension];
-    return {data, extents, view.strides()};
-}
-
-} // namespace joinable::inline v0
-
-// ---- joinable/tensor/any_view.hpp
-
-namespace joinable::inline v0 {
-
-/// A non-owning writable tensor whose dtype is known at run time. A default one is empty: it
-/// stands for "no tensor".
-class AnyView {
-public:
-    AnyView() = default;
-
-    /// Views any writable tensor.
-    template <WritableTensor T>
-        requires(!std::same_as<std::remove_cvref_t<T>, AnyView>)
-    explicit AnyView(T&& tensor)
-        : AnyView{
-              detail::traits_of<T>::data(tensor),
-              joinable::dtype(tensor),
-              joinable::extents(tensor),
-              joinable::strides(tensor),
-              joinable::device(tensor)
-          } {}
-
-    /// @throws ContractViolation  numbers of extents and strides differ, one is negative (a signed
-    ///         number that became a std::size_t), or they reach further than memory can.
-    AnyView(
-        void* data, DType dtype, Shape const& extents, Shape const& strides, DeviceId device = {}
-    )
-        : data_{data}, extents_{extents}, strides_{strides}, device_{device}, dtype_{dtype},
-          is_tensor_{true} {
-        (void)detail::checked_reach(extents, strides, size_of(dtype));
-    }
-
-    /// Whether there is a tensor, be it one without elements.
-    explicit operator bool() const noexcept { return is_tensor_; }
-
-    [[nodiscard]] void* data() const noexcept { return data_; }
-    [[nodiscard]] DType dtype() const noexcept { return dtype_; }
-    [[nodiscard]] Shape const& extents() const noexcept { return extents_; }
-    [[nodiscard]] Shape const& strides() const noexcept { return strides_; }
-    [[nodiscard]] DeviceId device() const noexcept { return device_; }
-    [[nodiscard]] std::size_t numel() const { return joinable::numel(extents_); }
-    [[nodiscard]] bool is_contiguous() const { return joinable::is_contiguous(extents_, strides_); }
-
-    /// The same tensor with its dtype as a type.
-    /// @throws ContractViolation  the elements are no `T`.
-    template <Element T>
-    [[nodiscard]] StridedView<T> as() const {
-        if (dtype_ != dtype_of<T>) {
-            throw ContractViolation{detail::concat(
-                "a tensor of ",
-                name_of(dtype_),
-                " was asked for its elements as ",
-                name_of(dtype_of<T>)
-            )};
-        }
-        return {static_cast<T*>(data_), extents_, strides_};
-    }
-
-private:
-    void* data_ = nullptr;
-    Shape extents_{0}; ///< an empty one has no elements: nothing is ever read or written through it
-    Shape strides_{1};
-    DeviceId device_;
-    DType dtype_ = DType::f32;
-    bool is_tensor_ = false;
-};
-
-template <>
-struct tensor_traits<AnyView> {
-    static DType dtype(AnyView const& view) noexcept { return view.dtype(); }
-    static void* data(AnyView const& view) noexcept { return view.data(); }
-    static Shape const& extents(AnyView const& view) noexcept { return view.extents(); }
-    static Shape const& strides(AnyView const& view) noexcept { return view.strides(); }
-    static DeviceId device(AnyView const& view) noexcept { return view.device(); }
-};
-
-} // namespace joinable::inline v0
-
 // ---- joinable/tensor/overlap.hpp
 
 namespace joinable::inline v0 {
@@ -4724,313 +5583,6 @@ void fill_zero(StridedView<T> const& to) {
 
 } // namespace joinable::inline v0
 
-// ---- joinable/tensor/parameter.hpp
-
-namespace joinable::inline v0 {
-
-namespace detail {
-
-/// What `parameter_traits` may return for a value or a gradient: something to dereference that may
-/// be empty (a pointer, an optional view).
-template <class P>
-concept pointer_like_to_tensor = requires(P&& pointer) {
-    static_cast<bool>(pointer);
-    requires WritableTensor<decltype(*pointer)>;
-};
-
-template <class T>
-constexpr T* address_of_gradient(T& gradient) noexcept {
-    return &gradient;
-}
-template <class T>
-constexpr T* address_of_gradient(std::optional<T>& gradient) noexcept {
-    return gradient ? &*gradient : nullptr;
-}
-
-template <class P>
-concept has_value_and_grad_members = requires(P& p) {
-    requires WritableTensor<decltype((p.value))>;
-    requires WritableTensor<decltype(*address_of_gradient(p.grad))>;
-};
-
-} // namespace detail
-
-/// Adapts a parameter type: a value and its gradient. Specialise it for the engine's own type:
-///
-/// | member                                        | meaning                                          |
-/// |-----------------------------------------------|--------------------------------------------------|
-/// | `static auto value(P& p)`                     | pointer-like to a writable Tensor                |
-/// | `static auto grad(P& p)`                      | the same; empty = there is no gradient           |
-/// | `static bool requires_grad(P const& p)`       | optional; else all parameters are trained        |
-/// | `static std::string_view name(P const& p)`    | optional; error texts use it                     |
-/// | `static void set_grad(P& p, AnyView view)`    | optional; makes `view` the gradient: enables     |
-/// |                                               | gradients as bucket views                        |
-/// | `static constexpr bool is_handle = true`      | optional; copies of P share storage              |
-///
-/// The default serves every class with members `value` and `grad` (which may be a std::optional)
-/// that are writable tensors, and uses its members `requires_grad` and `name` where it has them.
-template <class P>
-struct parameter_traits {
-    static constexpr auto value(P& p) noexcept
-        requires detail::has_value_and_grad_members<P>
-    {
-        return &p.value;
-    }
-    static constexpr auto grad(P& p) noexcept
-        requires detail::has_value_and_grad_members<P>
-    {
-        return detail::address_of_gradient(p.grad);
-    }
-    static constexpr bool requires_grad(P const& p)
-        requires requires {
-            { p.requires_grad } -> std::convertible_to<bool>;
-        }
-    {
-        return p.requires_grad;
-    }
-    static constexpr std::string_view name(P const& p)
-        requires requires {
-            { p.name } -> std::convertible_to<std::string_view>;
-        }
-    {
-        return p.name;
-    }
-};
-
-namespace detail {
-
-template <class P>
-using parameter_traits_of = parameter_traits<std::remove_cvref_t<P>>;
-
-template <class P>
-concept has_value = requires(std::remove_cvref_t<P>& p) {
-    { parameter_traits_of<P>::value(p) } -> pointer_like_to_tensor;
-};
-template <class P>
-concept has_grad = requires(std::remove_cvref_t<P>& p) {
-    { parameter_traits_of<P>::grad(p) } -> pointer_like_to_tensor;
-};
-template <class P>
-concept has_set_grad = requires(std::remove_cvref_t<P>& p, AnyView& view) {
-    parameter_traits_of<P>::set_grad(p, view);
-};
-template <class P>
-concept has_name = requires(std::remove_cvref_t<P> const& p) {
-    { parameter_traits_of<P>::name(p) } -> std::convertible_to<std::string_view>;
-};
-template <class P>
-concept has_requires_grad = requires(std::remove_cvref_t<P> const& p) {
-    { parameter_traits_of<P>::requires_grad(p) } -> std::convertible_to<bool>;
-};
-template <class P>
-concept is_handle_parameter = requires { requires parameter_traits_of<P>::is_handle; };
-
-} // namespace detail
-
-/// A trainable tensor with its gradient, as `parameter_traits` describes it.
-///
-/// `p` is an lvalue of `P`.
-/// | expression                        | result                        | meaning                     |
-/// |-----------------------------------|-------------------------------|-----------------------------|
-/// | `parameter_traits<P>::value(p)`   | pointer-like to WritableTensor| the value; never empty      |
-/// | `parameter_traits<P>::grad(p)`    | pointer-like to WritableTensor| the gradient; empty = none  |
-///
-/// Not checkable, still required: value and gradient have the same extents and dtype.
-template <class P>
-concept Parameter = detail::has_value<P> && detail::has_grad<P>;
-
-} // namespace joinable::inline v0
-
-// ---- joinable/tensor/parameters.hpp
-
-namespace joinable::inline v0 {
-
-/// A handle on one parameter of an engine whose type was forgotten. Cheap to copy; does not own
-/// the parameter unless it was made from an owning pointer or a handle type.
-class AnyParameter {
-public:
-    /// The parameter that `object` is; `owner` keeps it alive where that is needed.
-    template <Parameter P>
-    explicit AnyParameter(P& object, std::shared_ptr<void> owner = {})
-        : object_{const_cast<std::remove_const_t<P>*>(&object)}, functions_{&table<P>},
-          owner_{std::move(owner)} {
-        static_assert(
-            !std::is_const_v<P> || detail::is_handle_parameter<P>,
-            "parameters: const parameters cannot be trained, since values and gradients are "
-            "written; give a range or pointers that are not const"
-        );
-    }
-
-    [[nodiscard]] AnyView value() const { return functions_->value(object_); }
-    /// Empty where the parameter has no gradient now.
-    [[nodiscard]] AnyView grad() const { return functions_->grad(object_); }
-    [[nodiscard]] bool can_set_grad() const noexcept { return functions_->set_grad != nullptr; }
-    /// Makes `view` the gradient.
-    /// @throws ContractViolation  the parameter's traits cannot: `can_set_grad()` is false.
-    void set_grad(AnyView const& view) const {
-        if (!can_set_grad()) {
-            throw ContractViolation{"a gradient cannot be set: parameter_traits of this type needs "
-                                    "'static void set_grad(P&, AnyView)'"};
-        }
-        functions_->set_grad(object_, view);
-    }
-    [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
-    /// Empty where the parameter has no name.
-    [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
-
-private:
-    struct Functions {
-        AnyView (*value)(void*);
-        AnyView (*grad)(void*);
-        void (*set_grad)(void*, AnyView const&); ///< null: there is none
-        bool (*requires_grad)(void*);
-        std::string_view (*name)(void*);
-    };
-
-    template <class Pointer>
-    static AnyView view_of(Pointer&& pointer) {
-        return pointer ? view_of_tensor(*pointer) : AnyView{};
-    }
-    template <class T>
-    static AnyView view_of_tensor(T&& tensor) {
-        if constexpr (std::same_as<std::remove_cvref_t<T>, AnyView>) {
-            return tensor;
-        } else {
-            return AnyView{tensor};
-        }
-    }
-
-    template <class P>
-    static consteval Functions make_table() {
-        using Traits = detail::parameter_traits_of<P>;
-        using Object = std::remove_const_t<P>;
-        Functions functions{};
-        functions.value = [](void* p) { return view_of(Traits::value(*static_cast<Object*>(p))); };
-        functions.grad = [](void* p) { return view_of(Traits::grad(*static_cast<Object*>(p))); };
-        if constexpr (detail::has_set_grad<P>) {
-            functions.set_grad = [](void* p, AnyView const& view) {
-                Traits::set_grad(*static_cast<Object*>(p), view);
-            };
-        }
-        functions.requires_grad = [](void* p) -> bool {
-            if constexpr (detail::has_requires_grad<P>) {
-                return Traits::requires_grad(*static_cast<Object*>(p));
-            } else {
-                return p != nullptr;
-            }
-        };
-        functions.name = [](void* p) -> std::string_view {
-            if constexpr (detail::has_name<P>) {
-                return Traits::name(*static_cast<Object*>(p));
-            } else {
-                (void)p;
-                return {};
-            }
-        };
-        return functions;
-    }
-
-    template <class P>
-    static constexpr Functions table = make_table<P>();
-
-    void* object_;
-    Functions const* functions_;
-    std::shared_ptr<void> owner_;
-};
-
-/// The parameters of a model, of whatever types. An index is a position in the list.
-class ParameterList {
-public:
-    [[nodiscard]] std::size_t size() const noexcept { return items_.size(); }
-    [[nodiscard]] AnyParameter const& operator[](std::size_t i) const { return items_[i]; }
-    [[nodiscard]] auto begin() const noexcept { return items_.begin(); }
-    [[nodiscard]] auto end() const noexcept { return items_.end(); }
-    void push_back(AnyParameter parameter) { items_.push_back(std::move(parameter)); }
-
-private:
-    std::vector<AnyParameter> items_;
-};
-
-namespace detail {
-
-template <class T>
-concept pointer_to_parameter = requires(T& pointer) {
-    static_cast<bool>(pointer);
-    requires Parameter<std::remove_reference_t<decltype(*pointer)>>;
-};
-
-template <class Range>
-void append_parameters(ParameterList& list, Range&& range) {
-    if constexpr (std::same_as<std::remove_cvref_t<Range>, ParameterList>) {
-        for (AnyParameter const& parameter : range) {
-            list.push_back(parameter);
-        }
-    } else {
-        using Item = std::remove_reference_t<decltype(*std::begin(range))>;
-        static_assert(
-            Parameter<Item> || pointer_to_parameter<Item>,
-            "parameters: the elements of the range must model Parameter, or be pointers to such; "
-            "give them members 'value' and 'grad', or specialise joinable::parameter_traits"
-        );
-        if constexpr (Parameter<Item>) {
-            constexpr bool items_stay = std::is_lvalue_reference_v<Range> &&
-                                        std::is_lvalue_reference_v<decltype(*std::begin(range))>;
-            static_assert(
-                items_stay || is_handle_parameter<Item>,
-                "parameters: a temporary range of parameters would be gone before it is used; give "
-                "the range a name, or set parameter_traits::is_handle if copies share storage"
-            );
-            for (auto&& item : range) {
-                if constexpr (items_stay) {
-                    list.push_back(AnyParameter{item});
-                } else if constexpr (is_handle_parameter<Item>) {
-                    // Copied, not moved: a temporary view may show handles that somebody owns.
-                    auto owned = std::make_shared<std::remove_const_t<Item>>(item);
-                    list.push_back(AnyParameter{*owned, owned});
-                }
-            }
-        } else if constexpr (pointer_to_parameter<Item>) {
-            using Pointer = std::remove_const_t<Item>;
-            constexpr bool is_owning_copy =
-                std::copy_constructible<Pointer> && !std::is_pointer_v<Pointer>;
-            static_assert(
-                std::copy_constructible<Pointer> || std::is_lvalue_reference_v<Range> ||
-                    std::ranges::enable_borrowed_range<std::remove_cv_t<Range>>,
-                "parameters: a temporary range of unique pointers would take its parameters with "
-                "it; give the range a name, or use shared pointers"
-            );
-            for (auto&& pointer : range) {
-                if (!pointer) {
-                    throw ContractViolation{concat("parameters: pointer ", list.size(), " is null")
-                    };
-                }
-                if constexpr (is_owning_copy) {
-                    list.push_back(AnyParameter{*pointer, std::make_shared<Pointer>(pointer)});
-                } else {
-                    list.push_back(AnyParameter{*pointer});
-                }
-            }
-        }
-    }
-}
-
-} // namespace detail
-
-/// Joins ranges of parameters of different types into one list, in order. Of a named range of
-/// objects the addresses are kept; of pointers and smart pointers the pointer (shared ones share
-/// ownership); a temporary range must hold pointers or handles (parameter_traits::is_handle), which
-/// are copied. Const parameters and temporary ranges of unique pointers are compile errors. A
-/// ParameterList is spliced in. Local.
-/// @throws ContractViolation  a pointer is null.
-template <class... Ranges>
-[[nodiscard]] ParameterList parameters(Ranges&&... ranges) {
-    ParameterList list;
-    (detail::append_parameters(list, std::forward<Ranges>(ranges)), ...);
-    return list;
-}
-
-} // namespace joinable::inline v0
-
 // ---- joinable/communicator/collectives.hpp
 
 /// @file
@@ -5601,212 +6153,6 @@ struct ordered_hooks {
 
 } // namespace joinable::inline v0
 
-// ---- joinable/bucket/tensor_size.hpp
-
-namespace joinable::inline v0 {
-
-/// All that bucket assignment asks of a tensor. Give it in place of tensors that have no memory
-/// yet: a layout can then be computed before the model is made, or by the compiler.
-struct TensorSize {
-    std::size_t numel = 0;
-    DType dtype = DType::f32;
-    DeviceId device = {};
-
-    [[nodiscard]] constexpr std::size_t bytes() const noexcept { return numel * size_of(dtype); }
-    /// Whether tensors of both sizes may share a bucket: it has one dtype and is on one device.
-    [[nodiscard]] constexpr bool shares_buckets_with(TensorSize const& other) const noexcept {
-        return dtype == other.dtype && device == other.device;
-    }
-};
-
-namespace detail {
-
-template <class T>
-concept has_tensor_size =
-    Tensor<T> || Parameter<T> || std::same_as<std::remove_cvref_t<T>, AnyParameter> ||
-    std::same_as<std::remove_cvref_t<T>, TensorSize>;
-
-/// The size of a tensor, or that of a parameter's value.
-template <has_tensor_size T>
-[[nodiscard]] constexpr TensorSize tensor_size_of(T&& object) {
-    using Object = std::remove_cvref_t<T>;
-    if constexpr (std::same_as<Object, TensorSize>) {
-        return object;
-    } else if constexpr (std::same_as<Object, AnyParameter>) {
-        return tensor_size_of(object.value());
-    } else if constexpr (Tensor<T>) {
-        return {numel(object), dtype(object), device(object)};
-    } else {
-        // Traits take parameters that can be written; nothing is written for a size.
-        return tensor_size_of(*parameter_traits<Object>::value(const_cast<Object&>(object)));
-    }
-}
-
-} // namespace detail
-
-} // namespace joinable::inline v0
-
-// ---- joinable/bucket/assignment.hpp
-
-namespace joinable::inline v0 {
-
-/// Which tensors share a bucket, and the limit in bytes that each bucket was cut by (0 for a sparse
-/// tensor, which is alone in its bucket).
-struct BucketAssignment {
-    std::vector<std::vector<std::size_t>> buckets;
-    std::vector<std::size_t> limits;
-};
-
-namespace detail {
-
-constexpr void check_assignment_input(
-    std::size_t count,
-    std::span<std::size_t const> limits,
-    std::span<bool const> expect_sparse,
-    std::span<std::size_t const> indices
-) {
-    if (count == 0 || limits.empty()) {
-        throw ContractViolation{concat(
-            "bucket assignment needs at least one tensor and one limit, but got ",
-            count,
-            " tensors and ",
-            limits.size(),
-            " limits"
-        )};
-    }
-    if ((!expect_sparse.empty() && expect_sparse.size() != count) ||
-        (!indices.empty() && indices.size() != count)) {
-        throw ContractViolation{concat(
-            "bucket assignment of ",
-            count,
-            " tensors needs as many sparse flags and indices, or "
-            "none, but got ",
-            expect_sparse.size(),
-            " flags and ",
-            indices.size(),
-            " indices"
-        )};
-    }
-    // Vectors are filled with a value: what libstdc++ 12 does without one is no constant expression
-    // to clang, and neither is its std::vector<bool>.
-    std::vector<unsigned char> seen(indices.empty() ? 0 : count, 0);
-    for (std::size_t const index : indices) {
-        if (index >= count || seen[index]) {
-            throw ContractViolation{concat(
-                "bucket assignment: index ",
-                index,
-                index >= count ? " is out of range for " : " is given twice for ",
-                count,
-                " tensors; give a permutation"
-            )};
-        }
-        seen[index] = 1;
-    }
-}
-
-} // namespace detail
-
-/// Cuts tensors into buckets of one dtype and device each, in order: a bucket closes after the
-/// tensor with which it reaches its limit in bytes, and the next bucket of that dtype and device
-/// gets the next limit (the last one repeats). Tensors flagged in `expect_sparse` are alone.
-///
-/// `indices` permutes the order in which tensors are taken. Without it buckets are sorted by their
-/// lowest tensor; with it they stay in the order in which they closed, those left open at the end
-/// by the first tensor of their dtype and device, so that the result is the same everywhere.
-/// Local; also in constant expressions. `tensors` is a random-access range of Tensors, Parameters
-/// or TensorSizes. The rule is that of PyTorch's _compute_bucket_assignment_by_size.
-/// Complexity: linear in the tensors times the number of different dtypes and devices.
-/// @throws ContractViolation  nothing given, sizes that differ, or indices that are no permutation.
-template <class Tensors>
-[[nodiscard]] constexpr BucketAssignment compute_bucket_assignment_by_size(
-    Tensors const& tensors,
-    std::span<std::size_t const> limits,
-    std::span<bool const> expect_sparse = {},
-    std::span<std::size_t const> indices = {}
-) {
-    static_assert(
-        detail::has_tensor_size<decltype(*std::begin(tensors))>,
-        "compute_bucket_assignment_by_size: the elements of the range must model Tensor or "
-        "Parameter, or be a TensorSize; specialise joinable::tensor_traits for their type"
-    );
-    struct Open {
-        TensorSize kind; ///< of its first tensor: who may join
-        std::size_t limit_index = 0;
-        std::size_t bytes = 0;
-        std::vector<std::size_t> members;
-    };
-    std::size_t const count = static_cast<std::size_t>(std::size(tensors));
-    detail::check_assignment_input(count, limits, expect_sparse, indices);
-    BucketAssignment result;
-    std::vector<Open> open; // few dtypes and devices: a linear search beats hashing
-    auto const close = [&](Open& group) {
-        result.buckets.push_back(std::exchange(group.members, {}));
-        result.limits.push_back(limits[group.limit_index]);
-        group.bytes = 0;
-        group.limit_index = (std::min)(group.limit_index + 1, limits.size() - 1);
-    };
-    auto const first = std::begin(tensors);
-    for (std::size_t i = 0; i < count; ++i) {
-        std::size_t const t = indices.empty() ? i : indices[i];
-        if (!expect_sparse.empty() && expect_sparse[t]) {
-            result.buckets.push_back({t});
-            result.limits.push_back(0);
-            continue;
-        }
-        auto const size = detail::tensor_size_of(first[static_cast<std::ptrdiff_t>(t)]);
-        auto group = std::find_if(open.begin(), open.end(), [&](Open const& candidate) {
-            return candidate.kind.shares_buckets_with(size);
-        });
-        if (group == open.end()) {
-            open.push_back({size, 0, 0, {}});
-            group = std::prev(open.end());
-        }
-        group->members.push_back(t);
-        group->bytes += size.bytes();
-        if (group->bytes >= limits[group->limit_index]) {
-            close(*group);
-        }
-    }
-    for (Open& group : open) {
-        if (!group.members.empty()) {
-            close(group);
-        }
-    }
-    if (indices.empty()) {
-        std::vector<std::size_t> order(result.buckets.size(), 0);
-        for (std::size_t b = 0; b < order.size(); ++b) {
-            order[b] = b;
-        }
-        std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-            return result.buckets[a].front() < result.buckets[b].front(); // ascending inside
-        });
-        BucketAssignment sorted;
-        for (std::size_t const b : order) {
-            sorted.buckets.push_back(std::move(result.buckets[b]));
-            sorted.limits.push_back(result.limits[b]);
-        }
-        return sorted;
-    }
-    return result;
-}
-
-template <class Tensors>
-[[nodiscard]] constexpr BucketAssignment compute_bucket_assignment_by_size(
-    Tensors const& tensors,
-    std::initializer_list<std::size_t> limits,
-    std::initializer_list<bool> expect_sparse = {},
-    std::initializer_list<std::size_t> indices = {}
-) {
-    return compute_bucket_assignment_by_size(
-        tensors,
-        std::span<std::size_t const>{limits.begin(), limits.size()},
-        std::span<bool const>{expect_sparse.begin(), expect_sparse.size()},
-        std::span<std::size_t const>{indices.begin(), indices.size()}
-    );
-}
-
-} // namespace joinable::inline v0
-
 // ---- joinable/bucket/options.hpp
 
 namespace joinable::inline v0 {
@@ -6050,352 +6396,6 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
     unpack(pieces[assignment.buckets.size() % 2]);
     unpack(pieces[(assignment.buckets.size() + 1) % 2]);
 }
-
-} // namespace joinable::inline v0
-
-// ---- joinable/bucket/bucketed_view.hpp
-
-namespace joinable::inline v0 {
-
-namespace detail {
-
-/// A named range, kept by its address.
-template <class Range>
-class RangeReference {
-public:
-    RangeReference() = default;
-    explicit constexpr RangeReference(Range& range) noexcept : range_{&range} {}
-    [[nodiscard]] constexpr auto begin() const { return std::begin(*range_); }
-    [[nodiscard]] constexpr auto end() const { return std::end(*range_); }
-
-private:
-    Range* range_ = nullptr;
-};
-
-template <class Range>
-concept has_multi_pass_iterators = requires(Range& range) {
-    { std::begin(range) } -> std::forward_iterator;
-    { std::end(range) } -> std::same_as<decltype(std::begin(range))>;
-};
-
-template <class Range>
-inline constexpr bool is_view = std::ranges::enable_view<Range>;
-template <class Range>
-inline constexpr bool is_view<RangeReference<Range>> = true;
-
-/// The category that the old iterator tag may claim: it promises references to elements.
-template <class Reference>
-using tag_for_t = std::conditional_t<
-    std::is_lvalue_reference_v<Reference>,
-    std::forward_iterator_tag,
-    std::input_iterator_tag>;
-
-} // namespace detail
-
-/// One bucket of a BucketedView: the elements of the underlying range that share it, in order.
-/// They are found while they are read: nothing beyond the last one that was asked for. Valid as
-/// long as the underlying range.
-template <class BaseIterator>
-class LazyBucket {
-public:
-    class iterator {
-    public:
-        using value_type = std::iter_value_t<BaseIterator>;
-        using difference_type = std::ptrdiff_t;
-        using reference = std::iter_reference_t<BaseIterator>;
-        using pointer = void;
-        using iterator_concept = std::forward_iterator_tag;
-        using iterator_category = detail::tag_for_t<reference>;
-
-        iterator() = default;
-        constexpr iterator(LazyBucket const& bucket, BaseIterator at, std::size_t index)
-            : at_{at}, end_{bucket.end_}, index_{index}, kind_{bucket.kind_},
-              bytes_{bucket.kind_.bytes()}, limit_{bucket.limit_} {}
-
-        [[nodiscard]] constexpr reference operator*() const { return *at_; }
-        /// The position of this element in the underlying range.
-        [[nodiscard]] constexpr std::size_t index() const noexcept { return index_; }
-        constexpr iterator& operator++() {
-            if (bytes_ >= limit_) { // this element has closed the bucket
-                at_ = end_;
-                return *this;
-            }
-            for (++at_, ++index_; at_ != end_; ++at_, ++index_) {
-                TensorSize const size = detail::tensor_size_of(*at_);
-                if (size.shares_buckets_with(kind_)) {
-                    bytes_ += size.bytes();
-                    break;
-                }
-            }
-            return *this;
-        }
-        constexpr iterator operator++(int) {
-            iterator const old = *this;
-            ++*this;
-            return old;
-        }
-        friend constexpr bool operator==(iterator const& a, iterator const& b) {
-            return a.at_ == b.at_;
-        }
-
-    private:
-        BaseIterator at_{};
-        BaseIterator end_{};
-        std::size_t index_ = 0;
-        TensorSize kind_;
-        std::size_t bytes_ = 0; ///< of the bucket, up to and with this element
-        std::size_t limit_ = 0;
-    };
-
-    LazyBucket() = default;
-    constexpr LazyBucket(
-        BaseIterator first, BaseIterator end, std::size_t index, TensorSize kind, std::size_t limit
-    )
-        : first_{first}, end_{end}, index_{index}, kind_{kind}, limit_{limit} {}
-
-    [[nodiscard]] constexpr iterator begin() const { return {*this, first_, index_}; }
-    [[nodiscard]] constexpr iterator end() const { return {*this, end_, index_}; }
-    [[nodiscard]] constexpr DType dtype() const noexcept { return kind_.dtype; }
-    [[nodiscard]] constexpr DeviceId device() const noexcept { return kind_.device; }
-    /// The limit in bytes that this bucket is cut by.
-    [[nodiscard]] constexpr std::size_t limit() const noexcept { return limit_; }
-
-private:
-    BaseIterator first_{};
-    BaseIterator end_{};
-    std::size_t index_ = 0; ///< of first_
-    TensorSize kind_;       ///< of its first element
-    std::size_t limit_ = 0;
-};
-
-/// The buckets of a range of Tensors, Parameters or TensorSizes, as
-/// compute_bucket_assignment_by_size gives them for the same limits, each one cut when it is asked
-/// for. A forward range of LazyBucket; iterators are valid as long as the view. `Base` is what
-/// keeps the range: a reference or the range itself.
-///
-/// How lazy that can be: buckets come in the order of their lowest elements, and those of different
-/// dtypes and devices interleave. So a bucket that closes early waits for those that began before
-/// it, but never for what follows: the next bucket begins at the first element that no earlier one
-/// has taken. To say where a bucket begins, nothing is read beyond the last elements of the earlier
-/// ones and the element after those; to read it, nothing beyond its own last element, which is
-/// known as the last when it reaches the limit (a bucket that stays open is read to the end of the
-/// range). No bucket is stored.
-///
-/// Complexity: reading all buckets is linear in the elements times the number of different dtypes
-/// and devices. An iterator keeps a few words per dtype and device met so far, and allocates them.
-template <class Base>
-class BucketedView {
-public:
-    using base_iterator = decltype(std::begin(std::declval<Base const&>()));
-
-    class iterator {
-    public:
-        using value_type = LazyBucket<base_iterator>;
-        using difference_type = std::ptrdiff_t;
-        using reference = value_type;
-        using pointer = void;
-        using iterator_concept = std::forward_iterator_tag;
-        using iterator_category = std::input_iterator_tag; // buckets are made, not referred to
-
-        iterator() = default;
-        constexpr iterator(BucketedView const& view, base_iterator first)
-            : view_{&view}, first_{first} {}
-
-        [[nodiscard]] constexpr value_type operator*() const {
-            TensorSize const kind = detail::tensor_size_of(*first_);
-            std::size_t cut = 0;
-            for (Kind const& known : kinds_) {
-                if (known.size.shares_buckets_with(kind)) {
-                    cut = known.buckets;
-                }
-            }
-            auto const& limits = view_->limits_;
-            return {
-                first_,
-                std::end(view_->base_),
-                index_,
-                kind,
-                limits[(std::min)(cut, limits.size() - 1)]
-            };
-        }
-        constexpr iterator& operator++() {
-            take(**this);
-            auto const end = std::end(view_->base_);
-            do {
-                ++first_;
-                ++index_;
-            } while (first_ != end && is_taken(index_, detail::tensor_size_of(*first_)));
-            return *this;
-        }
-        constexpr iterator operator++(int) {
-            iterator const old = *this;
-            ++*this;
-            return old;
-        }
-        friend constexpr bool operator==(iterator const& a, iterator const& b) {
-            return a.first_ == b.first_;
-        }
-
-    private:
-        struct Kind {
-            TensorSize size;       ///< of one such tensor
-            std::size_t buckets;   ///< how many of them were passed
-            std::size_t taken_end; ///< the position after the last element of those
-        };
-
-        constexpr void take(value_type const& bucket) {
-            std::size_t last = index_;
-            for (auto it = bucket.begin(); it != bucket.end(); ++it) {
-                last = it.index();
-            }
-            TensorSize const size{0, bucket.dtype(), bucket.device()};
-            for (Kind& known : kinds_) {
-                if (known.size.shares_buckets_with(size)) {
-                    ++known.buckets;
-                    known.taken_end = last + 1;
-                    return;
-                }
-            }
-            kinds_.push_back({size, 1, last + 1});
-        }
-        [[nodiscard]] constexpr bool is_taken(std::size_t index, TensorSize const& size) const {
-            return std::any_of(kinds_.begin(), kinds_.end(), [&](Kind const& known) {
-                return index < known.taken_end && known.size.shares_buckets_with(size);
-            });
-        }
-
-        BucketedView const* view_ = nullptr;
-        base_iterator first_{};
-        std::size_t index_ = 0; ///< of first_
-        std::vector<Kind> kinds_;
-    };
-
-    BucketedView() = default;
-    /// @throws ContractViolation  no limit is given.
-    constexpr BucketedView(Base base, std::span<std::size_t const> limits)
-        : base_{std::move(base)}, limits_(limits.begin(), limits.end()) {
-        if (limits.empty()) {
-            throw ContractViolation{"views::bucketed needs at least one limit, but got none"};
-        }
-    }
-
-    [[nodiscard]] constexpr iterator begin() const { return {*this, std::begin(base_)}; }
-    [[nodiscard]] constexpr iterator end() const { return {*this, std::end(base_)}; }
-
-private:
-    Base base_{};
-    std::vector<std::size_t> limits_; ///< few: copying them with the view is cheap
-};
-
-namespace views {
-
-namespace detail {
-
-/// What `range | bucketed(limits)` waits for.
-class BucketedClosure {
-public:
-    explicit constexpr BucketedClosure(std::span<std::size_t const> limits)
-        : limits_(limits.begin(), limits.end()) {}
-
-    template <class Range>
-    friend constexpr auto operator|(Range&& range, BucketedClosure const& closure) {
-        using Value = std::remove_cvref_t<Range>;
-        static_assert(
-            joinable::detail::has_tensor_size<decltype(*std::begin(range))>,
-            "views::bucketed: the elements of the range must model Tensor or Parameter, or be a "
-            "TensorSize; specialise joinable::tensor_traits for their type"
-        );
-        static_assert(
-            joinable::detail::has_multi_pass_iterators<Value const>,
-            "views::bucketed: the range must be a forward range also when it is const, and its "
-            "begin and end of one type; copy it into a container first"
-        );
-        if constexpr (std::is_lvalue_reference_v<Range> && !joinable::detail::is_view<Value>) {
-            using Reference = joinable::detail::RangeReference<std::remove_reference_t<Range>>;
-            return BucketedView<Reference>{Reference{range}, closure.limits_};
-        } else {
-            return BucketedView<Value>{std::forward<Range>(range), closure.limits_};
-        }
-    }
-
-private:
-    std::vector<std::size_t> limits_;
-};
-
-} // namespace detail
-
-/// `range | views::bucketed(limits)`: the BucketedView of a forward range. A named container is
-/// referred to, a view is copied, a temporary container is moved into the result. Local; an empty
-/// range has no buckets.
-/// @throws ContractViolation  there are no limits.
-[[nodiscard]] constexpr auto bucketed(std::span<std::size_t const> limits) {
-    return detail::BucketedClosure{limits};
-}
-[[nodiscard]] constexpr auto bucketed(std::initializer_list<std::size_t> limits) {
-    return detail::BucketedClosure{std::span<std::size_t const>{limits.begin(), limits.size()}};
-}
-
-} // namespace views
-
-} // namespace joinable::inline v0
-
-/// A view unless it owns its range: then copying it would copy that.
-template <class Base>
-inline constexpr bool std::ranges::enable_view<joinable::BucketedView<Base>> =
-    joinable::detail::is_view<Base>;
-
-/// Its iterators refer to the underlying range alone.
-template <class BaseIterator>
-inline constexpr bool std::ranges::enable_borrowed_range<joinable::LazyBucket<BaseIterator>> = true;
-template <class BaseIterator>
-inline constexpr bool std::ranges::enable_view<joinable::LazyBucket<BaseIterator>> = true;
-
-// ---- joinable/bucket/fixed_assignment.hpp
-
-namespace joinable::inline v0 {
-
-/// A bucket assignment of at most `Capacity` tensors that allocates nothing, so that it can be a
-/// constexpr variable (a BucketAssignment lives in a constant expression only as long as that):
-///
-///     constexpr std::array<TensorSize, 3> sizes{{{10}, {10}, {5, DType::f64}}};
-///     constexpr FixedBucketAssignment<3> layout{compute_bucket_assignment_by_size(sizes, {80})};
-template <std::size_t Capacity>
-class FixedBucketAssignment {
-public:
-    /// @throws ContractViolation  more tensors than the capacity.
-    explicit constexpr FixedBucketAssignment(BucketAssignment const& assignment) {
-        for (auto const& members : assignment.buckets) {
-            if (members.size() > Capacity - starts_[size_]) {
-                throw ContractViolation{detail::concat(
-                    "a fixed bucket assignment has room for ",
-                    Capacity,
-                    " tensors, but the one it was given has more; raise its capacity"
-                )};
-            }
-            limits_[size_] = assignment.limits[size_];
-            starts_[size_ + 1] = starts_[size_] + members.size();
-            std::copy(members.begin(), members.end(), tensors_.data() + starts_[size_]);
-            ++size_;
-        }
-    }
-
-    /// The number of buckets.
-    [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
-    /// The tensors of bucket `b`. @pre b < size()
-    [[nodiscard]] constexpr std::span<std::size_t const> operator[](std::size_t b) const noexcept {
-        return {tensors_.data() + starts_[b], starts_[b + 1] - starts_[b]};
-    }
-    /// The limit in bytes that each bucket was cut by, as in BucketAssignment.
-    [[nodiscard]] constexpr std::span<std::size_t const> limits() const noexcept {
-        return {limits_.data(), size_};
-    }
-
-private:
-    std::array<std::size_t, Capacity> tensors_{}; ///< of all buckets, one after another
-    std::array<std::size_t, Capacity + 1> starts_{};
-    std::array<std::size_t, Capacity> limits_{};
-    std::size_t size_ = 0;
-};
 
 } // namespace joinable::inline v0
 
@@ -9901,4 +9901,4 @@ Step(Comm&, Body) -> Step<Body, Comm>;
 // ---- joinable/join.hpp
 
 /// @file
-/// Everything: the core, and the communicators that come with it.
+/// Everything: the core, the communicators that come with it, and what plans buckets ahead of time.

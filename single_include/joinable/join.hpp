@@ -43,6 +43,10 @@ namespace joinable::inline v0 {
 /// The element types that communicators move and reduce.
 enum class DType : std::uint8_t { f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64 };
 
+[[nodiscard]] constexpr bool is_floating_point(DType dtype) noexcept {
+    return dtype <= DType::f64;
+}
+
 /// IEEE 754 binary16 as storage: reductions convert to float, no arithmetic of its own.
 /// Conversion from float rounds to nearest, ties to even.
 struct Half {
@@ -6157,7 +6161,8 @@ struct ordered_hooks {
 
 namespace joinable::inline v0 {
 
-/// What a rank's gradient is, where notices carry weights: g is the gradient, w the weight.
+/// What a rank's gradient is, where notices carry weights: g is the gradient, w the weight, both of
+/// all its samples since the last round that synced.
 enum class GradientKind : std::uint8_t {
     mean, ///< the mean over the rank's own samples: the average is sum(w * g) / sum(w)
     sum,  ///< their sum: the average is sum(g) / sum(w)
@@ -6172,10 +6177,156 @@ struct DataParallelOptions {
     /// Gradients live in the buckets and are never copied; needs parameter_traits::set_grad for
     /// every parameter. They are valid as long as the reducer.
     bool gradient_as_bucket_view = false;
+    /// Parameters may go without a gradient in an iteration: the engine says which before backward,
+    /// and ranks exchange one small map per iteration. What no rank uses is neither sent nor
+    /// touched; what another rank uses gets the average.
+    bool find_unused = false;
+    /// Every iteration uses the same parameters, equally often: recorded in a rank's first one,
+    /// checked in all others. Finds unused parameters by itself, and sends one map in all.
+    bool static_graph = false;
     GradientKind gradient_kind = GradientKind::mean;
+    /// Limits of the first bucket, the second and so on; the last one repeats. Given, they stand in
+    /// for the two limits above.
+    std::vector<std::size_t> bucket_caps_bytes = {};
+    /// Until the order in which gradients become ready is known there is one bucket per dtype;
+    /// after the first iteration it is cut by that order. Off: cut at once, from the last parameter
+    /// to the first. Without effect where find_unused is on and static_graph is not.
+    bool rebuild_buckets = true;
 };
 
+namespace detail {
+
+/// Whether buckets are cut when the order of gradients is known.
+[[nodiscard]] inline bool rebuilds(DataParallelOptions const& options) noexcept {
+    return options.rebuild_buckets && (options.static_graph || !options.find_unused);
+}
+
+/// The limits of all buckets, one after another.
+[[nodiscard]] inline std::vector<std::size_t> bucket_limits(DataParallelOptions const& options) {
+    if (!options.bucket_caps_bytes.empty()) {
+        return options.bucket_caps_bytes;
+    }
+    return {
+        (std::min)(options.first_bucket_bytes, options.bucket_cap_bytes), options.bucket_cap_bytes
+    };
+}
+
+} // namespace detail
+
 } // namespace joinable::inline v0
+
+// ---- joinable/bucket/detail/permute_sections.hpp
+
+namespace joinable::inline v0::detail {
+
+/// A range of bytes, and where it is to be.
+struct Section {
+    std::size_t from;
+    std::size_t to;
+    std::size_t bytes;
+    std::size_t position = 0; ///< in the order of `to`
+};
+
+/// Exchanges two ranges that do not overlap, through the stack.
+inline void swap_bytes(std::byte* a, std::byte* b, std::size_t bytes) noexcept {
+    std::array<std::byte, 4096> buffer;
+    while (bytes != 0) {
+        std::size_t const n = (std::min)(bytes, buffer.size());
+        std::memcpy(buffer.data(), a, n);
+        std::memcpy(a, b, n);
+        std::memcpy(b, buffer.data(), n);
+        a += n;
+        b += n;
+        bytes -= n;
+    }
+}
+
+/// Exchanges two neighbours, `left` and `right` bytes long, by swapping blocks (Gries and Mills,
+/// "Swapping sections", 1981): each byte is written at most twice, all in long runs.
+inline void rotate_bytes(std::byte* first, std::size_t left, std::size_t right) noexcept {
+    while (left != 0 && right != 0) {
+        std::size_t const n = (std::min)(left, right);
+        swap_bytes(first, first + left, n);
+        first += n;
+        (left <= right ? right : left) -= n;
+    }
+}
+
+[[nodiscard]] inline std::size_t bytes_of(std::span<Section const> sections) noexcept {
+    std::size_t bytes = 0;
+    for (Section const& section : sections) {
+        bytes += section.bytes;
+    }
+    return bytes;
+}
+
+/// Moves the sections whose position is below `pivot` in front of the others, keeping the order of both.
+/// `base` is where the first one is. Returns how many go in front.
+inline std::size_t
+partition_sections(std::byte* base, std::span<Section> sections, std::size_t pivot) noexcept {
+    if (sections.size() < 2) {
+        return !sections.empty() && sections.front().position < pivot ? 1 : 0;
+    }
+    auto const low = sections.first(sections.size() / 2);
+    auto const high = sections.subspan(low.size());
+    std::size_t const low_front = partition_sections(base, low, pivot);
+    std::size_t const high_front = partition_sections(base + bytes_of(low), high, pivot);
+    rotate_bytes(
+        base + bytes_of(low.first(low_front)),
+        bytes_of(low.subspan(low_front)),
+        bytes_of(high.first(high_front))
+    );
+    auto const begin = sections.begin();
+    std::rotate(
+        begin + static_cast<std::ptrdiff_t>(low_front),
+        begin + static_cast<std::ptrdiff_t>(low.size()),
+        begin + static_cast<std::ptrdiff_t>(low.size() + high_front)
+    );
+    return low_front + high_front;
+}
+
+/// Sorts neighbouring sections by position, and their bytes with them. `first` is the lowest position;
+/// none is missing.
+inline void
+sort_sections(std::byte* base, std::span<Section> sections, std::size_t first = 0) noexcept {
+    bool const is_sorted =
+        std::is_sorted(sections.begin(), sections.end(), [](Section const& a, Section const& b) {
+            return a.position < b.position;
+        });
+    if (!is_sorted) {
+        std::size_t const half = sections.size() / 2;
+        partition_sections(base, sections, first + half);
+        sort_sections(base, sections.first(half), first);
+        sort_sections(base + bytes_of(sections.first(half)), sections.subspan(half), first + half);
+    }
+}
+
+/// Moves sections inside one piece of memory, without another. Gaps between them may be anywhere, and
+/// their contents are lost. The places are distinct, as many before as after.
+/// Complexity: of the bytes, linear where the order stays, else times the square of the logarithm of
+/// the number of sections at most.
+inline void permute_sections(std::byte* memory, std::span<Section> sections) noexcept {
+    auto const by = [](std::size_t Section::* place) {
+        return [place](Section const& a, Section const& b) { return a.*place < b.*place; };
+    };
+    std::sort(sections.begin(), sections.end(), by(&Section::to));
+    for (std::size_t i = 0; i < sections.size(); ++i) {
+        sections[i].position = i;
+    }
+    std::sort(sections.begin(), sections.end(), by(&Section::from));
+    std::size_t end = 0;
+    for (Section const& section : sections) { // closes the gaps
+        std::memmove(memory + end, memory + section.from, section.bytes);
+        end += section.bytes;
+    }
+    sort_sections(memory, sections);
+    for (std::size_t i = sections.size(); i-- > 0;) { // opens the new ones
+        end -= sections[i].bytes;
+        std::memmove(memory + sections[i].to, memory + end, sections[i].bytes);
+    }
+}
+
+} // namespace joinable::inline v0::detail
 
 // ---- joinable/bucket/bucket.hpp
 
@@ -6187,6 +6338,7 @@ inline constexpr std::size_t bucket_alignment = 64;
 /// Zeroed host memory with the alignment of buckets. Owns it; moves, never copies.
 class Arena {
 public:
+    Arena() = default;
     explicit Arena(std::size_t bytes)
         : data_{static_cast<std::byte*>(::operator new(bytes, std::align_val_t{bucket_alignment}))},
           bytes_{bytes} {
@@ -6203,20 +6355,14 @@ private:
         }
     };
     std::unique_ptr<std::byte, Release> data_;
-    std::size_t bytes_;
+    std::size_t bytes_ = 0;
 };
 
-/// Gradients of one dtype that are reduced by one collective.
+/// Gradients of one dtype that are reduced together.
 struct Bucket {
     Buffer buffer;                       ///< all of them, one after another
     std::vector<std::size_t> parameters; ///< whose gradients: indices into the ParameterList
     std::vector<AnyView> views;          ///< where each one's gradient is in the buffer
-};
-
-/// The buckets of a model, and the memory that they are in: one arena per dtype.
-struct BucketLayout {
-    std::vector<Arena> arenas;
-    std::vector<Bucket> buckets; ///< in the order in which they are launched
 };
 
 namespace detail {
@@ -6258,71 +6404,125 @@ inline std::vector<std::size_t> expected_ready_order(ParameterList const& parame
 
 } // namespace detail
 
-/// Cuts the trainable parameters into buckets. Local; the same on ranks with the same parameters.
-/// Complexity: linear in the parameters; allocates the arenas, which are as large as the gradients
-/// plus at most one cache line per bucket.
-/// Throws ContractViolation if no parameter is trainable, and for values that are missing or not on
-/// the host.
-inline BucketLayout
-make_bucket_layout(ParameterList const& parameters, DataParallelOptions const& options) {
-    std::vector<std::size_t> const order = detail::expected_ready_order(parameters);
-    if (order.empty()) {
-        throw ContractViolation{"no parameter requires a gradient: there is nothing to reduce"};
-    }
-    std::vector<AnyView> values;
-    values.reserve(order.size());
-    for (std::size_t const i : order) {
-        detail::check_value(parameters, i);
-        values.push_back(parameters[i].value());
-    }
-    std::array<std::size_t, 2> const limits{
-        {(std::min)(options.first_bucket_bytes, options.bucket_cap_bytes), options.bucket_cap_bytes}
-    };
-    auto const assignment = compute_bucket_assignment_by_size(values, limits);
-
-    constexpr std::size_t dtypes = 10;
-    std::array<std::size_t, dtypes> arena_bytes{};
-    std::vector<std::size_t> starts;
-    auto const padded = [](std::size_t bytes) {
-        return (bytes + bucket_alignment - 1) / bucket_alignment * bucket_alignment;
-    };
-    BucketLayout layout;
-    for (auto const& members : assignment.buckets) {
-        Bucket bucket;
-        bucket.buffer.dtype = values[members.front()].dtype();
-        for (std::size_t const member : members) {
-            bucket.parameters.push_back(order[member]);
-            bucket.buffer.count += values[member].numel();
+/// The buckets of a model, and the memory that they are in: one arena per dtype. All members local;
+/// the same calls have the same results on all ranks that have the same parameters.
+class BucketLayout {
+public:
+    /// Cuts the parameters that `order` lists into buckets that close when they reach their limit
+    /// in bytes. Complexity: linear in the parameters; allocates the arenas, which are as large as
+    /// the gradients plus at most one cache line per parameter.
+    /// @throws ContractViolation  no parameter is listed; a value is missing or not on the host.
+    BucketLayout(
+        ParameterList const& parameters,
+        std::span<std::size_t const> order,
+        std::span<std::size_t const> limits
+    ) {
+        if (order.empty()) {
+            throw ContractViolation{"no parameter requires a gradient: there is nothing to reduce"};
         }
-        std::size_t& bytes = arena_bytes[static_cast<std::size_t>(bucket.buffer.dtype)];
-        starts.push_back(bytes);
-        bytes += padded(bucket.buffer.bytes());
-        layout.buckets.push_back(std::move(bucket));
-    }
-    std::array<std::byte*, dtypes> bases{};
-    for (std::size_t dtype = 0; dtype < dtypes; ++dtype) {
-        if (arena_bytes[dtype] != 0) {
-            bases[dtype] = layout.arenas.emplace_back(arena_bytes[dtype]).data();
-        }
-    }
-    for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
-        Bucket& bucket = layout.buckets[b];
-        std::byte* const base = bases[static_cast<std::size_t>(bucket.buffer.dtype)];
-        bucket.buffer.data = base == nullptr ? nullptr : base + starts[b];
-        std::size_t offset = starts[b];
-        for (std::size_t const i : bucket.parameters) {
+        std::array<std::size_t, dtypes> bytes{};
+        for (std::size_t const i : order) {
+            detail::check_value(parameters, i);
             AnyView const value = parameters[i].value();
-            bucket.views.emplace_back(
-                base == nullptr ? nullptr : base + offset,
-                value.dtype(),
-                value.extents(),
-                detail::gradient_strides(value)
-            );
-            offset += value.numel() * size_of(value.dtype());
+            bytes[index(value.dtype())] += // whatever the cut: each one may start a bucket
+                value.numel() * size_of(value.dtype()) + bucket_alignment;
+        }
+        for (std::size_t dtype = 0; dtype < dtypes; ++dtype) {
+            if (bytes[dtype] != 0) {
+                arenas_[dtype] = Arena{bytes[dtype]};
+            }
+        }
+        cut(parameters, order, limits);
+    }
+
+    /// In the order in which they are launched: as they fill when gradients come in `order`.
+    [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept { return buckets_; }
+
+    /// Cuts the same parameters again. Contents move along inside the arenas, without a second copy
+    /// of them; views of before point to other gradients afterwards.
+    /// Complexity: of the bytes, linear where the order stays, else times at most the square of the
+    /// logarithm of the number of parameters. `order` is a permutation of what was given before.
+    void rebuild(
+        ParameterList const& parameters,
+        std::span<std::size_t const> order,
+        std::span<std::size_t const> limits
+    ) {
+        auto const before = places(parameters.size());
+        cut(parameters, order, limits);
+        auto const after = places(parameters.size());
+        for (std::size_t dtype = 0; dtype < dtypes; ++dtype) {
+            std::vector<detail::Section> sections;
+            for (std::size_t const i : order) {
+                if (index(parameters[i].value().dtype()) == dtype && after[i].bytes != 0) {
+                    sections.push_back({before[i].offset, after[i].offset, after[i].bytes});
+                }
+            }
+            detail::permute_sections(arenas_[dtype].data(), sections);
         }
     }
-    return layout;
-}
+
+private:
+    static constexpr std::size_t dtypes = 10;
+    static std::size_t index(DType dtype) noexcept { return static_cast<std::size_t>(dtype); }
+
+    struct Extent {
+        std::size_t offset = 0; ///< in the arena of its dtype, in bytes
+        std::size_t bytes = 0;
+    };
+
+    /// Per parameter.
+    [[nodiscard]] std::vector<Extent> places(std::size_t count) const {
+        std::vector<Extent> places(count);
+        for (Bucket const& bucket : buckets_) {
+            for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
+                AnyView const& view = bucket.views[k];
+                places[bucket.parameters[k]] = {
+                    static_cast<std::size_t>(
+                        static_cast<std::byte*>(view.data()) - arenas_[index(view.dtype())].data()
+                    ),
+                    view.numel() * size_of(view.dtype())
+                };
+            }
+        }
+        return places;
+    }
+
+    void
+    cut(ParameterList const& parameters,
+        std::span<std::size_t const> order,
+        std::span<std::size_t const> limits) {
+        std::vector<AnyView> values;
+        for (std::size_t const i : order) {
+            values.push_back(parameters[i].value());
+        }
+        std::vector<std::size_t> as_given(order.size()); // keeps buckets in the order they fill in
+        std::iota(as_given.begin(), as_given.end(), std::size_t{0});
+        auto const assignment = compute_bucket_assignment_by_size(values, limits, {}, as_given);
+
+        std::array<std::size_t, dtypes> used{};
+        buckets_.clear();
+        for (auto const& members : assignment.buckets) {
+            DType const dtype = values[members.front()].dtype();
+            std::size_t& offset = used[index(dtype)];
+            std::byte* const base = arenas_[index(dtype)].data();
+            Bucket bucket{{base + offset, 0, dtype}, {}, {}};
+            for (std::size_t const member : members) {
+                AnyView const& value = values[member];
+                bucket.parameters.push_back(order[member]);
+                bucket.views.emplace_back(
+                    base + offset, dtype, value.extents(), detail::gradient_strides(value)
+                );
+                bucket.buffer.count += value.numel();
+                offset += value.numel() * size_of(dtype);
+            }
+            offset = (offset + bucket_alignment - 1) / bucket_alignment * bucket_alignment;
+            buckets_.push_back(std::move(bucket));
+        }
+    }
+
+    std::array<Arena, dtypes> arenas_; ///< by dtype; empty where no parameter has it
+    std::vector<Bucket> buckets_;
+};
 
 } // namespace joinable::inline v0
 
@@ -6399,230 +6599,160 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
 
 } // namespace joinable::inline v0
 
-// ---- joinable/bucket/reducer.hpp
+// ---- joinable/bucket/detail/gradients.hpp
 
-namespace joinable::inline v0 {
+namespace joinable::inline v0::detail {
 
-/// Averages gradients over ranks, bucket by bucket, while the backward pass still runs. Stands
-/// alone: an engine without a guard drives it by its verbs.
-///
-/// One iteration: prepare_for_backward(factor); mark_ready(i) for every trainable parameter, in any
-/// order; finalize_backward(). A rank without gradients runs contribute_zeros() instead. Buckets
-/// are launched in index order, never in ready order, so every rank issues the same collectives
-/// whatever order its gradients become ready in. Nothing is allocated after construction.
-template <Communicator Comm>
-class Reducer {
+/// The gradients of a model and their places in buckets: packs, delivers, moves. Knows nothing of
+/// communicators and iterations; all members are local.
+class Gradients {
 public:
-    /// Local. `comm` must outlive the reducer; so must what the parameters refer to.
-    /// @throws ContractViolation  no parameter requires a gradient; a gradient does not fit its
-    ///         value; gradients as bucket views without set_grad. Nothing was changed.
-    Reducer(Comm& comm, ParameterList parameters, DataParallelOptions const& options = {})
-        : comm_{comm}, parameters_{std::move(parameters)},
-          layout_{make_bucket_layout(parameters_, options)}, places_(parameters_.size()),
-          pending_(layout_.buckets.size()), works_(layout_.buckets.size()) {
-        for (std::size_t b = 0; b < layout_.buckets.size(); ++b) {
-            Bucket const& bucket = layout_.buckets[b];
-            for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
-                std::size_t const i = bucket.parameters[k];
-                places_[i] = {&bucket.views[k], b, false};
-                if (AnyView const gradient = parameters_[i].grad()) {
-                    check_gradient(i, gradient);
-                }
-            }
-        }
-        if (options.gradient_as_bucket_view) {
-            move_gradients_into_buckets();
-        }
-    }
-
-    Reducer(Reducer const&) = delete;
-    Reducer& operator=(Reducer const&) = delete;
-
-    [[nodiscard]] ParameterList const& parameters() const noexcept { return parameters_; }
-    [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept { return layout_.buckets; }
-
-    /// Local. Starts an iteration in which this rank's gradients are multiplied by `factor` as they
-    /// are packed: the divisor of the average, with this rank's weight in it. With factor 0 it
-    /// contributes zeros, whatever its gradients hold: a mean over no samples is not a number.
-    /// @throws ContractViolation  the previous iteration was not finalized.
-    void prepare_for_backward(double factor) {
-        if (iteration_) {
-            throw ContractViolation{concat_missing(
-                "the previous iteration was not finalized; call finalize_backward() first"
-            )};
-        }
-        iteration_ = Iteration{factor, 0};
-        for (std::size_t b = 0; b < pending_.size(); ++b) {
-            pending_[b] = layout_.buckets[b].parameters.size();
-        }
-        for (Place& place : places_) {
-            place.is_ready = false;
-        }
-    }
-
-    /// The gradient of parameter `i` is final: packs it, and launches every bucket that is full and
-    /// whose predecessors are launched. A parameter without gradient contributes zeros.
-    /// Collective in effect; does not block.
-    /// @throws ContractViolation  no iteration is prepared, `i` is out of range or needs no
-    ///         gradient, was marked before, or its gradient does not fit its value. The iteration
-    ///         is lost.
-    void mark_ready(std::size_t i) {
-        check_index(i);
-        Place& place = places_[i];
-        place.is_ready = true;
-        AnyView const gradient = parameters_[i].grad();
-        if (gradient) {
-            check_gradient(i, gradient);
-        }
-        if (!gradient || iteration_->factor == 0.0) {
-            fill_zero(*place.view);
-        } else {
-            scale_copy(gradient, iteration_->factor, *place.view);
-        }
-        --pending_[place.bucket];
-        advance();
-    }
-
-    /// Waits for all buckets and writes the averages into the gradients; a parameter without
-    /// gradient gets a view of its bucket where set_grad allows it. Collective.
-    /// @throws ContractViolation  parameters were not marked (the text lists them), or one has no
-    ///         place for its average; what the communicator throws.
-    void finalize_backward() {
-        if (!iteration_) {
-            throw ContractViolation{
-                "finalize_backward() without prepare_for_backward(): no iteration is open"
-            };
-        }
-        if (iteration_->next_bucket != layout_.buckets.size()) {
-            throw ContractViolation{concat_missing(
-                "not all gradients became ready; mark every trainable parameter in each iteration"
-            )};
-        }
-        for (std::size_t b = 0; b < works_.size(); ++b) {
-            works_[b]->wait();
-            works_[b].reset();
-            deliver(layout_.buckets[b]);
-        }
-        iteration_.reset();
-    }
-
-    /// The whole iteration of a rank that has no gradients: the same collectives with zeros, and
-    /// the averages written into its gradients. Collective. Throws what finalize_backward() throws.
-    void contribute_zeros() {
-        prepare_for_backward(0.0);
-        for (std::size_t b = 0; b < layout_.buckets.size(); ++b) {
-            Buffer const& buffer = layout_.buckets[b].buffer;
-            if (buffer.count != 0) {
-                std::memset(buffer.data, 0, buffer.bytes());
-            }
-            pending_[b] = 0;
-        }
-        advance();
-        finalize_backward();
-    }
-
-private:
-    struct Place {
-        AnyView const* view = nullptr; ///< null: the parameter is not trained
-        std::size_t bucket = 0;
-        bool is_ready = false;
-    };
-    struct Iteration {
-        double factor;
-        std::size_t next_bucket;
-    };
-
-    /// The script of an iteration, for ranks with and without gradients: buckets in index order,
-    /// each as soon as it is full.
-    void advance() {
-        std::size_t& next = iteration_->next_bucket;
-        while (next < layout_.buckets.size() && pending_[next] == 0) {
-            static_cast<void>( // nvcc 13 warns of a dropped reference to a work, too
-                works_[next].emplace(comm_.all_reduce(layout_.buckets[next].buffer, ReduceOp::sum))
-            );
-            ++next;
-        }
-    }
-
-    void deliver(Bucket const& bucket) {
-        for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
-            AnyParameter const& parameter = parameters_[bucket.parameters[k]];
-            if (AnyView const gradient = parameter.grad()) {
-                check_gradient(bucket.parameters[k], gradient);
-                if (gradient.data() != bucket.views[k].data()) {
-                    copy(bucket.views[k], gradient);
-                }
-            } else if (parameter.can_set_grad()) {
-                parameter.set_grad(bucket.views[k]);
-            } else {
-                throw ContractViolation{detail::concat(
-                    describe(bucket.parameters[k]),
-                    " has no gradient to receive the average in; give it a zero gradient before "
-                    "the first iteration, or specialise parameter_traits::set_grad"
+    /// @throws ContractViolation  see Reducer's constructor. Nothing was changed.
+    Gradients(ParameterList parameters, DataParallelOptions const& options, int rank)
+        : parameters_{std::move(parameters)}, rank_{rank},
+          are_views_{options.gradient_as_bucket_view}, limits_{bucket_limits(options)},
+          trained_{expected_ready_order(parameters_)},
+          layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_} {
+        find_places();
+        for (std::size_t const i : trained_) {
+            if (DType const dtype = parameters_[i].value().dtype(); !is_floating_point(dtype)) {
+                throw ContractViolation{concat(
+                    describe(i),
+                    " is of ",
+                    name_of(dtype),
+                    ": gradients are averaged, which needs floating point; set its requires_grad "
+                    "to "
+                    "false, or make it a buffer"
                 )};
             }
-        }
-    }
-
-    void move_gradients_into_buckets() {
-        for (std::size_t i = 0; i < parameters_.size(); ++i) {
-            if (places_[i].view != nullptr && !parameters_[i].can_set_grad()) {
-                throw ContractViolation{detail::concat(
+            if (AnyView const gradient = parameters_[i].grad()) {
+                check(i, gradient);
+            }
+            if (are_views_ && !parameters_[i].can_set_grad()) {
+                throw ContractViolation{concat(
                     "gradients as bucket views need parameter_traits::set_grad, which ",
                     describe(i),
                     " has not; specialise it, or turn gradient_as_bucket_view off"
                 )};
             }
         }
-        for (std::size_t i = 0; i < parameters_.size(); ++i) {
-            if (AnyView const* const view = places_[i].view; view != nullptr) {
-                if (AnyView const gradient = parameters_[i].grad()) {
-                    copy(gradient, *view);
-                }
-                parameters_[i].set_grad(*view);
+        if (are_views_) {
+            // Where parameters may go unused, one without a gradient stays so until it gets one.
+            move_into_buckets(options.find_unused || options.static_graph);
+        }
+    }
+
+    Gradients(Gradients const&) = delete; // places refer to the layout
+    Gradients& operator=(Gradients const&) = delete;
+
+    [[nodiscard]] ParameterList const& parameters() const noexcept { return parameters_; }
+    /// The parameters that are trained, in the order in which buckets were cut.
+    [[nodiscard]] std::vector<std::size_t> const& trained() const noexcept { return trained_; }
+    [[nodiscard]] bool is_trained(std::size_t i) const noexcept {
+        return places_[i].view != nullptr;
+    }
+    [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept { return layout_.buckets(); }
+    [[nodiscard]] std::size_t bucket_of(std::size_t i) const noexcept { return places_[i].bucket; }
+
+    /// Puts gradient `i`, times `factor`, into its bucket, in one pass; zeros where there is none,
+    /// or the factor is 0: a mean over no samples is not a number.
+    void pack(std::size_t i, double factor) const {
+        AnyView const gradient = parameters_[i].grad();
+        if (gradient) {
+            check(i, gradient);
+        }
+        if (!gradient || factor == 0.0) {
+            fill_zero(*places_[i].view);
+        } else {
+            scale_copy(gradient, factor, *places_[i].view);
+        }
+    }
+    void zero(std::size_t i) const { fill_zero(*places_[i].view); }
+
+    /// Makes what is in the bucket gradient `i`.
+    void deliver(std::size_t i) const {
+        AnyParameter const& parameter = parameters_[i];
+        AnyView const& view = *places_[i].view;
+        AnyView const gradient = parameter.grad();
+        if (gradient) {
+            check(i, gradient);
+            if (gradient.data() == view.data()) {
+                return;
+            }
+        }
+        if (gradient && !are_views_) {
+            copy(view, gradient);
+        } else if (parameter.can_set_grad()) {
+            parameter.set_grad(view);
+        } else {
+            throw ContractViolation{concat(
+                describe(i),
+                " has no gradient to receive the average in; give it a zero gradient before the "
+                "first iteration, or specialise parameter_traits::set_grad"
+            )};
+        }
+    }
+
+    /// Cuts the buckets anew, by `order`. Gradients that live in them move along.
+    void rebuild(std::vector<std::size_t> order) {
+        std::vector<std::size_t> residents;
+        for (std::size_t const i : trained_) {
+            AnyView const gradient = parameters_[i].grad();
+            if (gradient && gradient.data() == places_[i].view->data()) {
+                residents.push_back(i);
+            }
+        }
+        trained_ = std::move(order);
+        layout_.rebuild(parameters_, trained_, limits_);
+        find_places();
+        for (std::size_t const i : residents) {
+            parameters_[i].set_grad(*places_[i].view);
+        }
+    }
+
+    /// How error texts call parameter `i` of this rank.
+    [[nodiscard]] std::string describe(std::size_t i) const {
+        return concat(describe_parameter(parameters_, i), " on rank ", rank_);
+    }
+
+private:
+    struct Place {
+        AnyView const* view = nullptr; ///< null: the parameter is not trained
+        std::size_t bucket = 0;
+    };
+
+    static std::vector<std::size_t> one_bucket() { return {static_cast<std::size_t>(-1)}; }
+
+    void find_places() {
+        places_.resize(parameters_.size());
+        for (std::size_t b = 0; b < buckets().size(); ++b) {
+            Bucket const& bucket = buckets()[b];
+            for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
+                places_[bucket.parameters[k]] = {&bucket.views[k], b};
             }
         }
     }
 
-    [[nodiscard]] std::string describe(std::size_t i) const {
-        return detail::describe_parameter(parameters_, i);
-    }
-
-    void check_index(std::size_t i) const {
-        if (i >= parameters_.size()) {
-            throw ContractViolation{detail::concat(
-                "parameter ",
-                i,
-                " is out of range on rank ",
-                static_cast<int>(comm_.rank()),
-                ": there are ",
-                parameters_.size(),
-                " parameters"
-            )};
-        }
-        std::string_view const wrong =
-            !iteration_                  ? "was marked ready outside an iteration; call "
-                                           "prepare_for_backward() first"
-            : places_[i].view == nullptr ? "was marked ready, but does not require a gradient"
-            : places_[i].is_ready        ? "was marked ready twice in an iteration; mark a shared "
-                                           "parameter once, when its last use is done"
-                                         : "";
-        if (!wrong.empty()) {
-            throw ContractViolation{
-                detail::concat(describe(i), " on rank ", static_cast<int>(comm_.rank()), " ", wrong)
-            };
+    void move_into_buckets(bool existing_only) {
+        for (std::size_t const i : trained_) {
+            AnyView const& view = *places_[i].view;
+            AnyView const gradient = parameters_[i].grad();
+            if (gradient) {
+                copy(gradient, view);
+            }
+            if (gradient || !existing_only) {
+                parameters_[i].set_grad(view);
+            }
         }
     }
 
-    void check_gradient(std::size_t i, AnyView const& gradient) const {
+    void check(std::size_t i, AnyView const& gradient) const {
         AnyView const& view = *places_[i].view;
         if (gradient.dtype() != view.dtype() || gradient.extents() != view.extents() ||
             gradient.device() != view.device()) {
-            throw ContractViolation{detail::concat(
+            throw ContractViolation{concat(
                 "the gradient of ",
                 describe(i),
-                " on rank ",
-                static_cast<int>(comm_.rank()),
                 " is ",
                 name_of(gradient.dtype()),
                 " with ",
@@ -6636,32 +6766,632 @@ private:
         }
     }
 
+    ParameterList parameters_;
+    int rank_;
+    bool are_views_;
+    std::vector<std::size_t> limits_;
+    std::vector<std::size_t> trained_;
+    BucketLayout layout_;
+    std::vector<Place> places_; ///< per parameter
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/bucket/detail/static_graph.hpp
+
+namespace joinable::inline v0::detail {
+
+/// How often each gradient becomes ready in an iteration: recorded in the first one, after which a
+/// gradient is final when it became ready as often as then. Local.
+class StaticGraph {
+public:
+    explicit StaticGraph(std::size_t parameters) : calls_(parameters), left_(parameters) {}
+
+    [[nodiscard]] bool is_recorded() const noexcept { return is_recorded_; }
+    /// Whether the recorded iteration used parameter `i`.
+    [[nodiscard]] bool is_used(std::size_t i) const noexcept { return calls_[i] != 0; }
+
+    /// Starts an iteration.
+    void begin() {
+        if (is_recorded_) {
+            left_ = calls_;
+        } else {
+            calls_.assign(calls_.size(), 0);
+        }
+    }
+
+    /// Gradient `i` became ready: whether for the last time, as far as is recorded.
+    [[nodiscard]] bool mark(std::size_t i) noexcept {
+        if (!is_recorded_) {
+            ++calls_[i];
+            return false;
+        }
+        return --left_[i] == 0;
+    }
+    /// Whether gradient `i` is still to become ready.
+    [[nodiscard]] bool is_expected(std::size_t i) const noexcept { return left_[i] != 0; }
+
+    void record() noexcept { is_recorded_ = true; }
+
+private:
+    std::vector<std::uint32_t> calls_;
+    std::vector<std::uint32_t> left_;
+    bool is_recorded_ = false;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/bucket/detail/used_map.hpp
+
+namespace joinable::inline v0::detail {
+
+/// Which parameters some rank uses: a sum over ranks of one count per parameter, in flight beside
+/// other work. Nothing is allocated after construction.
+template <Communicator Comm>
+class UsedMap {
+public:
+    UsedMap(Comm& comm, std::size_t parameters) : comm_{comm}, counts_(parameters) {}
+
+    /// Local: forgets what is in the map, that of other ranks included.
+    void clear() noexcept {
+        std::fill(counts_.begin(), counts_.end(), 0);
+        is_known_ = false;
+    }
+    /// Local: this rank uses parameter `i`.
+    void use(std::size_t i) noexcept { counts_[i] = 1; }
+
+    /// Collective; does not block. wait() or a test() that succeeded ends it.
+    void launch() {
+        static_cast<void>(work_.emplace(
+            comm_.all_reduce(Buffer{counts_.data(), counts_.size(), DType::i32}, ReduceOp::sum)
+        ));
+    }
+    [[nodiscard]] bool is_launched() const noexcept { return work_.has_value(); }
+    /// Whether the map of all ranks is there. False unless it was launched.
+    [[nodiscard]] bool test() {
+        if (work_ && work_->test()) {
+            wait();
+        }
+        return is_known_;
+    }
+    void wait() {
+        if (work_) {
+            work_->wait();
+            work_.reset();
+            is_known_ = true;
+        }
+    }
+    [[nodiscard]] bool is_known() const noexcept { return is_known_; }
+    [[nodiscard]] bool is_empty() const noexcept {
+        return std::all_of(counts_.begin(), counts_.end(), [](auto count) { return count == 0; });
+    }
+    /// Whether some rank uses parameter `i`; of this rank alone before the map is known.
+    [[nodiscard]] bool is_used(std::size_t i) const noexcept { return counts_[i] != 0; }
+
+private:
+    Comm& comm_;
+    std::vector<std::int32_t> counts_;
+    bool is_known_ = false;
+    std::optional<work_of<Comm>> work_; ///< destroyed before the memory that it uses
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/bucket/reducer.hpp
+
+namespace joinable::inline v0 {
+
+/// Averages gradients over ranks, bucket by bucket, while the backward pass still runs. Stands
+/// alone: an engine without a guard drives it by its verbs.
+///
+/// One iteration: prepare_for_backward(factor); mark_ready(i) for every trainable parameter, in any
+/// order; finalize_backward(). A rank without gradients runs contribute_zeros() instead. The
+/// collectives of an iteration, on every rank:
+///
+/// | collective                 | when                                                            |
+/// |----------------------------|-----------------------------------------------------------------|
+/// | sum of the map of used     | find_unused: every iteration; static_graph: the first one       |
+/// | parameters                 |                                                                 |
+/// | sums of buckets            | in index order, each when it is full: never in ready order. With|
+/// |                            | a map, of each run of parameters that some rank uses            |
+/// | broadcast of the ready     | once, after the first iteration: the buckets are cut anew       |
+/// | order                      | (DataParallelOptions::rebuild_buckets)                          |
+///
+/// Nothing is allocated after the buckets are final.
+template <Communicator Comm>
+class Reducer {
+public:
+    /// Local. `comm` must outlive the reducer; so must what the parameters refer to.
+    /// @throws ContractViolation  no parameter requires a gradient, or one of integers does; a
+    ///         gradient does not fit its value; gradients as bucket views without set_grad. Nothing
+    ///         was changed.
+    Reducer(Comm& comm, ParameterList parameters, DataParallelOptions const& options = {})
+        : comm_{comm}, gradients_{std::move(parameters), options, static_cast<int>(comm.rank())},
+          states_(gradients_.parameters().size()),
+          finds_unused_{options.find_unused && !options.static_graph},
+          is_rebuild_due_{detail::rebuilds(options)} {
+        std::size_t const count = gradients_.parameters().size();
+        std::size_t const trained = gradients_.trained().size();
+        if (options.find_unused || options.static_graph) {
+            map_.emplace(comm, count);
+            accumulated_.resize(count);
+        }
+        if (options.static_graph) {
+            graph_.emplace(count);
+        }
+        ready_order_.reserve(trained);
+        order_message_.resize(is_rebuild_due_ ? trained + 1 : 0);
+        fit_to_buckets();
+    }
+
+    Reducer(Reducer const&) = delete;
+    Reducer& operator=(Reducer const&) = delete;
+
+    [[nodiscard]] ParameterList const& parameters() const noexcept {
+        return gradients_.parameters();
+    }
+    [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept {
+        return gradients_.buckets();
+    }
+
+    /// Starts an iteration in which this rank's gradients are multiplied by `factor` as they are
+    /// packed: the divisor of the average, with this rank's weight in it. With factor 0 it
+    /// contributes zeros, whatever its gradients hold: a mean over no samples is not a number.
+    /// `unused` says which parameters get no gradient: a range of indices, or a predicate over
+    /// them. `order_source` is the rank whose ready order is taken for new buckets, the same on all
+    /// ranks. Collective in effect; does not block.
+    /// @throws ContractViolation  the previous iteration was not finalized; parameters are unused
+    ///         without find_unused, or are listed twice, out of range or not trainable.
+    template <class Unused = std::initializer_list<std::size_t>>
+    void prepare_for_backward(double factor, Unused const& unused = {}, int order_source = 0) {
+        begin({factor, order_source, graph_ && !graph_->is_recorded()});
+        if constexpr (std::is_invocable_r_v<bool, Unused const&, std::size_t>) {
+            for (std::size_t const i : gradients_.trained()) {
+                if (unused(i)) {
+                    leave_out(i);
+                }
+            }
+        } else {
+            for (auto const i : unused) {
+                leave_out(static_cast<std::size_t>(i));
+            }
+        }
+        if (graph_ && graph_->is_recorded()) {
+            for (std::size_t const i : gradients_.trained()) {
+                if (!graph_->is_used(i)) {
+                    take_or_leave(i);
+                }
+            }
+        }
+        if (finds_unused_) {
+            launch_map();
+        }
+        advance();
+    }
+
+    /// Gradient `i` was added to in a round that is not reduced. Needed where parameters may go
+    /// unused: what was accumulated counts in the next iteration, used there or not. Local.
+    /// @throws ContractViolation  `i` is out of range or needs no gradient.
+    void mark_accumulated(std::size_t i) {
+        check_index(i);
+        if (map_) {
+            accumulated_[i] = true;
+        }
+    }
+
+    /// The gradient of parameter `i` is final: packs it, and launches every bucket that is full and
+    /// whose predecessors are launched. A parameter without gradient contributes zeros. With a
+    /// static graph every use marks; the last one counts. Collective in effect; does not block.
+    /// @throws ContractViolation  no iteration is prepared, `i` is out of range or needs no
+    ///         gradient, was marked before or said to be unused, or its gradient does not fit its
+    ///         value. The iteration is lost.
+    void mark_ready(std::size_t i) {
+        check_mark(i);
+        if (is_rebuild_due_) {
+            ready_order_.push_back(i);
+        }
+        if (!graph_ || graph_->mark(i)) {
+            take(i);
+            advance();
+        }
+    }
+
+    /// From here on this rank contributes zeros: a batch failed. finalize_backward() is still to be
+    /// called. Collective in effect; does not block.
+    /// @throws ContractViolation  no iteration is open, or a bucket is on its way: too late.
+    void contribute_nothing() {
+        require_iteration("contribute_nothing()");
+        if (iteration_->next_bucket != 0) {
+            throw ContractViolation{detail::concat(
+                "a batch cannot be skipped on rank ",
+                static_cast<int>(comm_.rank()),
+                " any more: its first bucket is on its way to the others; let the exception leave "
+                "the guard"
+            )};
+        }
+        iteration_->is_recording = false;
+        ready_order_.clear();
+        for (std::size_t const i : gradients_.trained()) {
+            states_[i] = State::unused;
+        }
+        std::fill(pending_.begin(), pending_.end(), std::size_t{0});
+        advance();
+    }
+
+    /// Waits for all buckets and writes the averages into the gradients; a parameter without
+    /// gradient gets a view of its bucket where set_grad allows it. What no rank uses stays as it
+    /// is. Collective.
+    /// @throws ContractViolation  parameters were not marked (the text lists them), the graph is not
+    ///         the first iteration's, or one has no place for its average; what the communicator
+    ///         throws.
+    void finalize_backward() {
+        require_iteration("finalize_backward()");
+        if (iteration_->is_recording) {
+            record_graph();
+        }
+        require_all_ready();
+        if (map_) {
+            if (!map_->is_known() && !map_->is_launched()) {
+                launch_map();
+            }
+            map_->wait();
+        }
+        advance();
+        deliver();
+        if (is_rebuild_due_) {
+            rebuild();
+        }
+        if (graph_ && map_->is_empty()) {
+            map_->clear(); // no rank had gradients: the graph is still to be seen
+        }
+        std::fill(accumulated_.begin(), accumulated_.end(), false);
+        iteration_.reset();
+    }
+
+    /// The whole iteration of a rank that has no gradients: the same collectives with zeros, and
+    /// the averages written into its gradients. Collective. Throws what finalize_backward() throws.
+    void contribute_zeros(int order_source = 0) {
+        begin({0.0, order_source, false});
+        contribute_nothing();
+        finalize_backward();
+    }
+
+    /// The same for a rank that runs no backward pass, but whose gradients hold what it accumulated
+    /// in earlier rounds (mark_accumulated): they are multiplied by `factor` and take part.
+    void contribute_accumulated(double factor, int order_source = 0) {
+        begin({factor, order_source, false});
+        for (std::size_t const i : gradients_.trained()) {
+            map_ ? take_or_leave(i) : take(i);
+        }
+        finalize_backward();
+    }
+
+private:
+    enum class State : std::uint8_t { pending, ready, unused };
+
+    struct Iteration {
+        double factor;
+        int order_source;
+        bool is_recording; ///< of the static graph: what is used is known at the end only
+        std::size_t next_bucket = 0;
+        std::size_t launched = 0; ///< works
+    };
+
+    // -- the script of an iteration, the same for ranks with and without gradients ---------------
+
+    void begin(Iteration iteration) {
+        if (iteration_) {
+            throw ContractViolation{concat_missing(
+                "the previous iteration was not finalized; call finalize_backward() first"
+            )};
+        }
+        iteration_ = iteration;
+        for (std::size_t b = 0; b < pending_.size(); ++b) {
+            pending_[b] = buckets()[b].parameters.size();
+        }
+        std::fill(states_.begin(), states_.end(), State::pending);
+        ready_order_.clear();
+        if (finds_unused_) {
+            map_->clear();
+        }
+        if (graph_) {
+            graph_->begin();
+        }
+    }
+
+    void launch_map() {
+        for (std::size_t const i : gradients_.trained()) {
+            if (states_[i] != State::unused) {
+                map_->use(i);
+            }
+        }
+        map_->launch();
+    }
+
+    /// Launches, in index order, the buckets that are full. What is used by some rank is known
+    /// before the first one: so nothing that no rank uses is sent.
+    void advance() {
+        if (iteration_->is_recording) {
+            return;
+        }
+        if (map_ && !map_->is_known() && !map_->test()) {
+            return;
+        }
+        std::size_t& next = iteration_->next_bucket;
+        while (next < buckets().size() && pending_[next] == 0) {
+            launch_bucket(buckets()[next++]);
+        }
+    }
+
+    void launch_bucket(Bucket const& bucket) {
+        for_each_run(bucket, [&](std::size_t first, std::size_t last) {
+            Buffer run{bucket.views[first].data(), 0, bucket.buffer.dtype};
+            for (std::size_t k = first; k < last; ++k) {
+                run.count += bucket.views[k].numel();
+                if (states_[bucket.parameters[k]] == State::unused) {
+                    gradients_.zero(bucket.parameters[k]);
+                }
+            }
+            static_cast<void>( // nvcc 13 warns of a dropped reference to a work, too
+                works_[iteration_->launched++].emplace(comm_.all_reduce(run, ReduceOp::sum))
+            );
+        });
+    }
+
+    void deliver() {
+        std::size_t work = 0;
+        for (Bucket const& bucket : buckets()) {
+            for_each_run(bucket, [&](std::size_t first, std::size_t last) {
+                works_[work]->wait();
+                works_[work++].reset();
+                for (std::size_t k = first; k < last; ++k) {
+                    gradients_.deliver(bucket.parameters[k]);
+                }
+            });
+        }
+    }
+
+    /// Calls f(first, last) for every run of a bucket's parameters that some rank uses.
+    template <class F>
+    void for_each_run(Bucket const& bucket, F const& f) const {
+        std::size_t const count = bucket.parameters.size();
+        auto const is_used = [&](std::size_t k) {
+            return !map_ || map_->is_used(bucket.parameters[k]);
+        };
+        for (std::size_t first = 0; first < count; ++first) {
+            if (is_used(first)) {
+                std::size_t last = first + 1;
+                while (last < count && is_used(last)) {
+                    ++last;
+                }
+                f(first, last);
+                first = last;
+            }
+        }
+    }
+
+    /// Takes over the order of `order_source`, if it has one: a rank that skipped has none, and the
+    /// next iteration tries again.
+    void rebuild() {
+        std::size_t const count = gradients_.trained().size();
+        if (comm_.rank() == iteration_->order_source) {
+            complete_ready_order();
+            order_message_[0] = ready_order_.size() == count ? 1 : 0;
+            std::copy(ready_order_.begin(), ready_order_.end(), order_message_.begin() + 1);
+        }
+        comm_
+            .broadcast(
+                Buffer{order_message_.data(), order_message_.size(), DType::u64},
+                iteration_->order_source
+            )
+            .wait();
+        if (order_message_[0] != 0) {
+            gradients_.rebuild({order_message_.begin() + 1, order_message_.end()});
+            fit_to_buckets();
+            is_rebuild_due_ = false;
+        }
+    }
+
+    // -- what this rank's gradients do -----------------------------------------------------------
+
+    void take(std::size_t i) {
+        gradients_.pack(i, iteration_->factor);
+        settle(i, State::ready);
+    }
+    /// A parameter that this iteration does not use: its gradient may be of earlier rounds.
+    void take_or_leave(std::size_t i) {
+        if (accumulated_[i]) {
+            require_globally_used(i);
+            take(i);
+        } else {
+            settle(i, State::unused);
+        }
+    }
+    void settle(std::size_t i, State state) {
+        states_[i] = state;
+        --pending_[gradients_.bucket_of(i)];
+    }
+
+    void leave_out(std::size_t i) {
+        check_index(i);
+        char const* const wrong =
+            !finds_unused_
+                ? " was said to be unused, but DataParallelOptions::find_unused is off or "
+                  "static_graph finds out by itself; turn find_unused on"
+            : states_[i] != State::pending ? " was said to be unused twice"
+                                           : nullptr;
+        if (wrong != nullptr) {
+            throw ContractViolation{gradients_.describe(i) + wrong};
+        }
+        take_or_leave(i);
+    }
+
+    /// The first iteration of a static graph has come to its end: what was not marked is unused.
+    void record_graph() {
+        complete_ready_order();
+        for (std::size_t const i : gradients_.trained()) {
+            if (graph_->is_used(i)) {
+                require_globally_used(i);
+                take(i);
+            } else {
+                take_or_leave(i);
+            }
+        }
+        graph_->record();
+        iteration_->is_recording = false;
+    }
+
+    /// Of several marks of a parameter the last one counts; unused ones come last.
+    void complete_ready_order() {
+        if (!graph_ || ready_order_.empty()) {
+            return;
+        }
+        std::vector<std::size_t> order; // from the end, each one once
+        std::vector<bool> is_listed(states_.size());
+        auto const list = [&](std::size_t i) {
+            if (!is_listed[i]) {
+                is_listed[i] = true;
+                order.push_back(i);
+            }
+        };
+        for (std::size_t k = gradients_.trained().size(); k-- > 0;) {
+            if (std::size_t const i = gradients_.trained()[k]; !graph_->is_used(i)) {
+                list(i);
+            }
+        }
+        for (std::size_t k = ready_order_.size(); k-- > 0;) {
+            list(ready_order_[k]);
+        }
+        ready_order_.assign(order.rbegin(), order.rend());
+    }
+
+    void fit_to_buckets() {
+        pending_.resize(buckets().size());
+        // With a map each parameter may be a run of its own, between two that nobody uses.
+        works_ = std::vector<std::optional<work_of<Comm>>>(
+            map_ ? gradients_.trained().size() : buckets().size()
+        );
+    }
+
+    // -- what can be wrong -----------------------------------------------------------------------
+
+    void check_index(std::size_t i) const {
+        if (i >= states_.size()) {
+            throw ContractViolation{detail::concat(
+                "parameter ",
+                i,
+                " is out of range on rank ",
+                static_cast<int>(comm_.rank()),
+                ": there are ",
+                states_.size(),
+                " parameters"
+            )};
+        }
+        if (!gradients_.is_trained(i)) {
+            throw ContractViolation{detail::concat(
+                gradients_.describe(i), " was marked, but does not require a gradient"
+            )};
+        }
+    }
+
+    void check_mark(std::size_t i) const {
+        check_index(i);
+        std::string_view const wrong =
+            !iteration_
+                ? " was marked ready outside an iteration; call prepare_for_backward() first"
+            : states_[i] == State::unused && graph_
+                ? " is used, but was not in the first iteration: with static_graph all iterations "
+                  "use the same parameters; turn it off and find_unused on"
+            : states_[i] == State::unused
+                ? " was said to be unused, but became ready; leave it out of the unused ones"
+            : states_[i] == State::ready && graph_
+                ? " became ready more often than in the first iteration: with static_graph all "
+                  "iterations use parameters equally often; turn it off"
+            : states_[i] == State::ready
+                ? " was marked ready twice in an iteration; mark a parameter that is shared by "
+                  "modules or used in several passes once, when its last use is done, or turn "
+                  "static_graph on, which counts its uses"
+                : "";
+        if (!wrong.empty()) {
+            throw ContractViolation{detail::concat(gradients_.describe(i), wrong)};
+        }
+    }
+
+    void require_iteration(std::string_view verb) const {
+        if (!iteration_) {
+            throw ContractViolation{
+                detail::concat(verb, " without prepare_for_backward(): no iteration is open")
+            };
+        }
+    }
+
+    void require_all_ready() const {
+        if (std::any_of(pending_.begin(), pending_.end(), [](std::size_t n) { return n != 0; })) {
+            throw ContractViolation{concat_missing(
+                graph_ ? "parameters are not used, but were in the first iteration: with "
+                         "static_graph all iterations use the same parameters; turn it off and "
+                         "find_unused on"
+                : finds_unused_
+                    ? "not all gradients became ready; give those that the pass does not use to "
+                      "prepare_for_backward() as unused, or check that all outputs of forward "
+                      "reach "
+                      "the loss"
+                    : "not all gradients became ready; mark every trainable parameter in each "
+                      "iteration, set requires_grad to false where there is nothing to train, or "
+                      "turn DataParallelOptions::find_unused or static_graph on"
+            )};
+        }
+    }
+
+    /// With a static graph, after the first iteration, no bucket sends what no rank used in it.
+    void require_globally_used(std::size_t i) const {
+        if (graph_ && map_->is_known() && !map_->is_used(i)) {
+            throw ContractViolation{detail::concat(
+                gradients_.describe(i),
+                " is used, but no rank used it in the first iteration: with static_graph all "
+                "iterations use the same parameters; turn it off and find_unused on"
+            )};
+        }
+    }
+
     [[nodiscard]] std::string concat_missing(std::string_view text) const {
         std::vector<std::size_t> missing;
-        for (std::size_t i = 0; i < places_.size(); ++i) {
-            if (places_[i].view != nullptr && !places_[i].is_ready) {
+        for (std::size_t i = 0; i < states_.size(); ++i) {
+            if (gradients_.is_trained(i) && states_[i] == State::pending) {
                 missing.push_back(i);
             }
         }
-        return missing.empty() ? std::string{text}
-                               : detail::concat(
-                                     text,
-                                     " (rank ",
-                                     static_cast<int>(comm_.rank()),
-                                     " did not mark ",
-                                     missing.size() == 1 ? "parameter " : "parameters ",
-                                     missing,
-                                     ")"
-                                 );
+        if (missing.empty()) {
+            return std::string{text};
+        }
+        constexpr std::size_t most = 16; // a text for people; the rest is counted
+        std::string names;
+        for (std::size_t k = 0; k < missing.size() && k < most; ++k) {
+            names += (k == 0 ? "" : ", ") +
+                     detail::describe_parameter(gradients_.parameters(), missing[k]);
+        }
+        if (missing.size() > most) {
+            names += detail::concat(" and ", missing.size() - most, " more");
+        }
+        return detail::concat(
+            text, " (rank ", static_cast<int>(comm_.rank()), " did not mark ", names, ")"
+        );
     }
 
     Comm& comm_;
-    ParameterList parameters_;
-    BucketLayout layout_;
-    std::vector<Place> places_;        ///< per parameter
+    detail::Gradients gradients_;
+    std::vector<State> states_;        ///< per parameter
     std::vector<std::size_t> pending_; ///< per bucket: gradients that are not ready
+    bool finds_unused_;
+    bool is_rebuild_due_;
+    std::vector<bool> accumulated_; ///< per parameter, where some may go unused
+    std::optional<detail::StaticGraph> graph_;
+    std::vector<std::size_t> ready_order_;     ///< of this iteration, while a rebuild is due
+    std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
     std::optional<Iteration> iteration_;
-    std::vector<std::optional<work_of<Comm>>> works_; ///< destroyed before the memory they use
+    // Destroyed first: they use the memory of what is above.
+    std::optional<detail::UsedMap<Comm>> map_;
+    std::vector<std::optional<work_of<Comm>>> works_;
 };
 
 } // namespace joinable::inline v0

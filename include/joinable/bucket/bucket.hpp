@@ -6,16 +6,18 @@
 #include <cstddef>
 #include <memory>
 #include <new>
+#include <numeric>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <joinable/bucket/assignment.hpp>
-#include <joinable/bucket/options.hpp>
+#include <joinable/bucket/detail/permute_sections.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/any_view.hpp>
-#include <joinable/tensor/copy.hpp>
+#include <joinable/tensor/overlap.hpp>
 #include <joinable/tensor/parameters.hpp>
 
 namespace joinable::inline v0 {
@@ -26,6 +28,7 @@ inline constexpr std::size_t bucket_alignment = 64;
 /// Zeroed host memory with the alignment of buckets. Owns it; moves, never copies.
 class Arena {
 public:
+    Arena() = default;
     explicit Arena(std::size_t bytes)
         : data_{static_cast<std::byte*>(::operator new(bytes, std::align_val_t{bucket_alignment}))},
           bytes_{bytes} {
@@ -42,20 +45,14 @@ private:
         }
     };
     std::unique_ptr<std::byte, Release> data_;
-    std::size_t bytes_;
+    std::size_t bytes_ = 0;
 };
 
-/// Gradients of one dtype that are reduced by one collective.
+/// Gradients of one dtype that are reduced together.
 struct Bucket {
     Buffer buffer;                       ///< all of them, one after another
     std::vector<std::size_t> parameters; ///< whose gradients: indices into the ParameterList
     std::vector<AnyView> views;          ///< where each one's gradient is in the buffer
-};
-
-/// The buckets of a model, and the memory that they are in: one arena per dtype.
-struct BucketLayout {
-    std::vector<Arena> arenas;
-    std::vector<Bucket> buckets; ///< in the order in which they are launched
 };
 
 namespace detail {
@@ -97,70 +94,124 @@ inline std::vector<std::size_t> expected_ready_order(ParameterList const& parame
 
 } // namespace detail
 
-/// Cuts the trainable parameters into buckets. Local; the same on ranks with the same parameters.
-/// Complexity: linear in the parameters; allocates the arenas, which are as large as the gradients
-/// plus at most one cache line per bucket.
-/// Throws ContractViolation if no parameter is trainable, and for values that are missing or not on
-/// the host.
-inline BucketLayout
-make_bucket_layout(ParameterList const& parameters, DataParallelOptions const& options) {
-    std::vector<std::size_t> const order = detail::expected_ready_order(parameters);
-    if (order.empty()) {
-        throw ContractViolation{"no parameter requires a gradient: there is nothing to reduce"};
-    }
-    std::vector<AnyView> values;
-    values.reserve(order.size());
-    for (std::size_t const i : order) {
-        detail::check_value(parameters, i);
-        values.push_back(parameters[i].value());
-    }
-    std::array<std::size_t, 2> const limits{
-        {(std::min)(options.first_bucket_bytes, options.bucket_cap_bytes), options.bucket_cap_bytes}
-    };
-    auto const assignment = compute_bucket_assignment_by_size(values, limits);
-
-    constexpr std::size_t dtypes = 10;
-    std::array<std::size_t, dtypes> arena_bytes{};
-    std::vector<std::size_t> starts;
-    auto const padded = [](std::size_t bytes) {
-        return (bytes + bucket_alignment - 1) / bucket_alignment * bucket_alignment;
-    };
-    BucketLayout layout;
-    for (auto const& members : assignment.buckets) {
-        Bucket bucket;
-        bucket.buffer.dtype = values[members.front()].dtype();
-        for (std::size_t const member : members) {
-            bucket.parameters.push_back(order[member]);
-            bucket.buffer.count += values[member].numel();
+/// The buckets of a model, and the memory that they are in: one arena per dtype. All members local;
+/// the same calls have the same results on all ranks that have the same parameters.
+class BucketLayout {
+public:
+    /// Cuts the parameters that `order` lists into buckets that close when they reach their limit
+    /// in bytes. Complexity: linear in the parameters; allocates the arenas, which are as large as
+    /// the gradients plus at most one cache line per parameter.
+    /// @throws ContractViolation  no parameter is listed; a value is missing or not on the host.
+    BucketLayout(
+        ParameterList const& parameters,
+        std::span<std::size_t const> order,
+        std::span<std::size_t const> limits
+    ) {
+        if (order.empty()) {
+            throw ContractViolation{"no parameter requires a gradient: there is nothing to reduce"};
         }
-        std::size_t& bytes = arena_bytes[static_cast<std::size_t>(bucket.buffer.dtype)];
-        starts.push_back(bytes);
-        bytes += padded(bucket.buffer.bytes());
-        layout.buckets.push_back(std::move(bucket));
-    }
-    std::array<std::byte*, dtypes> bases{};
-    for (std::size_t dtype = 0; dtype < dtypes; ++dtype) {
-        if (arena_bytes[dtype] != 0) {
-            bases[dtype] = layout.arenas.emplace_back(arena_bytes[dtype]).data();
-        }
-    }
-    for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
-        Bucket& bucket = layout.buckets[b];
-        std::byte* const base = bases[static_cast<std::size_t>(bucket.buffer.dtype)];
-        bucket.buffer.data = base == nullptr ? nullptr : base + starts[b];
-        std::size_t offset = starts[b];
-        for (std::size_t const i : bucket.parameters) {
+        std::array<std::size_t, dtypes> bytes{};
+        for (std::size_t const i : order) {
+            detail::check_value(parameters, i);
             AnyView const value = parameters[i].value();
-            bucket.views.emplace_back(
-                base == nullptr ? nullptr : base + offset,
-                value.dtype(),
-                value.extents(),
-                detail::gradient_strides(value)
-            );
-            offset += value.numel() * size_of(value.dtype());
+            bytes[index(value.dtype())] += // whatever the cut: each one may start a bucket
+                value.numel() * size_of(value.dtype()) + bucket_alignment;
+        }
+        for (std::size_t dtype = 0; dtype < dtypes; ++dtype) {
+            if (bytes[dtype] != 0) {
+                arenas_[dtype] = Arena{bytes[dtype]};
+            }
+        }
+        cut(parameters, order, limits);
+    }
+
+    /// In the order in which they are launched: as they fill when gradients come in `order`.
+    [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept { return buckets_; }
+
+    /// Cuts the same parameters again. Contents move along inside the arenas, without a second copy
+    /// of them; views of before point to other gradients afterwards.
+    /// Complexity: of the bytes, linear where the order stays, else times at most the square of the
+    /// logarithm of the number of parameters. `order` is a permutation of what was given before.
+    void rebuild(
+        ParameterList const& parameters,
+        std::span<std::size_t const> order,
+        std::span<std::size_t const> limits
+    ) {
+        auto const before = places(parameters.size());
+        cut(parameters, order, limits);
+        auto const after = places(parameters.size());
+        for (std::size_t dtype = 0; dtype < dtypes; ++dtype) {
+            std::vector<detail::Section> sections;
+            for (std::size_t const i : order) {
+                if (index(parameters[i].value().dtype()) == dtype && after[i].bytes != 0) {
+                    sections.push_back({before[i].offset, after[i].offset, after[i].bytes});
+                }
+            }
+            detail::permute_sections(arenas_[dtype].data(), sections);
         }
     }
-    return layout;
-}
+
+private:
+    static constexpr std::size_t dtypes = 10;
+    static std::size_t index(DType dtype) noexcept { return static_cast<std::size_t>(dtype); }
+
+    struct Extent {
+        std::size_t offset = 0; ///< in the arena of its dtype, in bytes
+        std::size_t bytes = 0;
+    };
+
+    /// Per parameter.
+    [[nodiscard]] std::vector<Extent> places(std::size_t count) const {
+        std::vector<Extent> places(count);
+        for (Bucket const& bucket : buckets_) {
+            for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
+                AnyView const& view = bucket.views[k];
+                places[bucket.parameters[k]] = {
+                    static_cast<std::size_t>(
+                        static_cast<std::byte*>(view.data()) - arenas_[index(view.dtype())].data()
+                    ),
+                    view.numel() * size_of(view.dtype())
+                };
+            }
+        }
+        return places;
+    }
+
+    void
+    cut(ParameterList const& parameters,
+        std::span<std::size_t const> order,
+        std::span<std::size_t const> limits) {
+        std::vector<AnyView> values;
+        for (std::size_t const i : order) {
+            values.push_back(parameters[i].value());
+        }
+        std::vector<std::size_t> as_given(order.size()); // keeps buckets in the order they fill in
+        std::iota(as_given.begin(), as_given.end(), std::size_t{0});
+        auto const assignment = compute_bucket_assignment_by_size(values, limits, {}, as_given);
+
+        std::array<std::size_t, dtypes> used{};
+        buckets_.clear();
+        for (auto const& members : assignment.buckets) {
+            DType const dtype = values[members.front()].dtype();
+            std::size_t& offset = used[index(dtype)];
+            std::byte* const base = arenas_[index(dtype)].data();
+            Bucket bucket{{base + offset, 0, dtype}, {}, {}};
+            for (std::size_t const member : members) {
+                AnyView const& value = values[member];
+                bucket.parameters.push_back(order[member]);
+                bucket.views.emplace_back(
+                    base + offset, dtype, value.extents(), detail::gradient_strides(value)
+                );
+                bucket.buffer.count += value.numel();
+                offset += value.numel() * size_of(dtype);
+            }
+            offset = (offset + bucket_alignment - 1) / bucket_alignment * bucket_alignment;
+            buckets_.push_back(std::move(bucket));
+        }
+    }
+
+    std::array<Arena, dtypes> arenas_; ///< by dtype; empty where no parameter has it
+    std::vector<Bucket> buckets_;
+};
 
 } // namespace joinable::inline v0

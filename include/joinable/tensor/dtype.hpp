@@ -13,6 +13,10 @@ namespace joinable::inline v0 {
 /// The element types that communicators move and reduce.
 enum class DType : std::uint8_t { f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64 };
 
+[[nodiscard]] constexpr bool is_floating_point(DType dtype) noexcept {
+    return dtype <= DType::f64;
+}
+
 /// IEEE 754 binary16 as storage: reductions convert to float, no arithmetic of its own.
 /// Conversion from float rounds to nearest, ties to even.
 struct Half {

@@ -34,7 +34,9 @@ TEST_CASE("a bucket is launched before the last gradient is ready, in index orde
         RecordingCommunicator comm{inner};
         auto params = make_params({4, 4, 4, 4});
         Reducer reducer{
-            comm, joinable::parameters(params), {.bucket_cap_bytes = 16, .first_bucket_bytes = 16}
+            comm,
+            joinable::parameters(params),
+            {.bucket_cap_bytes = 16, .first_bucket_bytes = 16, .rebuild_buckets = false}
         };
         REQUIRE(reducer.buckets().size() == 4);
         reducer.prepare_for_backward(1.0);
@@ -110,7 +112,8 @@ TEST_CASE("a gradient that is missing and cannot be made is named") {
         Reducer reducer{comm, joinable::parameters(params)};
         CHECK_THROWS_WITH_AS(
             reducer.contribute_zeros(),
-            "parameter 0 has no gradient to receive the average in; give it a zero gradient before "
+            "parameter 0 on rank 0 has no gradient to receive the average in; give it a zero "
+            "gradient before "
             "the first iteration, or specialise parameter_traits::set_grad",
             joinable::ContractViolation
         );
@@ -146,17 +149,19 @@ TEST_CASE("misuse of the verbs names the parameter, the rank and what to do") {
               }) == "parameter 3 is out of range on rank 0: there are 3 parameters");
         CHECK(text_of([&] {
                   reducer.mark_ready(2);
-              }) == "parameter 2 on rank 0 was marked ready, but does not require a gradient");
+              }) == "parameter 2 on rank 0 was marked, but does not require a gradient");
         reducer.mark_ready(1);
         CHECK(
             text_of([&] { reducer.mark_ready(1); }) ==
             "parameter 1 (fc.weight) on rank 0 was marked ready twice in an iteration; mark a "
-            "shared parameter once, when its last use is done"
+            "parameter that is shared by modules or used in several passes once, when its last use "
+            "is done, or turn static_graph on, which counts its uses"
         );
         CHECK(
             text_of([&] { reducer.finalize_backward(); }) ==
-            "not all gradients became ready; mark every trainable parameter in each iteration "
-            "(rank 0 did not mark parameter 0)"
+            "not all gradients became ready; mark every trainable parameter in each "
+            "iteration, set requires_grad to false where there is nothing to train, or turn "
+            "DataParallelOptions::find_unused or static_graph on (rank 0 did not mark parameter 0)"
         );
         CHECK(
             text_of([&] { reducer.prepare_for_backward(1.0); }) ==

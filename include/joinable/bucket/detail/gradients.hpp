@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <joinable/bucket/bucket.hpp>
+#include <joinable/bucket/options.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/copy.hpp>
+#include <joinable/tensor/parameters.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// The gradients of a model and their places in buckets: packs, delivers, moves. Knows nothing of
+/// communicators and iterations; all members are local.
+class Gradients {
+public:
+    /// @throws ContractViolation  see Reducer's constructor. Nothing was changed.
+    Gradients(ParameterList parameters, DataParallelOptions const& options, int rank)
+        : parameters_{std::move(parameters)}, rank_{rank},
+          are_views_{options.gradient_as_bucket_view}, limits_{bucket_limits(options)},
+          trained_{expected_ready_order(parameters_)},
+          layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_} {
+        find_places();
+        for (std::size_t const i : trained_) {
+            if (DType const dtype = parameters_[i].value().dtype(); !is_floating_point(dtype)) {
+                throw ContractViolation{concat(
+                    describe(i),
+                    " is of ",
+                    name_of(dtype),
+                    ": gradients are averaged, which needs floating point; set its requires_grad "
+                    "to "
+                    "false, or make it a buffer"
+                )};
+            }
+            if (AnyView const gradient = parameters_[i].grad()) {
+                check(i, gradient);
+            }
+            if (are_views_ && !parameters_[i].can_set_grad()) {
+                throw ContractViolation{concat(
+                    "gradients as bucket views need parameter_traits::set_grad, which ",
+                    describe(i),
+                    " has not; specialise it, or turn gradient_as_bucket_view off"
+                )};
+            }
+        }
+        if (are_views_) {
+            // Where parameters may go unused, one without a gradient stays so until it gets one.
+            move_into_buckets(options.find_unused || options.static_graph);
+        }
+    }
+
+    Gradients(Gradients const&) = delete; // places refer to the layout
+    Gradients& operator=(Gradients const&) = delete;
+
+    [[nodiscard]] ParameterList const& parameters() const noexcept { return parameters_; }
+    /// The parameters that are trained, in the order in which buckets were cut.
+    [[nodiscard]] std::vector<std::size_t> const& trained() const noexcept { return trained_; }
+    [[nodiscard]] bool is_trained(std::size_t i) const noexcept {
+        return places_[i].view != nullptr;
+    }
+    [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept { return layout_.buckets(); }
+    [[nodiscard]] std::size_t bucket_of(std::size_t i) const noexcept { return places_[i].bucket; }
+
+    /// Puts gradient `i`, times `factor`, into its bucket, in one pass; zeros where there is none,
+    /// or the factor is 0: a mean over no samples is not a number.
+    void pack(std::size_t i, double factor) const {
+        AnyView const gradient = parameters_[i].grad();
+        if (gradient) {
+            check(i, gradient);
+        }
+        if (!gradient || factor == 0.0) {
+            fill_zero(*places_[i].view);
+        } else {
+            scale_copy(gradient, factor, *places_[i].view);
+        }
+    }
+    void zero(std::size_t i) const { fill_zero(*places_[i].view); }
+
+    /// Makes what is in the bucket gradient `i`.
+    void deliver(std::size_t i) const {
+        AnyParameter const& parameter = parameters_[i];
+        AnyView const& view = *places_[i].view;
+        AnyView const gradient = parameter.grad();
+        if (gradient) {
+            check(i, gradient);
+            if (gradient.data() == view.data()) {
+                return;
+            }
+        }
+        if (gradient && !are_views_) {
+            copy(view, gradient);
+        } else if (parameter.can_set_grad()) {
+            parameter.set_grad(view);
+        } else {
+            throw ContractViolation{concat(
+                describe(i),
+                " has no gradient to receive the average in; give it a zero gradient before the "
+                "first iteration, or specialise parameter_traits::set_grad"
+            )};
+        }
+    }
+
+    /// Cuts the buckets anew, by `order`. Gradients that live in them move along.
+    void rebuild(std::vector<std::size_t> order) {
+        std::vector<std::size_t> residents;
+        for (std::size_t const i : trained_) {
+            AnyView const gradient = parameters_[i].grad();
+            if (gradient && gradient.data() == places_[i].view->data()) {
+                residents.push_back(i);
+            }
+        }
+        trained_ = std::move(order);
+        layout_.rebuild(parameters_, trained_, limits_);
+        find_places();
+        for (std::size_t const i : residents) {
+            parameters_[i].set_grad(*places_[i].view);
+        }
+    }
+
+    /// How error texts call parameter `i` of this rank.
+    [[nodiscard]] std::string describe(std::size_t i) const {
+        return concat(describe_parameter(parameters_, i), " on rank ", rank_);
+    }
+
+private:
+    struct Place {
+        AnyView const* view = nullptr; ///< null: the parameter is not trained
+        std::size_t bucket = 0;
+    };
+
+    static std::vector<std::size_t> one_bucket() { return {static_cast<std::size_t>(-1)}; }
+
+    void find_places() {
+        places_.resize(parameters_.size());
+        for (std::size_t b = 0; b < buckets().size(); ++b) {
+            Bucket const& bucket = buckets()[b];
+            for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
+                places_[bucket.parameters[k]] = {&bucket.views[k], b};
+            }
+        }
+    }
+
+    void move_into_buckets(bool existing_only) {
+        for (std::size_t const i : trained_) {
+            AnyView const& view = *places_[i].view;
+            AnyView const gradient = parameters_[i].grad();
+            if (gradient) {
+                copy(gradient, view);
+            }
+            if (gradient || !existing_only) {
+                parameters_[i].set_grad(view);
+            }
+        }
+    }
+
+    void check(std::size_t i, AnyView const& gradient) const {
+        AnyView const& view = *places_[i].view;
+        if (gradient.dtype() != view.dtype() || gradient.extents() != view.extents() ||
+            gradient.device() != view.device()) {
+            throw ContractViolation{concat(
+                "the gradient of ",
+                describe(i),
+                " is ",
+                name_of(gradient.dtype()),
+                " with ",
+                gradient.numel(),
+                " elements, but its value is ",
+                name_of(view.dtype()),
+                " with ",
+                view.numel(),
+                "; both need the same dtype, extents and device"
+            )};
+        }
+    }
+
+    ParameterList parameters_;
+    int rank_;
+    bool are_views_;
+    std::vector<std::size_t> limits_;
+    std::vector<std::size_t> trained_;
+    BucketLayout layout_;
+    std::vector<Place> places_; ///< per parameter
+};
+
+} // namespace joinable::inline v0::detail

@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -33,7 +34,18 @@ private:
     friend class PendingRound;
     friend detail::Session* detail::session_of(JoinState const& state) noexcept;
 
+    /// The round of a participant that no guard watches, on top of what it holds.
+    /// @throws ContractViolation  a weight above the maximum.
+    Round open_alone(int world_size, RoundNotice const& notice) {
+        Round const round = Round::outside_guard(world_size, notice, held_);
+        std::uint64_t const own = notice.skips ? 0 : notice.weight.value_or(0);
+        held_.require_summable(round.phase(), own);
+        held_.pass(round.will_sync(), round.phase(), notice.skips, own);
+        return round;
+    }
+
     detail::Session* session_ = nullptr;
+    detail::Held held_; ///< outside guards, and in those that are not enabled
     std::size_t position_ = 0;
     std::size_t* notifications_ = nullptr; ///< counted by a guard that is not enabled
 };
@@ -123,11 +135,13 @@ public:
     PendingRound() = default;
 
     /// Announces on behalf of the owner of `state`: see announce_round.
-    PendingRound(JoinState& state, int world_size, RoundNotice const& notice)
-        : state_{&state}, local_{Round::outside_guard(world_size, notice)} {
+    PendingRound(JoinState& state, int world_size, RoundNotice const& notice) : state_{&state} {
         if (state.session_ != nullptr) {
             state.session_->announce(state.position_, notice);
-        } else if (state.notifications_ != nullptr) {
+            return;
+        }
+        local_ = state.open_alone(world_size, notice);
+        if (state.notifications_ != nullptr) {
             ++*state.notifications_;
         }
     }

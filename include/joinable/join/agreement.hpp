@@ -65,16 +65,17 @@ struct RollCallLanes {
     std::uint32_t failed = 0;  ///< leaves by an exception
     std::uint32_t stop = 0;    ///< votes to stop
     std::uint32_t syncs = 0;
-    std::uint64_t weight = 0;
-    Agreement code;   ///< readable: see RoundCode
-    Agreement digest; ///< of what the rank is about to do
+    std::uint32_t contributors = 0; ///< has a gradient for this round, or holds one from before
+    std::uint64_t weight = 0;       ///< in a round that syncs with what is held since the last one
+    Agreement code;                 ///< readable: see RoundCode
+    Agreement digest;               ///< of what the rank is about to do
 
     using Words = std::array<std::uint64_t, 7>;
 
     [[nodiscard]] Words encode() const noexcept {
         return {
             {field(active, 0) | field(arrived, 1) | field(failed, 2),
-             field(stop, 0) | field(syncs, 1),
+             field(stop, 0) | field(syncs, 1) | field(contributors, 2),
              weight,
              code.sum,
              code.squares,
@@ -89,6 +90,7 @@ struct RollCallLanes {
             take(words[0], 2),
             take(words[1], 0),
             take(words[1], 1),
+            take(words[1], 2),
             words[2],
             {words[3], words[4]},
             {words[5], words[6]}
@@ -103,6 +105,14 @@ private:
     static std::uint32_t take(std::uint64_t word, unsigned index) noexcept {
         return static_cast<std::uint32_t>(word >> (bits * index)) & ((1U << bits) - 1);
     }
+};
+
+/// What ranks that have run out of inputs accumulated since the last round that synced.
+struct Carry {
+    std::uint64_t ranks = 0; ///< that accumulated anything
+    std::uint64_t weight = 0;
+
+    friend constexpr bool operator==(Carry const&, Carry const&) = default;
 };
 
 /// How a rank opened a round; with look-ahead it announces the next round before this one's

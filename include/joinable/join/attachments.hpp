@@ -35,16 +35,23 @@ public:
         state_ = &state;
         state.session_ = &session;
         state.position_ = position;
+        state.held_ = {};
     }
+    /// For a guard that is not enabled; inside another one it changes nothing.
     void count(JoinState& state, std::size_t& notifications) noexcept {
+        if (is_attached(state)) {
+            return;
+        }
         state_ = &state;
         state.notifications_ = &notifications;
+        state.held_ = {};
     }
 
     void detach() noexcept {
         if (JoinState* const state = std::exchange(state_, nullptr)) {
             state->session_ = nullptr;
             state->notifications_ = nullptr;
+            state->held_ = {};
         }
     }
 

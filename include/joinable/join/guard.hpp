@@ -157,7 +157,8 @@ public:
     JoinResult finish() {
         if (!options_.enable) {
             JoinResult result;
-            result.rounds = result.own_rounds = counts_by_next_ ? own_rounds_ : notifications_;
+            result.rounds = result.own_rounds =
+                counts_by_next_ ? own_rounds_ : notifications_[detail::first_of(Sequence{})];
             auto const& control = *controls_.front();
             result.authoritative_rank = control.rank();
             result.last_joiners = {control.rank()};
@@ -203,7 +204,7 @@ private:
           session_{communicators(Sequence{}), describe(Sequence{}), options} {
         static_assert((check_keyword<Ks, Ks...>() && ...));
         if (!options.enable) {
-            count_notifications(list.joinables);
+            count_notifications(list.joinables, Sequence{});
             return;
         }
         std::exception_ptr error;
@@ -286,10 +287,10 @@ private:
         return digest;
     }
 
-    void count_notifications(std::tuple<Js&...> const& joinables) {
-        constexpr std::size_t first = detail::first_of(Sequence{});
-        std::get<first>(attachments_)
-            .count(std::get<first>(joinables).join_state(), notifications_);
+    template <std::size_t... Is>
+    void count_notifications(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
+        (std::get<Is>(attachments_).count(std::get<Is>(joinables).join_state(), notifications_[Is]),
+         ...);
     }
 
     /// The local checks and the hooks: what fails here fails together in the entry exchange.
@@ -347,7 +348,7 @@ private:
     std::optional<Hooks> hooks_;
     std::array<detail::Attachment, sizeof...(Js)> attachments_;
     std::size_t own_rounds_ = 0;
-    std::size_t notifications_ = 0;
+    std::array<std::size_t, sizeof...(Js)> notifications_{};
     bool counts_by_next_ = false;
 };
 

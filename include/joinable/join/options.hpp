@@ -24,18 +24,22 @@ enum class Phase : std::uint8_t {
 };
 
 /// What a rank says about the round that it opens. All active ranks must say the same, apart from
-/// the number of their weight.
+/// the number of their weight and `skips`.
 struct RoundNotice {
     bool will_sync = true; ///< whether gradients are reduced in this round
     Phase phase = Phase::train;
     /// Samples or tokens of this rank's input: averages are then weighted. None = unweighted.
     std::optional<std::uint64_t> weight = {};
+    /// This rank has no gradient of its own for this round (a batch that failed): it counts with
+    /// weight 0. With known lengths (JoinOptions::inputs) nobody hears of it: its weight stays in
+    /// the divisor, and the others count it as a contributor.
+    bool skips = false;
 
     friend constexpr bool operator==(RoundNotice const&, RoundNotice const&) = default;
 };
 
-/// How a guard behaves. `enable`, `end_policy`, `sync_every` and whether `inputs` and
-/// `weight_per_input` are given must be the same on every rank.
+/// How a guard behaves. `enable`, `end_policy`, `sync_every`, `carry_accumulated` and whether
+/// `inputs` and `weight_per_input` are given must be the same on every rank.
 struct JoinOptions {
     bool enable = true; ///< false: nothing is attached and nothing is sent
     EndPolicy end_policy = EndPolicy::drain;
@@ -48,6 +52,9 @@ struct JoinOptions {
     std::optional<std::uint64_t> weight_per_input = {};
     /// A notice that says nothing syncs in every `sync_every`th round only.
     std::size_t sync_every = 1;
+    /// What a rank accumulated in rounds that did not sync before it ran out flows into the next
+    /// reduction, once. False: it is dropped, as PyTorch does.
+    bool carry_accumulated = true;
     /// Told when this rank has shadowed more than `skew_limit` rounds in a row, at most once a
     /// minute in this process. What it throws leaves the guard.
     std::function<void(std::string_view)> warn = {};

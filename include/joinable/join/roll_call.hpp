@@ -33,10 +33,12 @@ public:
           joined_after_(static_cast<std::size_t>(control.size())),
           is_active_(static_cast<std::size_t>(control.size()), true) {}
 
-    /// Starts a roll call; `answer()` ends it. Asynchronous, no allocation.
+    /// Starts a roll call; `answer()` ends it. Asynchronous, no allocation. `carry` is what this rank
+    /// accumulated, if it arrives.
     /// @throws ContractViolation  it is not what the schedule says, if there is one.
-    void post(RollCallLanes const& mine) {
+    void post(RollCallLanes const& mine, Carry const& carry = {}) {
         mine_ = mine;
+        my_carry_ = carry;
         if (schedule_) {
             schedule_->require_promised(control_.rank(), rounds_, mine);
         } else {
@@ -116,6 +118,8 @@ public:
     [[nodiscard]] RollCallLanes const& said() const noexcept { return said_; }
     /// The ranks that arrived in the last roll call in which any did, ascending.
     [[nodiscard]] std::vector<int> const& arrived() const noexcept { return arrived_; }
+    /// What the ranks that arrived in the last roll call accumulated before; nothing if none did.
+    [[nodiscard]] Carry const& carry() const noexcept { return carry_; }
     /// After the verdicts failed and mismatch: what every rank throws.
     [[nodiscard]] AbortReason const& failure() const noexcept { return failure_; }
 
@@ -131,9 +135,11 @@ private:
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
 
     Verdict hear(std::string_view text) {
+        carry_ = {};
         if (schedule_) {
             said_ = schedule_->next();
             if (said_.arrived > 0) {
+                carry_ = schedule_->carry();
                 note_arrivals(schedule_->arriving());
             }
         } else {
@@ -162,20 +168,26 @@ private:
         }
     }
 
-    /// Two bitmaps, each the sum of one bit per rank: who arrived and who failed. The text travels
-    /// only when one rank failed, because sums of several texts would be noise.
+    /// Two bitmaps, each the sum of one bit per rank: who arrived and who failed. Then the carry of
+    /// those who arrive: said once and here, so that a round that does not sync, which nobody can
+    /// know before it is heard, sums the weights of its active ranks alone. The text travels only
+    /// when one rank failed, because sums of several texts would be noise.
     void exchange_names(std::string_view text) {
         auto const size = static_cast<std::size_t>(control_.size());
         auto const me = static_cast<std::size_t>(control_.rank());
         std::size_t const map_words = (size + 63) / 64;
         std::size_t const text_words = said_.failed == 1 ? text_bytes / 8 : 0;
-        std::vector<std::uint64_t> words(2 * map_words + text_words);
+        std::size_t const carry_at = 2 * map_words;
+        std::size_t const text_at = carry_at + 2;
+        std::vector<std::uint64_t> words(text_at + text_words);
         std::uint64_t const my_bit = std::uint64_t{1} << (me % 64);
         words[me / 64] = mine_.arrived != 0 ? my_bit : 0;
         words[map_words + me / 64] = mine_.failed != 0 ? my_bit : 0;
+        words[carry_at] = my_carry_.ranks;
+        words[carry_at + 1] = my_carry_.weight;
         if (mine_.failed != 0 && text_words != 0) {
             for (std::size_t i = 0; i < text.size() && i < text_bytes; ++i) {
-                words[2 * map_words + i / 8] |=
+                words[text_at + i / 8] |=
                     static_cast<std::uint64_t>(static_cast<unsigned char>(text[i]))
                     << (8 * (i % 8));
             }
@@ -192,11 +204,12 @@ private:
         };
         if (said_.arrived > 0) {
             note_arrivals(ranks_in(0));
+            carry_ = {words[carry_at], words[carry_at + 1]};
         }
         failure_ = {FailureKind::peer_failed, ranks_in(1), {}};
         std::string said;
         for (std::size_t i = 0; i < 8 * text_words; ++i) {
-            auto const byte = (words[2 * map_words + i / 8] >> (8 * (i % 8))) & 0xffU;
+            auto const byte = (words[text_at + i / 8] >> (8 * (i % 8))) & 0xffU;
             if (byte != 0) {
                 said += static_cast<char>(static_cast<unsigned char>(byte));
             }
@@ -219,6 +232,8 @@ private:
     std::vector<std::size_t> joined_after_;
     std::vector<bool> is_active_;
     std::vector<int> arrived_;
+    Carry my_carry_;
+    Carry carry_;
     std::optional<Schedule> schedule_;
     AbortReason failure_;
 };

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <joinable/join/held.hpp>
 #include <joinable/join/options.hpp>
 
 namespace joinable::inline v0 {
@@ -20,14 +21,20 @@ class Round {
 public:
     Round() = default;
 
-    /// The round of a participant that no guard watches: all ranks active, only this rank's weight.
-    static Round outside_guard(int world_size, RoundNotice const& notice) noexcept {
+    /// The round of a participant that no guard watches: all ranks active and contributing, as far
+    /// as this rank knows, and only this rank's weight.
+    static Round outside_guard(
+        int world_size, RoundNotice const& notice, detail::Held const& held = {}
+    ) noexcept {
         Round round;
-        round.active_count_ = world_size;
+        round.active_count_ = round.contributor_count_ = world_size;
         round.phase_ = notice.phase;
         round.will_sync_ = notice.will_sync && notice.phase == Phase::train;
         round.is_weighted_ = notice.weight.has_value();
-        round.weight_ = round.weight_sum_ = notice.weight.value_or(0);
+        round.contributes_ = !notice.skips || held.batches != 0;
+        round.weight_ = round.weight_sum_ =
+            (notice.skips ? 0 : notice.weight.value_or(0)) + (round.will_sync_ ? held.weight : 0);
+        round.accumulated_rounds_ = held.rounds;
         return round;
     }
 
@@ -42,8 +49,20 @@ public:
     [[nodiscard]] bool is_weighted() const noexcept { return is_weighted_; }
     /// The sum of all ranks' weights; outside a guard this rank's own.
     [[nodiscard]] std::uint64_t weight_sum() const noexcept { return weight_sum_; }
-    /// This rank's weight; 0 on a rank that shadows.
+    /// This rank's weight; in a round that syncs, since the last one that did. On a rank that
+    /// shadows 0, but what it held when it ran out in the first round that syncs after.
     [[nodiscard]] std::uint64_t weight() const noexcept { return weight_; }
+    /// Whether this rank's gradients are in the sum of this round. Not if it skips the round and
+    /// accumulated nothing since the last round that synced. On a rank that shadows, only in the
+    /// first round that syncs after it ran out, and if it accumulated something before
+    /// (JoinOptions::carry_accumulated).
+    [[nodiscard]] bool contributes() const noexcept { return contributes_; }
+    /// How many ranks contribute, the same on all: the divisor of an average over them. Who skips
+    /// is not known outside a guard, where it is the number of ranks, and with known lengths.
+    [[nodiscard]] int contributor_count() const noexcept { return contributor_count_; }
+    /// Training rounds that did not sync since the last one that did, before this one. Counted from
+    /// 0 inside a guard. The same on all ranks.
+    [[nodiscard]] std::size_t accumulated_rounds() const noexcept { return accumulated_rounds_; }
     /// The lowest active rank: whoever broadcasts fresh state.
     [[nodiscard]] int buffer_source() const noexcept { return buffer_source_; }
     /// Whether this rank has run out of inputs and only follows.
@@ -67,12 +86,15 @@ private:
     std::size_t number_ = 0;
     std::uint64_t weight_ = 0;
     std::uint64_t weight_sum_ = 0;
+    std::size_t accumulated_rounds_ = 0;
     int active_count_ = 1;
+    int contributor_count_ = 1;
     int buffer_source_ = 0;
     Phase phase_ = Phase::train;
     bool will_sync_ = true;
     bool is_weighted_ = false;
     bool is_shadow_ = false;
+    bool contributes_ = true;
 };
 
 } // namespace joinable::inline v0

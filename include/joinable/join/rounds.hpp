@@ -13,6 +13,7 @@
 
 #include <joinable/detail/failure.hpp>
 #include <joinable/join/control.hpp>
+#include <joinable/join/held.hpp>
 #include <joinable/join/options.hpp>
 #include <joinable/join/result.hpp>
 #include <joinable/join/roll_call.hpp>
@@ -52,7 +53,9 @@ public:
             options_.end_policy,
             options_.inputs && can_abort
         };
-        order.add(options_.sync_every).add(options_.weight_per_input ? 1 : 0);
+        order.add(options_.sync_every)
+            .add(options_.weight_per_input ? 1 : 0)
+            .add(options_.carry_accumulated ? 1 : 0);
         RollCallLanes lanes;
         lanes.active = 1;
         lanes.failed = local_error ? 1 : 0;
@@ -80,18 +83,15 @@ public:
 
     // -- saying ----------------------------------------------------------------------------------
 
-    /// A notice that says nothing is given the options' weight and sync period.
-    /// @throws ContractViolation  the weight is too large to be summed.
+    /// A notice that says nothing, or nothing but that it skips, is given the options' weight and
+    /// sync period.
+    /// @throws ContractViolation  the weight, with what is held, is too large to be summed.
     [[nodiscard]] RoundNotice completed(RoundNotice notice) const {
-        if (notice == RoundNotice{}) {
+        if (notice == RoundNotice{.skips = notice.skips}) {
             notice.will_sync = (roll_call_.rounds() + 1) % options_.sync_every == 0;
             notice.weight = options_.weight_per_input;
         }
-        if (notice.weight.value_or(0) > max_weight) {
-            throw ContractViolation{concat(
-                "a weight of ", notice.weight.value_or(0), " is above the maximum of ", max_weight
-            )};
-        }
+        held_.require_summable(notice.phase, own_weight(notice));
         return notice;
     }
 
@@ -116,17 +116,18 @@ public:
         lanes.active = 1;
         lanes.stop = take_vote();
         lanes.syncs = said.syncs() ? 1 : 0;
-        lanes.weight = said.notice.weight.value_or(0);
+        lanes.contributors = contributes(said) ? 1 : 0;
+        lanes.weight = weight_of(said);
         lanes.code = Agreement::of(code.encode());
         lanes.digest = Agreement::of(static_cast<std::uint32_t>(roll_call_.rounds()) & digest_mask);
         roll_call_.post(lanes);
     }
-    /// That this rank has run out of inputs.
+    /// That this rank has run out of inputs, and what it holds.
     void announce_arrival() {
         RollCallLanes lanes;
         lanes.arrived = 1;
         lanes.stop = take_vote();
-        roll_call_.post(lanes);
+        roll_call_.post(lanes, {held_.batches != 0 ? 1U : 0U, held_.weight});
     }
     /// Nothing but a vote: for a rank that has joined, and for the closing of a guard. A vote may
     /// come after the arrival was announced: with look-ahead, or from a hook.
@@ -175,15 +176,25 @@ public:
         round.will_sync_ = code.syncs;
         round.is_weighted_ = code.weighted;
         round.active_count_ = static_cast<int>(said.active);
-        round.weight_sum_ = said.weight;
-        round.weight_ = own ? own->notice.weight.value_or(0) : 0;
+        bool const takes_carry = code.syncs && options_.carry_accumulated;
+        carry_.ranks += roll_call_.carry().ranks;
+        carry_.weight += roll_call_.carry().weight;
+        round.contributor_count_ =
+            static_cast<int>(said.contributors + (takes_carry ? carry_.ranks : 0));
+        round.contributes_ = own ? contributes(*own) : takes_carry && held_.batches != 0;
+        round.weight_sum_ = said.weight + (takes_carry ? carry_.weight : 0);
+        round.weight_ = own ? weight_of(*own) : takes_carry ? held_.weight : 0;
+        round.accumulated_rounds_ = held_.rounds;
         round.buffer_source_ = roll_call_.lowest_active();
         round.is_shadow_ = !own;
         ++(own ? result_.own_rounds : result_.shadow_rounds);
         if (code.syncs) {
-            result_.unsynced_rounds = 0;
-        } else if (code.phase == Phase::train) {
-            ++result_.unsynced_rounds;
+            carry_ = {};
+        }
+        if (own) {
+            held_.pass(code.syncs, code.phase, own->notice.skips, own_weight(own->notice));
+        } else {
+            held_.pass(code.syncs, code.phase);
         }
         return round;
     }
@@ -196,6 +207,7 @@ public:
         JoinResult result = result_;
         result.rounds = roll_call_.rounds();
         result.stopped_early = stopped_early;
+        result.unsynced_rounds = held_.rounds;
         std::vector<int> const& arrived = roll_call_.arrived();
         bool const some_arrived = roll_call_.said().arrived > 0;
         for (int rank = 0; rank < control_.size(); ++rank) {
@@ -231,6 +243,17 @@ private:
         RollCallLanes const& said = roll_call_.said();
         return RoundCode::decode(said.code.value(said.active).value_or(0));
     }
+    [[nodiscard]] bool contributes(Announcement const& said) const noexcept {
+        return !said.notice.skips || held_.batches != 0;
+    }
+    /// 0 where it skips, unless the others know no better than what was promised at entry.
+    [[nodiscard]] std::uint64_t own_weight(RoundNotice const& notice) const noexcept {
+        return notice.skips && !is_scheduled() ? 0 : notice.weight.value_or(0);
+    }
+    /// In a round that syncs, since the last one that did.
+    [[nodiscard]] std::uint64_t weight_of(Announcement const& said) const noexcept {
+        return own_weight(said.notice) + (said.syncs() ? held_.weight : 0);
+    }
     [[nodiscard]] std::uint32_t take_vote() noexcept {
         return vote_ && !std::exchange(is_vote_sent_, true) ? 1 : 0;
     }
@@ -238,6 +261,8 @@ private:
     ControlCommunicator& control_;
     JoinOptions const& options_;
     RollCall roll_call_;
+    Held held_;   ///< by this rank; by one that has joined: from before
+    Carry carry_; ///< of all ranks that joined since the last round that synced
     bool vote_ = false;
     bool is_vote_sent_ = false;
     JoinResult result_; ///< what is counted as rounds go by

@@ -75,7 +75,8 @@ public:
         RoundCode const said = RoundCode::decode(static_cast<std::uint32_t>(mine.code.sum));
         RoundCode const expected = code(round);
         if (said.phase != expected.phase || said.syncs != expected.syncs ||
-            said.weighted != expected.weighted || mine.weight != weight_of(rank)) {
+            said.weighted != expected.weighted ||
+            mine.weight != weight_of(rank) * rounds_in_weight(expected)) {
             throw ContractViolation{concat(
                 "the notice of round ",
                 round,
@@ -85,11 +86,17 @@ public:
         }
     }
 
-    /// What all ranks say in the next round, summed; arriving() are those that arrive in it.
+    /// What all ranks say in the next round, summed; arriving() are those that arrive in it. Nobody
+    /// is known to skip, so all active ranks are contributors.
     [[nodiscard]] RollCallLanes next() {
         arriving_.clear();
+        carry_ = {};
+        std::uint64_t const unsynced = round_ % sync_every_;
         while (joined_ < by_length_.size() && inputs_of(by_length_[joined_]) == round_) {
-            weight_ -= weight_of(by_length_[joined_]);
+            std::uint64_t const weight = weight_of(by_length_[joined_]);
+            weight_ -= weight;
+            carry_.weight += is_weighted_ ? weight * unsynced : 0;
+            carry_.ranks += unsynced != 0 ? 1 : 0;
             arriving_.push_back(by_length_[joined_++]);
         }
         RollCallLanes said;
@@ -99,14 +106,21 @@ public:
         said.active = active;
         said.arrived = static_cast<std::uint32_t>(arriving_.size());
         said.syncs = fixed.syncs ? active : 0;
-        said.weight = is_weighted_ ? weight_ : 0;
+        said.contributors = active;
+        said.weight = is_weighted_ ? weight_ * rounds_in_weight(fixed) : 0;
         said.code = {one.sum * active, one.squares * active};
         return said;
     }
     /// Ascending.
     [[nodiscard]] std::vector<int> const& arriving() const noexcept { return arriving_; }
+    /// What they accumulated.
+    [[nodiscard]] Carry const& carry() const noexcept { return carry_; }
 
 private:
+    /// A rank that is active has been in all rounds since the last one that synced.
+    [[nodiscard]] std::uint64_t rounds_in_weight(RoundCode const& code) const noexcept {
+        return code.syncs ? sync_every_ : 1;
+    }
     [[nodiscard]] std::uint64_t inputs_of(int rank) const noexcept {
         return shards_[static_cast<std::size_t>(rank)].inputs;
     }
@@ -122,6 +136,7 @@ private:
     std::size_t joined_ = 0;
     std::size_t round_ = 0;
     std::vector<int> arriving_;
+    Carry carry_;
 };
 
 } // namespace joinable::inline v0::detail

@@ -264,7 +264,10 @@ private:
     }
 
     void check_later_notice(std::size_t position, RoundNotice const& notice) const {
-        if (notice != RoundNotice{} && opened_ && notice != opened_->notice) {
+        if (!opened_ || notice == RoundNotice{} || notice == opened_->notice) {
+            return;
+        }
+        if (notice != RoundNotice{.skips = opened_->notice.skips}) {
             throw_violation(concat(
                 parts_.name(position),
                 " gave a notice that differs from the one that opened round ",

@@ -51,6 +51,7 @@ RollCallLanes active_rank(RoundCode code, std::uint32_t digest = 5, std::uint64_
     RollCallLanes lanes;
     lanes.active = 1;
     lanes.syncs = code.syncs ? 1 : 0;
+    lanes.contributors = 1;
     lanes.weight = weight;
     lanes.code = Agreement::of(code.encode());
     lanes.digest = Agreement::of(digest);
@@ -103,7 +104,7 @@ TEST_CASE("no lane overflows with the largest world and the largest values") {
     CHECK((n * digest_mask * digest_mask) / n / digest_mask == digest_mask);
     CHECK((n * max_weight) / n == max_weight);
     RollCallLanes lanes;
-    lanes.active = lanes.arrived = lanes.failed = lanes.stop = lanes.syncs =
+    lanes.active = lanes.arrived = lanes.failed = lanes.stop = lanes.syncs = lanes.contributors =
         static_cast<std::uint32_t>(n);
     RollCallLanes const decoded = RollCallLanes::decode(lanes.encode());
     CHECK(decoded.active == n);
@@ -111,6 +112,7 @@ TEST_CASE("no lane overflows with the largest world and the largest values") {
     CHECK(decoded.failed == n);
     CHECK(decoded.stop == n);
     CHECK(decoded.syncs == n);
+    CHECK(decoded.contributors == n);
 }
 
 TEST_CASE("the verdict follows the order failed, mismatch, stop, early end, end, go on") {
@@ -169,13 +171,14 @@ TEST_CASE("a round in which nothing happens costs one sum") {
     CHECK(roll_call.answer() == Verdict::go_on);
     CHECK(control.sums == 1);
     CHECK(roll_call.said().active == 3);
+    CHECK(roll_call.said().contributors == 3);
     CHECK(roll_call.said().weight == 20);
     CHECK(roll_call.rounds() == 1);
 }
 
 TEST_CASE("a rank that arrives costs one more sum and is known by its number") {
     // Rank 2 of 3 arrives in the second roll call, this one (0) later, rank 1 stays active.
-    std::vector<std::uint64_t> const map{0b100, 0};
+    std::vector<std::uint64_t> const map{0b100, 0, 1, 70}; // of the arriving, the failed; its carry
     ScriptedControl control{
         0,
         3,
@@ -190,6 +193,7 @@ TEST_CASE("a rank that arrives costs one more sum and is known by its number") {
     CHECK(roll_call.answer() == Verdict::go_on);
     CHECK(control.sums == 3);
     CHECK(roll_call.arrived() == std::vector{2});
+    CHECK(roll_call.carry() == Carry{1, 70});
     CHECK(roll_call.is_active(0));
     CHECK_FALSE(roll_call.is_active(2));
     CHECK(roll_call.rounds_of(0) == 2);
@@ -197,7 +201,7 @@ TEST_CASE("a rank that arrives costs one more sum and is known by its number") {
 }
 
 TEST_CASE("the lowest active rank moves up when the lower ones have joined") {
-    std::vector<std::uint64_t> const map{0b0011, 0};
+    std::vector<std::uint64_t> const map{0b0011, 0, 0, 0};
     ScriptedControl control{3, 4, {sum_of({arriving(), arriving(), active_rank(training)}), map}};
     RollCall roll_call{control, EndPolicy::drain};
     roll_call.post(active_rank(training));
@@ -208,9 +212,9 @@ TEST_CASE("the lowest active rank moves up when the lower ones have joined") {
 TEST_CASE("a failed rank is named with its text, whoever asks") {
     RollCallLanes leaving;
     leaving.failed = 1;
-    std::vector<std::uint64_t> map_and_text(2 + RollCall::text_bytes / 8);
+    std::vector<std::uint64_t> map_and_text(4 + RollCall::text_bytes / 8);
     map_and_text[1] = 0b10;
-    map_and_text[2] = 0x6b'73'69'64; // "disk", little endian
+    map_and_text[4] = 0x6b'73'69'64; // "disk", little endian
     ScriptedControl control{0, 2, {sum_of({leaving}), map_and_text}};
     RollCall roll_call{control, EndPolicy::drain};
     roll_call.post(active_rank(training));
@@ -245,7 +249,7 @@ TEST_CASE("a rank that evaluates while another trains is a mismatch") {
 }
 
 TEST_CASE("the names of more than 64 ranks fit") {
-    std::vector<std::uint64_t> map(4);
+    std::vector<std::uint64_t> map(6);
     map[1] = std::uint64_t{1} << 3; // rank 67
     std::vector<RollCallLanes> others(68, active_rank(training));
     others.push_back(arriving());

@@ -50,19 +50,26 @@ TEST_CASE("a schedule says in every round what the ranks would have said") {
             std::size_t active = 0;
             std::size_t weight = 0;
             std::vector<int> arriving;
+            joinable::detail::Carry carry;
+            bool const syncs = (round + 1) % sync_every == 0;
+            std::size_t const unsynced = round % sync_every; // since the last one that did
             for (std::size_t rank = 0; rank < world; ++rank) {
                 if (inputs[rank] > round) {
                     ++active;
-                    weight += is_weighted ? weights[rank] : 0;
+                    weight += is_weighted ? weights[rank] * (syncs ? unsynced + 1 : 1) : 0;
                 } else if (inputs[rank] == round) {
                     arriving.push_back(static_cast<int>(rank));
+                    carry.ranks += unsynced > 0 ? 1 : 0;
+                    carry.weight += is_weighted ? weights[rank] * unsynced : 0;
                 }
             }
             RC_ASSERT(said.active == active);
+            RC_ASSERT(said.contributors == active);
+            RC_ASSERT(schedule.carry() == carry);
             RC_ASSERT(said.arrived == arriving.size());
             RC_ASSERT(schedule.arriving() == arriving);
             RC_ASSERT(said.weight == weight);
-            RC_ASSERT(said.syncs == ((round + 1) % sync_every == 0 ? active : 0));
+            RC_ASSERT(said.syncs == (syncs ? active : 0));
             RC_ASSERT(said.failed + said.stop == 0U);
             RC_ASSERT(said.code.value(said.active).has_value());
         }
@@ -160,8 +167,12 @@ TEST_CASE("weights and the sync period are fixed at entry") {
                 for (int rank = 0; rank < comm.size(); ++rank) {
                     sum += i < 4 || rank % 2 == 0 ? 10 + static_cast<std::uint64_t>(rank) : 0;
                 }
-                CHECK(round.weight_sum() == sum);
-                CHECK(round.weight() == 10 + static_cast<std::uint64_t>(comm.rank()));
+                std::uint64_t const inputs_in_weight = i % 2 == 1 ? 2 : 1; // since the last sync
+                CHECK(round.weight_sum() == sum * inputs_in_weight);
+                CHECK(
+                    round.weight() ==
+                    (10 + static_cast<std::uint64_t>(comm.rank())) * inputs_in_weight
+                );
             }
             CHECK(guard.finish().unsynced_rounds == 1);
         }

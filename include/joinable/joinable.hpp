@@ -204,6 +204,18 @@ void record_failure(J& joinable, std::string_view text) {
     }
 }
 
+namespace detail {
+
+/// Takes back what record_failure kept: the joinable has dealt with it, and the guard goes on.
+template <class J>
+void forget_failure(J& joinable) noexcept {
+    if (auto* const session = session_of(joinable.join_state()); session != nullptr) {
+        session->forget_failure();
+    }
+}
+
+} // namespace detail
+
 /// The order in which the main hooks of these joinables run: a std::index_sequence of their
 /// positions in the argument list.
 template <Joinable... Js>

@@ -7414,18 +7414,22 @@ enum class Phase : std::uint8_t {
 };
 
 /// What a rank says about the round that it opens. All active ranks must say the same, apart from
-/// the number of their weight.
+/// the number of their weight and `skips`.
 struct RoundNotice {
     bool will_sync = true; ///< whether gradients are reduced in this round
     Phase phase = Phase::train;
     /// Samples or tokens of this rank's input: averages are then weighted. None = unweighted.
     std::optional<std::uint64_t> weight = {};
+    /// This rank has no gradient of its own for this round (a batch that failed): it counts with
+    /// weight 0. With known lengths (JoinOptions::inputs) nobody hears of it: its weight stays in
+    /// the divisor, and the others count it as a contributor.
+    bool skips = false;
 
     friend constexpr bool operator==(RoundNotice const&, RoundNotice const&) = default;
 };
 
-/// How a guard behaves. `enable`, `end_policy`, `sync_every` and whether `inputs` and
-/// `weight_per_input` are given must be the same on every rank.
+/// How a guard behaves. `enable`, `end_policy`, `sync_every`, `carry_accumulated` and whether
+/// `inputs` and `weight_per_input` are given must be the same on every rank.
 struct JoinOptions {
     bool enable = true; ///< false: nothing is attached and nothing is sent
     EndPolicy end_policy = EndPolicy::drain;
@@ -7438,6 +7442,9 @@ struct JoinOptions {
     std::optional<std::uint64_t> weight_per_input = {};
     /// A notice that says nothing syncs in every `sync_every`th round only.
     std::size_t sync_every = 1;
+    /// What a rank accumulated in rounds that did not sync before it ran out flows into the next
+    /// reduction, once. False: it is dropped, as PyTorch does.
+    bool carry_accumulated = true;
     /// Told when this rank has shadowed more than `skew_limit` rounds in a row, at most once a
     /// minute in this process. What it throws leaves the guard.
     std::function<void(std::string_view)> warn = {};
@@ -7448,151 +7455,6 @@ struct JoinOptions {
 [[nodiscard]] constexpr std::string_view name_of(EndPolicy policy) noexcept {
     constexpr std::string_view names[] = {"drain", "stop_at_first", "throw_early"};
     return names[static_cast<std::size_t>(policy)];
-}
-
-} // namespace joinable::inline v0
-
-// ---- joinable/join/round.hpp
-
-namespace joinable::inline v0 {
-
-namespace detail {
-class Session;
-class Rounds;
-} // namespace detail
-
-/// One forward pass of the active ranks, as all ranks agreed on it. Outside a guard, and in one
-/// that is not enabled, all ranks count as active and only this rank's own weight is known. Cheap
-/// to copy; `is_active` is valid until the next round opens.
-class Round {
-public:
-    Round() = default;
-
-    /// The round of a participant that no guard watches: all ranks active, only this rank's weight.
-    static Round outside_guard(int world_size, RoundNotice const& notice) noexcept {
-        Round round;
-        round.active_count_ = world_size;
-        round.phase_ = notice.phase;
-        round.will_sync_ = notice.will_sync && notice.phase == Phase::train;
-        round.is_weighted_ = notice.weight.has_value();
-        round.weight_ = round.weight_sum_ = notice.weight.value_or(0);
-        return round;
-    }
-
-    /// Counted from 0 inside a guard.
-    [[nodiscard]] std::size_t number() const noexcept { return number_; }
-    [[nodiscard]] Phase phase() const noexcept { return phase_; }
-    /// Whether gradients are reduced.
-    [[nodiscard]] bool will_sync() const noexcept { return will_sync_; }
-    [[nodiscard]] int active_count() const noexcept { return active_count_; }
-    [[nodiscard]] inline bool is_active(int rank) const;
-    /// Whether notices carry weights.
-    [[nodiscard]] bool is_weighted() const noexcept { return is_weighted_; }
-    /// The sum of all ranks' weights; outside a guard this rank's own.
-    [[nodiscard]] std::uint64_t weight_sum() const noexcept { return weight_sum_; }
-    /// This rank's weight; 0 on a rank that shadows.
-    [[nodiscard]] std::uint64_t weight() const noexcept { return weight_; }
-    /// The lowest active rank: whoever broadcasts fresh state.
-    [[nodiscard]] int buffer_source() const noexcept { return buffer_source_; }
-    /// Whether this rank has run out of inputs and only follows.
-    [[nodiscard]] bool is_shadow() const noexcept { return is_shadow_; }
-    /// Whether an enabled guard opened this round.
-    [[nodiscard]] bool in_guard() const noexcept { return session_ != nullptr; }
-
-    /// Keeps this participant's part of the round open until done(): call it right after the
-    /// notification when collectives follow later. Local; nothing outside a guard.
-    inline void hold();
-    /// Ends this participant's part: all its collectives of the round are complete. Local.
-    inline void done();
-
-private:
-    friend class detail::Session;
-    friend class detail::Rounds;
-    friend class PendingRound;
-
-    detail::Session* session_ = nullptr;
-    std::size_t position_ = 0;
-    std::size_t number_ = 0;
-    std::uint64_t weight_ = 0;
-    std::uint64_t weight_sum_ = 0;
-    int active_count_ = 1;
-    int buffer_source_ = 0;
-    Phase phase_ = Phase::train;
-    bool will_sync_ = true;
-    bool is_weighted_ = false;
-    bool is_shadow_ = false;
-};
-
-} // namespace joinable::inline v0
-
-// ---- joinable/join/result.hpp
-
-namespace joinable::inline v0 {
-
-/// What happened inside a guard. The same on every rank, but for `own_rounds`, `shadow_rounds` and
-/// `waited`. Over a guard that was not enabled it counts this rank's own rounds alone.
-struct JoinResult {
-    std::size_t rounds = 0;        ///< rounds that some rank was active in
-    std::size_t own_rounds = 0;    ///< rounds with an input of this rank
-    std::size_t shadow_rounds = 0; ///< rounds that this rank shadowed
-    std::vector<std::size_t> rounds_per_rank;
-    std::vector<int> last_joiners; ///< the ranks that were active to the end, ascending
-    int authoritative_rank = 0;    ///< the highest last joiner
-    bool stopped_early = false;    ///< by a vote or EndPolicy::stop_at_first
-    /// Rounds after the last one that synced: what they accumulated is still in the gradients.
-    std::size_t unsynced_rounds = 0;
-    std::chrono::nanoseconds waited{}; ///< blocked in roll calls
-};
-
-/// The result as a table for people: a line per rank, its rounds and how many it shadowed, and a
-/// mark for the last joiners.
-[[nodiscard]] inline std::string to_string(JoinResult const& result) {
-    auto const cell = [](auto const& value) {
-        std::string const text = detail::concat(value);
-        return std::string(text.size() < 8 ? 8 - text.size() : 1, ' ') + text;
-    };
-    std::string table = "rank   rounds shadowed\n";
-    for (std::size_t rank = 0; rank < result.rounds_per_rank.size(); ++rank) {
-        std::size_t const own = result.rounds_per_rank[rank];
-        bool const is_last =
-            std::find(
-                result.last_joiners.begin(), result.last_joiners.end(), static_cast<int>(rank)
-            ) != result.last_joiners.end();
-        table += detail::concat(
-            cell(rank).substr(4),
-            " ",
-            cell(own),
-            " ",
-            cell(result.rounds - own),
-            is_last ? " last" : "",
-            "\n"
-        );
-    }
-    double const milliseconds = std::chrono::duration<double, std::milli>(result.waited).count();
-    table += detail::concat(
-        result.rounds,
-        " rounds",
-        result.stopped_early ? ", stopped early" : "",
-        "; this rank ran ",
-        result.own_rounds,
-        ", shadowed ",
-        result.shadow_rounds,
-        ", waited ",
-        milliseconds,
-        " ms"
-    );
-    if (result.unsynced_rounds != 0) {
-        table += detail::concat("; the last ", result.unsynced_rounds, " did not sync");
-    }
-    return table + "\n";
-}
-
-/// Prints the table to any stream that takes a std::string.
-template <class Stream>
-    requires requires(Stream& stream, std::string const& text) { stream << text; }
-Stream& operator<<(Stream& stream, JoinResult const& result) {
-    stream << to_string(result);
-    return stream;
 }
 
 } // namespace joinable::inline v0
@@ -7653,16 +7515,17 @@ struct RollCallLanes {
     std::uint32_t failed = 0;  ///< leaves by an exception
     std::uint32_t stop = 0;    ///< votes to stop
     std::uint32_t syncs = 0;
-    std::uint64_t weight = 0;
-    Agreement code;   ///< readable: see RoundCode
-    Agreement digest; ///< of what the rank is about to do
+    std::uint32_t contributors = 0; ///< has a gradient for this round, or holds one from before
+    std::uint64_t weight = 0;       ///< in a round that syncs with what is held since the last one
+    Agreement code;                 ///< readable: see RoundCode
+    Agreement digest;               ///< of what the rank is about to do
 
     using Words = std::array<std::uint64_t, 7>;
 
     [[nodiscard]] Words encode() const noexcept {
         return {
             {field(active, 0) | field(arrived, 1) | field(failed, 2),
-             field(stop, 0) | field(syncs, 1),
+             field(stop, 0) | field(syncs, 1) | field(contributors, 2),
              weight,
              code.sum,
              code.squares,
@@ -7677,6 +7540,7 @@ struct RollCallLanes {
             take(words[0], 2),
             take(words[1], 0),
             take(words[1], 1),
+            take(words[1], 2),
             words[2],
             {words[3], words[4]},
             {words[5], words[6]}
@@ -7691,6 +7555,14 @@ private:
     static std::uint32_t take(std::uint64_t word, unsigned index) noexcept {
         return static_cast<std::uint32_t>(word >> (bits * index)) & ((1U << bits) - 1);
     }
+};
+
+/// What ranks that have run out of inputs accumulated since the last round that synced.
+struct Carry {
+    std::uint64_t ranks = 0; ///< that accumulated anything
+    std::uint64_t weight = 0;
+
+    friend constexpr bool operator==(Carry const&, Carry const&) = default;
 };
 
 /// How a rank opened a round; with look-ahead it announces the next round before this one's
@@ -7784,6 +7656,225 @@ enum class Verdict : std::uint8_t { go_on, failed, mismatch, stop, early_end, en
 }
 
 } // namespace joinable::inline v0::detail
+
+// ---- joinable/join/held.hpp
+
+namespace joinable::inline v0::detail {
+
+/// What one rank accumulated in training rounds that did not sync, since the last one that did.
+struct Held {
+    std::size_t rounds = 0;   ///< such rounds, whoever was active in them
+    std::size_t batches = 0;  ///< those to which this rank added a gradient of its own
+    std::uint64_t weight = 0; ///< of this rank in those rounds
+
+    /// Checks the weight `own` of an input, before its round.
+    /// @throws ContractViolation  with what is held it is too much to be summed over all ranks.
+    void require_summable(Phase phase, std::uint64_t own) const {
+        if (own > max_weight) {
+            throw ContractViolation{
+                concat("a weight of ", own, " is above the maximum of ", max_weight)
+            };
+        }
+        if (phase == Phase::train && own > max_weight - weight) {
+            throw ContractViolation{concat(
+                "a weight of ",
+                own,
+                " after ",
+                weight,
+                " in ",
+                rounds,
+                " rounds that did not sync is above the maximum of ",
+                max_weight,
+                " together; sync more often, or weigh in a larger unit"
+            )};
+        }
+    }
+
+    /// After a round in which this rank had an input of weight `own`.
+    void pass(bool syncs, Phase phase, bool skips, std::uint64_t own) noexcept {
+        if (!syncs && phase == Phase::train) {
+            batches += skips ? 0 : 1;
+            weight += own;
+        }
+        pass(syncs, phase);
+    }
+    /// After a round that this rank only followed.
+    void pass(bool syncs, Phase phase) noexcept {
+        if (syncs) {
+            *this = {};
+        } else if (phase == Phase::train) {
+            ++rounds;
+        }
+    }
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/join/round.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+class Session;
+class Rounds;
+} // namespace detail
+
+/// One forward pass of the active ranks, as all ranks agreed on it. Outside a guard, and in one
+/// that is not enabled, all ranks count as active and only this rank's own weight is known. Cheap
+/// to copy; `is_active` is valid until the next round opens.
+class Round {
+public:
+    Round() = default;
+
+    /// The round of a participant that no guard watches: all ranks active and contributing, as far
+    /// as this rank knows, and only this rank's weight.
+    static Round outside_guard(
+        int world_size, RoundNotice const& notice, detail::Held const& held = {}
+    ) noexcept {
+        Round round;
+        round.active_count_ = round.contributor_count_ = world_size;
+        round.phase_ = notice.phase;
+        round.will_sync_ = notice.will_sync && notice.phase == Phase::train;
+        round.is_weighted_ = notice.weight.has_value();
+        round.contributes_ = !notice.skips || held.batches != 0;
+        round.weight_ = round.weight_sum_ =
+            (notice.skips ? 0 : notice.weight.value_or(0)) + (round.will_sync_ ? held.weight : 0);
+        round.accumulated_rounds_ = held.rounds;
+        return round;
+    }
+
+    /// Counted from 0 inside a guard.
+    [[nodiscard]] std::size_t number() const noexcept { return number_; }
+    [[nodiscard]] Phase phase() const noexcept { return phase_; }
+    /// Whether gradients are reduced.
+    [[nodiscard]] bool will_sync() const noexcept { return will_sync_; }
+    [[nodiscard]] int active_count() const noexcept { return active_count_; }
+    [[nodiscard]] inline bool is_active(int rank) const;
+    /// Whether notices carry weights.
+    [[nodiscard]] bool is_weighted() const noexcept { return is_weighted_; }
+    /// The sum of all ranks' weights; outside a guard this rank's own.
+    [[nodiscard]] std::uint64_t weight_sum() const noexcept { return weight_sum_; }
+    /// This rank's weight; in a round that syncs, since the last one that did. On a rank that
+    /// shadows 0, but what it held when it ran out in the first round that syncs after.
+    [[nodiscard]] std::uint64_t weight() const noexcept { return weight_; }
+    /// Whether this rank's gradients are in the sum of this round. Not if it skips the round and
+    /// accumulated nothing since the last round that synced. On a rank that shadows, only in the
+    /// first round that syncs after it ran out, and if it accumulated something before
+    /// (JoinOptions::carry_accumulated).
+    [[nodiscard]] bool contributes() const noexcept { return contributes_; }
+    /// How many ranks contribute, the same on all: the divisor of an average over them. Who skips
+    /// is not known outside a guard, where it is the number of ranks, and with known lengths.
+    [[nodiscard]] int contributor_count() const noexcept { return contributor_count_; }
+    /// Training rounds that did not sync since the last one that did, before this one. Counted from
+    /// 0 inside a guard. The same on all ranks.
+    [[nodiscard]] std::size_t accumulated_rounds() const noexcept { return accumulated_rounds_; }
+    /// The lowest active rank: whoever broadcasts fresh state.
+    [[nodiscard]] int buffer_source() const noexcept { return buffer_source_; }
+    /// Whether this rank has run out of inputs and only follows.
+    [[nodiscard]] bool is_shadow() const noexcept { return is_shadow_; }
+    /// Whether an enabled guard opened this round.
+    [[nodiscard]] bool in_guard() const noexcept { return session_ != nullptr; }
+
+    /// Keeps this participant's part of the round open until done(): call it right after the
+    /// notification when collectives follow later. Local; nothing outside a guard.
+    inline void hold();
+    /// Ends this participant's part: all its collectives of the round are complete. Local.
+    inline void done();
+
+private:
+    friend class detail::Session;
+    friend class detail::Rounds;
+    friend class PendingRound;
+
+    detail::Session* session_ = nullptr;
+    std::size_t position_ = 0;
+    std::size_t number_ = 0;
+    std::uint64_t weight_ = 0;
+    std::uint64_t weight_sum_ = 0;
+    std::size_t accumulated_rounds_ = 0;
+    int active_count_ = 1;
+    int contributor_count_ = 1;
+    int buffer_source_ = 0;
+    Phase phase_ = Phase::train;
+    bool will_sync_ = true;
+    bool is_weighted_ = false;
+    bool is_shadow_ = false;
+    bool contributes_ = true;
+};
+
+} // namespace joinable::inline v0
+
+// ---- joinable/join/result.hpp
+
+namespace joinable::inline v0 {
+
+/// What happened inside a guard. The same on every rank, but for `own_rounds`, `shadow_rounds` and
+/// `waited`. Over a guard that was not enabled it counts this rank's own rounds alone.
+struct JoinResult {
+    std::size_t rounds = 0;        ///< rounds that some rank was active in
+    std::size_t own_rounds = 0;    ///< rounds with an input of this rank
+    std::size_t shadow_rounds = 0; ///< rounds that this rank shadowed
+    std::vector<std::size_t> rounds_per_rank;
+    std::vector<int> last_joiners; ///< the ranks that were active to the end, ascending
+    int authoritative_rank = 0;    ///< the highest last joiner
+    bool stopped_early = false;    ///< by a vote or EndPolicy::stop_at_first
+    /// Rounds after the last one that synced: what they accumulated is still in the gradients.
+    std::size_t unsynced_rounds = 0;
+    std::chrono::nanoseconds waited{}; ///< blocked in roll calls
+};
+
+/// The result as a table for people: a line per rank, its rounds and how many it shadowed, and a
+/// mark for the last joiners.
+[[nodiscard]] inline std::string to_string(JoinResult const& result) {
+    auto const cell = [](auto const& value) {
+        std::string const text = detail::concat(value);
+        return std::string(text.size() < 8 ? 8 - text.size() : 1, ' ') + text;
+    };
+    std::string table = "rank   rounds shadowed\n";
+    for (std::size_t rank = 0; rank < result.rounds_per_rank.size(); ++rank) {
+        std::size_t const own = result.rounds_per_rank[rank];
+        bool const is_last =
+            std::find(
+                result.last_joiners.begin(), result.last_joiners.end(), static_cast<int>(rank)
+            ) != result.last_joiners.end();
+        table += detail::concat(
+            cell(rank).substr(4),
+            " ",
+            cell(own),
+            " ",
+            cell(result.rounds - own),
+            is_last ? " last" : "",
+            "\n"
+        );
+    }
+    double const milliseconds = std::chrono::duration<double, std::milli>(result.waited).count();
+    table += detail::concat(
+        result.rounds,
+        " rounds",
+        result.stopped_early ? ", stopped early" : "",
+        "; this rank ran ",
+        result.own_rounds,
+        ", shadowed ",
+        result.shadow_rounds,
+        ", waited ",
+        milliseconds,
+        " ms"
+    );
+    if (result.unsynced_rounds != 0) {
+        table += detail::concat("; the last ", result.unsynced_rounds, " did not sync");
+    }
+    return table + "\n";
+}
+
+/// Prints the table to any stream that takes a std::string.
+template <class Stream>
+    requires requires(Stream& stream, std::string const& text) { stream << text; }
+Stream& operator<<(Stream& stream, JoinResult const& result) {
+    stream << to_string(result);
+    return stream;
+}
+
+} // namespace joinable::inline v0
 
 // ---- joinable/join/control.hpp
 
@@ -7942,7 +8033,8 @@ public:
         RoundCode const said = RoundCode::decode(static_cast<std::uint32_t>(mine.code.sum));
         RoundCode const expected = code(round);
         if (said.phase != expected.phase || said.syncs != expected.syncs ||
-            said.weighted != expected.weighted || mine.weight != weight_of(rank)) {
+            said.weighted != expected.weighted ||
+            mine.weight != weight_of(rank) * rounds_in_weight(expected)) {
             throw ContractViolation{concat(
                 "the notice of round ",
                 round,
@@ -7952,11 +8044,17 @@ public:
         }
     }
 
-    /// What all ranks say in the next round, summed; arriving() are those that arrive in it.
+    /// What all ranks say in the next round, summed; arriving() are those that arrive in it. Nobody
+    /// is known to skip, so all active ranks are contributors.
     [[nodiscard]] RollCallLanes next() {
         arriving_.clear();
+        carry_ = {};
+        std::uint64_t const unsynced = round_ % sync_every_;
         while (joined_ < by_length_.size() && inputs_of(by_length_[joined_]) == round_) {
-            weight_ -= weight_of(by_length_[joined_]);
+            std::uint64_t const weight = weight_of(by_length_[joined_]);
+            weight_ -= weight;
+            carry_.weight += is_weighted_ ? weight * unsynced : 0;
+            carry_.ranks += unsynced != 0 ? 1 : 0;
             arriving_.push_back(by_length_[joined_++]);
         }
         RollCallLanes said;
@@ -7966,14 +8064,21 @@ public:
         said.active = active;
         said.arrived = static_cast<std::uint32_t>(arriving_.size());
         said.syncs = fixed.syncs ? active : 0;
-        said.weight = is_weighted_ ? weight_ : 0;
+        said.contributors = active;
+        said.weight = is_weighted_ ? weight_ * rounds_in_weight(fixed) : 0;
         said.code = {one.sum * active, one.squares * active};
         return said;
     }
     /// Ascending.
     [[nodiscard]] std::vector<int> const& arriving() const noexcept { return arriving_; }
+    /// What they accumulated.
+    [[nodiscard]] Carry const& carry() const noexcept { return carry_; }
 
 private:
+    /// A rank that is active has been in all rounds since the last one that synced.
+    [[nodiscard]] std::uint64_t rounds_in_weight(RoundCode const& code) const noexcept {
+        return code.syncs ? sync_every_ : 1;
+    }
     [[nodiscard]] std::uint64_t inputs_of(int rank) const noexcept {
         return shards_[static_cast<std::size_t>(rank)].inputs;
     }
@@ -7989,6 +8094,7 @@ private:
     std::size_t joined_ = 0;
     std::size_t round_ = 0;
     std::vector<int> arriving_;
+    Carry carry_;
 };
 
 } // namespace joinable::inline v0::detail
@@ -8012,10 +8118,12 @@ public:
           joined_after_(static_cast<std::size_t>(control.size())),
           is_active_(static_cast<std::size_t>(control.size()), true) {}
 
-    /// Starts a roll call; `answer()` ends it. Asynchronous, no allocation.
+    /// Starts a roll call; `answer()` ends it. Asynchronous, no allocation. `carry` is what this rank
+    /// accumulated, if it arrives.
     /// @throws ContractViolation  it is not what the schedule says, if there is one.
-    void post(RollCallLanes const& mine) {
+    void post(RollCallLanes const& mine, Carry const& carry = {}) {
         mine_ = mine;
+        my_carry_ = carry;
         if (schedule_) {
             schedule_->require_promised(control_.rank(), rounds_, mine);
         } else {
@@ -8095,6 +8203,8 @@ public:
     [[nodiscard]] RollCallLanes const& said() const noexcept { return said_; }
     /// The ranks that arrived in the last roll call in which any did, ascending.
     [[nodiscard]] std::vector<int> const& arrived() const noexcept { return arrived_; }
+    /// What the ranks that arrived in the last roll call accumulated before; nothing if none did.
+    [[nodiscard]] Carry const& carry() const noexcept { return carry_; }
     /// After the verdicts failed and mismatch: what every rank throws.
     [[nodiscard]] AbortReason const& failure() const noexcept { return failure_; }
 
@@ -8110,9 +8220,11 @@ private:
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
 
     Verdict hear(std::string_view text) {
+        carry_ = {};
         if (schedule_) {
             said_ = schedule_->next();
             if (said_.arrived > 0) {
+                carry_ = schedule_->carry();
                 note_arrivals(schedule_->arriving());
             }
         } else {
@@ -8141,20 +8253,26 @@ private:
         }
     }
 
-    /// Two bitmaps, each the sum of one bit per rank: who arrived and who failed. The text travels
-    /// only when one rank failed, because sums of several texts would be noise.
+    /// Two bitmaps, each the sum of one bit per rank: who arrived and who failed. Then the carry of
+    /// those who arrive: said once and here, so that a round that does not sync, which nobody can
+    /// know before it is heard, sums the weights of its active ranks alone. The text travels only
+    /// when one rank failed, because sums of several texts would be noise.
     void exchange_names(std::string_view text) {
         auto const size = static_cast<std::size_t>(control_.size());
         auto const me = static_cast<std::size_t>(control_.rank());
         std::size_t const map_words = (size + 63) / 64;
         std::size_t const text_words = said_.failed == 1 ? text_bytes / 8 : 0;
-        std::vector<std::uint64_t> words(2 * map_words + text_words);
+        std::size_t const carry_at = 2 * map_words;
+        std::size_t const text_at = carry_at + 2;
+        std::vector<std::uint64_t> words(text_at + text_words);
         std::uint64_t const my_bit = std::uint64_t{1} << (me % 64);
         words[me / 64] = mine_.arrived != 0 ? my_bit : 0;
         words[map_words + me / 64] = mine_.failed != 0 ? my_bit : 0;
+        words[carry_at] = my_carry_.ranks;
+        words[carry_at + 1] = my_carry_.weight;
         if (mine_.failed != 0 && text_words != 0) {
             for (std::size_t i = 0; i < text.size() && i < text_bytes; ++i) {
-                words[2 * map_words + i / 8] |=
+                words[text_at + i / 8] |=
                     static_cast<std::uint64_t>(static_cast<unsigned char>(text[i]))
                     << (8 * (i % 8));
             }
@@ -8171,11 +8289,12 @@ private:
         };
         if (said_.arrived > 0) {
             note_arrivals(ranks_in(0));
+            carry_ = {words[carry_at], words[carry_at + 1]};
         }
         failure_ = {FailureKind::peer_failed, ranks_in(1), {}};
         std::string said;
         for (std::size_t i = 0; i < 8 * text_words; ++i) {
-            auto const byte = (words[2 * map_words + i / 8] >> (8 * (i % 8))) & 0xffU;
+            auto const byte = (words[text_at + i / 8] >> (8 * (i % 8))) & 0xffU;
             if (byte != 0) {
                 said += static_cast<char>(static_cast<unsigned char>(byte));
             }
@@ -8198,6 +8317,8 @@ private:
     std::vector<std::size_t> joined_after_;
     std::vector<bool> is_active_;
     std::vector<int> arrived_;
+    Carry my_carry_;
+    Carry carry_;
     std::optional<Schedule> schedule_;
     AbortReason failure_;
 };
@@ -8224,6 +8345,7 @@ public:
             }
         }
     }
+    void forget() noexcept { recorded_.reset(); }
     /// What peers should be told.
     [[nodiscard]] AbortReason reason() const { return recorded_.value_or(failure_of({})); }
 
@@ -8458,7 +8580,9 @@ public:
             options_.end_policy,
             options_.inputs && can_abort
         };
-        order.add(options_.sync_every).add(options_.weight_per_input ? 1 : 0);
+        order.add(options_.sync_every)
+            .add(options_.weight_per_input ? 1 : 0)
+            .add(options_.carry_accumulated ? 1 : 0);
         RollCallLanes lanes;
         lanes.active = 1;
         lanes.failed = local_error ? 1 : 0;
@@ -8486,18 +8610,15 @@ public:
 
     // -- saying ----------------------------------------------------------------------------------
 
-    /// A notice that says nothing is given the options' weight and sync period.
-    /// @throws ContractViolation  the weight is too large to be summed.
+    /// A notice that says nothing, or nothing but that it skips, is given the options' weight and
+    /// sync period.
+    /// @throws ContractViolation  the weight, with what is held, is too large to be summed.
     [[nodiscard]] RoundNotice completed(RoundNotice notice) const {
-        if (notice == RoundNotice{}) {
+        if (notice == RoundNotice{.skips = notice.skips}) {
             notice.will_sync = (roll_call_.rounds() + 1) % options_.sync_every == 0;
             notice.weight = options_.weight_per_input;
         }
-        if (notice.weight.value_or(0) > max_weight) {
-            throw ContractViolation{concat(
-                "a weight of ", notice.weight.value_or(0), " is above the maximum of ", max_weight
-            )};
-        }
+        held_.require_summable(notice.phase, own_weight(notice));
         return notice;
     }
 
@@ -8522,17 +8643,18 @@ public:
         lanes.active = 1;
         lanes.stop = take_vote();
         lanes.syncs = said.syncs() ? 1 : 0;
-        lanes.weight = said.notice.weight.value_or(0);
+        lanes.contributors = contributes(said) ? 1 : 0;
+        lanes.weight = weight_of(said);
         lanes.code = Agreement::of(code.encode());
         lanes.digest = Agreement::of(static_cast<std::uint32_t>(roll_call_.rounds()) & digest_mask);
         roll_call_.post(lanes);
     }
-    /// That this rank has run out of inputs.
+    /// That this rank has run out of inputs, and what it holds.
     void announce_arrival() {
         RollCallLanes lanes;
         lanes.arrived = 1;
         lanes.stop = take_vote();
-        roll_call_.post(lanes);
+        roll_call_.post(lanes, {held_.batches != 0 ? 1U : 0U, held_.weight});
     }
     /// Nothing but a vote: for a rank that has joined, and for the closing of a guard. A vote may
     /// come after the arrival was announced: with look-ahead, or from a hook.
@@ -8581,15 +8703,25 @@ public:
         round.will_sync_ = code.syncs;
         round.is_weighted_ = code.weighted;
         round.active_count_ = static_cast<int>(said.active);
-        round.weight_sum_ = said.weight;
-        round.weight_ = own ? own->notice.weight.value_or(0) : 0;
+        bool const takes_carry = code.syncs && options_.carry_accumulated;
+        carry_.ranks += roll_call_.carry().ranks;
+        carry_.weight += roll_call_.carry().weight;
+        round.contributor_count_ =
+            static_cast<int>(said.contributors + (takes_carry ? carry_.ranks : 0));
+        round.contributes_ = own ? contributes(*own) : takes_carry && held_.batches != 0;
+        round.weight_sum_ = said.weight + (takes_carry ? carry_.weight : 0);
+        round.weight_ = own ? weight_of(*own) : takes_carry ? held_.weight : 0;
+        round.accumulated_rounds_ = held_.rounds;
         round.buffer_source_ = roll_call_.lowest_active();
         round.is_shadow_ = !own;
         ++(own ? result_.own_rounds : result_.shadow_rounds);
         if (code.syncs) {
-            result_.unsynced_rounds = 0;
-        } else if (code.phase == Phase::train) {
-            ++result_.unsynced_rounds;
+            carry_ = {};
+        }
+        if (own) {
+            held_.pass(code.syncs, code.phase, own->notice.skips, own_weight(own->notice));
+        } else {
+            held_.pass(code.syncs, code.phase);
         }
         return round;
     }
@@ -8602,6 +8734,7 @@ public:
         JoinResult result = result_;
         result.rounds = roll_call_.rounds();
         result.stopped_early = stopped_early;
+        result.unsynced_rounds = held_.rounds;
         std::vector<int> const& arrived = roll_call_.arrived();
         bool const some_arrived = roll_call_.said().arrived > 0;
         for (int rank = 0; rank < control_.size(); ++rank) {
@@ -8637,6 +8770,17 @@ private:
         RollCallLanes const& said = roll_call_.said();
         return RoundCode::decode(said.code.value(said.active).value_or(0));
     }
+    [[nodiscard]] bool contributes(Announcement const& said) const noexcept {
+        return !said.notice.skips || held_.batches != 0;
+    }
+    /// 0 where it skips, unless the others know no better than what was promised at entry.
+    [[nodiscard]] std::uint64_t own_weight(RoundNotice const& notice) const noexcept {
+        return notice.skips && !is_scheduled() ? 0 : notice.weight.value_or(0);
+    }
+    /// In a round that syncs, since the last one that did.
+    [[nodiscard]] std::uint64_t weight_of(Announcement const& said) const noexcept {
+        return own_weight(said.notice) + (said.syncs() ? held_.weight : 0);
+    }
     [[nodiscard]] std::uint32_t take_vote() noexcept {
         return vote_ && !std::exchange(is_vote_sent_, true) ? 1 : 0;
     }
@@ -8644,6 +8788,8 @@ private:
     ControlCommunicator& control_;
     JoinOptions const& options_;
     RollCall roll_call_;
+    Held held_;   ///< by this rank; by one that has joined: from before
+    Carry carry_; ///< of all ranks that joined since the last round that synced
     bool vote_ = false;
     bool is_vote_sent_ = false;
     JoinResult result_; ///< what is counted as rounds go by
@@ -8764,6 +8910,7 @@ public:
     void done() { parts_.done(); }
 
     void record_failure(std::string_view text) { ending_.record(text); }
+    void forget_failure() noexcept { ending_.forget(); }
 
     [[nodiscard]] bool is_active(int rank) const { return rounds_.roll_call().is_active(rank); }
     /// Whether the announced round is open. A round that this rank shadows is, though with
@@ -8943,7 +9090,10 @@ private:
     }
 
     void check_later_notice(std::size_t position, RoundNotice const& notice) const {
-        if (notice != RoundNotice{} && opened_ && notice != opened_->notice) {
+        if (!opened_ || notice == RoundNotice{} || notice == opened_->notice) {
+            return;
+        }
+        if (notice != RoundNotice{.skips = opened_->notice.skips}) {
             throw_violation(concat(
                 parts_.name(position),
                 " gave a notice that differs from the one that opened round ",
@@ -9087,7 +9237,18 @@ private:
     friend class PendingRound;
     friend detail::Session* detail::session_of(JoinState const& state) noexcept;
 
+    /// The round of a participant that no guard watches, on top of what it holds.
+    /// @throws ContractViolation  a weight above the maximum.
+    Round open_alone(int world_size, RoundNotice const& notice) {
+        Round const round = Round::outside_guard(world_size, notice, held_);
+        std::uint64_t const own = notice.skips ? 0 : notice.weight.value_or(0);
+        held_.require_summable(round.phase(), own);
+        held_.pass(round.will_sync(), round.phase(), notice.skips, own);
+        return round;
+    }
+
     detail::Session* session_ = nullptr;
+    detail::Held held_; ///< outside guards, and in those that are not enabled
     std::size_t position_ = 0;
     std::size_t* notifications_ = nullptr; ///< counted by a guard that is not enabled
 };
@@ -9177,11 +9338,13 @@ public:
     PendingRound() = default;
 
     /// Announces on behalf of the owner of `state`: see announce_round.
-    PendingRound(JoinState& state, int world_size, RoundNotice const& notice)
-        : state_{&state}, local_{Round::outside_guard(world_size, notice)} {
+    PendingRound(JoinState& state, int world_size, RoundNotice const& notice) : state_{&state} {
         if (state.session_ != nullptr) {
             state.session_->announce(state.position_, notice);
-        } else if (state.notifications_ != nullptr) {
+            return;
+        }
+        local_ = state.open_alone(world_size, notice);
+        if (state.notifications_ != nullptr) {
             ++*state.notifications_;
         }
     }
@@ -9243,6 +9406,18 @@ void record_failure(J& joinable, std::string_view text) {
         session->record_failure(text);
     }
 }
+
+namespace detail {
+
+/// Takes back what record_failure kept: the joinable has dealt with it, and the guard goes on.
+template <class J>
+void forget_failure(J& joinable) noexcept {
+    if (auto* const session = session_of(joinable.join_state()); session != nullptr) {
+        session->forget_failure();
+    }
+}
+
+} // namespace detail
 
 /// The order in which the main hooks of these joinables run: a std::index_sequence of their
 /// positions in the argument list.
@@ -9395,16 +9570,23 @@ public:
         state_ = &state;
         state.session_ = &session;
         state.position_ = position;
+        state.held_ = {};
     }
+    /// For a guard that is not enabled; inside another one it changes nothing.
     void count(JoinState& state, std::size_t& notifications) noexcept {
+        if (is_attached(state)) {
+            return;
+        }
         state_ = &state;
         state.notifications_ = &notifications;
+        state.held_ = {};
     }
 
     void detach() noexcept {
         if (JoinState* const state = std::exchange(state_, nullptr)) {
             state->session_ = nullptr;
             state->notifications_ = nullptr;
+            state->held_ = {};
         }
     }
 
@@ -9873,7 +10055,8 @@ public:
     JoinResult finish() {
         if (!options_.enable) {
             JoinResult result;
-            result.rounds = result.own_rounds = counts_by_next_ ? own_rounds_ : notifications_;
+            result.rounds = result.own_rounds =
+                counts_by_next_ ? own_rounds_ : notifications_[detail::first_of(Sequence{})];
             auto const& control = *controls_.front();
             result.authoritative_rank = control.rank();
             result.last_joiners = {control.rank()};
@@ -9919,7 +10102,7 @@ private:
           session_{communicators(Sequence{}), describe(Sequence{}), options} {
         static_assert((check_keyword<Ks, Ks...>() && ...));
         if (!options.enable) {
-            count_notifications(list.joinables);
+            count_notifications(list.joinables, Sequence{});
             return;
         }
         std::exception_ptr error;
@@ -10002,10 +10185,10 @@ private:
         return digest;
     }
 
-    void count_notifications(std::tuple<Js&...> const& joinables) {
-        constexpr std::size_t first = detail::first_of(Sequence{});
-        std::get<first>(attachments_)
-            .count(std::get<first>(joinables).join_state(), notifications_);
+    template <std::size_t... Is>
+    void count_notifications(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
+        (std::get<Is>(attachments_).count(std::get<Is>(joinables).join_state(), notifications_[Is]),
+         ...);
     }
 
     /// The local checks and the hooks: what fails here fails together in the entry exchange.
@@ -10063,7 +10246,7 @@ private:
     std::optional<Hooks> hooks_;
     std::array<detail::Attachment, sizeof...(Js)> attachments_;
     std::size_t own_rounds_ = 0;
-    std::size_t notifications_ = 0;
+    std::array<std::size_t, sizeof...(Js)> notifications_{};
     bool counts_by_next_ = false;
 };
 
@@ -10376,7 +10559,8 @@ public:
     }
 
     /// Announces a round and runs the forward pass, behind which the roll call hides.
-    /// Returns what `pass` returns. Collective over the active ranks.
+    /// Returns what `pass` returns. Collective over the active ranks. When `pass` throws, the round
+    /// is open for the others: skip() goes on with them.
     template <class F>
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
         prepare_for_forward(notice);
@@ -10384,70 +10568,135 @@ public:
     }
 
     /// Runs the backward pass, averages gradients as they become ready, and waits for all of them.
-    /// `pass` takes a callable `ready(i)`. In a round that does not sync it only runs the pass.
-    template <class F>
-    void backward(F&& pass) {
-        prepare_for_backward();
+    /// `pass` takes a callable `ready(i)`; `unused` is what prepare_for_backward() takes. In a round
+    /// that does not sync it only runs the pass: gradients accumulate.
+    template <class F, class Unused = std::initializer_list<std::size_t>>
+    void backward(F&& pass, Unused const& unused = {}) {
+        prepare_for_backward(unused);
         guarded([&] { std::forward<F>(pass)([this](std::size_t i) { mark_ready(i); }); });
         finalize_backward();
     }
 
     /// Collective over the active ranks; does not block in a round that syncs. Whether it syncs is
-    /// what the round's opener said: under next() and iterate() the notice given there.
+    /// what the round's opener said: under next() and iterate() the notice given there, else the
+    /// notice given here, and never inside no_sync().
     /// @throws ContractViolation  the previous forward had no backward; see announce_round.
-    void prepare_for_forward(RoundNotice const& notice = {}) {
+    void prepare_for_forward(RoundNotice notice = {}) {
         guarded([&] {
-            if (stage_ != Stage::idle) {
+            // Outside a guard nothing was said of a forward pass whose outputs are not used.
+            bool const is_open = stage_ == Stage::forward && detail::session_of(state_) != nullptr;
+            if (is_open || stage_ == Stage::backward) {
                 throw ContractViolation{
                     "a forward pass follows one without a backward pass; announce a round without "
-                    "one with {.will_sync = false} or {.phase = Phase::evaluate}"
+                    "one with {.will_sync = false} or {.phase = Phase::evaluate}, and one that "
+                    "failed with skip()"
                 };
             }
-            pending_ = announce_round(*this, notice);
-            syncs_ = pending_.will_sync();
-            if (!syncs_ || pending_.is_answered()) {
-                Round round = pending_.wait();
-                syncs_ = round.will_sync();
-                if (!syncs_) {
-                    round.done(); // nothing is reduced: the part ends here
-                }
-            }
-            stage_ = syncs_ ? Stage::forward : Stage::idle;
+            is_weighted_ = notice.weight.has_value();
+            open_round(notice);
         });
     }
 
-    /// Blocks until all ranks have opened the round. See PendingRound::wait for what throws;
-    /// ContractViolation on all ranks if the weights sum to 0.
-    void prepare_for_backward() {
+    /// Blocks until all ranks have opened the round. `unused` says which parameters the backward
+    /// pass gives no gradient, a range of indices or a predicate over them: see
+    /// DataParallelOptions::find_unused. See PendingRound::wait for what throws; ContractViolation
+    /// on all ranks if the weights sum to 0.
+    template <class Unused = std::initializer_list<std::size_t>>
+    void prepare_for_backward(Unused const& unused = {}) {
         guarded([&] {
-            if (stage_ != Stage::forward && syncs_) {
+            if (stage_ == Stage::unsynced) {
+                has_accumulated_ = true;
+                return;
+            }
+            if (stage_ != Stage::forward) {
                 throw ContractViolation{"a backward pass needs a forward pass before it"};
             }
-            if (syncs_) {
-                round_ = pending_.wait();
-                round_.hold();
-                reducer_->prepare_for_backward(factor_of(round_));
-                stage_ = Stage::backward;
+            begin_reduction();
+            reducer_->prepare_for_backward(factor_of(round_), unused, round_.buffer_source());
+            stage_ = Stage::backward;
+        });
+    }
+
+    /// See Reducer::mark_ready. In a round that does not sync the gradient counts as accumulated:
+    /// the next round that syncs reduces it.
+    void mark_ready(std::size_t i) {
+        guarded([&] {
+            if (stage_ == Stage::unsynced) {
+                has_accumulated_ = true;
+                reducer_->mark_accumulated(i);
+            } else {
+                reducer_->mark_ready(i);
             }
         });
     }
 
-    /// See Reducer::mark_ready. Ignored in a round that does not sync.
-    void mark_ready(std::size_t i) {
-        if (syncs_) {
-            guarded([&] { reducer_->mark_ready(i); });
-        }
+    /// See Reducer::finalize_backward. In a round that does not sync it ends the backward pass.
+    void finalize_backward() {
+        guarded([&] {
+            if (stage_ == Stage::unsynced) {
+                stage_ = Stage::idle;
+            } else {
+                reducer_->finalize_backward();
+                end_reduction();
+            }
+        });
     }
 
-    /// See Reducer::finalize_backward. Nothing in a round that does not sync.
-    void finalize_backward() {
-        if (syncs_) {
-            guarded([&] {
+    /// Rounds that open while the result lives do not sync: gradients accumulate. Under next() and
+    /// iterate() say {.will_sync = false} there instead. The same on all ranks. Local.
+    [[nodiscard("rounds sync again when what no_sync() returns is gone")]] auto no_sync() noexcept {
+        class Scope {
+        public:
+            explicit Scope(bool& flag) noexcept : flag_{flag}, before_{std::exchange(flag, true)} {}
+            Scope(Scope const&) = delete;
+            Scope& operator=(Scope const&) = delete;
+            ~Scope() { flag_ = before_; }
+
+        private:
+            bool& flag_;
+            bool before_;
+        };
+        return Scope{is_inside_no_sync_};
+    }
+
+    /// Goes through a round without this rank's batch, because it failed (out of memory, a bad
+    /// sample); the round goes on for all. In place of forward(), or after forward() or backward()
+    /// threw. The optimizer steps as always.
+    ///
+    /// | called                              | this rank's weight | its gradients               |
+    /// |-------------------------------------|--------------------|-----------------------------|
+    /// | before the round is opened          | 0                  | what it accumulated before  |
+    /// | then, until its first bucket is sent| as announced       | zeros                       |
+    /// | later                               |                    | ContractViolation: too late |
+    ///
+    /// In a round that does not sync, before its backward pass has ended, it ends the round; nothing
+    /// is taken back. Collective: blocks until the averages are written, if the round syncs.
+    void skip(RoundNotice notice = {}) {
+        guarded([&] {
+            detail::forget_failure(*this); // the batch's: peers need not hear of it
+            if (stage_ == Stage::idle) {
+                notice.skips = true;
+                if (is_weighted_ && !notice.weight) {
+                    notice.weight = 0; // or the others' rounds would be weighted and this one not
+                }
+                open_round(notice);
+                if (stage_ == Stage::forward) {
+                    begin_reduction();
+                    contribute_without_pass(round_);
+                    end_reduction();
+                }
+            } else if (stage_ == Stage::forward) {
+                begin_reduction();
+                (void)factor_of(round_); // refuses what the others refuse
+                reducer_->contribute_zeros(round_.buffer_source());
+                end_reduction();
+            } else if (stage_ == Stage::backward) {
+                reducer_->contribute_nothing();
                 reducer_->finalize_backward();
-                stage_ = Stage::idle;
-                round_.done();
-            });
-        }
+                end_reduction();
+            }
+            stage_ = Stage::idle;
+        });
     }
 
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept {
@@ -10464,15 +10713,16 @@ public:
             : ddp_{ddp},
               before_{
                   std::exchange(ddp.divides_by_initial_world_size_, divides_by_initial_world_size)
-              } {}
+              } {
+            ddp.stage_ = Stage::idle; // whatever an earlier guard left open
+        }
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
         ~Hook() { ddp_.divides_by_initial_world_size_ = before_; }
 
         void main_hook(Round const& round) {
             if (round.will_sync()) {
-                (void)ddp_.factor_of(round); // refuses what the active ranks refuse
-                ddp_.reducer_->contribute_zeros();
+                ddp_.contribute_without_pass(round);
             }
         }
         void post_hook(bool) noexcept {}
@@ -10490,50 +10740,114 @@ public:
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
 
 private:
-    enum class Stage : std::uint8_t { idle, forward, backward };
+    /// Of the open round: none is open or it has no gradients; its forward pass, when it syncs;
+    /// its backward pass; all of it, when it does not sync.
+    enum class Stage : std::uint8_t { idle, forward, backward, unsynced };
     static constexpr std::size_t broadcast_bytes = std::size_t{250} << 20U;
 
+    /// Refuses parameters whose values or whose gradients share memory: each would be averaged and
+    /// stepped more than once.
     static void check_parameters(ParameterList const& list) {
-        std::vector<std::pair<void const*, std::size_t>> addresses;
         for (std::size_t i = 0; i < list.size(); ++i) {
             detail::check_value(list, i);
-            if (AnyView const value = list[i].value(); value.numel() != 0) {
-                addresses.emplace_back(value.data(), i);
+        }
+        check_distinct(list, "", [](AnyParameter const& parameter) { return parameter.value(); });
+        check_distinct(list, "the gradients of ", [](AnyParameter const& parameter) {
+            return parameter.grad();
+        });
+    }
+
+    static void check_distinct(
+        ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
+    ) {
+        std::vector<std::pair<AnyView, std::size_t>> views;
+        for (std::size_t i = 0; i < list.size(); ++i) {
+            if (AnyView const view = view_of(list[i]); view && view.numel() != 0) {
+                views.emplace_back(view, i);
             }
         }
-        std::sort(addresses.begin(), addresses.end());
-        auto const shared = std::adjacent_find(
-            addresses.begin(),
-            addresses.end(),
-            [](auto const& a, auto const& b) { return a.first == b.first; }
-        );
-        if (shared != addresses.end()) {
-            throw ContractViolation{detail::concat(
-                detail::describe_parameter(list, shared->second),
-                " and ",
-                detail::describe_parameter(list, std::next(shared)->second),
-                " share their storage; list a shared parameter once"
-            )};
+        std::sort(views.begin(), views.end(), [](auto const& a, auto const& b) {
+            return std::less<>{}(a.first.data(), b.first.data());
+        });
+        for (std::size_t i = 0; i < views.size(); ++i) {
+            auto const& [view, parameter] = views[i];
+            std::size_t const reach =
+                size_of(view.dtype()) *
+                detail::checked_reach(view.extents(), view.strides(), size_of(view.dtype()));
+            void const* const end = static_cast<std::byte const*>(view.data()) + reach;
+            for (std::size_t k = i + 1;
+                 k < views.size() && std::less<>{}(views[k].first.data(), end);
+                 ++k) {
+                if (share_memory(view, views[k].first)) {
+                    throw ContractViolation{detail::concat(
+                        what,
+                        detail::describe_parameter(list, (std::min)(parameter, views[k].second)),
+                        " and ",
+                        detail::describe_parameter(list, (std::max)(parameter, views[k].second)),
+                        " share memory; list a shared parameter once, and give views of one "
+                        "storage "
+                        "as one parameter"
+                    )};
+                }
+            }
+        }
+    }
+
+    void open_round(RoundNotice notice) {
+        notice.will_sync = notice.will_sync && !is_inside_no_sync_;
+        pending_ = announce_round(*this, notice);
+        bool syncs = pending_.will_sync();
+        if (!syncs || pending_.is_answered()) {
+            round_ = pending_.wait();
+            syncs = round_.will_sync();
+            if (!syncs) {
+                round_.done(); // nothing is reduced: the part ends here
+            }
+        }
+        stage_ = syncs                            ? Stage::forward
+                 : round_.phase() == Phase::train ? Stage::unsynced
+                                                  : Stage::idle;
+    }
+
+    void begin_reduction() {
+        round_ = pending_.wait();
+        round_.hold();
+    }
+    void end_reduction() {
+        stage_ = Stage::idle;
+        has_accumulated_ = false;
+        round_.done();
+    }
+
+    /// The reduction of a rank that runs no pass: it has joined, or skips. It may hold gradients of
+    /// earlier rounds.
+    void contribute_without_pass(Round const& round) {
+        double const factor = factor_of(round);
+        if (std::exchange(has_accumulated_, false) && round.contributes()) {
+            reducer_->contribute_accumulated(factor, round.buffer_source());
+        } else {
+            reducer_->contribute_zeros(round.buffer_source());
         }
     }
 
     /// What this rank's gradients are multiplied with, so that their sum is the average.
     double factor_of(Round const& round) {
-        if (!round.is_weighted()) {
-            return 1.0 / (divides_by_initial_world_size_ ? comm_.size() : round.active_count());
+        double own = 1.0;
+        double divisor = divides_by_initial_world_size_ ? comm_.size() : round.contributor_count();
+        if (round.is_weighted()) {
+            std::uint64_t total = round.weight_sum();
+            if (!round.in_guard()) { // no roll call has summed the weights
+                comm_.all_reduce(Buffer{&total, 1, DType::u64}, ReduceOp::sum).wait();
+            }
+            if (total == 0) {
+                throw ContractViolation{
+                    "the weights of all ranks sum to 0: there is nothing to average in this round"
+                };
+            }
+            own = gradient_kind_ == GradientKind::mean ? static_cast<double>(round.weight()) : 1.0;
+            divisor = static_cast<double>(total);
         }
-        std::uint64_t total = round.weight_sum();
-        if (!round.in_guard()) { // no roll call has summed the weights
-            comm_.all_reduce(Buffer{&total, 1, DType::u64}, ReduceOp::sum).wait();
-        }
-        if (total == 0) {
-            throw ContractViolation{
-                "the weights of all ranks sum to 0: there is nothing to average in this round"
-            };
-        }
-        double const own =
-            gradient_kind_ == GradientKind::mean ? static_cast<double>(round.weight()) : 1.0;
-        return own / static_cast<double>(total);
+        return round.contributes() ? own / divisor : 0.0;
     }
 
     template <class F>
@@ -10541,9 +10855,6 @@ private:
         try {
             return std::forward<F>(verb)();
         } catch (...) {
-            if (stage_ == Stage::forward) { // no data moved: a new guard may go on with this model
-                stage_ = Stage::idle;
-            }
             record_failure(*this, {});
             throw;
         }
@@ -10555,7 +10866,9 @@ private:
     PendingRound pending_;
     Round round_;
     Stage stage_ = Stage::idle;
-    bool syncs_ = true;
+    bool is_inside_no_sync_ = false;
+    bool is_weighted_ = false;     ///< the last forward pass was
+    bool has_accumulated_ = false; ///< gradients, since the last round that synced
     bool divides_by_initial_world_size_ = true;
     JoinState state_;
 };

@@ -29,6 +29,7 @@ public:
             }
         }
     }
+    void forget() noexcept { recorded_.reset(); }
     /// What peers should be told.
     [[nodiscard]] AbortReason reason() const { return recorded_.value_or(failure_of({})); }
 

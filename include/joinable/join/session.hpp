@@ -85,6 +85,7 @@ public:
     void done() { parts_.done(); }
 
     void record_failure(std::string_view text) { ending_.record(text); }
+    void forget_failure() noexcept { ending_.forget(); }
 
     [[nodiscard]] bool is_active(int rank) const { return rounds_.roll_call().is_active(rank); }
     /// Whether the announced round is open. A round that this rank shadows is, though with

@@ -5,7 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <iterator>
+#include <functional>
+#include <initializer_list>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -67,7 +68,8 @@ public:
     }
 
     /// Announces a round and runs the forward pass, behind which the roll call hides.
-    /// Returns what `pass` returns. Collective over the active ranks.
+    /// Returns what `pass` returns. Collective over the active ranks. When `pass` throws, the round
+    /// is open for the others: skip() goes on with them.
     template <class F>
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
         prepare_for_forward(notice);
@@ -75,70 +77,135 @@ public:
     }
 
     /// Runs the backward pass, averages gradients as they become ready, and waits for all of them.
-    /// `pass` takes a callable `ready(i)`. In a round that does not sync it only runs the pass.
-    template <class F>
-    void backward(F&& pass) {
-        prepare_for_backward();
+    /// `pass` takes a callable `ready(i)`; `unused` is what prepare_for_backward() takes. In a round
+    /// that does not sync it only runs the pass: gradients accumulate.
+    template <class F, class Unused = std::initializer_list<std::size_t>>
+    void backward(F&& pass, Unused const& unused = {}) {
+        prepare_for_backward(unused);
         guarded([&] { std::forward<F>(pass)([this](std::size_t i) { mark_ready(i); }); });
         finalize_backward();
     }
 
     /// Collective over the active ranks; does not block in a round that syncs. Whether it syncs is
-    /// what the round's opener said: under next() and iterate() the notice given there.
+    /// what the round's opener said: under next() and iterate() the notice given there, else the
+    /// notice given here, and never inside no_sync().
     /// @throws ContractViolation  the previous forward had no backward; see announce_round.
-    void prepare_for_forward(RoundNotice const& notice = {}) {
+    void prepare_for_forward(RoundNotice notice = {}) {
         guarded([&] {
-            if (stage_ != Stage::idle) {
+            // Outside a guard nothing was said of a forward pass whose outputs are not used.
+            bool const is_open = stage_ == Stage::forward && detail::session_of(state_) != nullptr;
+            if (is_open || stage_ == Stage::backward) {
                 throw ContractViolation{
                     "a forward pass follows one without a backward pass; announce a round without "
-                    "one with {.will_sync = false} or {.phase = Phase::evaluate}"
+                    "one with {.will_sync = false} or {.phase = Phase::evaluate}, and one that "
+                    "failed with skip()"
                 };
             }
-            pending_ = announce_round(*this, notice);
-            syncs_ = pending_.will_sync();
-            if (!syncs_ || pending_.is_answered()) {
-                Round round = pending_.wait();
-                syncs_ = round.will_sync();
-                if (!syncs_) {
-                    round.done(); // nothing is reduced: the part ends here
-                }
-            }
-            stage_ = syncs_ ? Stage::forward : Stage::idle;
+            is_weighted_ = notice.weight.has_value();
+            open_round(notice);
         });
     }
 
-    /// Blocks until all ranks have opened the round. See PendingRound::wait for what throws;
-    /// ContractViolation on all ranks if the weights sum to 0.
-    void prepare_for_backward() {
+    /// Blocks until all ranks have opened the round. `unused` says which parameters the backward
+    /// pass gives no gradient, a range of indices or a predicate over them: see
+    /// DataParallelOptions::find_unused. See PendingRound::wait for what throws; ContractViolation
+    /// on all ranks if the weights sum to 0.
+    template <class Unused = std::initializer_list<std::size_t>>
+    void prepare_for_backward(Unused const& unused = {}) {
         guarded([&] {
-            if (stage_ != Stage::forward && syncs_) {
+            if (stage_ == Stage::unsynced) {
+                has_accumulated_ = true;
+                return;
+            }
+            if (stage_ != Stage::forward) {
                 throw ContractViolation{"a backward pass needs a forward pass before it"};
             }
-            if (syncs_) {
-                round_ = pending_.wait();
-                round_.hold();
-                reducer_->prepare_for_backward(factor_of(round_));
-                stage_ = Stage::backward;
+            begin_reduction();
+            reducer_->prepare_for_backward(factor_of(round_), unused, round_.buffer_source());
+            stage_ = Stage::backward;
+        });
+    }
+
+    /// See Reducer::mark_ready. In a round that does not sync the gradient counts as accumulated:
+    /// the next round that syncs reduces it.
+    void mark_ready(std::size_t i) {
+        guarded([&] {
+            if (stage_ == Stage::unsynced) {
+                has_accumulated_ = true;
+                reducer_->mark_accumulated(i);
+            } else {
+                reducer_->mark_ready(i);
             }
         });
     }
 
-    /// See Reducer::mark_ready. Ignored in a round that does not sync.
-    void mark_ready(std::size_t i) {
-        if (syncs_) {
-            guarded([&] { reducer_->mark_ready(i); });
-        }
+    /// See Reducer::finalize_backward. In a round that does not sync it ends the backward pass.
+    void finalize_backward() {
+        guarded([&] {
+            if (stage_ == Stage::unsynced) {
+                stage_ = Stage::idle;
+            } else {
+                reducer_->finalize_backward();
+                end_reduction();
+            }
+        });
     }
 
-    /// See Reducer::finalize_backward. Nothing in a round that does not sync.
-    void finalize_backward() {
-        if (syncs_) {
-            guarded([&] {
+    /// Rounds that open while the result lives do not sync: gradients accumulate. Under next() and
+    /// iterate() say {.will_sync = false} there instead. The same on all ranks. Local.
+    [[nodiscard("rounds sync again when what no_sync() returns is gone")]] auto no_sync() noexcept {
+        class Scope {
+        public:
+            explicit Scope(bool& flag) noexcept : flag_{flag}, before_{std::exchange(flag, true)} {}
+            Scope(Scope const&) = delete;
+            Scope& operator=(Scope const&) = delete;
+            ~Scope() { flag_ = before_; }
+
+        private:
+            bool& flag_;
+            bool before_;
+        };
+        return Scope{is_inside_no_sync_};
+    }
+
+    /// Goes through a round without this rank's batch, because it failed (out of memory, a bad
+    /// sample); the round goes on for all. In place of forward(), or after forward() or backward()
+    /// threw. The optimizer steps as always.
+    ///
+    /// | called                              | this rank's weight | its gradients               |
+    /// |-------------------------------------|--------------------|-----------------------------|
+    /// | before the round is opened          | 0                  | what it accumulated before  |
+    /// | then, until its first bucket is sent| as announced       | zeros                       |
+    /// | later                               |                    | ContractViolation: too late |
+    ///
+    /// In a round that does not sync, before its backward pass has ended, it ends the round; nothing
+    /// is taken back. Collective: blocks until the averages are written, if the round syncs.
+    void skip(RoundNotice notice = {}) {
+        guarded([&] {
+            detail::forget_failure(*this); // the batch's: peers need not hear of it
+            if (stage_ == Stage::idle) {
+                notice.skips = true;
+                if (is_weighted_ && !notice.weight) {
+                    notice.weight = 0; // or the others' rounds would be weighted and this one not
+                }
+                open_round(notice);
+                if (stage_ == Stage::forward) {
+                    begin_reduction();
+                    contribute_without_pass(round_);
+                    end_reduction();
+                }
+            } else if (stage_ == Stage::forward) {
+                begin_reduction();
+                (void)factor_of(round_); // refuses what the others refuse
+                reducer_->contribute_zeros(round_.buffer_source());
+                end_reduction();
+            } else if (stage_ == Stage::backward) {
+                reducer_->contribute_nothing();
                 reducer_->finalize_backward();
-                stage_ = Stage::idle;
-                round_.done();
-            });
-        }
+                end_reduction();
+            }
+            stage_ = Stage::idle;
+        });
     }
 
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept {
@@ -155,15 +222,16 @@ public:
             : ddp_{ddp},
               before_{
                   std::exchange(ddp.divides_by_initial_world_size_, divides_by_initial_world_size)
-              } {}
+              } {
+            ddp.stage_ = Stage::idle; // whatever an earlier guard left open
+        }
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
         ~Hook() { ddp_.divides_by_initial_world_size_ = before_; }
 
         void main_hook(Round const& round) {
             if (round.will_sync()) {
-                (void)ddp_.factor_of(round); // refuses what the active ranks refuse
-                ddp_.reducer_->contribute_zeros();
+                ddp_.contribute_without_pass(round);
             }
         }
         void post_hook(bool) noexcept {}
@@ -181,50 +249,114 @@ public:
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
 
 private:
-    enum class Stage : std::uint8_t { idle, forward, backward };
+    /// Of the open round: none is open or it has no gradients; its forward pass, when it syncs;
+    /// its backward pass; all of it, when it does not sync.
+    enum class Stage : std::uint8_t { idle, forward, backward, unsynced };
     static constexpr std::size_t broadcast_bytes = std::size_t{250} << 20U;
 
+    /// Refuses parameters whose values or whose gradients share memory: each would be averaged and
+    /// stepped more than once.
     static void check_parameters(ParameterList const& list) {
-        std::vector<std::pair<void const*, std::size_t>> addresses;
         for (std::size_t i = 0; i < list.size(); ++i) {
             detail::check_value(list, i);
-            if (AnyView const value = list[i].value(); value.numel() != 0) {
-                addresses.emplace_back(value.data(), i);
+        }
+        check_distinct(list, "", [](AnyParameter const& parameter) { return parameter.value(); });
+        check_distinct(list, "the gradients of ", [](AnyParameter const& parameter) {
+            return parameter.grad();
+        });
+    }
+
+    static void check_distinct(
+        ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
+    ) {
+        std::vector<std::pair<AnyView, std::size_t>> views;
+        for (std::size_t i = 0; i < list.size(); ++i) {
+            if (AnyView const view = view_of(list[i]); view && view.numel() != 0) {
+                views.emplace_back(view, i);
             }
         }
-        std::sort(addresses.begin(), addresses.end());
-        auto const shared = std::adjacent_find(
-            addresses.begin(),
-            addresses.end(),
-            [](auto const& a, auto const& b) { return a.first == b.first; }
-        );
-        if (shared != addresses.end()) {
-            throw ContractViolation{detail::concat(
-                detail::describe_parameter(list, shared->second),
-                " and ",
-                detail::describe_parameter(list, std::next(shared)->second),
-                " share their storage; list a shared parameter once"
-            )};
+        std::sort(views.begin(), views.end(), [](auto const& a, auto const& b) {
+            return std::less<>{}(a.first.data(), b.first.data());
+        });
+        for (std::size_t i = 0; i < views.size(); ++i) {
+            auto const& [view, parameter] = views[i];
+            std::size_t const reach =
+                size_of(view.dtype()) *
+                detail::checked_reach(view.extents(), view.strides(), size_of(view.dtype()));
+            void const* const end = static_cast<std::byte const*>(view.data()) + reach;
+            for (std::size_t k = i + 1;
+                 k < views.size() && std::less<>{}(views[k].first.data(), end);
+                 ++k) {
+                if (share_memory(view, views[k].first)) {
+                    throw ContractViolation{detail::concat(
+                        what,
+                        detail::describe_parameter(list, (std::min)(parameter, views[k].second)),
+                        " and ",
+                        detail::describe_parameter(list, (std::max)(parameter, views[k].second)),
+                        " share memory; list a shared parameter once, and give views of one "
+                        "storage "
+                        "as one parameter"
+                    )};
+                }
+            }
+        }
+    }
+
+    void open_round(RoundNotice notice) {
+        notice.will_sync = notice.will_sync && !is_inside_no_sync_;
+        pending_ = announce_round(*this, notice);
+        bool syncs = pending_.will_sync();
+        if (!syncs || pending_.is_answered()) {
+            round_ = pending_.wait();
+            syncs = round_.will_sync();
+            if (!syncs) {
+                round_.done(); // nothing is reduced: the part ends here
+            }
+        }
+        stage_ = syncs                            ? Stage::forward
+                 : round_.phase() == Phase::train ? Stage::unsynced
+                                                  : Stage::idle;
+    }
+
+    void begin_reduction() {
+        round_ = pending_.wait();
+        round_.hold();
+    }
+    void end_reduction() {
+        stage_ = Stage::idle;
+        has_accumulated_ = false;
+        round_.done();
+    }
+
+    /// The reduction of a rank that runs no pass: it has joined, or skips. It may hold gradients of
+    /// earlier rounds.
+    void contribute_without_pass(Round const& round) {
+        double const factor = factor_of(round);
+        if (std::exchange(has_accumulated_, false) && round.contributes()) {
+            reducer_->contribute_accumulated(factor, round.buffer_source());
+        } else {
+            reducer_->contribute_zeros(round.buffer_source());
         }
     }
 
     /// What this rank's gradients are multiplied with, so that their sum is the average.
     double factor_of(Round const& round) {
-        if (!round.is_weighted()) {
-            return 1.0 / (divides_by_initial_world_size_ ? comm_.size() : round.active_count());
+        double own = 1.0;
+        double divisor = divides_by_initial_world_size_ ? comm_.size() : round.contributor_count();
+        if (round.is_weighted()) {
+            std::uint64_t total = round.weight_sum();
+            if (!round.in_guard()) { // no roll call has summed the weights
+                comm_.all_reduce(Buffer{&total, 1, DType::u64}, ReduceOp::sum).wait();
+            }
+            if (total == 0) {
+                throw ContractViolation{
+                    "the weights of all ranks sum to 0: there is nothing to average in this round"
+                };
+            }
+            own = gradient_kind_ == GradientKind::mean ? static_cast<double>(round.weight()) : 1.0;
+            divisor = static_cast<double>(total);
         }
-        std::uint64_t total = round.weight_sum();
-        if (!round.in_guard()) { // no roll call has summed the weights
-            comm_.all_reduce(Buffer{&total, 1, DType::u64}, ReduceOp::sum).wait();
-        }
-        if (total == 0) {
-            throw ContractViolation{
-                "the weights of all ranks sum to 0: there is nothing to average in this round"
-            };
-        }
-        double const own =
-            gradient_kind_ == GradientKind::mean ? static_cast<double>(round.weight()) : 1.0;
-        return own / static_cast<double>(total);
+        return round.contributes() ? own / divisor : 0.0;
     }
 
     template <class F>
@@ -232,9 +364,6 @@ private:
         try {
             return std::forward<F>(verb)();
         } catch (...) {
-            if (stage_ == Stage::forward) { // no data moved: a new guard may go on with this model
-                stage_ = Stage::idle;
-            }
             record_failure(*this, {});
             throw;
         }
@@ -246,7 +375,9 @@ private:
     PendingRound pending_;
     Round round_;
     Stage stage_ = Stage::idle;
-    bool syncs_ = true;
+    bool is_inside_no_sync_ = false;
+    bool is_weighted_ = false;     ///< the last forward pass was
+    bool has_accumulated_ = false; ///< gradients, since the last round that synced
     bool divides_by_initial_world_size_ = true;
     JoinState state_;
 };

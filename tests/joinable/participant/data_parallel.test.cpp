@@ -454,13 +454,26 @@ TEST_CASE("a throw in the passes or verbs reaches the peers with its text") {
     });
 }
 
-TEST_CASE("a forward without its backward is a violation") {
+TEST_CASE("in a guard a forward without its backward is a violation, outside it is nothing") {
+    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+        std::vector<Param<double>> params;
+        params.emplace_back(1);
+        DistributedDataParallel ddp{comm, params};
+        for (int i = 0; i < 3; ++i) { // outputs that are not used
+            ddp.forward([] {});
+        }
+        ddp.backward([](auto ready) { ready(0); });
+    });
     joinable::run_threads(1, [](ThreadCommunicator& comm) {
         std::vector<Param<double>> params;
         params.emplace_back(1);
         DistributedDataParallel ddp{comm, params};
-        ddp.forward([] {});
-        CHECK_THROWS_AS(ddp.forward([] {}), joinable::ContractViolation);
+        auto const twice = [&] {
+            Join guard{participants(ddp)};
+            ddp.forward([] {});
+            ddp.forward([] {});
+        };
+        CHECK_THROWS_AS(twice(), joinable::ContractViolation);
     });
     joinable::run_threads(1, [](ThreadCommunicator& comm) {
         std::vector<Param<double>> params;

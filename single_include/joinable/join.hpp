@@ -6224,7 +6224,7 @@ struct Section {
     std::size_t from;
     std::size_t to;
     std::size_t bytes;
-    std::size_t position = 0; ///< in the order of `to`
+    std::size_t position; ///< how many sections are to be before it
 };
 
 /// Exchanges two ranges that do not overlap, through the stack.
@@ -6252,74 +6252,65 @@ inline void rotate_bytes(std::byte* first, std::size_t left, std::size_t right) 
     }
 }
 
-[[nodiscard]] inline std::size_t bytes_of(std::span<Section const> sections) noexcept {
+[[nodiscard]] inline std::size_t bytes_of(Section const* sections, std::size_t count) noexcept {
     std::size_t bytes = 0;
-    for (Section const& section : sections) {
-        bytes += section.bytes;
+    for (std::size_t i = 0; i < count; ++i) {
+        bytes += sections[i].bytes;
     }
     return bytes;
 }
 
-/// Moves the sections whose position is below `pivot` in front of the others, keeping the order of both.
-/// `base` is where the first one is. Returns how many go in front.
-inline std::size_t
-partition_sections(std::byte* base, std::span<Section> sections, std::size_t pivot) noexcept {
-    if (sections.size() < 2) {
-        return !sections.empty() && sections.front().position < pivot ? 1 : 0;
+/// Moves the sections whose position is below `pivot` in front of the others, keeping the order of
+/// both, and their bytes with them. `base` is where the first one is. Returns how many go in front.
+inline std::size_t partition_sections(
+    std::byte* base, Section* sections, std::size_t count, std::size_t pivot
+) noexcept {
+    if (count < 2) {
+        return count == 1 && sections->position < pivot ? 1 : 0;
     }
-    auto const low = sections.first(sections.size() / 2);
-    auto const high = sections.subspan(low.size());
-    std::size_t const low_front = partition_sections(base, low, pivot);
-    std::size_t const high_front = partition_sections(base + bytes_of(low), high, pivot);
+    std::size_t const half = count / 2;
+    Section* const high = sections + half;
+    std::size_t const low_bytes = bytes_of(sections, half);
+    std::size_t const low_front = partition_sections(base, sections, half, pivot);
+    std::size_t const high_front = partition_sections(base + low_bytes, high, count - half, pivot);
+    std::size_t const kept = bytes_of(sections, low_front);
+    rotate_bytes(base + kept, low_bytes - kept, bytes_of(high, high_front));
     rotate_bytes(
-        base + bytes_of(low.first(low_front)),
-        bytes_of(low.subspan(low_front)),
-        bytes_of(high.first(high_front))
-    );
-    auto const begin = sections.begin();
-    std::rotate(
-        begin + static_cast<std::ptrdiff_t>(low_front),
-        begin + static_cast<std::ptrdiff_t>(low.size()),
-        begin + static_cast<std::ptrdiff_t>(low.size() + high_front)
+        reinterpret_cast<std::byte*>(sections + low_front),
+        (half - low_front) * sizeof(Section),
+        high_front * sizeof(Section)
     );
     return low_front + high_front;
 }
 
-/// Sorts neighbouring sections by position, and their bytes with them. `first` is the lowest position;
-/// none is missing.
-inline void
-sort_sections(std::byte* base, std::span<Section> sections, std::size_t first = 0) noexcept {
-    bool const is_sorted =
-        std::is_sorted(sections.begin(), sections.end(), [](Section const& a, Section const& b) {
-            return a.position < b.position;
-        });
-    if (!is_sorted) {
-        std::size_t const half = sections.size() / 2;
-        partition_sections(base, sections, first + half);
-        sort_sections(base, sections.first(half), first);
-        sort_sections(base + bytes_of(sections.first(half)), sections.subspan(half), first + half);
+/// Sorts neighbouring sections by position, and their bytes with them. `first` is the lowest
+/// position; none is missing.
+inline void sort_sections(
+    std::byte* base, Section* sections, std::size_t count, std::size_t first = 0
+) noexcept {
+    std::size_t sorted = 0;
+    while (sorted < count && sections[sorted].position == first + sorted) {
+        ++sorted;
+    }
+    if (sorted < count) {
+        std::size_t const half = count / 2;
+        partition_sections(base, sections, count, first + half);
+        sort_sections(base, sections, half, first);
+        sort_sections(base + bytes_of(sections, half), sections + half, count - half, first + half);
     }
 }
 
-/// Moves sections inside one piece of memory, without another. Gaps between them may be anywhere, and
-/// their contents are lost. The places are distinct, as many before as after.
+/// Moves sections inside one piece of memory, without another. `sections` are in the order of
+/// `from`; gaps between them may be anywhere, and their contents are lost.
 /// Complexity: of the bytes, linear where the order stays, else times the square of the logarithm of
 /// the number of sections at most.
-inline void permute_sections(std::byte* memory, std::span<Section> sections) noexcept {
-    auto const by = [](std::size_t Section::* place) {
-        return [place](Section const& a, Section const& b) { return a.*place < b.*place; };
-    };
-    std::sort(sections.begin(), sections.end(), by(&Section::to));
-    for (std::size_t i = 0; i < sections.size(); ++i) {
-        sections[i].position = i;
-    }
-    std::sort(sections.begin(), sections.end(), by(&Section::from));
+inline void permute_sections(std::byte* memory, std::vector<Section>& sections) noexcept {
     std::size_t end = 0;
     for (Section const& section : sections) { // closes the gaps
         std::memmove(memory + end, memory + section.from, section.bytes);
         end += section.bytes;
     }
-    sort_sections(memory, sections);
+    sort_sections(memory, sections.data(), sections.size());
     for (std::size_t i = sections.size(); i-- > 0;) { // opens the new ones
         end -= sections[i].bytes;
         std::memmove(memory + sections[i].to, memory + end, sections[i].bytes);
@@ -6447,17 +6438,23 @@ public:
         std::span<std::size_t const> order,
         std::span<std::size_t const> limits
     ) {
-        auto const before = places(parameters.size());
+        std::vector<Bucket> const before = std::exchange(buckets_, {});
         cut(parameters, order, limits);
-        auto const after = places(parameters.size());
         for (std::size_t dtype = 0; dtype < dtypes; ++dtype) {
+            Arena const& arena = arenas_[dtype];
+            std::vector<std::size_t> position(parameters.size());
+            std::vector<std::size_t> offset(parameters.size());
+            std::size_t count = 0;
+            for_each_place(buckets_, dtype, [&](std::size_t i, AnyView const& view) {
+                position[i] = count++;
+                offset[i] = offset_in(arena, view);
+            });
             std::vector<detail::Section> sections;
-            for (std::size_t const i : order) {
-                if (index(parameters[i].value().dtype()) == dtype && after[i].bytes != 0) {
-                    sections.push_back({before[i].offset, after[i].offset, after[i].bytes});
-                }
-            }
-            detail::permute_sections(arenas_[dtype].data(), sections);
+            for_each_place(before, dtype, [&](std::size_t i, AnyView const& view) {
+                std::size_t const bytes = view.numel() * size_of(view.dtype());
+                sections.push_back({offset_in(arena, view), offset[i], bytes, position[i]});
+            });
+            detail::permute_sections(arena.data(), sections);
         }
     }
 
@@ -6465,26 +6462,19 @@ private:
     static constexpr std::size_t dtypes = 10;
     static std::size_t index(DType dtype) noexcept { return static_cast<std::size_t>(dtype); }
 
-    struct Extent {
-        std::size_t offset = 0; ///< in the arena of its dtype, in bytes
-        std::size_t bytes = 0;
-    };
-
-    /// Per parameter.
-    [[nodiscard]] std::vector<Extent> places(std::size_t count) const {
-        std::vector<Extent> places(count);
-        for (Bucket const& bucket : buckets_) {
-            for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
-                AnyView const& view = bucket.views[k];
-                places[bucket.parameters[k]] = {
-                    static_cast<std::size_t>(
-                        static_cast<std::byte*>(view.data()) - arenas_[index(view.dtype())].data()
-                    ),
-                    view.numel() * size_of(view.dtype())
-                };
+    static std::size_t offset_in(Arena const& arena, AnyView const& view) noexcept {
+        return static_cast<std::size_t>(static_cast<std::byte*>(view.data()) - arena.data());
+    }
+    /// Calls f(parameter, view) for what is in the arena of a dtype, in the order of offsets.
+    template <class F>
+    static void for_each_place(std::vector<Bucket> const& buckets, std::size_t dtype, F const& f) {
+        for (Bucket const& bucket : buckets) {
+            for (std::size_t k = 0; k < bucket.views.size(); ++k) {
+                if (index(bucket.buffer.dtype) == dtype) {
+                    f(bucket.parameters[k], bucket.views[k]);
+                }
             }
         }
-        return places;
     }
 
     void
@@ -6500,7 +6490,6 @@ private:
         auto const assignment = compute_bucket_assignment_by_size(values, limits, {}, as_given);
 
         std::array<std::size_t, dtypes> used{};
-        buckets_.clear();
         for (auto const& members : assignment.buckets) {
             DType const dtype = values[members.front()].dtype();
             std::size_t& offset = used[index(dtype)];

@@ -137,17 +137,23 @@ public:
         std::span<std::size_t const> order,
         std::span<std::size_t const> limits
     ) {
-        auto const before = places(parameters.size());
+        std::vector<Bucket> const before = std::exchange(buckets_, {});
         cut(parameters, order, limits);
-        auto const after = places(parameters.size());
         for (std::size_t dtype = 0; dtype < dtypes; ++dtype) {
+            Arena const& arena = arenas_[dtype];
+            std::vector<std::size_t> position(parameters.size());
+            std::vector<std::size_t> offset(parameters.size());
+            std::size_t count = 0;
+            for_each_place(buckets_, dtype, [&](std::size_t i, AnyView const& view) {
+                position[i] = count++;
+                offset[i] = offset_in(arena, view);
+            });
             std::vector<detail::Section> sections;
-            for (std::size_t const i : order) {
-                if (index(parameters[i].value().dtype()) == dtype && after[i].bytes != 0) {
-                    sections.push_back({before[i].offset, after[i].offset, after[i].bytes});
-                }
-            }
-            detail::permute_sections(arenas_[dtype].data(), sections);
+            for_each_place(before, dtype, [&](std::size_t i, AnyView const& view) {
+                std::size_t const bytes = view.numel() * size_of(view.dtype());
+                sections.push_back({offset_in(arena, view), offset[i], bytes, position[i]});
+            });
+            detail::permute_sections(arena.data(), sections);
         }
     }
 
@@ -155,26 +161,19 @@ private:
     static constexpr std::size_t dtypes = 10;
     static std::size_t index(DType dtype) noexcept { return static_cast<std::size_t>(dtype); }
 
-    struct Extent {
-        std::size_t offset = 0; ///< in the arena of its dtype, in bytes
-        std::size_t bytes = 0;
-    };
-
-    /// Per parameter.
-    [[nodiscard]] std::vector<Extent> places(std::size_t count) const {
-        std::vector<Extent> places(count);
-        for (Bucket const& bucket : buckets_) {
-            for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
-                AnyView const& view = bucket.views[k];
-                places[bucket.parameters[k]] = {
-                    static_cast<std::size_t>(
-                        static_cast<std::byte*>(view.data()) - arenas_[index(view.dtype())].data()
-                    ),
-                    view.numel() * size_of(view.dtype())
-                };
+    static std::size_t offset_in(Arena const& arena, AnyView const& view) noexcept {
+        return static_cast<std::size_t>(static_cast<std::byte*>(view.data()) - arena.data());
+    }
+    /// Calls f(parameter, view) for what is in the arena of a dtype, in the order of offsets.
+    template <class F>
+    static void for_each_place(std::vector<Bucket> const& buckets, std::size_t dtype, F const& f) {
+        for (Bucket const& bucket : buckets) {
+            for (std::size_t k = 0; k < bucket.views.size(); ++k) {
+                if (index(bucket.buffer.dtype) == dtype) {
+                    f(bucket.parameters[k], bucket.views[k]);
+                }
             }
         }
-        return places;
     }
 
     void
@@ -190,7 +189,6 @@ private:
         auto const assignment = compute_bucket_assignment_by_size(values, limits, {}, as_given);
 
         std::array<std::size_t, dtypes> used{};
-        buckets_.clear();
         for (auto const& members : assignment.buckets) {
             DType const dtype = values[members.front()].dtype();
             std::size_t& offset = used[index(dtype)];

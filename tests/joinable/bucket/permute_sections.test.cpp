@@ -39,11 +39,13 @@ TEST_CASE("neighbours of any lengths change places, as std::rotate does it") {
 std::size_t
 place(std::vector<Section>& sections, std::vector<std::size_t> const& order, bool is_target) {
     std::size_t offset = 0;
-    for (std::size_t const i : order) {
+    for (std::size_t position = 0; position < order.size(); ++position) {
+        std::size_t const i = order[position];
         offset += *rc::gen::weightedOneOf<std::size_t>(
             {{3, rc::gen::just(std::size_t{0})}, {1, rc::gen::inRange<std::size_t>(0, 64)}}
         );
         (is_target ? sections[i].to : sections[i].from) = offset;
+        sections[i].position = position; // of the target, which is placed last
         offset += sections[i].bytes;
     }
     return offset;
@@ -62,10 +64,8 @@ TEST_CASE("sections of any sizes reach their new places with their contents") {
     CHECK(rc::check([] {
         std::size_t const count = *rc::gen::inRange<std::size_t>(0, 40);
         std::vector<Section> sections(count);
-        std::size_t total = 0;
         for (Section& section : sections) {
-            section.bytes = *rc::gen::inRange<std::size_t>(1, 300);
-            total += section.bytes;
+            section.bytes = *rc::gen::inRange<std::size_t>(0, 300);
         }
         // Sections are compact on one side, or have gaps that the other side may use differently.
         std::size_t const end_from = place(sections, random_order(count), false);
@@ -80,6 +80,9 @@ TEST_CASE("sections of any sizes reach their new places with their contents") {
             std::memcpy(memory.data() + sections[i].from, contents[i].data(), sections[i].bytes);
         }
         auto const expected = sections;
+        std::sort(sections.begin(), sections.end(), [](Section const& a, Section const& b) {
+            return a.from < b.from;
+        });
         permute_sections(memory.data(), sections);
         for (std::size_t i = 0; i < count; ++i) {
             RC_ASSERT(
@@ -88,7 +91,6 @@ TEST_CASE("sections of any sizes reach their new places with their contents") {
                 ) == 0
             );
         }
-        RC_ASSERT(total <= memory.size() + 1);
     }));
 }
 

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstring>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>

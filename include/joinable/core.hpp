@@ -21,6 +21,7 @@
 #include <joinable/tensor/copy.hpp>
 #include <joinable/tensor/parameter.hpp>
 #include <joinable/tensor/parameters.hpp>
+#include <joinable/tensor/tensor_list.hpp>
 #include <joinable/communicator/work.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/capabilities.hpp>

@@ -1148,6 +1148,21 @@ private:
     bool is_tensor_ = false;
 };
 
+namespace detail {
+
+/// "f32 (2, 3)": how error texts show a tensor.
+[[nodiscard]] inline std::string to_text(AnyView const& view) {
+    return view ? concat(name_of(view.dtype()), " ", to_text(view.extents())) : "missing";
+}
+
+/// Whether the elements of both are as many, of one type and in one place.
+[[nodiscard]] inline bool is_like(AnyView const& a, AnyView const& b) {
+    return static_cast<bool>(a) == static_cast<bool>(b) && a.dtype() == b.dtype() &&
+           a.extents() == b.extents() && a.device() == b.device();
+}
+
+} // namespace detail
+
 template <>
 struct tensor_traits<AnyView> {
     static DType dtype(AnyView const& view) noexcept { return view.dtype(); }
@@ -1158,6 +1173,97 @@ struct tensor_traits<AnyView> {
 };
 
 } // namespace joinable::inline v0
+
+// ---- joinable/tensor/detail/handle_list.hpp
+
+namespace joinable::inline v0::detail {
+
+/// Handles on objects whose types were forgotten. An index is a position in the list.
+///
+/// `Handle` says what it is made of: `Handle::takes<T>`, of a `T&` and perhaps an owner;
+/// `Handle::shares_storage<T>`, whether a copy of a `T` is as good as the object itself;
+/// `Handle::of_null(i)`, what stands for a null pointer at position `i`, if that does not throw.
+template <class Handle>
+class HandleList {
+public:
+    [[nodiscard]] std::size_t size() const noexcept { return items_.size(); }
+    [[nodiscard]] Handle const& operator[](std::size_t i) const { return items_[i]; }
+    [[nodiscard]] auto begin() const noexcept { return items_.begin(); }
+    [[nodiscard]] auto end() const noexcept { return items_.end(); }
+    void push_back(Handle handle) { items_.push_back(std::move(handle)); }
+
+private:
+    std::vector<Handle> items_;
+};
+
+template <class Range>
+using item_of = std::remove_reference_t<decltype(*std::begin(std::declval<Range&>()))>;
+
+template <class T, class Handle>
+concept pointer_to_taken = requires(T& pointer) {
+    static_cast<bool>(pointer);
+    requires Handle::template takes<std::remove_reference_t<decltype(*pointer)>>;
+};
+
+template <class Range, class Handle>
+concept list_of = std::derived_from<std::remove_cvref_t<Range>, HandleList<Handle>>;
+
+/// Whether `append` can make handles of what is in the range.
+template <class Range, class Handle>
+concept has_items_for = list_of<Range, Handle> || Handle::template takes<item_of<Range>> ||
+                        pointer_to_taken<item_of<Range>, Handle>;
+
+/// Appends handles on the objects in a range. Of a named range of objects the addresses are kept;
+/// of pointers and smart pointers the pointer; of a temporary range of handles, copies of them. A
+/// list is spliced in.
+template <class Handle, class Range>
+void append(HandleList<Handle>& list, Range&& range) {
+    using Item = item_of<Range>;
+    if constexpr (list_of<Range, Handle>) {
+        for (Handle const& handle : range) {
+            list.push_back(handle);
+        }
+    } else if constexpr (Handle::template takes<Item>) {
+        constexpr bool items_stay = std::is_lvalue_reference_v<Range> &&
+                                    std::is_lvalue_reference_v<decltype(*std::begin(range))>;
+        constexpr bool is_shared = Handle::template shares_storage<Item>;
+        static_assert(
+            items_stay || is_shared,
+            "parameters, buffers: a temporary range of objects would be gone before it is used; "
+            "give the range a name, or set parameter_traits::is_handle if copies share storage"
+        );
+        for (auto&& item : range) {
+            if constexpr (items_stay) {
+                list.push_back(Handle{item});
+            } else if constexpr (is_shared) {
+                // Copied, not moved: a temporary view may show handles that somebody owns.
+                auto owned = std::make_shared<std::remove_const_t<Item>>(item);
+                list.push_back(Handle{*owned, owned});
+            }
+        }
+    } else if constexpr (pointer_to_taken<Item, Handle>) {
+        using Pointer = std::remove_const_t<Item>;
+        constexpr bool is_owning_copy =
+            std::copy_constructible<Pointer> && !std::is_pointer_v<Pointer>;
+        static_assert(
+            std::copy_constructible<Pointer> || std::is_lvalue_reference_v<Range> ||
+                std::ranges::enable_borrowed_range<std::remove_cv_t<Range>>,
+            "parameters, buffers: a temporary range of unique pointers would take its objects with "
+            "it; give the range a name, or use shared pointers"
+        );
+        for (auto&& pointer : range) {
+            if (!pointer) {
+                list.push_back(Handle::of_null(list.size()));
+            } else if constexpr (is_owning_copy) {
+                list.push_back(Handle{*pointer, std::make_shared<Pointer>(pointer)});
+            } else {
+                list.push_back(Handle{*pointer});
+            }
+        }
+    }
+}
+
+} // namespace joinable::inline v0::detail
 
 // ---- joinable/tensor/parameter.hpp
 
@@ -1313,6 +1419,14 @@ public:
     /// Empty where the parameter has no name.
     [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
 
+    template <class P>
+    static constexpr bool takes = Parameter<P>;
+    template <class P>
+    static constexpr bool shares_storage = detail::is_handle_parameter<P>;
+    [[noreturn]] static AnyParameter of_null(std::size_t position) {
+        throw ContractViolation{detail::concat("parameters: pointer ", position, " is null")};
+    }
+
 private:
     struct Functions {
         AnyView (*value)(void*);
@@ -1374,82 +1488,7 @@ private:
 };
 
 /// The parameters of a model, of whatever types. An index is a position in the list.
-class ParameterList {
-public:
-    [[nodiscard]] std::size_t size() const noexcept { return items_.size(); }
-    [[nodiscard]] AnyParameter const& operator[](std::size_t i) const { return items_[i]; }
-    [[nodiscard]] auto begin() const noexcept { return items_.begin(); }
-    [[nodiscard]] auto end() const noexcept { return items_.end(); }
-    void push_back(AnyParameter parameter) { items_.push_back(std::move(parameter)); }
-
-private:
-    std::vector<AnyParameter> items_;
-};
-
-namespace detail {
-
-template <class T>
-concept pointer_to_parameter = requires(T& pointer) {
-    static_cast<bool>(pointer);
-    requires Parameter<std::remove_reference_t<decltype(*pointer)>>;
-};
-
-template <class Range>
-void append_parameters(ParameterList& list, Range&& range) {
-    if constexpr (std::same_as<std::remove_cvref_t<Range>, ParameterList>) {
-        for (AnyParameter const& parameter : range) {
-            list.push_back(parameter);
-        }
-    } else {
-        using Item = std::remove_reference_t<decltype(*std::begin(range))>;
-        static_assert(
-            Parameter<Item> || pointer_to_parameter<Item>,
-            "parameters: the elements of the range must model Parameter, or be pointers to such; "
-            "give them members 'value' and 'grad', or specialise joinable::parameter_traits"
-        );
-        if constexpr (Parameter<Item>) {
-            constexpr bool items_stay = std::is_lvalue_reference_v<Range> &&
-                                        std::is_lvalue_reference_v<decltype(*std::begin(range))>;
-            static_assert(
-                items_stay || is_handle_parameter<Item>,
-                "parameters: a temporary range of parameters would be gone before it is used; give "
-                "the range a name, or set parameter_traits::is_handle if copies share storage"
-            );
-            for (auto&& item : range) {
-                if constexpr (items_stay) {
-                    list.push_back(AnyParameter{item});
-                } else if constexpr (is_handle_parameter<Item>) {
-                    // Copied, not moved: a temporary view may show handles that somebody owns.
-                    auto owned = std::make_shared<std::remove_const_t<Item>>(item);
-                    list.push_back(AnyParameter{*owned, owned});
-                }
-            }
-        } else if constexpr (pointer_to_parameter<Item>) {
-            using Pointer = std::remove_const_t<Item>;
-            constexpr bool is_owning_copy =
-                std::copy_constructible<Pointer> && !std::is_pointer_v<Pointer>;
-            static_assert(
-                std::copy_constructible<Pointer> || std::is_lvalue_reference_v<Range> ||
-                    std::ranges::enable_borrowed_range<std::remove_cv_t<Range>>,
-                "parameters: a temporary range of unique pointers would take its parameters with "
-                "it; give the range a name, or use shared pointers"
-            );
-            for (auto&& pointer : range) {
-                if (!pointer) {
-                    throw ContractViolation{concat("parameters: pointer ", list.size(), " is null")
-                    };
-                }
-                if constexpr (is_owning_copy) {
-                    list.push_back(AnyParameter{*pointer, std::make_shared<Pointer>(pointer)});
-                } else {
-                    list.push_back(AnyParameter{*pointer});
-                }
-            }
-        }
-    }
-}
-
-} // namespace detail
+class ParameterList : public detail::HandleList<AnyParameter> {};
 
 /// Joins ranges of parameters of different types into one list, in order. Of a named range of
 /// objects the addresses are kept; of pointers and smart pointers the pointer (shared ones share
@@ -1459,8 +1498,13 @@ void append_parameters(ParameterList& list, Range&& range) {
 /// @throws ContractViolation  a pointer is null.
 template <class... Ranges>
 [[nodiscard]] ParameterList parameters(Ranges&&... ranges) {
+    static_assert(
+        (detail::has_items_for<Ranges, AnyParameter> && ...),
+        "parameters: the elements of the range must model Parameter, or be pointers to such; "
+        "give them members 'value' and 'grad', or specialise joinable::parameter_traits"
+    );
     ParameterList list;
-    (detail::append_parameters(list, std::forward<Ranges>(ranges)), ...);
+    (detail::append(list, std::forward<Ranges>(ranges)), ...);
     return list;
 }
 
@@ -5403,13 +5447,9 @@ inline void check_pair(std::string_view what, AnyView const& from, AnyView const
         throw ContractViolation{concat(
             what,
             " needs two tensors of the same dtype and extents, but got ",
-            name_of(from.dtype()),
-            " ",
-            to_text(from.extents()),
+            to_text(from),
             " and ",
-            name_of(to.dtype()),
-            " ",
-            to_text(to.extents())
+            to_text(to)
         )};
     }
     check_on_host(what, "source", from);
@@ -5583,6 +5623,142 @@ template <class T>
 void fill_zero(StridedView<T> const& to) {
     detail::check_elements<T, T>();
     fill_zero(AnyView{to});
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/tensor_list.hpp
+
+namespace joinable::inline v0 {
+
+/// A handle on one tensor of an engine whose type was forgotten: unlike a view it follows the
+/// tensor when the engine gives it other memory. Cheap to copy; does not own the tensor unless it
+/// was made from an owning pointer or a view type.
+class AnyTensor {
+public:
+    /// The tensor that `object` is; `owner` keeps it alive where that is needed.
+    template <class T>
+        requires Tensor<T&>
+    explicit AnyTensor(T& object, std::shared_ptr<void> owner = {})
+        : object_{const_cast<std::remove_const_t<T>*>(&object)},
+          view_{[](void* tensor) { return as_any_view(*static_cast<T*>(tensor)); }},
+          owner_{std::move(owner)} {
+        static_assert(
+            WritableTensor<T&>,
+            "buffers: const tensors cannot be written, but their values come from other ranks; "
+            "give a range or pointers that are not const"
+        );
+    }
+
+    /// The tensor as it is now; empty for a null pointer.
+    [[nodiscard]] AnyView view() const { return view_ != nullptr ? view_(object_) : AnyView{}; }
+
+    template <class T>
+    static constexpr bool takes = Tensor<T&>;
+    /// What can be written though it is const is a view, or a handle on shared storage.
+    template <class T>
+    static constexpr bool shares_storage = WritableTensor<T const&>;
+    /// Refused when the list is used: whoever uses it can tell the other ranks.
+    static AnyTensor of_null(std::size_t) { return {}; }
+
+private:
+    AnyTensor() = default;
+
+    template <class T>
+    static AnyView as_any_view(T& tensor) {
+        if constexpr (std::same_as<std::remove_const_t<T>, AnyView>) {
+            return tensor;
+        } else if constexpr (WritableTensor<T&>) {
+            return AnyView{tensor};
+        } else {
+            return {}; // refused above
+        }
+    }
+
+    void* object_ = nullptr;
+    AnyView (*view_)(void*) = nullptr;
+    std::shared_ptr<void> owner_;
+};
+
+/// Tensors of whatever types. An index is a position in the list.
+class TensorList : public detail::HandleList<AnyTensor> {};
+
+/// Tensors that may move to other memory, but keep their dtypes, extents and devices: whoever plans
+/// with them once finds out where they are each time.
+class FixedTensors {
+public:
+    /// Local. `what` is how errors call one of them.
+    /// @throws ContractViolation  a tensor is missing (a null pointer) or not on the host.
+    FixedTensors(TensorList tensors, std::string_view what)
+        : tensors_{std::move(tensors)}, what_{what} {
+        for (AnyTensor const& tensor : tensors_) {
+            AnyView const view = tensor.view();
+            if (!view || view.device() != DeviceId{}) {
+                refuse(
+                    views_.size(),
+                    view ? " is not on the host; give a copy in host memory"
+                         : " is missing; give a pointer that is not null"
+                );
+            }
+            views_.push_back(view);
+        }
+    }
+
+    /// Where the tensors are now. Local; valid until the next call; no allocation.
+    /// @throws ContractViolation  one has other extents, another dtype or device than it had.
+    std::vector<AnyView> const& views() {
+        for (std::size_t i = 0; i < views_.size(); ++i) {
+            AnyView const now = tensors_[i].view();
+            if (!detail::is_like(now, views_[i])) {
+                refuse(
+                    i,
+                    " was " + detail::to_text(views_[i]) + ", but now is " + detail::to_text(now) +
+                        "; it may move, but neither grow nor change"
+                );
+            }
+            views_[i] = now;
+        }
+        return views_;
+    }
+
+private:
+    [[noreturn]] void refuse(std::size_t i, std::string const& why) const {
+        throw ContractViolation{detail::concat(what_, " ", i, why)};
+    }
+
+    TensorList tensors_;
+    std::string_view what_;
+    std::vector<AnyView> views_;
+};
+
+/// The buffers of a model: state that training changes, but not by gradients (running means).
+class BufferList : public TensorList {
+public:
+    explicit BufferList(TensorList list) : TensorList{std::move(list)} {}
+};
+
+namespace detail {
+
+template <class... Ranges>
+TensorList tensor_list(Ranges&&... ranges) {
+    static_assert(
+        (has_items_for<Ranges, AnyTensor> && ...),
+        "buffers: the elements of each range must model Tensor, or be pointers to such; specialise "
+        "joinable::tensor_traits for their type"
+    );
+    TensorList list;
+    (append(list, std::forward<Ranges>(ranges)), ...);
+    return list;
+}
+
+} // namespace detail
+
+/// Joins ranges of tensors of different types into one list, in order. Of a named range of tensors
+/// the addresses are kept, so that a tensor which gets other memory is followed; of pointers the
+/// pointer; a temporary range must hold pointers or views, which are copied. Local.
+template <class... Ranges>
+[[nodiscard]] BufferList buffers(Ranges&&... ranges) {
+    return BufferList{detail::tensor_list(std::forward<Ranges>(ranges)...)};
 }
 
 } // namespace joinable::inline v0
@@ -6168,7 +6344,12 @@ enum class GradientKind : std::uint8_t {
     sum,  ///< their sum: the average is sum(g) / sum(w)
 };
 
-/// How gradients are cut into buckets and averaged. The same on every rank.
+/// When buffers are sent in a round that syncs. Both wait for the round's roll call: before the
+/// forward pass the wait is in the way, after it the pass has hidden it.
+enum class BufferSync : std::uint8_t { after_forward, before_forward };
+
+/// How gradients are cut into buckets and averaged, and what keeps the rest of a model the same.
+/// The same on every rank.
 struct DataParallelOptions {
     std::size_t bucket_cap_bytes = std::size_t{25} << 20U; ///< a bucket closes when it reaches this
     /// The limit of the bucket that is launched first, at most bucket_cap_bytes: small, so that
@@ -6184,6 +6365,9 @@ struct DataParallelOptions {
     /// Every iteration uses the same parameters, equally often: recorded in a rank's first one,
     /// checked in all others. Finds unused parameters by itself, and sends one map in all.
     bool static_graph = false;
+    /// Buffers are sent from the lowest active rank in every round that syncs, and at the start and
+    /// the end with the model. Off: each rank has its own.
+    bool broadcast_buffers = true;
     GradientKind gradient_kind = GradientKind::mean;
     /// Limits of the first bucket, the second and so on; the last one repeats. Given, they stand in
     /// for the two limits above.
@@ -6192,6 +6376,11 @@ struct DataParallelOptions {
     /// after the first iteration it is cut by that order. Off: cut at once, from the last parameter
     /// to the first. Without effect where find_unused is on and static_graph is not.
     bool rebuild_buckets = true;
+    BufferSync buffer_sync = BufferSync::after_forward;
+    /// Take rank 0's values at construction; off: they are the same on all ranks already.
+    bool sync_at_start = true;
+    /// When a guard ends, take the values of the last rank that trained.
+    bool sync_at_end = true;
 };
 
 namespace detail {
@@ -6349,7 +6538,7 @@ private:
     std::size_t bytes_ = 0;
 };
 
-/// Gradients of one dtype that are reduced together.
+/// Gradients, or other tensors, of one dtype that go through one collective.
 struct Bucket {
     Buffer buffer;                       ///< all of them, one after another
     std::vector<std::size_t> parameters; ///< whose gradients: indices into the ParameterList
@@ -6519,71 +6708,101 @@ private:
 
 namespace joinable::inline v0 {
 
-/// Copies tensors from `root` to all ranks, many in one broadcast: pieces of about `buffer_bytes`
-/// are packed, at most two in flight, and unpacked. Collective; all ranks give tensors of the same
-/// extents and dtypes in the same order, strided as they like. Blocks until this rank's are
-/// written. `tensors` is a range of writable Tensors. Allocates two pieces.
-/// @throws what the communicator throws; tensors not reached yet are unchanged.
+/// Copies tensors from one rank to all, many in one broadcast, again and again: what is packed
+/// where is planned once. Where a tensor lies and how it is strided is asked anew each time.
+class CoalescedBroadcast {
+public:
+    /// Local. Plans pieces that close with the tensor by which they reach `piece_bytes`; allocates
+    /// memory for two of them, or for as many as there are. `what` is how errors call a tensor.
+    /// @throws ContractViolation  a tensor is missing (a null pointer) or not on the host.
+    explicit CoalescedBroadcast(
+        TensorList tensors, std::size_t piece_bytes, std::string_view what = "tensor"
+    )
+        : tensors_{std::move(tensors), what} {
+        std::vector<AnyView> const& views = current_views();
+        if (views.empty()) {
+            return;
+        }
+        std::array<std::size_t, 1> const limits{{piece_bytes}};
+        std::array<std::size_t, 2> memory_bytes{};
+        for (auto& members : compute_bucket_assignment_by_size(views, limits).buckets) {
+            Bucket piece{{nullptr, 0, views[members.front()].dtype()}, std::move(members), {}};
+            for (std::size_t const member : piece.parameters) {
+                piece.buffer.count += views[member].numel();
+            }
+            if (piece.buffer.count != 0) {
+                std::size_t& bytes = memory_bytes[pieces_.size() % 2];
+                bytes = (std::max)(bytes, piece.buffer.bytes());
+                pieces_.push_back(std::move(piece));
+            }
+        }
+        for (std::size_t const bytes : memory_bytes) {
+            memory_.emplace_back(bytes);
+        }
+        for (std::size_t p = 0; p < pieces_.size(); ++p) {
+            std::byte* place = memory_[p % 2].data();
+            pieces_[p].buffer.data = place;
+            for (std::size_t const member : pieces_[p].parameters) {
+                Shape const& extents = views[member].extents();
+                DType const dtype = views[member].dtype();
+                pieces_[p].views.emplace_back(place, dtype, extents, row_major_strides(extents));
+                place += views[member].numel() * size_of(dtype);
+            }
+        }
+    }
+
+    /// Collective over `comm`; all ranks have planned for tensors of the same extents and dtypes in
+    /// the same order, strided as they like. Blocks until this rank's are written. At most two
+    /// pieces are in flight; no allocation.
+    /// @throws ContractViolation  what current_views() throws, before anything is sent; what the
+    ///         communicator throws. Tensors not reached yet are unchanged.
+    template <Communicator Comm>
+    void run(Comm& comm, int root) {
+        std::vector<AnyView> const& views = current_views();
+        bool const is_root = comm.rank() == root;
+        auto const move = [&](Bucket const& piece) {
+            for (std::size_t k = 0; k < piece.views.size(); ++k) {
+                AnyView const& tensor = views[piece.parameters[k]];
+                is_root ? copy(tensor, piece.views[k]) : copy(piece.views[k], tensor);
+            }
+        };
+        using BroadcastWork = std::remove_cvref_t<decltype(comm.broadcast(Buffer{}, root))>;
+        std::array<std::optional<BroadcastWork>, 2> works;
+        for (std::size_t p = 0; p < pieces_.size() + 2; ++p) {
+            std::optional<BroadcastWork>& work = works[p % 2];
+            if (work) {
+                work->wait();
+                work.reset();
+                if (!is_root) {
+                    move(pieces_[p - 2]);
+                }
+            }
+            if (p < pieces_.size()) {
+                if (is_root) {
+                    move(pieces_[p]);
+                }
+                // nvcc 13 warns of a dropped reference to a work, too
+                static_cast<void>(work.emplace(comm.broadcast(pieces_[p].buffer, root)));
+            }
+        }
+    }
+
+    /// See FixedTensors::views.
+    std::vector<AnyView> const& current_views() { return tensors_.views(); }
+
+private:
+    FixedTensors tensors_;
+    std::vector<Arena> memory_;  ///< of the pieces with even and with odd index
+    std::vector<Bucket> pieces_; ///< what is not empty, with row-major views
+};
+
+/// Copies tensors from `root` to all ranks: see CoalescedBroadcast, which this makes and runs once.
+/// `tensors` is a range that joinable::buffers() takes. Collective.
 template <Communicator Comm, class Tensors>
 void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes, int root) {
-    std::vector<AnyView> views;
-    for (auto&& tensor : tensors) {
-        views.emplace_back(tensor);
-    }
-    if (views.empty()) {
-        return;
-    }
-    std::array<std::size_t, 1> const limits{{buffer_bytes}};
-    auto const assignment = compute_bucket_assignment_by_size(views, limits);
-
-    struct Piece {
-        std::optional<Arena> memory;
-        std::vector<AnyView> places;
-        std::vector<std::size_t> members;
-        std::optional<std::remove_cvref_t<decltype(comm.broadcast(Buffer{}, root))>> work;
-    };
-    std::array<Piece, 2> pieces; // a piece's memory is released after its work, in any case
-    auto const unpack = [&](Piece& piece) {
-        if (piece.work) {
-            piece.work->wait();
-            piece.work.reset();
-            for (std::size_t k = 0; k < piece.members.size(); ++k) {
-                copy(piece.places[k], views[piece.members[k]]);
-            }
-        }
-    };
-    for (std::size_t b = 0; b < assignment.buckets.size(); ++b) {
-        Piece& piece = pieces[b % 2];
-        unpack(piece);
-        piece.members = assignment.buckets[b];
-        piece.places.clear();
-        Buffer buffer{nullptr, 0, views[piece.members.front()].dtype()};
-        for (std::size_t const member : piece.members) {
-            buffer.count += views[member].numel();
-        }
-        if (!piece.memory || piece.memory->bytes() < buffer.bytes()) {
-            piece.memory.emplace(buffer.bytes());
-        }
-        buffer.data = piece.memory->data();
-        std::size_t offset = 0;
-        for (std::size_t const member : piece.members) {
-            AnyView const& view = views[member];
-            piece.places.emplace_back(
-                piece.memory->data() + offset,
-                view.dtype(),
-                view.extents(),
-                row_major_strides(view.extents())
-            );
-            if (comm.rank() == root) {
-                copy(view, piece.places.back());
-            }
-            offset += view.numel() * size_of(view.dtype());
-        }
-        // nvcc 13 warns of a dropped reference to a work, too
-        static_cast<void>(piece.work.emplace(comm.broadcast(buffer, root)));
-    }
-    unpack(pieces[assignment.buckets.size() % 2]);
-    unpack(pieces[(assignment.buckets.size() + 1) % 2]);
+    CoalescedBroadcast{detail::tensor_list(std::forward<Tensors>(tensors)), buffer_bytes}.run(
+        comm, root
+    );
 }
 
 } // namespace joinable::inline v0
@@ -10385,94 +10604,181 @@ Action(Comm&, Act, Shadow) -> Action<Act, Shadow, Comm>;
 
 } // namespace joinable::inline v0
 
+// ---- joinable/participant/check_parameters.hpp
+
+namespace joinable::inline v0::detail {
+
+inline void check_distinct(
+    ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
+) {
+    std::vector<AnyView> views;
+    std::vector<std::size_t> order;
+    for (AnyParameter const& parameter : list) {
+        views.push_back(view_of(parameter));
+        if (views.back() && views.back().numel() != 0) {
+            order.push_back(views.size() - 1);
+        }
+    }
+    auto const begin_of = [&](std::size_t i) {
+        return static_cast<std::byte const*>(views[i].data());
+    };
+    auto const end_of = [&](std::size_t i) {
+        std::size_t const size = size_of(views[i].dtype());
+        return begin_of(i) + size * checked_reach(views[i].extents(), views[i].strides(), size);
+    };
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+        return std::less<>{}(begin_of(a), begin_of(b));
+    });
+    for (std::size_t a = 0; a < order.size(); ++a) {
+        for (std::size_t b = a + 1; b < order.size(); ++b) {
+            std::size_t const i = order[a];
+            std::size_t const k = order[b];
+            if (!std::less<>{}(begin_of(k), end_of(i))) {
+                break;
+            }
+            if (share_memory(views[i], views[k])) {
+                throw ContractViolation{concat(
+                    what,
+                    describe_parameter(list, (std::min)(i, k)),
+                    " and ",
+                    describe_parameter(list, (std::max)(i, k)),
+                    " share memory; list a shared parameter once, and give views of one storage as "
+                    "one parameter"
+                )};
+            }
+        }
+    }
+}
+
+/// Refuses parameters without a value on the host, and those whose values or whose gradients share
+/// memory: they would be averaged and stepped more than once. Local.
+/// Complexity: sorts the parameters; compares those whose address ranges meet.
+inline void check_parameters(ParameterList const& list) {
+    for (std::size_t i = 0; i < list.size(); ++i) {
+        check_value(list, i);
+    }
+    check_distinct(list, "", [](AnyParameter const& parameter) { return parameter.value(); });
+    check_distinct(list, "the gradients of ", [](AnyParameter const& parameter) {
+        return parameter.grad();
+    });
+}
+
+} // namespace joinable::inline v0::detail
+
 // ---- joinable/participant/verify.hpp
 
 namespace joinable::inline v0::detail {
 
-inline void add(Digest& digest, AnyParameter const& parameter) {
-    AnyView const value = parameter.value();
-    digest.add(static_cast<std::uint64_t>(value.dtype())).add(parameter.requires_grad() ? 1 : 0);
-    digest.add(value.extents().size());
-    for (std::size_t d = 0; d < value.extents().size(); ++d) {
-        digest.add(value.extents()[d]).add(value.strides()[d]);
+/// What ranks compare of the tensors in a list: a number for each, and what errors say of it.
+struct Fingerprints {
+    std::string kind;     ///< "parameter"
+    std::string features; ///< what the numbers are made of: "dtype or extents"
+    std::vector<std::uint64_t> values = {};
+    std::vector<std::string> names = {};
+
+    void add(std::string name, AnyView const& view, Digest digest = {}) {
+        digest.add(static_cast<std::uint64_t>(view.dtype())).add(view.extents().size());
+        for (std::size_t const extent : view.extents()) {
+            digest.add(extent);
+        }
+        values.push_back(digest.value());
+        names.push_back(std::move(name));
     }
+};
+
+inline Fingerprints fingerprints_of(ParameterList const& parameters) {
+    Fingerprints result{"parameter", "dtype, extents, strides or requires_grad"};
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        AnyView const value = parameters[i].value();
+        Digest digest;
+        digest.add(parameters[i].requires_grad());
+        for (std::size_t const stride : value.strides()) {
+            digest.add(stride);
+        }
+        result.add(describe_parameter(parameters, i), value, digest);
+    }
+    return result;
 }
 
-/// Collective, after digests differed: finds the first parameter that differs from rank 0's.
-/// Every rank throws the same.
-[[noreturn]] inline void
-name_first_difference(ControlCommunicator& control, ParameterList const& parameters) {
+inline Fingerprints fingerprints_of(TensorList const& tensors, std::string const& kind) {
+    Fingerprints result{kind, "dtype or extents"};
+    for (AnyTensor const& tensor : tensors) {
+        result.add(concat(kind, " ", result.names.size()), tensor.view());
+    }
+    return result;
+}
+
+inline Digest digest_of(DataParallelOptions const& options) {
+    Digest digest;
+    digest.add(options.bucket_cap_bytes).add(options.first_bucket_bytes);
+    for (std::size_t const limit : options.bucket_caps_bytes) {
+        digest.add(limit);
+    }
+    digest.add(options.gradient_as_bucket_view).add(options.rebuild_buckets);
+    digest.add(options.find_unused).add(options.static_graph);
+    digest.add(static_cast<std::uint64_t>(options.gradient_kind));
+    digest.add(options.broadcast_buffers).add(static_cast<std::uint64_t>(options.buffer_sync));
+    digest.add(options.sync_at_start).add(options.sync_at_end);
+    return digest;
+}
+
+/// Collective; all ranks give as many numbers. Calls `report` with the index of the first one that
+/// is not the same everywhere, what all ranks gave, and the ranks that differ from rank 0.
+template <class Report>
+void compare(
+    ControlCommunicator& control, std::vector<std::uint64_t> const& mine, Report const& report
+) {
     auto const size = static_cast<std::size_t>(control.size());
-    auto const me = static_cast<std::size_t>(control.rank());
-    auto const differing_from_first = [&](std::vector<std::uint64_t> const& lanes) {
+    std::vector<std::uint64_t> all(size * mine.size());
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+        all[i * size + static_cast<std::size_t>(control.rank())] = mine[i];
+    }
+    control.sum(all);
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+        std::uint64_t const* const given = all.data() + i * size;
         std::vector<int> ranks;
-        for (std::size_t rank = 1; rank < size; ++rank) {
-            if (lanes[rank] != lanes[0]) {
-                ranks.push_back(static_cast<int>(rank));
+        for (int rank = 1; rank < control.size(); ++rank) {
+            if (given[rank] != given[0]) {
+                ranks.push_back(rank);
             }
         }
-        return ranks;
-    };
-    std::vector<std::uint64_t> lanes(size);
-    lanes[me] = parameters.size();
-    control.sum(lanes);
-    if (auto const ranks = differing_from_first(lanes); !ranks.empty()) {
-        throw Mismatch{
-            ranks,
-            concat(
-                "models differ: rank 0 has ",
-                lanes[0],
-                " parameters, but rank ",
-                ranks.front(),
-                " has ",
-                lanes[static_cast<std::size_t>(ranks.front())]
-            )
-        };
-    }
-    std::size_t const count = parameters.size();
-    std::vector<std::uint64_t> hashes(size * count);
-    for (std::size_t i = 0; i < count; ++i) {
-        Digest digest;
-        add(digest, parameters[i]);
-        hashes[i * size + me] = digest.value();
-    }
-    control.sum(hashes);
-    for (std::size_t i = 0; i < count; ++i) {
-        lanes.assign(
-            hashes.begin() + static_cast<std::ptrdiff_t>(i * size),
-            hashes.begin() + static_cast<std::ptrdiff_t>((i + 1) * size)
-        );
-        if (auto const ranks = differing_from_first(lanes); !ranks.empty()) {
-            throw Mismatch{
-                ranks,
-                concat(
-                    "models differ: ",
-                    describe_parameter(parameters, i),
-                    " has another dtype, extents, strides or "
-                    "requires_grad on ",
-                    ranks_text(ranks),
-                    " than on rank 0"
-                )
-            };
+        if (!ranks.empty()) {
+            report(i, given, ranks);
         }
     }
-    throw Mismatch{{}, "models are the same on all ranks, but their DataParallelOptions differ"};
 }
 
-/// Collective. All ranks agree that they have the same parameters and options, or all throw: this
+/// Collective, after digests differed: throws the first difference to rank 0, if there is one in
+/// this list. Every rank throws the same.
+inline void throw_difference(ControlCommunicator& control, Fingerprints const& list) {
+    using Ranks = std::vector<int>;
+    compare(control, {list.values.size()}, [&](auto, auto const* given, Ranks const& ranks) {
+        int const other = ranks.front();
+        auto const has = concat(" has ", given[0], " ", list.kind, given[0] == 1 ? "" : "s");
+        auto const others = concat(", but rank ", other, " has ", given[other]);
+        throw Mismatch{ranks, "models differ: rank 0" + has + others};
+    });
+    compare(control, list.values, [&](std::size_t i, auto const*, Ranks const& ranks) {
+        auto const where = " on " + ranks_text(ranks) + " than on rank 0";
+        throw Mismatch{
+            ranks, "models differ: " + list.names[i] + " has another " + list.features + where
+        };
+    });
+}
+
+/// Collective. All ranks agree that they have the same tensors and options, or all throw: this
 /// rank its `local_error`, the others PeerFailed or Mismatch. One sum where all is well.
-inline void agree_on_parameters(
+inline void agree_on_model(
     ControlCommunicator& control,
-    ParameterList const& parameters,
-    DataParallelOptions const& options,
+    std::vector<Fingerprints> const& lists,
+    Digest digest,
     std::exception_ptr const& local_error
 ) {
-    Digest digest;
-    digest.add(parameters.size()).add(options.bucket_cap_bytes).add(options.first_bucket_bytes);
-    digest.add(options.gradient_as_bucket_view ? 1 : 0);
-    digest.add(static_cast<std::uint64_t>(options.gradient_kind));
-    for (AnyParameter const& parameter : parameters) {
-        add(digest, parameter);
+    for (Fingerprints const& list : lists) {
+        digest.add(list.values.size());
+        for (std::uint64_t const value : list.values) {
+            digest.add(value);
+        }
     }
     RollCallLanes lanes;
     lanes.active = 1;
@@ -10485,12 +10791,115 @@ inline void agree_on_parameters(
         std::rethrow_exception(local_error);
     }
     if (verdict == Verdict::mismatch) {
-        name_first_difference(control, parameters);
+        for (Fingerprints const& list : lists) {
+            throw_difference(control, list);
+        }
+        throw Mismatch{
+            {}, "models are the same on all ranks, but their DataParallelOptions differ"
+        };
     }
     if (verdict == Verdict::failed) {
         throw_failure(roll_call.failure());
     }
 }
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/participant/module_state.hpp
+
+namespace joinable::inline v0::detail {
+
+/// All of a model but its gradients, and what keeps it the same on all ranks: parameters, buffers
+/// and attached state from one rank at the start and the end, buffers in every round that syncs.
+template <Communicator Comm>
+class ModuleState {
+public:
+    using BufferHook =
+        std::function<void(Comm&, std::vector<AnyView> const& buffers, Round const&)>;
+
+    /// Local. @throws ContractViolation  a buffer is missing or not on the host.
+    ModuleState(
+        Comm& comm, ParameterList parameters, BufferList buffers, DataParallelOptions const& options
+    )
+        : comm_{comm}, parameters_{std::move(parameters)},
+          buffers_{std::move(buffers), piece_bytes, "buffer"}, options_{options} {}
+
+    /// The script of a round that syncs, for ranks that are active and ranks that shadow.
+    /// Collective; no allocation but what a hook does.
+    void sync_buffers(Round const& round) {
+        if (!options_.broadcast_buffers) {
+            return;
+        }
+        if (hook_) {
+            hook_(comm_, buffers_.current_views(), round);
+        } else {
+            buffers_.run(comm_, round.buffer_source());
+        }
+    }
+
+    /// Collective. Parameters, buffers and attached state as they are on `root`.
+    void sync(int root) {
+        std::vector<AnyView> views;
+        for (AnyParameter const& parameter : parameters_) {
+            views.push_back(parameter.value());
+        }
+        if (options_.broadcast_buffers) {
+            auto const& buffers = buffers_.current_views();
+            views.insert(views.end(), buffers.begin(), buffers.end());
+        }
+        for (FixedTensors& tensors : attached_) {
+            auto const& state = tensors.views();
+            views.insert(views.end(), state.begin(), state.end());
+        }
+        broadcast_coalesced(comm_, views, piece_bytes, root);
+    }
+
+    [[nodiscard]] DataParallelOptions const& options() const noexcept { return options_; }
+    /// Whether buffers are sent before the forward pass, else before the backward pass.
+    [[nodiscard]] bool syncs_before_forward() const noexcept {
+        return options_.broadcast_buffers && options_.buffer_sync == BufferSync::before_forward;
+    }
+
+    /// Local. @throws ContractViolation  no broadcast would be replaced.
+    void set_buffer_hook(BufferHook hook) {
+        if (!options_.broadcast_buffers) {
+            throw ContractViolation{
+                "a buffer hook takes the place of the broadcast of buffers, which is off; turn "
+                "broadcast_buffers on"
+            };
+        }
+        hook_ = std::move(hook);
+    }
+
+    /// Collective. See DistributedDataParallel::attach_state.
+    template <class... Ranges>
+    void attach(Ranges&&... ranges) {
+        std::optional<FixedTensors> state;
+        std::vector<Fingerprints> fingerprints;
+        std::exception_ptr error;
+        try {
+            TensorList const list = tensor_list(std::forward<Ranges>(ranges)...);
+            fingerprints.push_back(fingerprints_of(list, "state tensor"));
+            state.emplace(list, "state tensor");
+        } catch (...) {
+            error = std::current_exception();
+        }
+        ControlOver<Comm> control{comm_};
+        agree_on_model(control, fingerprints, {}, error);
+        broadcast_coalesced(comm_, state->views(), piece_bytes, 0);
+        attached_.push_back(std::move(*state));
+    }
+
+private:
+    static constexpr std::size_t piece_bytes = std::size_t{250} << 20U;
+
+    Comm& comm_;
+    ParameterList parameters_;
+    CoalescedBroadcast buffers_;
+    std::vector<FixedTensors> attached_;
+    DataParallelOptions options_;
+    BufferHook hook_;
+};
 
 } // namespace joinable::inline v0::detail
 
@@ -10504,6 +10913,14 @@ inline constexpr struct divide_by_initial_world_size_t
     : keyword<divide_by_initial_world_size_t, bool> {
     using keyword::operator=;
 } divide_by_initial_world_size{};
+
+namespace detail {
+
+template <class T>
+concept describes_model =
+    std::convertible_to<T, BufferList> || std::convertible_to<T, DataParallelOptions>;
+
+} // namespace detail
 
 /// Keeps the replicas of a model in step: parameters start as rank 0's, gradients are averaged
 /// while the backward pass runs, and in a guard joined ranks shadow and receive the same averages.
@@ -10520,31 +10937,80 @@ inline constexpr struct divide_by_initial_world_size_t
 template <Communicator Comm>
 class DistributedDataParallel {
 public:
-    /// Collective. `parameters` is a range that joinable::parameters() takes, or its result. All
-    /// ranks agree on count, shapes, dtypes and options, then take rank 0's values.
-    /// @throws ContractViolation  what Reducer refuses; the other ranks throw PeerFailed.
-    /// @throws Mismatch  ranks have different models; the text names the first parameter.
+    /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;
+    /// `buffers` is what joinable::buffers() returns. All ranks agree on counts, extents, dtypes and
+    /// options, then take rank 0's values.
+    /// @throws ContractViolation  what Reducer refuses, or a buffer that is missing or not on the
+    ///         host; the other ranks throw PeerFailed.
+    /// @throws Mismatch  ranks have different models; the text names the first parameter or buffer.
     template <class Parameters>
     DistributedDataParallel(
-        Comm& comm, Parameters&& parameters, DataParallelOptions const& options = {}
+        Comm& comm,
+        Parameters&& parameters,
+        BufferList buffers,
+        DataParallelOptions const& options = {}
     )
         : comm_{comm}, gradient_kind_{options.gradient_kind} {
+        std::vector<detail::Fingerprints> model;
         std::exception_ptr error;
-        ParameterList list;
         try {
-            list = joinable::parameters(std::forward<Parameters>(parameters));
-            check_parameters(list);
+            auto const list = joinable::parameters(std::forward<Parameters>(parameters));
+            detail::check_parameters(list);
+            model = {detail::fingerprints_of(list), detail::fingerprints_of(buffers, "buffer")};
             reducer_.emplace(comm, list, options);
+            module_.emplace(comm, list, std::move(buffers), options);
         } catch (...) {
             error = std::current_exception();
         }
         detail::ControlOver<Comm> control{comm};
-        detail::agree_on_parameters(control, list, options, error);
-        std::vector<AnyView> values;
-        for (AnyParameter const& parameter : list) {
-            values.push_back(parameter.value());
+        detail::agree_on_model(control, model, detail::digest_of(options), error);
+        if (options.sync_at_start) {
+            module_->sync(0);
         }
-        broadcast_coalesced(comm, values, broadcast_bytes, 0);
+    }
+
+    /// A model without buffers.
+    template <class Parameters>
+    DistributedDataParallel(
+        Comm& comm, Parameters&& parameters, DataParallelOptions const& options = {}
+    )
+        : DistributedDataParallel{
+              comm, std::forward<Parameters>(parameters), joinable::buffers(), options
+          } {}
+
+    /// Explains what comes in the place of buffers or options, but is neither.
+    template <class Parameters, class Other, class... Rest>
+        requires(!detail::describes_model<Other>)
+    DistributedDataParallel(Comm& comm, Parameters&& parameters, Other&&, Rest&&...)
+        : DistributedDataParallel{comm, std::forward<Parameters>(parameters)} {
+        static_assert(
+            detail::describes_model<Other>,
+            "DistributedDataParallel: after the parameters come buffers(ranges...), if the model "
+            "has any, then options in braces with the names and the order of DataParallelOptions"
+        );
+    }
+
+    /// Collective, outside a guard. Tensors of an optimizer's state (momentum, numbers of steps) as
+    /// `ranges` that joinable::buffers() takes: all ranks agree on their count, extents and dtypes,
+    /// take rank 0's values now, and when a guard ends get them with the model.
+    /// @throws ContractViolation  in a guard, or a tensor is missing; then the others throw
+    ///         PeerFailed. @throws Mismatch  the text names the first tensor that differs.
+    template <class... Ranges>
+    void attach_state(Ranges&&... ranges) {
+        require_outside("attach_state()");
+        module_->attach(std::forward<Ranges>(ranges)...);
+    }
+
+    /// Local, the same on every rank, outside a guard. `hook(comm, buffers, round)` takes the place
+    /// of the broadcast of buffers in each round that syncs, on active ranks as on joined ones, where
+    /// round.is_shadow(): it must issue the same collectives there (zeros, where it sums). A null
+    /// function brings the broadcast back.
+    /// @throws ContractViolation  in a guard or a round, or broadcast_buffers is off.
+    void set_buffer_hook(
+        std::function<void(Comm&, std::vector<AnyView> const& buffers, Round const&)> hook
+    ) {
+        require_outside("set_buffer_hook()");
+        module_->set_buffer_hook(std::move(hook));
     }
 
     /// Announces a round and runs the forward pass, behind which the roll call hides.
@@ -10711,10 +11177,15 @@ public:
 
         void main_hook(Round const& round) {
             if (round.will_sync()) {
+                ddp_.module_->sync_buffers(round);
                 ddp_.contribute_without_pass(round);
             }
         }
-        void post_hook(bool) noexcept {}
+        void post_hook(JoinResult const& result) {
+            if (ddp_.module_->options().sync_at_end) {
+                ddp_.module_->sync(result.authoritative_rank);
+            }
+        }
 
     private:
         DistributedDataParallel& ddp_;
@@ -10732,53 +11203,11 @@ private:
     /// Of the open round: none is open or it has no gradients; its forward pass, when it syncs;
     /// its backward pass; all of it, when it does not sync.
     enum class Stage : std::uint8_t { idle, forward, backward, unsynced };
-    static constexpr std::size_t broadcast_bytes = std::size_t{250} << 20U;
-
-    /// Refuses parameters whose values or whose gradients share memory: each would be averaged and
-    /// stepped more than once.
-    static void check_parameters(ParameterList const& list) {
-        for (std::size_t i = 0; i < list.size(); ++i) {
-            detail::check_value(list, i);
-        }
-        check_distinct(list, "", [](AnyParameter const& parameter) { return parameter.value(); });
-        check_distinct(list, "the gradients of ", [](AnyParameter const& parameter) {
-            return parameter.grad();
-        });
-    }
-
-    static void check_distinct(
-        ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
-    ) {
-        std::vector<std::pair<AnyView, std::size_t>> views;
-        for (std::size_t i = 0; i < list.size(); ++i) {
-            if (AnyView const view = view_of(list[i]); view && view.numel() != 0) {
-                views.emplace_back(view, i);
-            }
-        }
-        std::sort(views.begin(), views.end(), [](auto const& a, auto const& b) {
-            return std::less<>{}(a.first.data(), b.first.data());
-        });
-        for (std::size_t i = 0; i < views.size(); ++i) {
-            auto const& [view, parameter] = views[i];
-            std::size_t const reach =
-                size_of(view.dtype()) *
-                detail::checked_reach(view.extents(), view.strides(), size_of(view.dtype()));
-            void const* const end = static_cast<std::byte const*>(view.data()) + reach;
-            for (std::size_t k = i + 1;
-                 k < views.size() && std::less<>{}(views[k].first.data(), end);
-                 ++k) {
-                if (share_memory(view, views[k].first)) {
-                    throw ContractViolation{detail::concat(
-                        what,
-                        detail::describe_parameter(list, (std::min)(parameter, views[k].second)),
-                        " and ",
-                        detail::describe_parameter(list, (std::max)(parameter, views[k].second)),
-                        " share memory; list a shared parameter once, and give views of one "
-                        "storage "
-                        "as one parameter"
-                    )};
-                }
-            }
+    void require_outside(std::string_view verb) const {
+        if (stage_ != Stage::idle || detail::session_of(state_) != nullptr) {
+            throw ContractViolation{detail::concat(
+                verb, " was called in a guard or in a round; call it before, on every rank"
+            )};
         }
     }
 
@@ -10786,11 +11215,14 @@ private:
         notice.will_sync = notice.will_sync && !is_inside_no_sync_;
         pending_ = announce_round(*this, notice);
         bool syncs = pending_.will_sync();
-        if (!syncs || pending_.is_answered()) {
+        if (!syncs || module_->syncs_before_forward() || pending_.is_answered()) {
             round_ = pending_.wait();
             syncs = round_.will_sync();
             if (!syncs) {
                 round_.done(); // nothing is reduced: the part ends here
+            } else if (module_->syncs_before_forward()) {
+                round_.hold();
+                module_->sync_buffers(round_);
             }
         }
         stage_ = syncs                            ? Stage::forward
@@ -10801,6 +11233,9 @@ private:
     void begin_reduction() {
         round_ = pending_.wait();
         round_.hold();
+        if (!module_->syncs_before_forward()) {
+            module_->sync_buffers(round_);
+        }
     }
     void end_reduction() {
         stage_ = Stage::idle;
@@ -10852,6 +11287,7 @@ private:
     Comm& comm_;
     GradientKind gradient_kind_;
     std::optional<Reducer<Comm>> reducer_;
+    std::optional<detail::ModuleState<Comm>> module_; ///< set by the constructor, as is the reducer
     PendingRound pending_;
     Round round_;
     Stage stage_ = Stage::idle;
@@ -10866,6 +11302,11 @@ template <class Comm, class Parameters>
 DistributedDataParallel(Comm&, Parameters&&) -> DistributedDataParallel<Comm>;
 template <class Comm, class Parameters>
 DistributedDataParallel(Comm&, Parameters&&, DataParallelOptions) -> DistributedDataParallel<Comm>;
+template <class Comm, class Parameters>
+DistributedDataParallel(Comm&, Parameters&&, BufferList) -> DistributedDataParallel<Comm>;
+template <class Comm, class Parameters>
+DistributedDataParallel(Comm&, Parameters&&, BufferList, DataParallelOptions)
+    -> DistributedDataParallel<Comm>;
 
 } // namespace joinable::inline v0
 

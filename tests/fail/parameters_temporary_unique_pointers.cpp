@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: parameters: a temporary range of unique pointers would take its parameters with it;
+// EXPECT: parameters, buffers: a temporary range of unique pointers would take its objects with it;
 // EXPECT: give the range a name, or use shared pointers
 #include <memory>
 

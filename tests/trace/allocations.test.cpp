@@ -63,9 +63,9 @@ TEST_CASE("nothing is allocated in an iteration, nor in a shadow round after the
                         ready(p);
                     }
                 });
-                // Only rounds in which a rank arrives exchange names.
-                bool const some_rank_arrives = i % 20 == 10;
-                active += some_rank_arrives ? 0 : allocations - before;
+                // Only the first one cuts buckets, and rounds in which a rank arrives exchange names.
+                bool const is_steady = i != 0 && i % 20 != 10;
+                active += is_steady ? allocations - before : 0;
             }
             counted = allocations;
             guard.finish();
@@ -90,8 +90,9 @@ TEST_CASE("a shadow round allocates nothing but where a rank arrives") {
             std::size_t last = 0;
             std::size_t in_rounds = 0;
             reducer.before_shadow = [&](joinable::Round const& round) {
-                // From one shadow round to the next: the averages, the roll call, the hooks.
-                if (last != 0 && round.number() % 10 != 0) {
+                // From one shadow round to the next: the averages, the roll call, the hooks. In the
+                // first round of all buckets are cut.
+                if (last != 0 && round.number() > 1 && round.number() % 10 != 0) {
                     in_rounds += allocations - last;
                 }
                 last = allocations;
@@ -112,6 +113,45 @@ TEST_CASE("a shadow round allocates nothing but where a rank arrives") {
                 static_cast<std::size_t>(10 * (comm.size() - 1 - comm.rank()))
             );
             CHECK(in_rounds == 0);
+        });
+    }
+}
+
+TEST_CASE("sending buffers allocates nothing, neither in active rounds nor in shadow rounds") {
+    using joinable::BufferSync;
+    for (BufferSync const position : {BufferSync::after_forward, BufferSync::before_forward}) {
+        run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+            std::vector<Param<float>> params;
+            params.emplace_back(100);
+            std::vector<std::vector<float>> floats(3, std::vector<float>(50));
+            std::vector<std::vector<double>> doubles(2, std::vector<double>(7));
+            joinable::DistributedDataParallel ddp{
+                comm, params, joinable::buffers(floats, doubles), {.buffer_sync = position}
+            };
+            AllReducer reducer{comm};
+            std::size_t last = 0;
+            std::size_t shadowing = 0;
+            reducer.before_shadow = [&](joinable::Round const& round) {
+                if (last != 0 && round.number() % 10 != 0) { // there ranks arrive
+                    shadowing += allocations - last;
+                }
+                last = allocations;
+            };
+            std::size_t active = 0;
+            joinable::Join guard{joinable::participants(ddp, reducer)};
+            for (int i = 0; i < 10 * (comm.rank() + 1); ++i) {
+                std::size_t const before = allocations;
+                floats[1][3] = static_cast<float>(comm.rank());
+                ddp.forward([] {});
+                ddp.backward([](auto ready) { ready(0); });
+                CHECK(floats[1][3] == static_cast<float>(i / 10)); // the lowest active rank's
+                reducer();
+                active += i % 10 == 0 ? 0 : allocations - before;
+            }
+            guard.finish();
+            CHECK(active == 0);
+            CHECK(shadowing == 0);
+            CHECK((last != 0) == (comm.rank() + 1 < comm.size()));
         });
     }
 }

@@ -1,83 +1,117 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <optional>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/tensor/copy.hpp>
+#include <joinable/tensor/tensor_list.hpp>
 
 namespace joinable::inline v0 {
 
-/// Copies tensors from `root` to all ranks, many in one broadcast: pieces of about `buffer_bytes`
-/// are packed, at most two in flight, and unpacked. Collective; all ranks give tensors of the same
-/// extents and dtypes in the same order, strided as they like. Blocks until this rank's are
-/// written. `tensors` is a range of writable Tensors. Allocates two pieces.
-/// @throws what the communicator throws; tensors not reached yet are unchanged.
+/// Copies tensors from one rank to all, many in one broadcast, again and again: what is packed
+/// where is planned once. Where a tensor lies and how it is strided is asked anew each time.
+class CoalescedBroadcast {
+public:
+    /// Local. Plans pieces that close with the tensor by which they reach `piece_bytes`; allocates
+    /// memory for two of them, or for as many as there are. `what` is how errors call a tensor.
+    /// @throws ContractViolation  a tensor is missing (a null pointer) or not on the host.
+    explicit CoalescedBroadcast(
+        TensorList tensors, std::size_t piece_bytes, std::string_view what = "tensor"
+    )
+        : tensors_{std::move(tensors), what} {
+        std::vector<AnyView> const& views = current_views();
+        if (views.empty()) {
+            return;
+        }
+        std::array<std::size_t, 1> const limits{{piece_bytes}};
+        std::array<std::size_t, 2> memory_bytes{};
+        for (auto& members : compute_bucket_assignment_by_size(views, limits).buckets) {
+            Bucket piece{{nullptr, 0, views[members.front()].dtype()}, std::move(members), {}};
+            for (std::size_t const member : piece.parameters) {
+                piece.buffer.count += views[member].numel();
+            }
+            if (piece.buffer.count != 0) {
+                std::size_t& bytes = memory_bytes[pieces_.size() % 2];
+                bytes = (std::max)(bytes, piece.buffer.bytes());
+                pieces_.push_back(std::move(piece));
+            }
+        }
+        for (std::size_t const bytes : memory_bytes) {
+            memory_.emplace_back(bytes);
+        }
+        for (std::size_t p = 0; p < pieces_.size(); ++p) {
+            std::byte* place = memory_[p % 2].data();
+            pieces_[p].buffer.data = place;
+            for (std::size_t const member : pieces_[p].parameters) {
+                Shape const& extents = views[member].extents();
+                DType const dtype = views[member].dtype();
+                pieces_[p].views.emplace_back(place, dtype, extents, row_major_strides(extents));
+                place += views[member].numel() * size_of(dtype);
+            }
+        }
+    }
+
+    /// Collective over `comm`; all ranks have planned for tensors of the same extents and dtypes in
+    /// the same order, strided as they like. Blocks until this rank's are written. At most two
+    /// pieces are in flight; no allocation.
+    /// @throws ContractViolation  what current_views() throws, before anything is sent; what the
+    ///         communicator throws. Tensors not reached yet are unchanged.
+    template <Communicator Comm>
+    void run(Comm& comm, int root) {
+        std::vector<AnyView> const& views = current_views();
+        bool const is_root = comm.rank() == root;
+        auto const move = [&](Bucket const& piece) {
+            for (std::size_t k = 0; k < piece.views.size(); ++k) {
+                AnyView const& tensor = views[piece.parameters[k]];
+                is_root ? copy(tensor, piece.views[k]) : copy(piece.views[k], tensor);
+            }
+        };
+        using BroadcastWork = std::remove_cvref_t<decltype(comm.broadcast(Buffer{}, root))>;
+        std::array<std::optional<BroadcastWork>, 2> works;
+        for (std::size_t p = 0; p < pieces_.size() + 2; ++p) {
+            std::optional<BroadcastWork>& work = works[p % 2];
+            if (work) {
+                work->wait();
+                work.reset();
+                if (!is_root) {
+                    move(pieces_[p - 2]);
+                }
+            }
+            if (p < pieces_.size()) {
+                if (is_root) {
+                    move(pieces_[p]);
+                }
+                // nvcc 13 warns of a dropped reference to a work, too
+                static_cast<void>(work.emplace(comm.broadcast(pieces_[p].buffer, root)));
+            }
+        }
+    }
+
+    /// See FixedTensors::views.
+    std::vector<AnyView> const& current_views() { return tensors_.views(); }
+
+private:
+    FixedTensors tensors_;
+    std::vector<Arena> memory_;  ///< of the pieces with even and with odd index
+    std::vector<Bucket> pieces_; ///< what is not empty, with row-major views
+};
+
+/// Copies tensors from `root` to all ranks: see CoalescedBroadcast, which this makes and runs once.
+/// `tensors` is a range that joinable::buffers() takes. Collective.
 template <Communicator Comm, class Tensors>
 void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes, int root) {
-    std::vector<AnyView> views;
-    for (auto&& tensor : tensors) {
-        views.emplace_back(tensor);
-    }
-    if (views.empty()) {
-        return;
-    }
-    std::array<std::size_t, 1> const limits{{buffer_bytes}};
-    auto const assignment = compute_bucket_assignment_by_size(views, limits);
-
-    struct Piece {
-        std::optional<Arena> memory;
-        std::vector<AnyView> places;
-        std::vector<std::size_t> members;
-        std::optional<std::remove_cvref_t<decltype(comm.broadcast(Buffer{}, root))>> work;
-    };
-    std::array<Piece, 2> pieces; // a piece's memory is released after its work, in any case
-    auto const unpack = [&](Piece& piece) {
-        if (piece.work) {
-            piece.work->wait();
-            piece.work.reset();
-            for (std::size_t k = 0; k < piece.members.size(); ++k) {
-                copy(piece.places[k], views[piece.members[k]]);
-            }
-        }
-    };
-    for (std::size_t b = 0; b < assignment.buckets.size(); ++b) {
-        Piece& piece = pieces[b % 2];
-        unpack(piece);
-        piece.members = assignment.buckets[b];
-        piece.places.clear();
-        Buffer buffer{nullptr, 0, views[piece.members.front()].dtype()};
-        for (std::size_t const member : piece.members) {
-            buffer.count += views[member].numel();
-        }
-        if (!piece.memory || piece.memory->bytes() < buffer.bytes()) {
-            piece.memory.emplace(buffer.bytes());
-        }
-        buffer.data = piece.memory->data();
-        std::size_t offset = 0;
-        for (std::size_t const member : piece.members) {
-            AnyView const& view = views[member];
-            piece.places.emplace_back(
-                piece.memory->data() + offset,
-                view.dtype(),
-                view.extents(),
-                row_major_strides(view.extents())
-            );
-            if (comm.rank() == root) {
-                copy(view, piece.places.back());
-            }
-            offset += view.numel() * size_of(view.dtype());
-        }
-        // nvcc 13 warns of a dropped reference to a work, too
-        static_cast<void>(piece.work.emplace(comm.broadcast(buffer, root)));
-    }
-    unpack(pieces[assignment.buckets.size() % 2]);
-    unpack(pieces[(assignment.buckets.size() + 1) % 2]);
+    CoalescedBroadcast{detail::tensor_list(std::forward<Tensors>(tensors)), buffer_bytes}.run(
+        comm, root
+    );
 }
 
 } // namespace joinable::inline v0

@@ -48,7 +48,7 @@ private:
     std::size_t bytes_ = 0;
 };
 
-/// Gradients of one dtype that are reduced together.
+/// Gradients, or other tensors, of one dtype that go through one collective.
 struct Bucket {
     Buffer buffer;                       ///< all of them, one after another
     std::vector<std::size_t> parameters; ///< whose gradients: indices into the ParameterList

@@ -2,18 +2,21 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <initializer_list>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include <joinable/bucket/broadcast_coalesced.hpp>
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/joinable.hpp>
+#include <joinable/participant/check_parameters.hpp>
+#include <joinable/participant/module_state.hpp>
 #include <joinable/participant/verify.hpp>
 
 namespace joinable::inline v0 {
@@ -24,6 +27,14 @@ inline constexpr struct divide_by_initial_world_size_t
     : keyword<divide_by_initial_world_size_t, bool> {
     using keyword::operator=;
 } divide_by_initial_world_size{};
+
+namespace detail {
+
+template <class T>
+concept describes_model =
+    std::convertible_to<T, BufferList> || std::convertible_to<T, DataParallelOptions>;
+
+} // namespace detail
 
 /// Keeps the replicas of a model in step: parameters start as rank 0's, gradients are averaged
 /// while the backward pass runs, and in a guard joined ranks shadow and receive the same averages.
@@ -40,31 +51,80 @@ inline constexpr struct divide_by_initial_world_size_t
 template <Communicator Comm>
 class DistributedDataParallel {
 public:
-    /// Collective. `parameters` is a range that joinable::parameters() takes, or its result. All
-    /// ranks agree on count, shapes, dtypes and options, then take rank 0's values.
-    /// @throws ContractViolation  what Reducer refuses; the other ranks throw PeerFailed.
-    /// @throws Mismatch  ranks have different models; the text names the first parameter.
+    /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;
+    /// `buffers` is what joinable::buffers() returns. All ranks agree on counts, extents, dtypes and
+    /// options, then take rank 0's values.
+    /// @throws ContractViolation  what Reducer refuses, or a buffer that is missing or not on the
+    ///         host; the other ranks throw PeerFailed.
+    /// @throws Mismatch  ranks have different models; the text names the first parameter or buffer.
     template <class Parameters>
     DistributedDataParallel(
-        Comm& comm, Parameters&& parameters, DataParallelOptions const& options = {}
+        Comm& comm,
+        Parameters&& parameters,
+        BufferList buffers,
+        DataParallelOptions const& options = {}
     )
         : comm_{comm}, gradient_kind_{options.gradient_kind} {
+        std::vector<detail::Fingerprints> model;
         std::exception_ptr error;
-        ParameterList list;
         try {
-            list = joinable::parameters(std::forward<Parameters>(parameters));
-            check_parameters(list);
+            auto const list = joinable::parameters(std::forward<Parameters>(parameters));
+            detail::check_parameters(list);
+            model = {detail::fingerprints_of(list), detail::fingerprints_of(buffers, "buffer")};
             reducer_.emplace(comm, list, options);
+            module_.emplace(comm, list, std::move(buffers), options);
         } catch (...) {
             error = std::current_exception();
         }
         detail::ControlOver<Comm> control{comm};
-        detail::agree_on_parameters(control, list, options, error);
-        std::vector<AnyView> values;
-        for (AnyParameter const& parameter : list) {
-            values.push_back(parameter.value());
+        detail::agree_on_model(control, model, detail::digest_of(options), error);
+        if (options.sync_at_start) {
+            module_->sync(0);
         }
-        broadcast_coalesced(comm, values, broadcast_bytes, 0);
+    }
+
+    /// A model without buffers.
+    template <class Parameters>
+    DistributedDataParallel(
+        Comm& comm, Parameters&& parameters, DataParallelOptions const& options = {}
+    )
+        : DistributedDataParallel{
+              comm, std::forward<Parameters>(parameters), joinable::buffers(), options
+          } {}
+
+    /// Explains what comes in the place of buffers or options, but is neither.
+    template <class Parameters, class Other, class... Rest>
+        requires(!detail::describes_model<Other>)
+    DistributedDataParallel(Comm& comm, Parameters&& parameters, Other&&, Rest&&...)
+        : DistributedDataParallel{comm, std::forward<Parameters>(parameters)} {
+        static_assert(
+            detail::describes_model<Other>,
+            "DistributedDataParallel: after the parameters come buffers(ranges...), if the model "
+            "has any, then options in braces with the names and the order of DataParallelOptions"
+        );
+    }
+
+    /// Collective, outside a guard. Tensors of an optimizer's state (momentum, numbers of steps) as
+    /// `ranges` that joinable::buffers() takes: all ranks agree on their count, extents and dtypes,
+    /// take rank 0's values now, and when a guard ends get them with the model.
+    /// @throws ContractViolation  in a guard, or a tensor is missing; then the others throw
+    ///         PeerFailed. @throws Mismatch  the text names the first tensor that differs.
+    template <class... Ranges>
+    void attach_state(Ranges&&... ranges) {
+        require_outside("attach_state()");
+        module_->attach(std::forward<Ranges>(ranges)...);
+    }
+
+    /// Local, the same on every rank, outside a guard. `hook(comm, buffers, round)` takes the place
+    /// of the broadcast of buffers in each round that syncs, on active ranks as on joined ones, where
+    /// round.is_shadow(): it must issue the same collectives there (zeros, where it sums). A null
+    /// function brings the broadcast back.
+    /// @throws ContractViolation  in a guard or a round, or broadcast_buffers is off.
+    void set_buffer_hook(
+        std::function<void(Comm&, std::vector<AnyView> const& buffers, Round const&)> hook
+    ) {
+        require_outside("set_buffer_hook()");
+        module_->set_buffer_hook(std::move(hook));
     }
 
     /// Announces a round and runs the forward pass, behind which the roll call hides.
@@ -231,10 +291,15 @@ public:
 
         void main_hook(Round const& round) {
             if (round.will_sync()) {
+                ddp_.module_->sync_buffers(round);
                 ddp_.contribute_without_pass(round);
             }
         }
-        void post_hook(bool) noexcept {}
+        void post_hook(JoinResult const& result) {
+            if (ddp_.module_->options().sync_at_end) {
+                ddp_.module_->sync(result.authoritative_rank);
+            }
+        }
 
     private:
         DistributedDataParallel& ddp_;
@@ -252,53 +317,11 @@ private:
     /// Of the open round: none is open or it has no gradients; its forward pass, when it syncs;
     /// its backward pass; all of it, when it does not sync.
     enum class Stage : std::uint8_t { idle, forward, backward, unsynced };
-    static constexpr std::size_t broadcast_bytes = std::size_t{250} << 20U;
-
-    /// Refuses parameters whose values or whose gradients share memory: each would be averaged and
-    /// stepped more than once.
-    static void check_parameters(ParameterList const& list) {
-        for (std::size_t i = 0; i < list.size(); ++i) {
-            detail::check_value(list, i);
-        }
-        check_distinct(list, "", [](AnyParameter const& parameter) { return parameter.value(); });
-        check_distinct(list, "the gradients of ", [](AnyParameter const& parameter) {
-            return parameter.grad();
-        });
-    }
-
-    static void check_distinct(
-        ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
-    ) {
-        std::vector<std::pair<AnyView, std::size_t>> views;
-        for (std::size_t i = 0; i < list.size(); ++i) {
-            if (AnyView const view = view_of(list[i]); view && view.numel() != 0) {
-                views.emplace_back(view, i);
-            }
-        }
-        std::sort(views.begin(), views.end(), [](auto const& a, auto const& b) {
-            return std::less<>{}(a.first.data(), b.first.data());
-        });
-        for (std::size_t i = 0; i < views.size(); ++i) {
-            auto const& [view, parameter] = views[i];
-            std::size_t const reach =
-                size_of(view.dtype()) *
-                detail::checked_reach(view.extents(), view.strides(), size_of(view.dtype()));
-            void const* const end = static_cast<std::byte const*>(view.data()) + reach;
-            for (std::size_t k = i + 1;
-                 k < views.size() && std::less<>{}(views[k].first.data(), end);
-                 ++k) {
-                if (share_memory(view, views[k].first)) {
-                    throw ContractViolation{detail::concat(
-                        what,
-                        detail::describe_parameter(list, (std::min)(parameter, views[k].second)),
-                        " and ",
-                        detail::describe_parameter(list, (std::max)(parameter, views[k].second)),
-                        " share memory; list a shared parameter once, and give views of one "
-                        "storage "
-                        "as one parameter"
-                    )};
-                }
-            }
+    void require_outside(std::string_view verb) const {
+        if (stage_ != Stage::idle || detail::session_of(state_) != nullptr) {
+            throw ContractViolation{detail::concat(
+                verb, " was called in a guard or in a round; call it before, on every rank"
+            )};
         }
     }
 
@@ -306,11 +329,14 @@ private:
         notice.will_sync = notice.will_sync && !is_inside_no_sync_;
         pending_ = announce_round(*this, notice);
         bool syncs = pending_.will_sync();
-        if (!syncs || pending_.is_answered()) {
+        if (!syncs || module_->syncs_before_forward() || pending_.is_answered()) {
             round_ = pending_.wait();
             syncs = round_.will_sync();
             if (!syncs) {
                 round_.done(); // nothing is reduced: the part ends here
+            } else if (module_->syncs_before_forward()) {
+                round_.hold();
+                module_->sync_buffers(round_);
             }
         }
         stage_ = syncs                            ? Stage::forward
@@ -321,6 +347,9 @@ private:
     void begin_reduction() {
         round_ = pending_.wait();
         round_.hold();
+        if (!module_->syncs_before_forward()) {
+            module_->sync_buffers(round_);
+        }
     }
     void end_reduction() {
         stage_ = Stage::idle;
@@ -372,6 +401,7 @@ private:
     Comm& comm_;
     GradientKind gradient_kind_;
     std::optional<Reducer<Comm>> reducer_;
+    std::optional<detail::ModuleState<Comm>> module_; ///< set by the constructor, as is the reducer
     PendingRound pending_;
     Round round_;
     Stage stage_ = Stage::idle;
@@ -386,5 +416,10 @@ template <class Comm, class Parameters>
 DistributedDataParallel(Comm&, Parameters&&) -> DistributedDataParallel<Comm>;
 template <class Comm, class Parameters>
 DistributedDataParallel(Comm&, Parameters&&, DataParallelOptions) -> DistributedDataParallel<Comm>;
+template <class Comm, class Parameters>
+DistributedDataParallel(Comm&, Parameters&&, BufferList) -> DistributedDataParallel<Comm>;
+template <class Comm, class Parameters>
+DistributedDataParallel(Comm&, Parameters&&, BufferList, DataParallelOptions)
+    -> DistributedDataParallel<Comm>;
 
 } // namespace joinable::inline v0

@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <string>
 #include <type_traits>
 
 #include <joinable/tensor/strided_view.hpp>
@@ -71,6 +72,21 @@ private:
     DType dtype_ = DType::f32;
     bool is_tensor_ = false;
 };
+
+namespace detail {
+
+/// "f32 (2, 3)": how error texts show a tensor.
+[[nodiscard]] inline std::string to_text(AnyView const& view) {
+    return view ? concat(name_of(view.dtype()), " ", to_text(view.extents())) : "missing";
+}
+
+/// Whether the elements of both are as many, of one type and in one place.
+[[nodiscard]] inline bool is_like(AnyView const& a, AnyView const& b) {
+    return static_cast<bool>(a) == static_cast<bool>(b) && a.dtype() == b.dtype() &&
+           a.extents() == b.extents() && a.device() == b.device();
+}
+
+} // namespace detail
 
 template <>
 struct tensor_traits<AnyView> {

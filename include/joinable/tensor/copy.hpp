@@ -66,13 +66,9 @@ inline void check_pair(std::string_view what, AnyView const& from, AnyView const
         throw ContractViolation{concat(
             what,
             " needs two tensors of the same dtype and extents, but got ",
-            name_of(from.dtype()),
-            " ",
-            to_text(from.extents()),
+            to_text(from),
             " and ",
-            name_of(to.dtype()),
-            " ",
-            to_text(to.extents())
+            to_text(to)
         )};
     }
     check_on_host(what, "source", from);

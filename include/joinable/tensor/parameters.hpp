@@ -3,15 +3,13 @@
 
 #include <concepts>
 #include <cstddef>
-#include <iterator>
 #include <memory>
-#include <span>
 #include <string_view>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/detail/handle_list.hpp>
 #include <joinable/tensor/parameter.hpp>
 
 namespace joinable::inline v0 {
@@ -48,6 +46,14 @@ public:
     [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
     /// Empty where the parameter has no name.
     [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
+
+    template <class P>
+    static constexpr bool takes = Parameter<P>;
+    template <class P>
+    static constexpr bool shares_storage = detail::is_handle_parameter<P>;
+    [[noreturn]] static AnyParameter of_null(std::size_t position) {
+        throw ContractViolation{detail::concat("parameters: pointer ", position, " is null")};
+    }
 
 private:
     struct Functions {
@@ -110,82 +116,7 @@ private:
 };
 
 /// The parameters of a model, of whatever types. An index is a position in the list.
-class ParameterList {
-public:
-    [[nodiscard]] std::size_t size() const noexcept { return items_.size(); }
-    [[nodiscard]] AnyParameter const& operator[](std::size_t i) const { return items_[i]; }
-    [[nodiscard]] auto begin() const noexcept { return items_.begin(); }
-    [[nodiscard]] auto end() const noexcept { return items_.end(); }
-    void push_back(AnyParameter parameter) { items_.push_back(std::move(parameter)); }
-
-private:
-    std::vector<AnyParameter> items_;
-};
-
-namespace detail {
-
-template <class T>
-concept pointer_to_parameter = requires(T& pointer) {
-    static_cast<bool>(pointer);
-    requires Parameter<std::remove_reference_t<decltype(*pointer)>>;
-};
-
-template <class Range>
-void append_parameters(ParameterList& list, Range&& range) {
-    if constexpr (std::same_as<std::remove_cvref_t<Range>, ParameterList>) {
-        for (AnyParameter const& parameter : range) {
-            list.push_back(parameter);
-        }
-    } else {
-        using Item = std::remove_reference_t<decltype(*std::begin(range))>;
-        static_assert(
-            Parameter<Item> || pointer_to_parameter<Item>,
-            "parameters: the elements of the range must model Parameter, or be pointers to such; "
-            "give them members 'value' and 'grad', or specialise joinable::parameter_traits"
-        );
-        if constexpr (Parameter<Item>) {
-            constexpr bool items_stay = std::is_lvalue_reference_v<Range> &&
-                                        std::is_lvalue_reference_v<decltype(*std::begin(range))>;
-            static_assert(
-                items_stay || is_handle_parameter<Item>,
-                "parameters: a temporary range of parameters would be gone before it is used; give "
-                "the range a name, or set parameter_traits::is_handle if copies share storage"
-            );
-            for (auto&& item : range) {
-                if constexpr (items_stay) {
-                    list.push_back(AnyParameter{item});
-                } else if constexpr (is_handle_parameter<Item>) {
-                    // Copied, not moved: a temporary view may show handles that somebody owns.
-                    auto owned = std::make_shared<std::remove_const_t<Item>>(item);
-                    list.push_back(AnyParameter{*owned, owned});
-                }
-            }
-        } else if constexpr (pointer_to_parameter<Item>) {
-            using Pointer = std::remove_const_t<Item>;
-            constexpr bool is_owning_copy =
-                std::copy_constructible<Pointer> && !std::is_pointer_v<Pointer>;
-            static_assert(
-                std::copy_constructible<Pointer> || std::is_lvalue_reference_v<Range> ||
-                    std::ranges::enable_borrowed_range<std::remove_cv_t<Range>>,
-                "parameters: a temporary range of unique pointers would take its parameters with "
-                "it; give the range a name, or use shared pointers"
-            );
-            for (auto&& pointer : range) {
-                if (!pointer) {
-                    throw ContractViolation{concat("parameters: pointer ", list.size(), " is null")
-                    };
-                }
-                if constexpr (is_owning_copy) {
-                    list.push_back(AnyParameter{*pointer, std::make_shared<Pointer>(pointer)});
-                } else {
-                    list.push_back(AnyParameter{*pointer});
-                }
-            }
-        }
-    }
-}
-
-} // namespace detail
+class ParameterList : public detail::HandleList<AnyParameter> {};
 
 /// Joins ranges of parameters of different types into one list, in order. Of a named range of
 /// objects the addresses are kept; of pointers and smart pointers the pointer (shared ones share
@@ -195,8 +126,13 @@ void append_parameters(ParameterList& list, Range&& range) {
 /// @throws ContractViolation  a pointer is null.
 template <class... Ranges>
 [[nodiscard]] ParameterList parameters(Ranges&&... ranges) {
+    static_assert(
+        (detail::has_items_for<Ranges, AnyParameter> && ...),
+        "parameters: the elements of the range must model Parameter, or be pointers to such; "
+        "give them members 'value' and 'grad', or specialise joinable::parameter_traits"
+    );
     ParameterList list;
-    (detail::append_parameters(list, std::forward<Ranges>(ranges)), ...);
+    (detail::append(list, std::forward<Ranges>(ranges)), ...);
     return list;
 }
 

@@ -13,8 +13,6 @@
 #include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
 
-#include <joinable/bucket/broadcast_coalesced.hpp>
-
 namespace {
 
 using namespace joinable_tests;
@@ -169,29 +167,6 @@ TEST_CASE("misuse of the verbs names the parameter, the rank and what to do") {
             "did not mark parameter 0)"
         );
     });
-}
-
-TEST_CASE("broadcast_coalesced copies tensors of all dtypes and strides in pieces of any size") {
-    for (std::size_t const piece : {std::size_t{1}, std::size_t{100}, std::size_t{1} << 20U}) {
-        run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
-            int const root = comm.size() - 1;
-            std::vector<double> a(50, comm.rank());
-            std::vector<float> b(21, static_cast<float>(comm.rank()));
-            std::vector<double> c(12, comm.rank());
-            auto transposed = joinable::as_strided(c, {3, 4}, {1, 3});
-            std::vector<joinable::AnyView> const tensors{
-                joinable::AnyView{a}, joinable::AnyView{b}, joinable::AnyView{transposed}
-            };
-            if (comm.rank() == root) {
-                transposed(2, 1) = 77;
-            }
-            joinable::broadcast_coalesced(comm, tensors, piece, root);
-            CHECK(a == std::vector<double>(50, root));
-            CHECK(b == std::vector<float>(21, static_cast<float>(root)));
-            CHECK(transposed(2, 1) == 77);
-            CHECK(transposed(1, 2) == root);
-        });
-    }
 }
 
 TEST_CASE("a model that cannot be reduced is refused at construction, by a text that says why") {

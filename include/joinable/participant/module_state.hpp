@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <joinable/bucket/broadcast_coalesced.hpp>
+#include <joinable/bucket/options.hpp>
+#include <joinable/join/control.hpp>
+#include <joinable/join/round.hpp>
+#include <joinable/participant/verify.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// All of a model but its gradients, and what keeps it the same on all ranks: parameters, buffers
+/// and attached state from one rank at the start and the end, buffers in every round that syncs.
+template <Communicator Comm>
+class ModuleState {
+public:
+    using BufferHook =
+        std::function<void(Comm&, std::vector<AnyView> const& buffers, Round const&)>;
+
+    /// Local. @throws ContractViolation  a buffer is missing or not on the host.
+    ModuleState(
+        Comm& comm, ParameterList parameters, BufferList buffers, DataParallelOptions const& options
+    )
+        : comm_{comm}, parameters_{std::move(parameters)},
+          buffers_{std::move(buffers), piece_bytes, "buffer"}, options_{options} {}
+
+    /// The script of a round that syncs, for ranks that are active and ranks that shadow.
+    /// Collective; no allocation but what a hook does.
+    void sync_buffers(Round const& round) {
+        if (!options_.broadcast_buffers) {
+            return;
+        }
+        if (hook_) {
+            hook_(comm_, buffers_.current_views(), round);
+        } else {
+            buffers_.run(comm_, round.buffer_source());
+        }
+    }
+
+    /// Collective. Parameters, buffers and attached state as they are on `root`.
+    void sync(int root) {
+        std::vector<AnyView> views;
+        for (AnyParameter const& parameter : parameters_) {
+            views.push_back(parameter.value());
+        }
+        if (options_.broadcast_buffers) {
+            auto const& buffers = buffers_.current_views();
+            views.insert(views.end(), buffers.begin(), buffers.end());
+        }
+        for (FixedTensors& tensors : attached_) {
+            auto const& state = tensors.views();
+            views.insert(views.end(), state.begin(), state.end());
+        }
+        broadcast_coalesced(comm_, views, piece_bytes, root);
+    }
+
+    [[nodiscard]] DataParallelOptions const& options() const noexcept { return options_; }
+    /// Whether buffers are sent before the forward pass, else before the backward pass.
+    [[nodiscard]] bool syncs_before_forward() const noexcept {
+        return options_.broadcast_buffers && options_.buffer_sync == BufferSync::before_forward;
+    }
+
+    /// Local. @throws ContractViolation  no broadcast would be replaced.
+    void set_buffer_hook(BufferHook hook) {
+        if (!options_.broadcast_buffers) {
+            throw ContractViolation{
+                "a buffer hook takes the place of the broadcast of buffers, which is off; turn "
+                "broadcast_buffers on"
+            };
+        }
+        hook_ = std::move(hook);
+    }
+
+    /// Collective. See DistributedDataParallel::attach_state.
+    template <class... Ranges>
+    void attach(Ranges&&... ranges) {
+        std::optional<FixedTensors> state;
+        std::vector<Fingerprints> fingerprints;
+        std::exception_ptr error;
+        try {
+            TensorList const list = tensor_list(std::forward<Ranges>(ranges)...);
+            fingerprints.push_back(fingerprints_of(list, "state tensor"));
+            state.emplace(list, "state tensor");
+        } catch (...) {
+            error = std::current_exception();
+        }
+        ControlOver<Comm> control{comm_};
+        agree_on_model(control, fingerprints, {}, error);
+        broadcast_coalesced(comm_, state->views(), piece_bytes, 0);
+        attached_.push_back(std::move(*state));
+    }
+
+private:
+    static constexpr std::size_t piece_bytes = std::size_t{250} << 20U;
+
+    Comm& comm_;
+    ParameterList parameters_;
+    CoalescedBroadcast buffers_;
+    std::vector<FixedTensors> attached_;
+    DataParallelOptions options_;
+    BufferHook hook_;
+};
+
+} // namespace joinable::inline v0::detail

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <iterator>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace joinable::inline v0::detail {
+
+/// Handles on objects whose types were forgotten. An index is a position in the list.
+///
+/// `Handle` says what it is made of: `Handle::takes<T>`, of a `T&` and perhaps an owner;
+/// `Handle::shares_storage<T>`, whether a copy of a `T` is as good as the object itself;
+/// `Handle::of_null(i)`, what stands for a null pointer at position `i`, if that does not throw.
+template <class Handle>
+class HandleList {
+public:
+    [[nodiscard]] std::size_t size() const noexcept { return items_.size(); }
+    [[nodiscard]] Handle const& operator[](std::size_t i) const { return items_[i]; }
+    [[nodiscard]] auto begin() const noexcept { return items_.begin(); }
+    [[nodiscard]] auto end() const noexcept { return items_.end(); }
+    void push_back(Handle handle) { items_.push_back(std::move(handle)); }
+
+private:
+    std::vector<Handle> items_;
+};
+
+template <class Range>
+using item_of = std::remove_reference_t<decltype(*std::begin(std::declval<Range&>()))>;
+
+template <class T, class Handle>
+concept pointer_to_taken = requires(T& pointer) {
+    static_cast<bool>(pointer);
+    requires Handle::template takes<std::remove_reference_t<decltype(*pointer)>>;
+};
+
+template <class Range, class Handle>
+concept list_of = std::derived_from<std::remove_cvref_t<Range>, HandleList<Handle>>;
+
+/// Whether `append` can make handles of what is in the range.
+template <class Range, class Handle>
+concept has_items_for = list_of<Range, Handle> || Handle::template takes<item_of<Range>> ||
+                        pointer_to_taken<item_of<Range>, Handle>;
+
+/// Appends handles on the objects in a range. Of a named range of objects the addresses are kept;
+/// of pointers and smart pointers the pointer; of a temporary range of handles, copies of them. A
+/// list is spliced in.
+template <class Handle, class Range>
+void append(HandleList<Handle>& list, Range&& range) {
+    using Item = item_of<Range>;
+    if constexpr (list_of<Range, Handle>) {
+        for (Handle const& handle : range) {
+            list.push_back(handle);
+        }
+    } else if constexpr (Handle::template takes<Item>) {
+        constexpr bool items_stay = std::is_lvalue_reference_v<Range> &&
+                                    std::is_lvalue_reference_v<decltype(*std::begin(range))>;
+        constexpr bool is_shared = Handle::template shares_storage<Item>;
+        static_assert(
+            items_stay || is_shared,
+            "parameters, buffers: a temporary range of objects would be gone before it is used; "
+            "give the range a name, or set parameter_traits::is_handle if copies share storage"
+        );
+        for (auto&& item : range) {
+            if constexpr (items_stay) {
+                list.push_back(Handle{item});
+            } else if constexpr (is_shared) {
+                // Copied, not moved: a temporary view may show handles that somebody owns.
+                auto owned = std::make_shared<std::remove_const_t<Item>>(item);
+                list.push_back(Handle{*owned, owned});
+            }
+        }
+    } else if constexpr (pointer_to_taken<Item, Handle>) {
+        using Pointer = std::remove_const_t<Item>;
+        constexpr bool is_owning_copy =
+            std::copy_constructible<Pointer> && !std::is_pointer_v<Pointer>;
+        static_assert(
+            std::copy_constructible<Pointer> || std::is_lvalue_reference_v<Range> ||
+                std::ranges::enable_borrowed_range<std::remove_cv_t<Range>>,
+            "parameters, buffers: a temporary range of unique pointers would take its objects with "
+            "it; give the range a name, or use shared pointers"
+        );
+        for (auto&& pointer : range) {
+            if (!pointer) {
+                list.push_back(Handle::of_null(list.size()));
+            } else if constexpr (is_owning_copy) {
+                list.push_back(Handle{*pointer, std::make_shared<Pointer>(pointer)});
+            } else {
+                list.push_back(Handle{*pointer});
+            }
+        }
+    }
+}
+
+} // namespace joinable::inline v0::detail

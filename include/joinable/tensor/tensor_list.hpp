@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/detail/handle_list.hpp>
+
+namespace joinable::inline v0 {
+
+/// A handle on one tensor of an engine whose type was forgotten: unlike a view it follows the
+/// tensor when the engine gives it other memory. Cheap to copy; does not own the tensor unless it
+/// was made from an owning pointer or a view type.
+class AnyTensor {
+public:
+    /// The tensor that `object` is; `owner` keeps it alive where that is needed.
+    template <class T>
+        requires Tensor<T&>
+    explicit AnyTensor(T& object, std::shared_ptr<void> owner = {})
+        : object_{const_cast<std::remove_const_t<T>*>(&object)},
+          view_{[](void* tensor) { return as_any_view(*static_cast<T*>(tensor)); }},
+          owner_{std::move(owner)} {
+        static_assert(
+            WritableTensor<T&>,
+            "buffers: const tensors cannot be written, but their values come from other ranks; "
+            "give a range or pointers that are not const"
+        );
+    }
+
+    /// The tensor as it is now; empty for a null pointer.
+    [[nodiscard]] AnyView view() const { return view_ != nullptr ? view_(object_) : AnyView{}; }
+
+    template <class T>
+    static constexpr bool takes = Tensor<T&>;
+    /// What can be written though it is const is a view, or a handle on shared storage.
+    template <class T>
+    static constexpr bool shares_storage = WritableTensor<T const&>;
+    /// Refused when the list is used: whoever uses it can tell the other ranks.
+    static AnyTensor of_null(std::size_t) { return {}; }
+
+private:
+    AnyTensor() = default;
+
+    template <class T>
+    static AnyView as_any_view(T& tensor) {
+        if constexpr (std::same_as<std::remove_const_t<T>, AnyView>) {
+            return tensor;
+        } else if constexpr (WritableTensor<T&>) {
+            return AnyView{tensor};
+        } else {
+            return {}; // refused above
+        }
+    }
+
+    void* object_ = nullptr;
+    AnyView (*view_)(void*) = nullptr;
+    std::shared_ptr<void> owner_;
+};
+
+/// Tensors of whatever types. An index is a position in the list.
+class TensorList : public detail::HandleList<AnyTensor> {};
+
+/// Tensors that may move to other memory, but keep their dtypes, extents and devices: whoever plans
+/// with them once finds out where they are each time.
+class FixedTensors {
+public:
+    /// Local. `what` is how errors call one of them.
+    /// @throws ContractViolation  a tensor is missing (a null pointer) or not on the host.
+    FixedTensors(TensorList tensors, std::string_view what)
+        : tensors_{std::move(tensors)}, what_{what} {
+        for (AnyTensor const& tensor : tensors_) {
+            AnyView const view = tensor.view();
+            if (!view || view.device() != DeviceId{}) {
+                refuse(
+                    views_.size(),
+                    view ? " is not on the host; give a copy in host memory"
+                         : " is missing; give a pointer that is not null"
+                );
+            }
+            views_.push_back(view);
+        }
+    }
+
+    /// Where the tensors are now. Local; valid until the next call; no allocation.
+    /// @throws ContractViolation  one has other extents, another dtype or device than it had.
+    std::vector<AnyView> const& views() {
+        for (std::size_t i = 0; i < views_.size(); ++i) {
+            AnyView const now = tensors_[i].view();
+            if (!detail::is_like(now, views_[i])) {
+                refuse(
+                    i,
+                    " was " + detail::to_text(views_[i]) + ", but now is " + detail::to_text(now) +
+                        "; it may move, but neither grow nor change"
+                );
+            }
+            views_[i] = now;
+        }
+        return views_;
+    }
+
+private:
+    [[noreturn]] void refuse(std::size_t i, std::string const& why) const {
+        throw ContractViolation{detail::concat(what_, " ", i, why)};
+    }
+
+    TensorList tensors_;
+    std::string_view what_;
+    std::vector<AnyView> views_;
+};
+
+/// The buffers of a model: state that training changes, but not by gradients (running means).
+class BufferList : public TensorList {
+public:
+    explicit BufferList(TensorList list) : TensorList{std::move(list)} {}
+};
+
+namespace detail {
+
+template <class... Ranges>
+TensorList tensor_list(Ranges&&... ranges) {
+    static_assert(
+        (has_items_for<Ranges, AnyTensor> && ...),
+        "buffers: the elements of each range must model Tensor, or be pointers to such; specialise "
+        "joinable::tensor_traits for their type"
+    );
+    TensorList list;
+    (append(list, std::forward<Ranges>(ranges)), ...);
+    return list;
+}
+
+} // namespace detail
+
+/// Joins ranges of tensors of different types into one list, in order. Of a named range of tensors
+/// the addresses are kept, so that a tensor which gets other memory is followed; of pointers the
+/// pointer; a temporary range must hold pointers or views, which are copied. Local.
+template <class... Ranges>
+[[nodiscard]] BufferList buffers(Ranges&&... ranges) {
+    return BufferList{detail::tensor_list(std::forward<Ranges>(ranges)...)};
+}
+
+} // namespace joinable::inline v0

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: buffers: const tensors cannot be written, but their values come from other ranks; give a
-// EXPECT: range or pointers that are not const
+// EXPECT: buffers: the elements of each range must be tensors that can be written, or pointers to
+// EXPECT: such: not const, and with a specialisation of joinable::tensor_traits
 #include <joinable/join.hpp>
 
 #include <support/misuse.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: buffers: the elements of each range must model Tensor, or be pointers to such; specialise
-// EXPECT: joinable::tensor_traits for their type
+// EXPECT: buffers: the elements of each range must be tensors that can be written, or pointers to
+// EXPECT: such: not const, and with a specialisation of joinable::tensor_traits
 #include <joinable/join.hpp>
 
 #include <support/misuse.hpp>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include <joinable/bucket/reducer.hpp>
+#include <joinable/join/result.hpp>
 #include <joinable/joinable.hpp>
 #include <joinable/participant/check_parameters.hpp>
 #include <joinable/participant/module_state.hpp>
@@ -65,12 +67,12 @@ public:
         DataParallelOptions const& options = {}
     )
         : comm_{comm}, gradient_kind_{options.gradient_kind} {
-        std::vector<detail::Fingerprints> model;
+        std::array<detail::Fingerprints, 2> model;
         std::exception_ptr error;
         try {
             auto const list = joinable::parameters(std::forward<Parameters>(parameters));
             detail::check_parameters(list);
-            model = {detail::fingerprints_of(list), detail::fingerprints_of(buffers, "buffer")};
+            model = {{detail::fingerprints_of(list), detail::fingerprints_of(buffers, "buffer")}};
             reducer_.emplace(comm, list, options);
             module_.emplace(comm, list, std::move(buffers), options);
         } catch (...) {
@@ -334,9 +336,11 @@ private:
             syncs = round_.will_sync();
             if (!syncs) {
                 round_.done(); // nothing is reduced: the part ends here
-            } else if (module_->syncs_before_forward()) {
-                round_.hold();
-                module_->sync_buffers(round_);
+            } else {
+                round_.hold(); // until the gradients are reduced nobody else communicates
+                if (module_->syncs_before_forward()) {
+                    module_->sync_buffers(round_);
+                }
             }
         }
         stage_ = syncs                            ? Stage::forward

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <exception>
 #include <functional>
@@ -54,10 +55,8 @@ public:
             auto const& buffers = buffers_.current_views();
             views.insert(views.end(), buffers.begin(), buffers.end());
         }
-        for (FixedTensors& tensors : attached_) {
-            auto const& state = tensors.views();
-            views.insert(views.end(), state.begin(), state.end());
-        }
+        auto const& state = attached_.views();
+        views.insert(views.end(), state.begin(), state.end());
         broadcast_coalesced(comm_, views, piece_bytes, root);
     }
 
@@ -82,11 +81,11 @@ public:
     template <class... Ranges>
     void attach(Ranges&&... ranges) {
         std::optional<FixedTensors> state;
-        std::vector<Fingerprints> fingerprints;
+        std::array<Fingerprints, 1> fingerprints;
         std::exception_ptr error;
         try {
             TensorList const list = tensor_list(std::forward<Ranges>(ranges)...);
-            fingerprints.push_back(fingerprints_of(list, "state tensor"));
+            fingerprints[0] = fingerprints_of(list, "state tensor");
             state.emplace(list, "state tensor");
         } catch (...) {
             error = std::current_exception();
@@ -94,7 +93,7 @@ public:
         ControlOver<Comm> control{comm_};
         agree_on_model(control, fingerprints, {}, error);
         broadcast_coalesced(comm_, state->views(), piece_bytes, 0);
-        attached_.push_back(std::move(*state));
+        attached_.append(*state);
     }
 
 private:
@@ -103,7 +102,7 @@ private:
     Comm& comm_;
     ParameterList parameters_;
     CoalescedBroadcast buffers_;
-    std::vector<FixedTensors> attached_;
+    FixedTensors attached_{{}, "state tensor"};
     DataParallelOptions options_;
     BufferHook hook_;
 };

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -118,7 +119,7 @@ inline void throw_difference(ControlCommunicator& control, Fingerprints const& l
 /// rank its `local_error`, the others PeerFailed or Mismatch. One sum where all is well.
 inline void agree_on_model(
     ControlCommunicator& control,
-    std::vector<Fingerprints> const& lists,
+    std::span<Fingerprints const> lists,
     Digest digest,
     std::exception_ptr const& local_error
 ) {

@@ -80,6 +80,16 @@ namespace detail {
     return view ? concat(name_of(view.dtype()), " ", to_text(view.extents())) : "missing";
 }
 
+/// A view of any writable tensor; an AnyView is one already.
+template <class T>
+[[nodiscard]] AnyView view_of(T&& tensor) {
+    if constexpr (std::same_as<std::remove_cvref_t<T>, AnyView>) {
+        return tensor;
+    } else {
+        return AnyView{tensor};
+    }
+}
+
 /// Whether the elements of both are as many, of one type and in one place.
 [[nodiscard]] inline bool is_like(AnyView const& a, AnyView const& b) {
     return static_cast<bool>(a) == static_cast<bool>(b) && a.dtype() == b.dtype() &&

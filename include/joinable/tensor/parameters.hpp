@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <concepts>
 #include <cstddef>
 #include <memory>
 #include <string_view>
@@ -66,15 +65,7 @@ private:
 
     template <class Pointer>
     static AnyView view_of(Pointer&& pointer) {
-        return pointer ? view_of_tensor(*pointer) : AnyView{};
-    }
-    template <class T>
-    static AnyView view_of_tensor(T&& tensor) {
-        if constexpr (std::same_as<std::remove_cvref_t<T>, AnyView>) {
-            return tensor;
-        } else {
-            return AnyView{tensor};
-        }
+        return pointer ? detail::view_of(*pointer) : AnyView{};
     }
 
     template <class P>

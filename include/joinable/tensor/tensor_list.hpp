@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <concepts>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -22,23 +21,17 @@ class AnyTensor {
 public:
     /// The tensor that `object` is; `owner` keeps it alive where that is needed.
     template <class T>
-        requires Tensor<T&>
+        requires WritableTensor<T&>
     explicit AnyTensor(T& object, std::shared_ptr<void> owner = {})
         : object_{const_cast<std::remove_const_t<T>*>(&object)},
-          view_{[](void* tensor) { return as_any_view(*static_cast<T*>(tensor)); }},
-          owner_{std::move(owner)} {
-        static_assert(
-            WritableTensor<T&>,
-            "buffers: const tensors cannot be written, but their values come from other ranks; "
-            "give a range or pointers that are not const"
-        );
-    }
+          view_{[](void* tensor) { return detail::view_of(*static_cast<T*>(tensor)); }},
+          owner_{std::move(owner)} {}
 
     /// The tensor as it is now; empty for a null pointer.
     [[nodiscard]] AnyView view() const { return view_ != nullptr ? view_(object_) : AnyView{}; }
 
     template <class T>
-    static constexpr bool takes = Tensor<T&>;
+    static constexpr bool takes = WritableTensor<T&>;
     /// What can be written though it is const is a view, or a handle on shared storage.
     template <class T>
     static constexpr bool shares_storage = WritableTensor<T const&>;
@@ -47,17 +40,6 @@ public:
 
 private:
     AnyTensor() = default;
-
-    template <class T>
-    static AnyView as_any_view(T& tensor) {
-        if constexpr (std::same_as<std::remove_const_t<T>, AnyView>) {
-            return tensor;
-        } else if constexpr (WritableTensor<T&>) {
-            return AnyView{tensor};
-        } else {
-            return {}; // refused above
-        }
-    }
 
     void* object_ = nullptr;
     AnyView (*view_)(void*) = nullptr;
@@ -105,6 +87,12 @@ public:
         return views_;
     }
 
+    /// Appends those of another object. Local.
+    void append(FixedTensors const& more) {
+        detail::append(tensors_, more.tensors_);
+        views_.insert(views_.end(), more.views_.begin(), more.views_.end());
+    }
+
 private:
     [[noreturn]] void refuse(std::size_t i, std::string const& why) const {
         throw ContractViolation{detail::concat(what_, " ", i, why)};
@@ -127,8 +115,8 @@ template <class... Ranges>
 TensorList tensor_list(Ranges&&... ranges) {
     static_assert(
         (has_items_for<Ranges, AnyTensor> && ...),
-        "buffers: the elements of each range must model Tensor, or be pointers to such; specialise "
-        "joinable::tensor_traits for their type"
+        "buffers: the elements of each range must be tensors that can be written, or pointers to "
+        "such: not const, and with a specialisation of joinable::tensor_traits"
     );
     TensorList list;
     (append(list, std::forward<Ranges>(ranges)), ...);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/all_reducer.hpp>
 #include <support/linear_model.hpp>
 #include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
@@ -164,9 +165,8 @@ TEST_CASE("ranks that joined earlier end with the model of the last rank that tr
                 int const inputs = inputs_of(comm.rank(), comm.size(), shape);
                 for (int i = 0; i < inputs; ++i) {
                     train_once(ddp, params, comm.size());
-                    params[0].value[0] +=
-                        params[0].g(0);               // a plain optimizer, of active ranks alone
-                    state.fill(16 * comm.rank() + i); // after the last sync of buffers
+                    params[0].value[0] += params[0].g(0); // only active ranks step
+                    state.fill(16 * comm.rank() + i);     // after the last sync of buffers
                 }
                 auto const result = guard.finish();
                 // Each active rank adds as many as are active: the sum over rounds so far.
@@ -344,6 +344,31 @@ TEST_CASE(
                 guard.finish();
             }
             CHECK(source[0][0] == comm.size() - 1);
+        });
+    }
+}
+
+TEST_CASE("nobody else communicates between a forward pass that waited and its backward pass") {
+    for (bool const is_before : {true, false}) { // waits for buffers, or has nothing to wait for
+        run_ranks({1, 2}, [&](ThreadCommunicator& comm) {
+            Params params = one_parameter();
+            std::vector<std::vector<float>> running(1, std::vector<float>(3));
+            auto const position =
+                is_before ? BufferSync::before_forward : BufferSync::after_forward;
+            DistributedDataParallel ddp{comm, params, buffers(running), {.buffer_sync = position}};
+            AllReducer reducer{comm};
+            auto const train = [&] {
+                Join guard{participants(ddp, reducer)};
+                if (!is_before) {
+                    CHECK(guard.next(true));
+                }
+                ddp.forward([] {});
+                reducer();
+            };
+            CHECK(
+                text_of<joinable::ContractViolation>(train).find("is held open") !=
+                std::string::npos
+            );
         });
     }
 }

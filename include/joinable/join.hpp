@@ -2,7 +2,8 @@
 #pragma once
 
 /// @file
-/// Everything: the core, the communicators that come with it, and what plans buckets ahead of time.
+/// Everything: the core, the communicators that come with it, what plans buckets ahead of time, and
+/// what deals data to ranks.
 
 #include <joinable/bucket/bucketed_view.hpp>
 #include <joinable/bucket/fixed_assignment.hpp>
@@ -11,3 +12,6 @@
 #include <joinable/communicator/thread.hpp>
 #include <joinable/communicator/thread_work.hpp>
 #include <joinable/core.hpp>
+#include <joinable/data/shard.hpp>
+#include <joinable/data/shard_by_weight.hpp>
+#include <joinable/data/shuffle.hpp>

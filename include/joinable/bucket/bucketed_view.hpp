@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <joinable/bucket/tensor_size.hpp>
+#include <joinable/detail/kept_range.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
@@ -19,29 +20,11 @@ namespace joinable::inline v0 {
 
 namespace detail {
 
-/// A named range, kept by its address.
-template <class Range>
-class RangeReference {
-public:
-    RangeReference() = default;
-    explicit constexpr RangeReference(Range& range) noexcept : range_{&range} {}
-    [[nodiscard]] constexpr auto begin() const { return std::begin(*range_); }
-    [[nodiscard]] constexpr auto end() const { return std::end(*range_); }
-
-private:
-    Range* range_ = nullptr;
-};
-
 template <class Range>
 concept has_multi_pass_iterators = requires(Range& range) {
     { std::begin(range) } -> std::forward_iterator;
     { std::end(range) } -> std::same_as<decltype(std::begin(range))>;
 };
-
-template <class Range>
-inline constexpr bool is_view = std::ranges::enable_view<Range>;
-template <class Range>
-inline constexpr bool is_view<RangeReference<Range>> = true;
 
 /// The category that the old iterator tag may claim: it promises references to elements.
 template <class Reference>
@@ -270,12 +253,10 @@ public:
             "views::bucketed: the range must be a forward range also when it is const, and its "
             "begin and end of one type; copy it into a container first"
         );
-        if constexpr (std::is_lvalue_reference_v<Range> && !joinable::detail::is_view<Value>) {
-            using Reference = joinable::detail::RangeReference<std::remove_reference_t<Range>>;
-            return BucketedView<Reference>{Reference{range}, closure.limits_};
-        } else {
-            return BucketedView<Value>{std::forward<Range>(range), closure.limits_};
-        }
+        using Base = joinable::detail::Kept<Range>;
+        return BucketedView<Base>{
+            joinable::detail::keep(std::forward<Range>(range)), closure.limits_
+        };
     }
 
 private:

@@ -31,8 +31,7 @@
 
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/bucketed_view.hpp>
-#include <joinable/detail/text.hpp>
-#include <joinable/error.hpp>
+#include <joinable/data/shard.hpp>
 #include <joinable/tensor/strided_view.hpp>
 
 /// @file
@@ -47,6 +46,10 @@ inline constexpr bool ranges::enable_view<joinable::StridedView<T>> = true;
 template <class Base>
 inline constexpr bool ranges::enable_view<joinable::BucketedView<Base>> =
     std::ranges::enable_view<joinable::BucketedView<Base>> || ranges::enable_view<Base>;
+
+template <class Base, class Positions>
+inline constexpr bool ranges::enable_view<joinable::Shard<Base, Positions>> =
+    std::ranges::enable_view<joinable::Shard<Base, Positions>>;
 
 template <class BaseIterator>
 inline constexpr bool ranges::enable_view<joinable::LazyBucket<BaseIterator>> = true;
@@ -73,17 +76,6 @@ namespace detail {
 inline BucketSlot place_after(BucketSlot const& previous, BucketSlot slot) {
     slot.offset = previous.offset + previous.length;
     return slot;
-}
-
-inline void check_shard(int rank, int world) {
-    if (rank < 0 || rank >= world) {
-        throw ContractViolation{joinable::detail::concat(
-            "a shard is for a rank from 0 to the number of ranks - 1, but got rank ",
-            rank,
-            " of ",
-            world
-        )};
-    }
 }
 
 } // namespace detail
@@ -134,18 +126,15 @@ template <class Base>
 /// ranks have one more than the others. Local.
 /// @throws ContractViolation  there is no such rank.
 [[nodiscard]] inline auto contiguous_shard(int rank, int world) {
-    detail::check_shard(rank, world);
-    auto const r = static_cast<std::size_t>(rank);
-    auto const w = static_cast<std::size_t>(world);
-    return ranges::make_view_closure([r, w]<class Range>(Range&& range) {
+    return ranges::make_view_closure([share = Share{rank, world}]<class Range>(Range&& range) {
         static_assert(
             ranges::sized_range<Range>,
             "contiguous_shard: the range must know its size; use strided_shard, which needs none"
         );
         using Difference = ranges::range_difference_t<Range>;
         auto const n = static_cast<std::size_t>(ranges::size(range));
+        auto const [r, w, length] = joinable::detail::Stride::of(n, share);
         std::size_t const first = r * (n / w) + (std::min)(r, n % w);
-        std::size_t const length = n / w + (r < n % w ? 1 : 0);
         return ranges::views::all(std::forward<Range>(range)) |
                ranges::views::drop_exactly(static_cast<Difference>(first)) |
                ranges::views::take_exactly(static_cast<Difference>(length));
@@ -153,15 +142,14 @@ template <class Base>
 }
 
 /// `range | strided_shard(rank, world)`: elements rank, rank + world, rank + 2 * world, ... of a
-/// range, as dealt one by one. Nothing is trimmed or padded. Local.
+/// range, as shard deals them, here of a range that need not be random access. Local.
 /// @throws ContractViolation  there is no such rank.
 [[nodiscard]] inline auto strided_shard(int rank, int world) {
-    detail::check_shard(rank, world);
-    return ranges::make_view_closure([rank, world]<class Range>(Range&& range) {
+    return ranges::make_view_closure([share = Share{rank, world}]<class Range>(Range&& range) {
         using Difference = ranges::range_difference_t<Range>;
         return ranges::views::all(std::forward<Range>(range)) |
-               ranges::views::drop(static_cast<Difference>(rank)) |
-               ranges::views::stride(static_cast<Difference>(world));
+               ranges::views::drop(static_cast<Difference>(share.rank())) |
+               ranges::views::stride(static_cast<Difference>(share.size()));
     });
 }
 

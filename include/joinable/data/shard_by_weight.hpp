@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <numeric>
+#include <span>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <joinable/data/shard.hpp>
+#include <joinable/data/shuffle.hpp>
+#include <joinable/detail/kept_range.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+template <class W>
+concept is_weight = (std::integral<W> && !std::same_as<W, bool>) || std::floating_point<W>;
+
+/// What weights are added up in: exactly where they are integers.
+template <class W>
+using WeightSum = std::conditional_t<std::integral<W>, std::uint64_t, double>;
+
+template <class W>
+[[nodiscard]] constexpr bool is_valid_weight(W weight) noexcept {
+    if constexpr (std::unsigned_integral<W>) {
+        return true;
+    } else { // NaN is neither
+        return weight >= 0 &&
+               static_cast<WeightSum<W>>(weight) <= std::numeric_limits<WeightSum<W>>::max();
+    }
+}
+
+/// @throws ContractViolation  a weight is negative or not finite, or their sum is too large.
+template <class Range, class Weight>
+[[nodiscard]] auto weights_of(Range const& range, Weight& weight) {
+    using W = std::remove_cvref_t<decltype(std::invoke(weight, *std::begin(range)))>;
+    using Sum = WeightSum<W>;
+    std::vector<Sum> weights;
+    weights.reserve(count_of(range));
+    Sum left = std::numeric_limits<Sum>::max();
+    for (auto const& element : range) {
+        W const given = std::invoke(weight, element);
+        if (!is_valid_weight(given)) {
+            throw ContractViolation{concat(
+                "shard_by_weight: the weight of an element must be finite and not negative, but "
+                "that of element ",
+                weights.size(),
+                " is ",
+                std::conditional_t<std::integral<W>, W, double>(given)
+            )};
+        }
+        auto const value = static_cast<Sum>(given);
+        if (value > left) {
+            throw ContractViolation{concat(
+                "shard_by_weight: the weights up to element ",
+                weights.size(),
+                " add up to more than ",
+                std::numeric_limits<Sum>::max(),
+                "; give them in a larger unit"
+            )};
+        }
+        left -= value;
+        weights.push_back(value);
+    }
+    return weights;
+}
+
+/// Which elements are of the rank, in the order of `order`, a permutation of all elements. Heaviest
+/// first, each to the least loaded rank.
+template <class Weight>
+[[nodiscard]] std::vector<std::size_t> longest_processing_time_first(
+    std::span<Weight const> weights, Share share, std::vector<std::size_t> order
+) {
+    struct Load {
+        Weight weight = 0;
+        std::size_t count = 0; ///< or one rank would get all elements without a weight
+        int rank = 0;
+    };
+    auto const is_behind = [](Load const& a, Load const& b) {
+        return std::tie(a.weight, a.count, a.rank) > std::tie(b.weight, b.count, b.rank);
+    };
+    auto heaviest_first = order;
+    std::stable_sort(heaviest_first.begin(), heaviest_first.end(), [&](auto a, auto b) {
+        return weights[a] > weights[b];
+    });
+    std::vector<Load> loads(static_cast<std::size_t>(share.size()));
+    for (std::size_t rank = 0; rank < loads.size(); ++rank) {
+        loads[rank].rank = static_cast<int>(rank);
+    } // ascending: already a heap
+    std::vector<bool> is_own(weights.size());
+    for (std::size_t const element : heaviest_first) {
+        std::pop_heap(loads.begin(), loads.end(), is_behind);
+        Load& least = loads.back();
+        least.weight += weights[element];
+        ++least.count;
+        is_own[element] = least.rank == share.rank();
+        std::push_heap(loads.begin(), loads.end(), is_behind);
+    }
+    std::erase_if(order, [&](std::size_t element) { return !is_own[element]; });
+    order.shrink_to_fit();
+    return order;
+}
+
+template <class Range, class Weight>
+[[nodiscard]] auto
+deal_by_weight(Range&& range, Share share, Weight& weight, std::vector<std::size_t> order) {
+    static_assert(
+        is_weight<std::remove_cvref_t<decltype(std::invoke(weight, *std::begin(range)))>>,
+        "shard_by_weight: the weight of an element must be an integer or a floating-point number"
+    );
+    auto const weights = weights_of(range, weight);
+    auto positions = longest_processing_time_first(std::span{weights}, share, std::move(order));
+    return Shard<Kept<Range>, std::vector<std::size_t>>{
+        keep(std::forward<Range>(range)), std::move(positions)
+    };
+}
+
+} // namespace detail
+
+/// The elements that one rank works on when a range is dealt by weight, so that ranks have about as
+/// much to do although elements differ, as files do in length: in the order of the range. Every
+/// element is one rank's. Local; the range and its weights must be the same on all ranks.
+///
+/// `weight` is called once with each element, in order, and returns an integer or a floating-point
+/// number that is not negative. The heaviest element comes first, each goes to the rank with the
+/// least so far, among equals to the one with the fewest elements, then to the lowest. The largest
+/// sum of a rank is at most 4/3 - 1/(3 * size) times what it is in the best of all ways: Graham,
+/// "Bounds on multiprocessing timing anomalies" (SIAM J. Appl. Math. 17, 1969), theorem 2.
+///
+/// The range: as for shard. The result owns a list of its positions.
+/// @throws ContractViolation  a weight is negative or not finite; all weights add up to more than a
+///         std::uint64_t (of integers) or a double holds.
+/// Complexity: n log n + n log size comparisons for n elements, on every rank; memory for a weight
+/// and two positions per element while it is made.
+template <class Range, class Weight>
+[[nodiscard]] auto shard_by_weight(Range&& range, Share share, Weight weight) {
+    std::vector<std::size_t> order(detail::count_of(range));
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    return detail::deal_by_weight(std::forward<Range>(range), share, weight, std::move(order));
+}
+
+/// The same in the order of an epoch. Among elements of one weight chance decides whose they are;
+/// what the ranks' weights add up to is the same in every epoch.
+template <class Range, class Weight>
+[[nodiscard]] auto shard_by_weight(Range&& range, Share share, Weight weight, Shuffle shuffle) {
+    auto order = permutation(detail::count_of(range), shuffle);
+    return detail::deal_by_weight(std::forward<Range>(range), share, weight, std::move(order));
+}
+
+} // namespace joinable::inline v0

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace joinable::inline v0 {
+
+/// Which of all orders an epoch takes: the same two numbers give the same order on every rank, with
+/// every compiler and standard library. Pairs do not share orders: epoch 1 of seed 7 is not epoch 0
+/// of seed 8.
+struct Shuffle {
+    std::uint64_t seed = 0;
+    std::uint64_t epoch = 0; ///< to be counted up, or every epoch has the same order
+};
+
+namespace detail {
+
+/// The upper half of the product.
+[[nodiscard]] constexpr std::uint64_t multiply_high(std::uint64_t a, std::uint64_t b) noexcept {
+    constexpr std::uint64_t low = 0xffff'ffff; // no compiler's 128-bit integer is in the standard
+    std::uint64_t const cross = (a >> 32) * (b & low) + ((a & low) * (b & low) >> 32);
+    std::uint64_t const other = (a & low) * (b >> 32) + (cross & low);
+    return (a >> 32) * (b >> 32) + (cross >> 32) + (other >> 32);
+}
+
+/// SplitMix64 of Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA
+/// 2014), with the constants of Vigna's public domain code. Not for secrets.
+class SplitMix64 {
+public:
+    explicit constexpr SplitMix64(std::uint64_t state) noexcept : state_{state} {}
+
+    /// That of an epoch: each starts at a state of its own, which the generator that the seed gives
+    /// draws. It can be asked for any epoch, since the state just counts up.
+    explicit constexpr SplitMix64(Shuffle shuffle) noexcept : state_{0} {
+        SplitMix64 states{SplitMix64{shuffle.seed}() + shuffle.epoch * increment};
+        state_ = states();
+    }
+
+    constexpr std::uint64_t operator()() noexcept {
+        state_ += increment;
+        std::uint64_t bits = (state_ ^ (state_ >> 30)) * 0xbf58476d1ce4e5b9U;
+        bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebU;
+        return bits ^ (bits >> 31);
+    }
+
+    /// Any number below `bound`, each as likely as any other. @pre bound is not 0.
+    /// Lemire, "Fast random integer generation in an interval" (ACM TOMACS 29, 2019): mostly one
+    /// multiplication and no division; draws again with a probability of less than bound / 2^64.
+    constexpr std::uint64_t below(std::uint64_t bound) noexcept {
+        std::uint64_t drawn = (*this)();
+        if (drawn * bound < bound) {
+            std::uint64_t const uneven = -bound % bound; // 2^64 mod bound
+            while (drawn * bound < uneven) {
+                drawn = (*this)();
+            }
+        }
+        return multiply_high(drawn, bound);
+    }
+
+private:
+    static constexpr std::uint64_t increment = 0x9e3779b97f4a7c15; // 2^64 / golden ratio, odd
+
+    std::uint64_t state_;
+};
+
+} // namespace detail
+
+/// The numbers from 0 to `count` - 1 in the order of an epoch. Local; the same on every rank.
+///
+/// Fisher and Yates's shuffle, from the last place to the first. Not std::shuffle, whose result is
+/// another in each standard library. Complexity: linear, one draw for each place but one.
+[[nodiscard]] constexpr std::vector<std::size_t> permutation(std::size_t count, Shuffle shuffle) {
+    std::vector<std::size_t> order(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        order[i] = i;
+    }
+    detail::SplitMix64 random{shuffle};
+    for (std::size_t left = count; left > 1; --left) {
+        std::swap(order[left - 1], order[static_cast<std::size_t>(random.below(left))]);
+    }
+    return order;
+}
+
+} // namespace joinable::inline v0

@@ -92,21 +92,23 @@ template <class Weight>
     auto const is_behind = [](Load const& a, Load const& b) {
         return std::tie(a.weight, a.count, a.rank) > std::tie(b.weight, b.count, b.rank);
     };
-    auto heaviest_first = order;
-    std::stable_sort(heaviest_first.begin(), heaviest_first.end(), [&](auto a, auto b) {
-        return weights[a] > weights[b];
+    std::vector<std::size_t> places(order.size()); // in `order`, heaviest first
+    std::iota(places.begin(), places.end(), std::size_t{0});
+    // Not std::stable_sort: clang 19 warns of what libstdc++ 12 calls in it.
+    std::sort(places.begin(), places.end(), [&](std::size_t a, std::size_t b) {
+        return std::tie(weights[order[b]], a) < std::tie(weights[order[a]], b);
     });
     std::vector<Load> loads(static_cast<std::size_t>(share.size()));
     for (std::size_t rank = 0; rank < loads.size(); ++rank) {
         loads[rank].rank = static_cast<int>(rank);
     } // ascending: already a heap
     std::vector<bool> is_own(weights.size());
-    for (std::size_t const element : heaviest_first) {
+    for (std::size_t const place : places) {
         std::pop_heap(loads.begin(), loads.end(), is_behind);
         Load& least = loads.back();
-        least.weight += weights[element];
+        least.weight += weights[order[place]];
         ++least.count;
-        is_own[element] = least.rank == share.rank();
+        is_own[order[place]] = least.rank == share.rank();
         std::push_heap(loads.begin(), loads.end(), is_behind);
     }
     std::erase_if(order, [&](std::size_t element) { return !is_own[element]; });

@@ -19,6 +19,7 @@
 
 #include <doctest/doctest.h>
 #include <rapidcheck.h>
+#include <support/counting.hpp>
 #include <support/ranks.hpp>
 
 #include <joinable/communicator/collectives.hpp>
@@ -33,56 +34,8 @@ namespace {
 using joinable::shard;
 using joinable::Share;
 using joinable::Shuffle;
+using joinable_tests::Counting;
 using Positions = std::vector<std::size_t>;
-
-/// The numbers from 0 on, made while they are read: a view in every compiler's eyes.
-class Counting : public std::ranges::view_base {
-public:
-    class iterator {
-    public:
-        using value_type = std::size_t;
-        using difference_type = std::ptrdiff_t;
-        using iterator_concept = std::random_access_iterator_tag;
-
-        iterator() = default;
-        explicit constexpr iterator(std::ptrdiff_t at) : at_{at} {}
-        constexpr std::size_t operator*() const { return static_cast<std::size_t>(at_); }
-        constexpr std::size_t operator[](std::ptrdiff_t n) const { return *(*this + n); }
-        constexpr iterator& operator++() { return *this += 1; }
-        constexpr iterator& operator--() { return *this += -1; }
-        constexpr iterator operator++(int) { return std::exchange(*this, *this + 1); }
-        constexpr iterator operator--(int) { return std::exchange(*this, *this - 1); }
-        constexpr iterator& operator+=(std::ptrdiff_t n) {
-            at_ += n;
-            return *this;
-        }
-        constexpr iterator& operator-=(std::ptrdiff_t n) { return *this += -n; }
-        friend constexpr iterator operator+(iterator it, std::ptrdiff_t n) { return it += n; }
-        friend constexpr iterator operator+(std::ptrdiff_t n, iterator it) { return it += n; }
-        friend constexpr iterator operator-(iterator it, std::ptrdiff_t n) { return it -= n; }
-        friend constexpr std::ptrdiff_t operator-(iterator a, iterator b) { return a.at_ - b.at_; }
-        friend constexpr auto operator<=>(iterator, iterator) = default;
-
-    private:
-        std::ptrdiff_t at_ = 0;
-    };
-    struct sentinel {
-        std::ptrdiff_t at = 0;
-        friend constexpr bool operator==(iterator it, sentinel end) { return it - end == 0; }
-        friend constexpr std::ptrdiff_t operator-(sentinel end, iterator it) { return -(it - end); }
-        friend constexpr std::ptrdiff_t operator-(iterator it, sentinel end) {
-            return it - iterator{end.at};
-        }
-    };
-
-    Counting() = default;
-    explicit constexpr Counting(std::size_t count) : count_{static_cast<std::ptrdiff_t>(count)} {}
-    [[nodiscard]] constexpr iterator begin() const { return {}; }
-    [[nodiscard]] constexpr sentinel end() const { return {count_}; }
-
-private:
-    std::ptrdiff_t count_ = 0;
-};
 
 template <class Shard>
 constexpr Positions indices_of(Shard const& of_rank) {

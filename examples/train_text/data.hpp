@@ -3,12 +3,13 @@
 
 // Finds text files, keeps some for the test, and deals the others to ranks.
 
+#include <joinable/join.hpp>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <random>
 #include <set>
 #include <span>
 #include <stdexcept>
@@ -93,9 +94,8 @@ public:
     /// Whole files, one after another in turn: so ranks have different amounts.
     [[nodiscard]] Text dealt_to(int rank, int ranks) const {
         Text text;
-        for (auto i = static_cast<std::size_t>(rank); i < files_.size();
-             i += static_cast<std::size_t>(ranks)) {
-            text.insert(text.end(), files_[i].text.begin(), files_[i].text.end());
+        for (File const& file : joinable::shard(files_, {rank, ranks})) {
+            text.insert(text.end(), file.text.begin(), file.text.end());
         }
         return text;
     }
@@ -206,17 +206,10 @@ private:
     std::set<std::uint64_t> seen_;
 };
 
-/// The positions of a text in a random order, in batches: the same for the same seed.
+/// The positions of a text in the order of an epoch, in batches.
 inline std::vector<std::vector<std::size_t>>
-make_batches(std::size_t bytes, std::size_t batch_size, std::uint64_t seed) {
-    std::vector<std::size_t> positions(bytes);
-    for (std::size_t i = 0; i < bytes; ++i) {
-        positions[i] = i;
-    }
-    std::mt19937_64 random{seed};
-    for (std::size_t i = bytes; i > 1; --i) {
-        std::swap(positions[i - 1], positions[random() % i]);
-    }
+make_batches(std::size_t bytes, std::size_t batch_size, joinable::Shuffle shuffle) {
+    auto const positions = joinable::permutation(bytes, shuffle);
     std::vector<std::vector<std::size_t>> batches;
     for (std::size_t begin = 0; begin < bytes; begin += batch_size) {
         std::size_t const end = std::min(bytes, begin + batch_size);

@@ -48,7 +48,7 @@ struct Findings {
 
 inline double bits_per_byte(Model& model, Text const& text) {
     double bits = 0;
-    for (auto const& batch : make_batches(text.size(), 256, 0)) {
+    for (auto const& batch : make_batches(text.size(), 256, {})) {
         bits += model.forward(text, batch) * static_cast<double>(batch.size());
     }
     return bits / static_cast<double>(text.size());
@@ -92,9 +92,9 @@ inline Findings train(
     comm.barrier();
     auto const start = std::chrono::steady_clock::now();
     for (int epoch = 0; epoch < options.epochs; ++epoch) {
-        auto const seed = options.seed + 1000 * static_cast<std::uint64_t>(epoch) + rank;
+        joinable::Shuffle const shuffle{options.seed + rank, static_cast<std::uint64_t>(epoch)};
         joinable::Join guard{joinable::participants(ddp, step), {.enable = !options.without_join}};
-        for (auto const& batch : make_batches(text.size(), options.batch_size, seed)) {
+        for (auto const& batch : make_batches(text.size(), options.batch_size, shuffle)) {
             ddp.forward([&] { return model.forward(text, batch); }, {.weight = batch.size()});
             ddp.backward([&](auto ready) { model.backward(ready); });
             step.step();

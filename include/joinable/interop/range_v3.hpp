@@ -47,9 +47,9 @@ template <class Base>
 inline constexpr bool ranges::enable_view<joinable::BucketedView<Base>> =
     std::ranges::enable_view<joinable::BucketedView<Base>> || ranges::enable_view<Base>;
 
-template <class Base, class Positions>
-inline constexpr bool ranges::enable_view<joinable::Shard<Base, Positions>> =
-    std::ranges::enable_view<joinable::Shard<Base, Positions>>;
+template <class Base>
+inline constexpr bool ranges::enable_view<joinable::Shard<Base, joinable::detail::Stride>> =
+    joinable::detail::is_view<Base> || ranges::enable_view<Base>;
 
 template <class BaseIterator>
 inline constexpr bool ranges::enable_view<joinable::LazyBucket<BaseIterator>> = true;

@@ -68,6 +68,14 @@ static_assert(ranges::forward_range<OfTemporary const>);
 static_assert(ranges::view_<OneBucket> && ranges::forward_range<OneBucket const>);
 static_assert(ranges::borrowed_range<OneBucket>);
 
+using Dealt = decltype(joinable::shard(std::declval<std::vector<int>&>(), {0, 2}));
+using Shuffled = decltype(joinable::shard(std::declval<std::vector<int>&>(), {0, 2}, {}));
+using DealtView = decltype(joinable::shard(rv::iota(0, 7) | rv::reverse, {0, 2}));
+static_assert(ranges::view_<Dealt> && ranges::view_<DealtView>);
+static_assert(ranges::random_access_range<Dealt const> && ranges::sized_range<Dealt const>);
+static_assert(!ranges::view_<Shuffled>, "copying it copies its positions");
+static_assert(ranges::random_access_range<Shuffled const>);
+
 TEST_CASE("a strided view flows through a pipeline, named or not, and is written through one") {
     std::vector<int> storage = rv::iota(0, 6) | ranges::to<std::vector>;
     auto const columns = joinable::as_strided(storage, {3, 2}, {1, 3});
@@ -101,6 +109,16 @@ TEST_CASE("a pipeline is cut into buckets, and goes on") {
         all_of(bucket_slots(sizes | rv::reverse | bucketed({80}))) ==
         Slots{{0, 0, 0, 10}, {0, 1, 10, 10}, {1, 2, 0, 5}, {2, 3, 0, 1}}
     );
+}
+
+TEST_CASE("shards are views of pipelines, and flow through them") {
+    auto const squares = rv::iota(0, 7) | rv::transform([](int i) { return i * i; });
+    CHECK(
+        (joinable::shard(squares, {1, 3}) | rv::reverse | ranges::to<std::vector>) ==
+        std::vector{16, 1}
+    );
+    auto const shuffled = joinable::shard(squares, {0, 1}, {.seed = 7});
+    CHECK(ranges::accumulate(shuffled | rv::stride(1), 0) == 91);
 }
 
 // ---- slots --------------------------------------------------------------------------------------

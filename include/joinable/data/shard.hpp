@@ -197,9 +197,11 @@ private:
 /// order in which one rank would take them whatever the number of ranks is, and data that is sorted,
 /// by label or by length, does not leave each rank with a part of its own.
 ///
-/// The range: random access, also when it is const, and sized. A named container is referred to, a
-/// view is copied, a temporary container is moved into the result, which copies it when it is copied
-/// and so is no view. Constant time and no memory.
+///     for (auto& batch : joinable::shard(batches, comm)) { ... }
+///
+/// The range: random access, also when it is const, and sized, and of that size as long as the shard
+/// is used. A named container is referred to, a view is copied, a temporary container is moved into
+/// the result, which copies it when it is copied and so is no view. Constant time and no memory.
 template <class Range>
 [[nodiscard]] constexpr auto shard(Range&& range, Share share) {
     detail::Stride const positions = detail::Stride::of(detail::count_of(range), share);
@@ -210,6 +212,9 @@ template <class Range>
 
 /// The same of the range in the order of an epoch, which is the same on all ranks; another epoch
 /// deals and orders anew. The result owns a list of its positions.
+///
+///     for (auto& batch : joinable::shard(batches, comm, {.seed = 7, .epoch = epoch})) { ... }
+///
 /// Complexity: linear in the range, on every rank; memory for one position per element while it is
 /// made, and per own element then.
 template <class Range>

@@ -136,6 +136,8 @@ deal_by_weight(Range&& range, Share share, Weight& weight, std::vector<std::size
 /// much to do although elements differ, as files do in length: in the order of the range. Every
 /// element is one rank's. Local; the range and its weights must be the same on all ranks.
 ///
+///     for (File const& file : joinable::shard_by_weight(files, comm, &File::bytes)) { ... }
+///
 /// `weight` is called once with each element, in order, and returns an integer or a floating-point
 /// number that is not negative. The heaviest element comes first, each goes to the rank with the
 /// least so far, among equals to the one with the fewest elements, then to the lowest. The largest

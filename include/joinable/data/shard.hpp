@@ -119,8 +119,8 @@ public:
             std::input_iterator_tag>; // the old tag promises references to elements
 
         iterator() = default;
-        constexpr iterator(base_iterator base, Cursor cursor, std::size_t place)
-            : base_{std::move(base)}, cursor_{cursor}, place_{static_cast<std::ptrdiff_t>(place)} {}
+        constexpr iterator(base_iterator const& base, Cursor cursor, std::size_t place)
+            : base_{base}, cursor_{cursor}, place_{static_cast<std::ptrdiff_t>(place)} {}
 
         /// The position of this element in the underlying range.
         [[nodiscard]] constexpr std::size_t index() const {

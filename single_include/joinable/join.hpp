@@ -1155,6 +1155,16 @@ namespace detail {
     return view ? concat(name_of(view.dtype()), " ", to_text(view.extents())) : "missing";
 }
 
+/// A view of any writable tensor; an AnyView is one already.
+template <class T>
+[[nodiscard]] AnyView view_of(T&& tensor) {
+    if constexpr (std::same_as<std::remove_cvref_t<T>, AnyView>) {
+        return tensor;
+    } else {
+        return AnyView{tensor};
+    }
+}
+
 /// Whether the elements of both are as many, of one type and in one place.
 [[nodiscard]] inline bool is_like(AnyView const& a, AnyView const& b) {
     return static_cast<bool>(a) == static_cast<bool>(b) && a.dtype() == b.dtype() &&
@@ -1438,15 +1448,7 @@ private:
 
     template <class Pointer>
     static AnyView view_of(Pointer&& pointer) {
-        return pointer ? view_of_tensor(*pointer) : AnyView{};
-    }
-    template <class T>
-    static AnyView view_of_tensor(T&& tensor) {
-        if constexpr (std::same_as<std::remove_cvref_t<T>, AnyView>) {
-            return tensor;
-        } else {
-            return AnyView{tensor};
-        }
+        return pointer ? detail::view_of(*pointer) : AnyView{};
     }
 
     template <class P>
@@ -1555,11 +1557,12 @@ template <has_tensor_size T>
 
 } // namespace joinable::inline v0
 
-// ---- joinable/bucket/bucketed_view.hpp
+// ---- joinable/detail/kept_range.hpp
 
-namespace joinable::inline v0 {
+/// @file
+/// How a view keeps the range that it was made from.
 
-namespace detail {
+namespace joinable::inline v0::detail {
 
 /// A named range, kept by its address.
 template <class Range>
@@ -1575,15 +1578,42 @@ private:
 };
 
 template <class Range>
+inline constexpr bool is_view = std::ranges::enable_view<Range>;
+template <class Range>
+inline constexpr bool is_view<RangeReference<Range>> = true;
+
+/// Whether iterators outlive the object that they come from.
+template <class Range>
+inline constexpr bool is_borrowed = std::ranges::enable_borrowed_range<Range>;
+template <class Range>
+inline constexpr bool is_borrowed<RangeReference<Range>> = true;
+
+/// What keeps an argument of type `Range&&`: a named container is referred to, a view is copied, a
+/// temporary container is moved.
+template <class Range>
+using Kept = std::conditional_t<
+    std::is_lvalue_reference_v<Range> && !is_view<std::remove_cvref_t<Range>>,
+    RangeReference<std::remove_reference_t<Range>>,
+    std::remove_cvref_t<Range>>;
+
+template <class Range>
+[[nodiscard]] constexpr Kept<Range> keep(Range&& range) {
+    return Kept<Range>(std::forward<Range>(range));
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/bucket/bucketed_view.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+template <class Range>
 concept has_multi_pass_iterators = requires(Range& range) {
     { std::begin(range) } -> std::forward_iterator;
     { std::end(range) } -> std::same_as<decltype(std::begin(range))>;
 };
-
-template <class Range>
-inline constexpr bool is_view = std::ranges::enable_view<Range>;
-template <class Range>
-inline constexpr bool is_view<RangeReference<Range>> = true;
 
 /// The category that the old iterator tag may claim: it promises references to elements.
 template <class Reference>
@@ -1812,12 +1842,10 @@ public:
             "views::bucketed: the range must be a forward range also when it is const, and its "
             "begin and end of one type; copy it into a container first"
         );
-        if constexpr (std::is_lvalue_reference_v<Range> && !joinable::detail::is_view<Value>) {
-            using Reference = joinable::detail::RangeReference<std::remove_reference_t<Range>>;
-            return BucketedView<Reference>{Reference{range}, closure.limits_};
-        } else {
-            return BucketedView<Value>{std::forward<Range>(range), closure.limits_};
-        }
+        using Base = joinable::detail::Kept<Range>;
+        return BucketedView<Base>{
+            joinable::detail::keep(std::forward<Range>(range)), closure.limits_
+        };
     }
 
 private:
@@ -5638,23 +5666,17 @@ class AnyTensor {
 public:
     /// The tensor that `object` is; `owner` keeps it alive where that is needed.
     template <class T>
-        requires Tensor<T&>
+        requires WritableTensor<T&>
     explicit AnyTensor(T& object, std::shared_ptr<void> owner = {})
         : object_{const_cast<std::remove_const_t<T>*>(&object)},
-          view_{[](void* tensor) { return as_any_view(*static_cast<T*>(tensor)); }},
-          owner_{std::move(owner)} {
-        static_assert(
-            WritableTensor<T&>,
-            "buffers: const tensors cannot be written, but their values come from other ranks; "
-            "give a range or pointers that are not const"
-        );
-    }
+          view_{[](void* tensor) { return detail::view_of(*static_cast<T*>(tensor)); }},
+          owner_{std::move(owner)} {}
 
     /// The tensor as it is now; empty for a null pointer.
     [[nodiscard]] AnyView view() const { return view_ != nullptr ? view_(object_) : AnyView{}; }
 
     template <class T>
-    static constexpr bool takes = Tensor<T&>;
+    static constexpr bool takes = WritableTensor<T&>;
     /// What can be written though it is const is a view, or a handle on shared storage.
     template <class T>
     static constexpr bool shares_storage = WritableTensor<T const&>;
@@ -5663,17 +5685,6 @@ public:
 
 private:
     AnyTensor() = default;
-
-    template <class T>
-    static AnyView as_any_view(T& tensor) {
-        if constexpr (std::same_as<std::remove_const_t<T>, AnyView>) {
-            return tensor;
-        } else if constexpr (WritableTensor<T&>) {
-            return AnyView{tensor};
-        } else {
-            return {}; // refused above
-        }
-    }
 
     void* object_ = nullptr;
     AnyView (*view_)(void*) = nullptr;
@@ -5721,6 +5732,12 @@ public:
         return views_;
     }
 
+    /// Appends those of another object. Local.
+    void append(FixedTensors const& more) {
+        detail::append(tensors_, more.tensors_);
+        views_.insert(views_.end(), more.views_.begin(), more.views_.end());
+    }
+
 private:
     [[noreturn]] void refuse(std::size_t i, std::string const& why) const {
         throw ContractViolation{detail::concat(what_, " ", i, why)};
@@ -5743,8 +5760,8 @@ template <class... Ranges>
 TensorList tensor_list(Ranges&&... ranges) {
     static_assert(
         (has_items_for<Ranges, AnyTensor> && ...),
-        "buffers: the elements of each range must model Tensor, or be pointers to such; specialise "
-        "joinable::tensor_traits for their type"
+        "buffers: the elements of each range must be tensors that can be written, or pointers to "
+        "such: not const, and with a specialisation of joinable::tensor_traits"
     );
     TensorList list;
     (append(list, std::forward<Ranges>(ranges)), ...);
@@ -10770,7 +10787,7 @@ inline void throw_difference(ControlCommunicator& control, Fingerprints const& l
 /// rank its `local_error`, the others PeerFailed or Mismatch. One sum where all is well.
 inline void agree_on_model(
     ControlCommunicator& control,
-    std::vector<Fingerprints> const& lists,
+    std::span<Fingerprints const> lists,
     Digest digest,
     std::exception_ptr const& local_error
 ) {
@@ -10847,10 +10864,8 @@ public:
             auto const& buffers = buffers_.current_views();
             views.insert(views.end(), buffers.begin(), buffers.end());
         }
-        for (FixedTensors& tensors : attached_) {
-            auto const& state = tensors.views();
-            views.insert(views.end(), state.begin(), state.end());
-        }
+        auto const& state = attached_.views();
+        views.insert(views.end(), state.begin(), state.end());
         broadcast_coalesced(comm_, views, piece_bytes, root);
     }
 
@@ -10875,11 +10890,11 @@ public:
     template <class... Ranges>
     void attach(Ranges&&... ranges) {
         std::optional<FixedTensors> state;
-        std::vector<Fingerprints> fingerprints;
+        std::array<Fingerprints, 1> fingerprints;
         std::exception_ptr error;
         try {
             TensorList const list = tensor_list(std::forward<Ranges>(ranges)...);
-            fingerprints.push_back(fingerprints_of(list, "state tensor"));
+            fingerprints[0] = fingerprints_of(list, "state tensor");
             state.emplace(list, "state tensor");
         } catch (...) {
             error = std::current_exception();
@@ -10887,7 +10902,7 @@ public:
         ControlOver<Comm> control{comm_};
         agree_on_model(control, fingerprints, {}, error);
         broadcast_coalesced(comm_, state->views(), piece_bytes, 0);
-        attached_.push_back(std::move(*state));
+        attached_.append(*state);
     }
 
 private:
@@ -10896,7 +10911,7 @@ private:
     Comm& comm_;
     ParameterList parameters_;
     CoalescedBroadcast buffers_;
-    std::vector<FixedTensors> attached_;
+    FixedTensors attached_{{}, "state tensor"};
     DataParallelOptions options_;
     BufferHook hook_;
 };
@@ -10951,12 +10966,12 @@ public:
         DataParallelOptions const& options = {}
     )
         : comm_{comm}, gradient_kind_{options.gradient_kind} {
-        std::vector<detail::Fingerprints> model;
+        std::array<detail::Fingerprints, 2> model;
         std::exception_ptr error;
         try {
             auto const list = joinable::parameters(std::forward<Parameters>(parameters));
             detail::check_parameters(list);
-            model = {detail::fingerprints_of(list), detail::fingerprints_of(buffers, "buffer")};
+            model = {{detail::fingerprints_of(list), detail::fingerprints_of(buffers, "buffer")}};
             reducer_.emplace(comm, list, options);
             module_.emplace(comm, list, std::move(buffers), options);
         } catch (...) {
@@ -11220,9 +11235,11 @@ private:
             syncs = round_.will_sync();
             if (!syncs) {
                 round_.done(); // nothing is reduced: the part ends here
-            } else if (module_->syncs_before_forward()) {
-                round_.hold();
-                module_->sync_buffers(round_);
+            } else {
+                round_.hold(); // until the gradients are reduced nobody else communicates
+                if (module_->syncs_before_forward()) {
+                    module_->sync_buffers(round_);
+                }
             }
         }
         stage_ = syncs                            ? Stage::forward
@@ -11371,7 +11388,459 @@ Step(Comm&, Body) -> Step<Body, Comm>;
 // clang-format off
 // clang-format on
 
+// ---- joinable/data/shuffle.hpp
+
+namespace joinable::inline v0 {
+
+/// Which of all orders an epoch takes: the same two numbers give the same order on every rank, with
+/// every compiler and standard library. Pairs do not share orders: epoch 1 of seed 7 is not epoch 0
+/// of seed 8.
+struct Shuffle {
+    std::uint64_t seed = 0;
+    std::uint64_t epoch = 0; ///< to be counted up, or every epoch has the same order
+};
+
+namespace detail {
+
+/// The upper half of the product.
+[[nodiscard]] constexpr std::uint64_t multiply_high(std::uint64_t a, std::uint64_t b) noexcept {
+    constexpr std::uint64_t low = 0xffff'ffff; // no compiler's 128-bit integer is in the standard
+    std::uint64_t const cross = (a >> 32) * (b & low) + ((a & low) * (b & low) >> 32);
+    std::uint64_t const other = (a & low) * (b >> 32) + (cross & low);
+    return (a >> 32) * (b >> 32) + (cross >> 32) + (other >> 32);
+}
+
+/// SplitMix64 of Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA
+/// 2014), with the constants of Vigna's public domain code. Not for secrets.
+class SplitMix64 {
+public:
+    explicit constexpr SplitMix64(std::uint64_t state) noexcept : state_{state} {}
+
+    /// That of an epoch: each starts at a state of its own, which the generator that the seed gives
+    /// draws. It can be asked for any epoch, since the state just counts up.
+    explicit constexpr SplitMix64(Shuffle shuffle) noexcept : state_{0} {
+        SplitMix64 states{SplitMix64{shuffle.seed}() + shuffle.epoch * increment};
+        state_ = states();
+    }
+
+    constexpr std::uint64_t operator()() noexcept {
+        state_ += increment;
+        std::uint64_t bits = (state_ ^ (state_ >> 30)) * 0xbf58476d1ce4e5b9U;
+        bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebU;
+        return bits ^ (bits >> 31);
+    }
+
+    /// Any number below `bound`, each as likely as any other. @pre bound is not 0.
+    /// Lemire, "Fast random integer generation in an interval" (ACM TOMACS 29, 2019): mostly one
+    /// multiplication and no division; draws again with a probability of less than bound / 2^64.
+    constexpr std::uint64_t below(std::uint64_t bound) noexcept {
+        std::uint64_t drawn = (*this)();
+        if (drawn * bound < bound) {
+            std::uint64_t const uneven = -bound % bound; // 2^64 mod bound
+            while (drawn * bound < uneven) {
+                drawn = (*this)();
+            }
+        }
+        return multiply_high(drawn, bound);
+    }
+
+private:
+    static constexpr std::uint64_t increment = 0x9e3779b97f4a7c15; // 2^64 / golden ratio, odd
+
+    std::uint64_t state_;
+};
+
+} // namespace detail
+
+/// The numbers from 0 to `count` - 1 in the order of an epoch. Local; the same on every rank.
+///
+/// Fisher and Yates's shuffle, from the last place to the first. Not std::shuffle, whose result is
+/// another in each standard library. Complexity: linear, one draw for each place but one.
+[[nodiscard]] constexpr std::vector<std::size_t> permutation(std::size_t count, Shuffle shuffle) {
+    std::vector<std::size_t> order(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        order[i] = i;
+    }
+    detail::SplitMix64 random{shuffle};
+    for (std::size_t left = count; left > 1; --left) {
+        std::swap(order[left - 1], order[static_cast<std::size_t>(random.below(left))]);
+    }
+    return order;
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/data/shard.hpp
+
+namespace joinable::inline v0 {
+
+/// Whose part of a range: that of one rank of several. Whatever has a rank() and a size() converts
+/// to it, and `{rank, size}` does. A rank with several workers has a shard for each of them as
+/// `{rank * workers + worker, size * workers}`.
+class Share {
+public:
+    /// @throws ContractViolation  there is no such rank.
+    constexpr Share(int rank, int size) : rank_{rank}, size_{size} {
+        if (rank < 0 || rank >= size) {
+            throw ContractViolation{detail::concat(
+                "a shard is for a rank from 0 to the number of ranks - 1, but got rank ",
+                rank,
+                " of ",
+                size
+            )};
+        }
+    }
+    template <class Comm>
+        requires detail::has_rank<Comm> && detail::has_size<Comm>
+    // NOLINTNEXTLINE(google-explicit-constructor)
+    constexpr Share(Comm const& comm)
+        : Share{static_cast<int>(comm.rank()), static_cast<int>(comm.size())} {}
+
+    [[nodiscard]] constexpr int rank() const noexcept { return rank_; }
+    [[nodiscard]] constexpr int size() const noexcept { return size_; }
+
+private:
+    int rank_;
+    int size_;
+};
+
+namespace detail {
+
+/// The positions `first`, `first + step`, ...: a list without memory.
+struct Stride {
+    std::size_t first = 0;
+    std::size_t step = 1;
+    std::size_t count = 0;
+
+    /// How `count` elements are dealt one by one.
+    static constexpr Stride of(std::size_t count, Share share) noexcept {
+        auto const rank = static_cast<std::size_t>(share.rank());
+        auto const size = static_cast<std::size_t>(share.size());
+        return {rank, size, count / size + (rank < count % size ? 1 : 0)};
+    }
+    [[nodiscard]] constexpr std::size_t size() const noexcept { return count; }
+    [[nodiscard]] constexpr std::size_t operator[](std::size_t i) const noexcept {
+        return first + i * step;
+    }
+};
+
+/// What an iterator needs of positions.
+constexpr Stride cursor_of(Stride const& positions) noexcept {
+    return positions;
+}
+constexpr std::size_t const* cursor_of(std::vector<std::size_t> const& positions) noexcept {
+    return positions.data();
+}
+
+template <class Range>
+concept has_sized_random_access = requires(Range& range) {
+    { std::begin(range) } -> std::random_access_iterator;
+    { std::end(range) } -> std::sized_sentinel_for<decltype(std::begin(range))>;
+};
+
+template <class Range>
+[[nodiscard]] constexpr std::size_t count_of(Range const& range) {
+    static_assert(
+        has_sized_random_access<Range const>,
+        "shard: the range must be random access and sized, also when it is const; copy it into a "
+        "std::vector first"
+    );
+    return static_cast<std::size_t>(std::end(range) - std::begin(range));
+}
+
+} // namespace detail
+
+/// Some elements of a range, in an order of their own. A sized random-access range.
+///
+/// `Base` keeps the range: a reference or the range itself. `Positions` are positions in it, a list
+/// or a rule. Iterators are valid as long as the shard; with a rule, and where the range is kept by
+/// its address, as long as the range. Made by shard and shard_by_weight.
+template <class Base, class Positions>
+class Shard {
+public:
+    using base_iterator = decltype(std::begin(std::declval<Base const&>()));
+
+    class iterator {
+        using Cursor = decltype(detail::cursor_of(std::declval<Positions const&>()));
+
+    public:
+        using value_type = std::iter_value_t<base_iterator>;
+        using difference_type = std::ptrdiff_t;
+        using reference = std::iter_reference_t<base_iterator>;
+        using pointer = std::add_pointer_t<reference>;
+        using iterator_concept = std::random_access_iterator_tag;
+        using iterator_category = std::conditional_t<
+            std::is_lvalue_reference_v<reference>,
+            std::random_access_iterator_tag,
+            std::input_iterator_tag>; // the old tag promises references to elements
+
+        iterator() = default;
+        constexpr iterator(base_iterator const& base, Cursor cursor, std::size_t place)
+            : base_{base}, cursor_{cursor}, place_{static_cast<std::ptrdiff_t>(place)} {}
+
+        /// The position of this element in the underlying range.
+        [[nodiscard]] constexpr std::size_t index() const {
+            return cursor_[static_cast<std::size_t>(place_)];
+        }
+        [[nodiscard]] constexpr reference operator*() const {
+            return base_[static_cast<std::iter_difference_t<base_iterator>>(index())];
+        }
+        [[nodiscard]] constexpr pointer operator->() const
+            requires std::is_lvalue_reference_v<reference>
+        {
+            return std::addressof(**this);
+        }
+        [[nodiscard]] constexpr reference operator[](std::ptrdiff_t n) const {
+            return *(*this + n);
+        }
+        constexpr iterator& operator++() { return *this += 1; }
+        constexpr iterator& operator--() { return *this -= 1; }
+        constexpr iterator operator++(int) { return std::exchange(*this, *this + 1); }
+        constexpr iterator operator--(int) { return std::exchange(*this, *this - 1); }
+        constexpr iterator& operator+=(std::ptrdiff_t n) {
+            place_ += n;
+            return *this;
+        }
+        constexpr iterator& operator-=(std::ptrdiff_t n) { return *this += -n; }
+        friend constexpr iterator operator+(iterator it, std::ptrdiff_t n) { return it += n; }
+        friend constexpr iterator operator+(std::ptrdiff_t n, iterator it) { return it += n; }
+        friend constexpr iterator operator-(iterator it, std::ptrdiff_t n) { return it -= n; }
+        friend constexpr std::ptrdiff_t operator-(iterator const& a, iterator const& b) {
+            return a.place_ - b.place_;
+        }
+        friend constexpr bool operator==(iterator const& a, iterator const& b) {
+            return a.place_ == b.place_;
+        }
+        friend constexpr auto operator<=>(iterator const& a, iterator const& b) {
+            return a.place_ <=> b.place_;
+        }
+
+    private:
+        base_iterator base_{};
+        Cursor cursor_{};
+        std::ptrdiff_t place_ = 0; ///< in the shard
+    };
+
+    Shard() = default;
+    /// @pre every position lies in the range.
+    constexpr Shard(Base base, Positions positions)
+        : base_{std::move(base)}, positions_{std::move(positions)} {}
+
+    [[nodiscard]] constexpr iterator begin() const { return at(0); }
+    [[nodiscard]] constexpr iterator end() const { return at(size()); }
+    [[nodiscard]] constexpr std::size_t size() const noexcept { return positions_.size(); }
+    [[nodiscard]] constexpr bool empty() const noexcept { return size() == 0; }
+    /// @pre i < size()
+    [[nodiscard]] constexpr decltype(auto) operator[](std::size_t i) const { return *at(i); }
+    /// The position in the underlying range of element `i`. @pre i < size()
+    [[nodiscard]] constexpr std::size_t index(std::size_t i) const { return positions_[i]; }
+
+private:
+    [[nodiscard]] constexpr iterator at(std::size_t place) const {
+        return {std::begin(base_), detail::cursor_of(positions_), place};
+    }
+
+    Base base_{};
+    Positions positions_{};
+};
+
+/// The elements that one rank works on when a range is dealt to all ranks one by one: elements
+/// rank, rank + size, rank + 2 * size, ... Every element is one rank's: nothing is padded and
+/// nothing is dropped, so ranks may differ by one element, and some have none where there are fewer
+/// elements than ranks; a Join guard lets them. Local; the range must be the same on all ranks.
+///
+/// One by one and not in blocks: so round k of all ranks takes the elements from k * size on, in the
+/// order in which one rank would take them whatever the number of ranks is, and data that is sorted,
+/// by label or by length, does not leave each rank with a part of its own.
+///
+///     for (auto& batch : joinable::shard(batches, comm)) { ... }
+///
+/// The range: random access, also when it is const, and sized, and of that size as long as the shard
+/// is used. A named container is referred to, a view is copied, a temporary container is moved into
+/// the result, which copies it when it is copied and so is no view. Constant time and no memory.
+template <class Range>
+[[nodiscard]] constexpr auto shard(Range&& range, Share share) {
+    detail::Stride const positions = detail::Stride::of(detail::count_of(range), share);
+    return Shard<detail::Kept<Range>, detail::Stride>{
+        detail::keep(std::forward<Range>(range)), positions
+    };
+}
+
+/// The same of the range in the order of an epoch, which is the same on all ranks; another epoch
+/// deals and orders anew. The result owns a list of its positions.
+///
+///     for (auto& batch : joinable::shard(batches, comm, {.seed = 7, .epoch = epoch})) { ... }
+///
+/// Complexity: linear in the range, on every rank; memory for one position per element while it is
+/// made, and per own element then.
+template <class Range>
+[[nodiscard]] constexpr auto shard(Range&& range, Share share, Shuffle shuffle) {
+    auto const dealt = joinable::shard(permutation(detail::count_of(range), shuffle), share);
+    return Shard<detail::Kept<Range>, std::vector<std::size_t>>{
+        detail::keep(std::forward<Range>(range)),
+        std::vector<std::size_t>(dealt.begin(), dealt.end())
+    };
+}
+
+} // namespace joinable::inline v0
+
+/// A view unless it owns its range or a list: then copying it would copy that.
+template <class Base>
+inline constexpr bool std::ranges::enable_view<joinable::Shard<Base, joinable::detail::Stride>> =
+    joinable::detail::is_view<Base>;
+template <class Base>
+inline constexpr bool
+    std::ranges::enable_borrowed_range<joinable::Shard<Base, joinable::detail::Stride>> =
+        joinable::detail::is_borrowed<Base>;
+
+// ---- joinable/data/shard_by_weight.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+template <class W>
+concept is_weight = (std::integral<W> && !std::same_as<W, bool>) || std::floating_point<W>;
+
+/// What weights are added up in: exactly where they are integers.
+template <class W>
+using WeightSum = std::conditional_t<std::integral<W>, std::uint64_t, double>;
+
+template <class W>
+[[nodiscard]] constexpr bool is_valid_weight(W weight) noexcept {
+    if constexpr (std::unsigned_integral<W>) {
+        return true;
+    } else { // NaN is neither
+        return weight >= 0 &&
+               static_cast<WeightSum<W>>(weight) <= (std::numeric_limits<WeightSum<W>>::max)();
+    }
+}
+
+/// @throws ContractViolation  a weight is negative or not finite, or their sum is too large.
+template <class Range, class Weight>
+[[nodiscard]] auto weights_of(Range const& range, Weight& weight) {
+    using W = std::remove_cvref_t<decltype(std::invoke(weight, *std::begin(range)))>;
+    using Sum = WeightSum<W>;
+    std::vector<Sum> weights;
+    weights.reserve(count_of(range));
+    Sum left = (std::numeric_limits<Sum>::max)();
+    for (auto const& element : range) {
+        W const given = std::invoke(weight, element);
+        if (!is_valid_weight(given)) {
+            throw ContractViolation{concat(
+                "shard_by_weight: the weight of an element must be finite and not negative, but "
+                "that of element ",
+                weights.size(),
+                " is ",
+                std::conditional_t<std::integral<W>, W, double>(given)
+            )};
+        }
+        auto const value = static_cast<Sum>(given);
+        if (value > left) {
+            throw ContractViolation{concat(
+                "shard_by_weight: the weights up to element ",
+                weights.size(),
+                " add up to more than ",
+                (std::numeric_limits<Sum>::max)(),
+                "; give them in a larger unit"
+            )};
+        }
+        left -= value;
+        weights.push_back(value);
+    }
+    return weights;
+}
+
+/// Which elements are of the rank, in the order of `order`, a permutation of all elements. Heaviest
+/// first, each to the least loaded rank.
+template <class Weight>
+[[nodiscard]] std::vector<std::size_t> longest_processing_time_first(
+    std::span<Weight const> weights, Share share, std::vector<std::size_t> order
+) {
+    struct Load {
+        Weight weight = 0;
+        std::size_t count = 0; ///< or one rank would get all elements without a weight
+        int rank = 0;
+    };
+    auto const is_behind = [](Load const& a, Load const& b) {
+        return std::tie(a.weight, a.count, a.rank) > std::tie(b.weight, b.count, b.rank);
+    };
+    std::vector<std::size_t> places(order.size()); // in `order`, heaviest first
+    std::iota(places.begin(), places.end(), std::size_t{0});
+    // Not std::stable_sort: clang 19 warns of what libstdc++ 12 calls in it.
+    std::sort(places.begin(), places.end(), [&](std::size_t a, std::size_t b) {
+        return std::tie(weights[order[b]], a) < std::tie(weights[order[a]], b);
+    });
+    std::vector<Load> loads(static_cast<std::size_t>(share.size()));
+    for (std::size_t rank = 0; rank < loads.size(); ++rank) {
+        loads[rank].rank = static_cast<int>(rank);
+    } // ascending: already a heap
+    std::vector<bool> is_own(weights.size());
+    for (std::size_t const place : places) {
+        std::pop_heap(loads.begin(), loads.end(), is_behind);
+        Load& least = loads.back();
+        least.weight += weights[order[place]];
+        ++least.count;
+        is_own[order[place]] = least.rank == share.rank();
+        std::push_heap(loads.begin(), loads.end(), is_behind);
+    }
+    std::erase_if(order, [&](std::size_t element) { return !is_own[element]; });
+    order.shrink_to_fit();
+    return order;
+}
+
+template <class Range, class Weight>
+[[nodiscard]] auto
+deal_by_weight(Range&& range, Share share, Weight& weight, std::vector<std::size_t> order) {
+    static_assert(
+        is_weight<std::remove_cvref_t<decltype(std::invoke(weight, *std::begin(range)))>>,
+        "shard_by_weight: the weight of an element must be an integer or a floating-point number"
+    );
+    auto const weights = weights_of(range, weight);
+    auto positions = longest_processing_time_first(std::span{weights}, share, std::move(order));
+    return Shard<Kept<Range>, std::vector<std::size_t>>{
+        keep(std::forward<Range>(range)), std::move(positions)
+    };
+}
+
+} // namespace detail
+
+/// The elements that one rank works on when a range is dealt by weight, so that ranks have about as
+/// much to do although elements differ, as files do in length: in the order of the range. Every
+/// element is one rank's. Local; the range and its weights must be the same on all ranks.
+///
+///     for (File const& file : joinable::shard_by_weight(files, comm, &File::bytes)) { ... }
+///
+/// `weight` is called once with each element, in order, and returns an integer or a floating-point
+/// number that is not negative. The heaviest element comes first, each goes to the rank with the
+/// least so far, among equals to the one with the fewest elements, then to the lowest. The largest
+/// sum of a rank is at most 4/3 - 1/(3 * size) times what it is in the best of all ways: Graham,
+/// "Bounds on multiprocessing timing anomalies" (SIAM J. Appl. Math. 17, 1969), theorem 2.
+///
+/// The range: as for shard. The result owns a list of its positions.
+/// @throws ContractViolation  a weight is negative or not finite; all weights add up to more than a
+///         std::uint64_t (of integers) or a double holds.
+/// Complexity: n log n + n log size comparisons for n elements, on every rank; memory for a weight
+/// and two positions per element while it is made.
+template <class Range, class Weight>
+[[nodiscard]] auto shard_by_weight(Range&& range, Share share, Weight weight) {
+    std::vector<std::size_t> order(detail::count_of(range));
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    return detail::deal_by_weight(std::forward<Range>(range), share, weight, std::move(order));
+}
+
+/// The same in the order of an epoch. Among elements of one weight chance decides whose they are;
+/// what the ranks' weights add up to is the same in every epoch.
+template <class Range, class Weight>
+[[nodiscard]] auto shard_by_weight(Range&& range, Share share, Weight weight, Shuffle shuffle) {
+    auto order = permutation(detail::count_of(range), shuffle);
+    return detail::deal_by_weight(std::forward<Range>(range), share, weight, std::move(order));
+}
+
+} // namespace joinable::inline v0
+
 // ---- joinable/join.hpp
 
 /// @file
-/// Everything: the core, the communicators that come with it, and what plans buckets ahead of time.
+/// Everything: the core, the communicators that come with it, what plans buckets ahead of time, and
+/// what deals data to ranks.

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -39,7 +38,7 @@ template <class W>
         return true;
     } else { // NaN is neither
         return weight >= 0 &&
-               static_cast<WeightSum<W>>(weight) <= std::numeric_limits<WeightSum<W>>::max();
+               static_cast<WeightSum<W>>(weight) <= (std::numeric_limits<WeightSum<W>>::max)();
     }
 }
 
@@ -50,7 +49,7 @@ template <class Range, class Weight>
     using Sum = WeightSum<W>;
     std::vector<Sum> weights;
     weights.reserve(count_of(range));
-    Sum left = std::numeric_limits<Sum>::max();
+    Sum left = (std::numeric_limits<Sum>::max)();
     for (auto const& element : range) {
         W const given = std::invoke(weight, element);
         if (!is_valid_weight(given)) {
@@ -68,7 +67,7 @@ template <class Range, class Weight>
                 "shard_by_weight: the weights up to element ",
                 weights.size(),
                 " add up to more than ",
-                std::numeric_limits<Sum>::max(),
+                (std::numeric_limits<Sum>::max)(),
                 "; give them in a larger unit"
             )};
         }

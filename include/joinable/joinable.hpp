@@ -12,6 +12,7 @@
 #include <joinable/hook/join_hook.hpp>
 #include <joinable/hook/keywords.hpp>
 #include <joinable/hook/ordering.hpp>
+#include <joinable/join/local_rounds.hpp>
 #include <joinable/join/session.hpp>
 
 namespace joinable::inline v0 {
@@ -34,20 +35,22 @@ private:
     friend class PendingRound;
     friend detail::Session* detail::session_of(JoinState const& state) noexcept;
 
-    /// The round of a participant that no guard watches, on top of what it holds.
+    /// The round of a participant that no enabled guard watches, on top of what it holds.
     /// @throws ContractViolation  a weight above the maximum.
     Round open_alone(int world_size, RoundNotice const& notice) {
-        Round const round = Round::outside_guard(world_size, notice, held_);
-        std::uint64_t const own = notice.skips ? 0 : notice.weight.value_or(0);
-        held_.require_summable(round.phase(), own);
-        held_.pass(round.will_sync(), round.phase(), notice.skips, own);
+        RoundNotice const said =
+            local_rounds_ == nullptr ? notice : local_rounds_->announce(position_ == 0, notice);
+        Round const round = Round::outside_guard(world_size, said, held_);
+        std::uint64_t const own = said.skips ? 0 : said.weight.value_or(0);
+        held_.require_summable(said.phase, own);
+        held_.pass(round.will_sync(), said.phase, said.skips, own);
         return round;
     }
 
     detail::Session* session_ = nullptr;
     detail::Held held_; ///< outside guards, and in those that are not enabled
     std::size_t position_ = 0;
-    std::size_t* notifications_ = nullptr; ///< counted by a guard that is not enabled
+    detail::LocalRounds* local_rounds_ = nullptr; ///< of a guard that is not enabled
 };
 
 namespace detail {
@@ -141,9 +144,6 @@ public:
             return;
         }
         local_ = state.open_alone(world_size, notice);
-        if (state.notifications_ != nullptr) {
-            ++*state.notifications_;
-        }
     }
 
     /// Blocks until all ranks have opened the round; call it before the first collective.

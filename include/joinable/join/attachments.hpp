@@ -29,7 +29,7 @@ public:
     ~Attachment() { detach(); }
 
     static bool is_attached(JoinState const& state) noexcept {
-        return state.session_ != nullptr || state.notifications_ != nullptr;
+        return state.session_ != nullptr || state.local_rounds_ != nullptr;
     }
     void attach(JoinState& state, Session& session, std::size_t position) noexcept {
         state_ = &state;
@@ -38,19 +38,20 @@ public:
         state.held_ = {};
     }
     /// For a guard that is not enabled; inside another one it changes nothing.
-    void count(JoinState& state, std::size_t& notifications) noexcept {
+    void attach(JoinState& state, LocalRounds& rounds, std::size_t position) noexcept {
         if (is_attached(state)) {
             return;
         }
         state_ = &state;
-        state.notifications_ = &notifications;
+        state.local_rounds_ = &rounds;
+        state.position_ = position;
         state.held_ = {};
     }
 
     void detach() noexcept {
         if (JoinState* const state = std::exchange(state_, nullptr)) {
             state->session_ = nullptr;
-            state->notifications_ = nullptr;
+            state->local_rounds_ = nullptr;
             state->held_ = {};
         }
     }

@@ -95,8 +95,9 @@ public:
     /// agreed to stop. @throws what a roll call throws: see PendingRound::wait.
     bool next(bool have_input, RoundNotice const& notice = {}) {
         if (!options_.enable) {
-            own_rounds_ += have_input ? 1 : 0;
-            counts_by_next_ = true;
+            if (have_input) {
+                local_rounds_.open(notice);
+            }
             return have_input;
         }
         return session_.next(have_input, notice, detail::Opening::next);
@@ -157,8 +158,8 @@ public:
     JoinResult finish() {
         if (!options_.enable) {
             JoinResult result;
-            result.rounds = result.own_rounds =
-                counts_by_next_ ? own_rounds_ : notifications_[detail::first_of(Sequence{})];
+            result.rounds = result.own_rounds = local_rounds_.count();
+            result.unsynced_rounds = local_rounds_.unsynced();
             auto const& control = *controls_.front();
             result.authoritative_rank = control.rank();
             result.last_joiners = {control.rank()};
@@ -204,7 +205,8 @@ private:
           session_{communicators(Sequence{}), describe(Sequence{}), options} {
         static_assert((check_keyword<Ks, Ks...>() && ...));
         if (!options.enable) {
-            count_notifications(list.joinables, Sequence{});
+            detail::check_options(options_);
+            attach(list.joinables, local_rounds_, Sequence{});
             return;
         }
         std::exception_ptr error;
@@ -214,7 +216,7 @@ private:
             error = std::current_exception();
         }
         session_.enter(order_digest(Sequence{}, post_hook_sequence<Js...>{}), error);
-        attach(list.joinables, Sequence{});
+        attach(list.joinables, session_, Sequence{});
     }
 
     bool next_ahead(bool have_input, RoundNotice const& notice) {
@@ -287,12 +289,6 @@ private:
         return digest;
     }
 
-    template <std::size_t... Is>
-    void count_notifications(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
-        (std::get<Is>(attachments_).count(std::get<Is>(joinables).join_state(), notifications_[Is]),
-         ...);
-    }
-
     /// The local checks and the hooks: what fails here fails together in the entry exchange.
     template <class... Ks>
     void prepare(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords) {
@@ -330,11 +326,11 @@ private:
         hooks_.emplace(joinables, keywords...);
     }
 
-    template <std::size_t... Is>
-    void attach(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
+    template <class Rounds, std::size_t... Is>
+    void attach(std::tuple<Js&...> const& joinables, Rounds& rounds, std::index_sequence<Is...>) {
         std::size_t position = 0;
         (std::get<Is>(attachments_)
-             .attach(std::get<Is>(joinables).join_state(), session_, position++),
+             .attach(std::get<Is>(joinables).join_state(), rounds, position++),
          ...);
     }
 
@@ -346,10 +342,8 @@ private:
     detail::Deadlines deadlines_;
     detail::Session session_;
     std::optional<Hooks> hooks_;
+    detail::LocalRounds local_rounds_{options_}; ///< if it is not enabled
     std::array<detail::Attachment, sizeof...(Js)> attachments_;
-    std::size_t own_rounds_ = 0;
-    std::array<std::size_t, sizeof...(Js)> notifications_{};
-    bool counts_by_next_ = false;
 };
 
 } // namespace joinable::inline v0

@@ -61,6 +61,21 @@ struct JoinOptions {
     std::size_t skew_limit = 1000;
 };
 
+namespace detail {
+
+/// The notice of round `round`: one that says nothing, or nothing but that it skips, is given the
+/// options' weight and sync period.
+[[nodiscard]] inline RoundNotice
+completed(RoundNotice notice, JoinOptions const& options, std::size_t round) noexcept {
+    if (notice == RoundNotice{.skips = notice.skips}) {
+        notice.will_sync = (round + 1) % options.sync_every == 0;
+        notice.weight = options.weight_per_input;
+    }
+    return notice;
+}
+
+} // namespace detail
+
 /// The enumerator's name, for error texts.
 [[nodiscard]] constexpr std::string_view name_of(EndPolicy policy) noexcept {
     constexpr std::string_view names[] = {"drain", "stop_at_first", "throw_early"};

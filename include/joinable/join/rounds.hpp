@@ -83,16 +83,12 @@ public:
 
     // -- saying ----------------------------------------------------------------------------------
 
-    /// A notice that says nothing, or nothing but that it skips, is given the options' weight and
-    /// sync period.
+    /// What a notice comes to in the next round.
     /// @throws ContractViolation  the weight, with what is held, is too large to be summed.
-    [[nodiscard]] RoundNotice completed(RoundNotice notice) const {
-        if (notice == RoundNotice{.skips = notice.skips}) {
-            notice.will_sync = (roll_call_.rounds() + 1) % options_.sync_every == 0;
-            notice.weight = options_.weight_per_input;
-        }
-        held_.require_summable(notice.phase, own_weight(notice));
-        return notice;
+    [[nodiscard]] RoundNotice completed(RoundNotice const& notice) const {
+        RoundNotice const said = detail::completed(notice, options_, roll_call_.rounds());
+        held_.require_summable(said.phase, own_weight(said));
+        return said;
     }
 
     /// The next round as this rank alone knows it.

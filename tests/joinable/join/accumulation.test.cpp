@@ -171,11 +171,38 @@ struct Script {
     }
 };
 
-enum class Mode { notification, next, iterate, look_ahead, disabled, no_guard };
-constexpr Mode guarded_modes[] = {Mode::notification, Mode::next, Mode::iterate, Mode::look_ahead};
+enum class Mode { notification, next, iterate, look_ahead };
+constexpr Mode modes[] = {Mode::notification, Mode::next, Mode::iterate, Mode::look_ahead};
 
-/// Runs a script, each rank saying what it has with a notice.
-void run_script(ThreadCommunicator& comm, Script const& script, Mode mode, bool carries) {
+/// What a rank sees where nothing is known of the others.
+std::vector<std::vector<Seen>>
+without_others(std::vector<std::vector<Seen>> seen, int world, std::size_t rank, std::size_t own) {
+    seen.resize(own);
+    for (auto& round : seen) {
+        round[rank].contributors = world;
+        round[rank].weight_sum = round[rank].weight;
+    }
+    return seen;
+}
+
+void check_seen(
+    std::vector<Seen> const& seen, std::vector<std::vector<Seen>> const& expected, std::size_t rank
+) {
+    REQUIRE(seen.size() == expected.size());
+    for (std::size_t round = 0; round < expected.size(); ++round) {
+        CAPTURE(rank);
+        CAPTURE(round);
+        CHECK(seen[round] == expected[round][rank]);
+    }
+}
+
+/// Runs a script in a guard, each rank saying what it has with a notice.
+void run_guarded(
+    ThreadCommunicator& comm, Script const& script, Mode mode, JoinOptions const& options
+) {
+    CAPTURE(static_cast<int>(mode));
+    CAPTURE(options.enable);
+    CAPTURE(options.carry_accumulated);
     auto const rank = static_cast<std::size_t>(comm.rank());
     std::vector<std::size_t> own(script.inputs[rank].size());
     for (std::size_t i = 0; i < own.size(); ++i) {
@@ -183,56 +210,54 @@ void run_script(ThreadCommunicator& comm, Script const& script, Mode mode, bool 
     }
     auto const announce = [&](std::size_t i) { return script.notice(rank, i); };
     Observer observer{comm};
-    auto expected = script.expected(carries);
-    if (mode == Mode::no_guard || mode == Mode::disabled) {
-        std::optional<Join<Observer<ThreadCommunicator>>> guard;
-        if (mode == Mode::disabled) {
-            guard.emplace(
-                participants(observer), JoinOptions{.enable = false, .carry_accumulated = carries}
-            );
-        }
+    Join guard{participants(observer), options};
+    switch (mode) {
+    case Mode::notification:
         for (std::size_t const i : own) {
             observer(announce(i));
-            // Nothing is known of the others.
-            expected[i][rank].contributors = comm.size();
-            expected[i][rank].weight_sum = expected[i][rank].weight;
         }
-        expected.resize(own.size());
-    } else {
-        Join guard{participants(observer), {.carry_accumulated = carries}};
-        switch (mode) {
-        case Mode::notification:
-            for (std::size_t const i : own) {
-                observer(announce(i));
-            }
-            break;
-        case Mode::next:
-            for (std::size_t const i : own) {
-                guard.next(true, announce(i));
-                observer();
-            }
-            break;
-        case Mode::iterate:
-            for ([[maybe_unused]] std::size_t const i : guard.iterate(own, announce)) {
-                observer();
-            }
-            break;
-        default:
-            for ([[maybe_unused]] std::size_t const i :
-                 guard.iterate(joinable::look_ahead, own, announce)) {
-                observer();
-            }
+        break;
+    case Mode::next:
+        for (std::size_t const i : own) {
+            guard.next(true, announce(i));
+            observer();
         }
-        guard.finish();
+        break;
+    case Mode::iterate:
+        for ([[maybe_unused]] std::size_t const i : guard.iterate(own, announce)) {
+            observer();
+        }
+        break;
+    case Mode::look_ahead:
+        for ([[maybe_unused]] std::size_t const i :
+             guard.iterate(joinable::look_ahead, own, announce)) {
+            observer();
+        }
     }
-    REQUIRE(observer.seen.size() == expected.size());
-    for (std::size_t round = 0; round < expected.size(); ++round) {
-        CAPTURE(rank);
-        CAPTURE(round);
-        CAPTURE(carries);
-        CAPTURE(static_cast<int>(mode));
-        CHECK(observer.seen[round] == expected[round][rank]);
+    guard.finish();
+    auto const expected = script.expected(options.carry_accumulated);
+    check_seen(
+        observer.seen,
+        options.enable ? expected : without_others(expected, comm.size(), rank, own.size()),
+        rank
+    );
+}
+
+/// The same in every kind of guard, and in none.
+void run_script(ThreadCommunicator& comm, Script const& script, bool carries) {
+    for (Mode const mode : modes) {
+        run_guarded(comm, script, mode, {.carry_accumulated = carries});
+        run_guarded(comm, script, mode, {.enable = false, .carry_accumulated = carries});
     }
+    auto const rank = static_cast<std::size_t>(comm.rank());
+    Observer observer{comm};
+    for (std::size_t i = 0; i < script.inputs[rank].size(); ++i) {
+        observer(script.notice(rank, i));
+    }
+    auto const expected = script.expected(carries);
+    check_seen(
+        observer.seen, without_others(expected, comm.size(), rank, observer.seen.size()), rank
+    );
 }
 
 std::size_t inputs_of(std::size_t rank) {
@@ -259,11 +284,7 @@ TEST_CASE("a round that syncs counts what every rank accumulated since the last 
             for (bool const is_weighted : {false, true}) {
                 for (bool const carries : {false, true}) {
                     Script const script = periodic(comm.size(), sync_every, is_weighted, true);
-                    for (Mode const mode : guarded_modes) {
-                        run_script(comm, script, mode, carries);
-                    }
-                    run_script(comm, script, Mode::disabled, carries);
-                    run_script(comm, script, Mode::no_guard, carries);
+                    run_script(comm, script, carries);
                 }
             }
         }
@@ -276,27 +297,36 @@ TEST_CASE("a round that syncs counts what every rank accumulated, by the options
         for (std::size_t const sync_every : {1UL, 2UL, 3UL}) {
             for (bool const is_weighted : {false, true}) {
                 for (bool const carries : {false, true}) {
-                    for (bool const knows_lengths : {false, true}) {
-                        Script const script = periodic(comm.size(), sync_every, is_weighted, false);
-                        auto const expected = script.expected(carries);
+                    Script const script = periodic(comm.size(), sync_every, is_weighted, false);
+                    auto const expected = script.expected(carries);
+                    JoinOptions options{.sync_every = sync_every, .carry_accumulated = carries};
+                    if (is_weighted) {
+                        options.weight_per_input = 10 * (rank + 1);
+                    }
+                    auto const run = [&](bool by_next) {
                         Observer observer{comm};
-                        JoinOptions options{.sync_every = sync_every, .carry_accumulated = carries};
-                        if (knows_lengths) {
-                            options.inputs = inputs_of(rank);
-                        }
-                        if (is_weighted) {
-                            options.weight_per_input = 10 * (rank + 1);
-                        }
                         Join guard{participants(observer), options};
                         for (std::size_t i = 0; i < inputs_of(rank); ++i) {
+                            if (by_next) {
+                                guard.next(true);
+                            }
                             observer();
                         }
                         guard.finish();
-                        REQUIRE(observer.seen.size() == expected.size());
-                        for (std::size_t round = 0; round < expected.size(); ++round) {
-                            CAPTURE(round);
-                            CHECK(observer.seen[round] == expected[round][rank]);
-                        }
+                        return observer.seen;
+                    };
+                    for (bool const by_next : {false, true}) {
+                        options.enable = true;
+                        options.inputs = {};
+                        check_seen(run(by_next), expected, rank);
+                        options.inputs = inputs_of(rank);
+                        check_seen(run(by_next), expected, rank);
+                        options.enable = false;
+                        check_seen(
+                            run(by_next),
+                            without_others(expected, comm.size(), rank, inputs_of(rank)),
+                            rank
+                        );
                     }
                 }
             }
@@ -337,11 +367,7 @@ TEST_CASE("any mix of lengths, syncs, evaluations and skips counts each gradient
             }
             CAPTURE(seed);
             bool const carries = random.one_in(2);
-            for (Mode const mode : guarded_modes) {
-                run_script(comm, script, mode, carries);
-            }
-            run_script(comm, script, Mode::disabled, carries);
-            run_script(comm, script, Mode::no_guard, carries);
+            run_script(comm, script, carries);
         }
     });
 }
@@ -372,9 +398,7 @@ TEST_CASE("what a rank held when it ran out is taken once, by the first round th
     };
     run_ranks({3}, [&](ThreadCommunicator& comm) {
         for (bool const carries : {true, false}) {
-            for (Mode const mode : guarded_modes) {
-                run_script(comm, script, mode, carries);
-            }
+            run_script(comm, script, carries);
             Observer observer{comm};
             Join guard{participants(observer), {.carry_accumulated = carries}};
             auto const rank = static_cast<std::size_t>(comm.rank());
@@ -485,10 +509,10 @@ TEST_CASE("a later participant may repeat the opener's notice, or only that this
         Observer second{comm};
         bool const skips = comm.rank() == 0;
         Join guard{participants(first, second), {.sync_every = 2}};
+        first({.skips = skips}); // has the period of the options, so it does not sync
+        second({.skips = skips});
         first({.weight = 3, .skips = skips});
         second({.weight = 3, .skips = skips});
-        first({.skips = skips});
-        second({.skips = skips});
         CHECK(first.seen == second.seen);
         guard.next(true);
         CHECK_THROWS_AS(first({.skips = true}), joinable::ContractViolation);
@@ -513,12 +537,49 @@ TEST_CASE("every guard counts anew, and leaves nothing to the rounds after it") 
                 a({.will_sync = false, .weight = 1});
                 b();
                 CHECK(a.seen.back().accumulated == 1);
-                CHECK(guard.finish().unsynced_rounds == (is_enabled ? 2U : 0U));
+                CHECK(guard.finish().unsynced_rounds == 2);
             }
             a({.skips = true});
             CHECK(a.seen.back().accumulated == 0);
             CHECK_FALSE(a.seen.back().contributes);
         }
+    });
+}
+
+TEST_CASE("what the options and next() say holds for every participant of a guard not enabled") {
+    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+        for (bool const by_next : {false, true}) {
+            Observer a{comm};
+            Observer b{comm};
+            Join guard{
+                participants(a, b), {.enable = false, .weight_per_input = 5, .sync_every = 2}
+            };
+            for (int i = 0; i < 3; ++i) {
+                if (by_next) {
+                    guard.next(true, {.skips = i == 0});
+                    a();
+                    b({.skips = i == 0});
+                } else {
+                    a({.skips = i == 0});
+                    b({.skips = i == 0});
+                }
+            }
+            std::vector<Seen> const expected{
+                {false, comm.size(), 0, 0, 0},
+                {true, comm.size(), 5, 5, 1},
+                {true, comm.size(), 5, 5, 0},
+            };
+            CHECK(a.seen == expected);
+            CHECK(b.seen == expected);
+            auto const result = guard.finish();
+            CHECK(result.own_rounds == 3);
+            CHECK(result.unsynced_rounds == 1);
+        }
+        Observer observer{comm};
+        auto const never = [&] {
+            Join guard{participants(observer), {.enable = false, .sync_every = 0}};
+        };
+        CHECK_THROWS_AS(never(), joinable::ContractViolation);
     });
 }
 

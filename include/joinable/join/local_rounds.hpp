@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <optional>
+
+#include <joinable/join/options.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// The rounds of a guard that is not enabled: nobody is heard, but what the options and next() say
+/// of a round holds for its participants as it does in one that is enabled.
+class LocalRounds {
+public:
+    explicit LocalRounds(JoinOptions const& options) : options_{options} {}
+    LocalRounds(LocalRounds const&) = delete; // knows the options by address
+    LocalRounds& operator=(LocalRounds const&) = delete;
+
+    /// Opens a round by next().
+    void open(RoundNotice const& notice) noexcept {
+        opened_ = completed(notice, options_, rounds_);
+        count(*opened_);
+    }
+    /// What a participant's notice comes to. The first one opens the rounds that next() does not;
+    /// those after it say their own notice or the options', not the first one's.
+    [[nodiscard]] RoundNotice announce(bool is_first, RoundNotice const& notice) noexcept {
+        if (opened_) {
+            bool const says_nothing_new =
+                notice == RoundNotice{} || notice == RoundNotice{.skips = opened_->skips};
+            return says_nothing_new ? *opened_ : notice;
+        }
+        bool const opens = is_first || rounds_ == 0;
+        RoundNotice const said = completed(notice, options_, opens ? rounds_ : rounds_ - 1);
+        if (is_first) {
+            count(said);
+        }
+        return said;
+    }
+
+    [[nodiscard]] std::size_t count() const noexcept { return rounds_; }
+    /// After the last one that synced.
+    [[nodiscard]] std::size_t unsynced() const noexcept { return unsynced_; }
+
+private:
+    void count(RoundNotice const& notice) noexcept {
+        ++rounds_;
+        if (notice.phase == Phase::train) {
+            unsynced_ = notice.will_sync ? 0 : unsynced_ + 1;
+        }
+    }
+
+    JoinOptions const& options_;
+    std::optional<RoundNotice> opened_; ///< by the last next()
+    std::size_t rounds_ = 0;
+    std::size_t unsynced_ = 0;
+};
+
+} // namespace joinable::inline v0::detail

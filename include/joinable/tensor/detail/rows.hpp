@@ -85,37 +85,61 @@ template <class Operation>
     }
 }
 
+/// Rows from element `done` on.
+template <class Operation>
+[[gnu::always_inline]] inline void apply_from(
+    std::size_t done,
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
+) {
+    for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+        apply(operation, from, to, done, count);
+    }
+}
+
 template <class Operation>
 inline constexpr bool is_of_halves = false;
 template <class Operation>
     requires std::same_as<typename Operation::Number, Half>
 inline constexpr bool is_of_halves<Operation> = true;
 
-/// Applies an operation to as many numbers of f16 as fill registers, which the processor converts.
-/// Returns how many these are.
+/// Applies an operation to as many numbers of f16 in each row as fill registers, which the processor
+/// converts. Returns how many these are.
 template <class Operation>
 JOINABLE_INLINE_AVX2 std::size_t apply_to_eights(
-    Operation const& operation, Rows<std::byte const> from, Rows<std::byte> to, std::size_t count
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
 ) {
-    if (from.step != 2 || to.step != 2) {
-        return 0;
+    if constexpr (has_half_conversions && is_of_halves<Operation>) {
+        if (from.step == 2 && to.step == 2) {
+            for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+                for (std::size_t i = 0; i + 8 <= count; i += 8) {
+                    EightHalves halves;
+                    EightFloats source;
+                    EightFloats target;
+                    std::memcpy(&halves, from.data + 2 * i, sizeof(halves));
+                    widen(halves, source);
+                    std::memcpy(&halves, to.data + 2 * i, sizeof(halves));
+                    widen(halves, target);
+                    operation.compute(source, target);
+                    narrow(target, halves);
+                    std::memcpy(to.data + 2 * i, &halves, sizeof(halves));
+                }
+            }
+            return count / 8 * 8;
+        }
     }
-    std::size_t const whole = count / 8 * 8;
-    for (std::size_t i = 0; i < whole; i += 8) {
-        EightHalves halves;
-        EightFloats source;
-        EightFloats target;
-        std::memcpy(&halves, from.data + 2 * i, sizeof(halves));
-        widen(halves, source);
-        std::memcpy(&halves, to.data + 2 * i, sizeof(halves));
-        widen(halves, target);
-        operation.compute(source, target);
-        narrow(target, halves);
-        std::memcpy(to.data + 2 * i, &halves, sizeof(halves));
-    }
-    return whole;
+    return 0;
 }
 
+// The same loop for each instruction set. What converts by instructions of AVX2 comes before it, because
+// only a function for AVX2 can have that inlined.
 template <class Operation>
 JOINABLE_LOOP void apply_baseline(
     Operation const& operation,
@@ -124,9 +148,7 @@ JOINABLE_LOOP void apply_baseline(
     std::size_t count,
     std::size_t rows
 ) {
-    for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
-        apply(operation, from, to, 0, count);
-    }
+    apply_from(0, operation, from, to, count, rows);
 }
 template <class Operation>
 JOINABLE_LOOP_AVX2 void apply_avx2(
@@ -136,13 +158,8 @@ JOINABLE_LOOP_AVX2 void apply_avx2(
     std::size_t count,
     std::size_t rows
 ) {
-    for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
-        std::size_t done = 0;
-        if constexpr (has_half_conversions && is_of_halves<Operation>) {
-            done = apply_to_eights(operation, from, to, count);
-        }
-        apply(operation, from, to, done, count);
-    }
+    std::size_t const done = apply_to_eights(operation, from, to, count, rows);
+    apply_from(done, operation, from, to, count, rows);
 }
 template <class Operation>
 JOINABLE_LOOP_AVX512 void apply_avx512(
@@ -152,13 +169,8 @@ JOINABLE_LOOP_AVX512 void apply_avx512(
     std::size_t count,
     std::size_t rows
 ) {
-    for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
-        std::size_t done = 0;
-        if constexpr (has_half_conversions && is_of_halves<Operation>) {
-            done = apply_to_eights(operation, from, to, count);
-        }
-        apply(operation, from, to, done, count);
-    }
+    std::size_t const done = apply_to_eights(operation, from, to, count, rows);
+    apply_from(done, operation, from, to, count, rows);
 }
 
 /// The function that applies an operation to some rows on this processor.

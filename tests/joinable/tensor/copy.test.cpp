@@ -182,6 +182,121 @@ TEST_CASE("kernels over planes of more than a megabyte equal a loop over all ind
     check_kernels<double>({390, 341}, {1, 390}, {341, 1});
 }
 
+/// Transposes a plane, and expects each element in its place and nothing written beside them.
+template <class Bits, class Transpose>
+void check_transposition(
+    Transpose const& transpose,
+    std::size_t rows,
+    std::size_t columns,
+    std::size_t column_step,
+    std::size_t gap,
+    std::size_t offset
+) {
+    std::size_t const row_step = columns * column_step + gap;
+    std::size_t const to_step = (rows + 63) / 64 * 64 + gap;
+    std::vector<Bits> const from = numbers<Bits>(rows * row_step + offset, 1);
+    std::vector<Bits> to = numbers<Bits>(columns * to_step + 64 + offset, 2);
+    auto const address = reinterpret_cast<std::uintptr_t>(to.data());
+    std::size_t const start = (64 - address % 64) % 64 / sizeof(Bits) + offset; // 64 bytes, at 0
+    std::vector<Bits> expected = to;
+    for (std::size_t i = 0; i < rows; ++i) {
+        for (std::size_t k = 0; k < columns; ++k) {
+            expected[start + k * to_step + i] = from[offset + i * row_step + k * column_step];
+        }
+    }
+    transpose(joinable::detail::Plane{
+        reinterpret_cast<std::byte const*>(from.data() + offset),
+        row_step * sizeof(Bits),
+        rows,
+        column_step * sizeof(Bits),
+        columns,
+        reinterpret_cast<std::byte*>(to.data() + start),
+        to_step * sizeof(Bits)
+    });
+    INFO(
+        rows << " x " << columns << " of " << sizeof(Bits) << " bytes, " << column_step << " apart"
+    );
+    CHECK(to == expected);
+}
+
+template <class Bits>
+void check_transpositions(joinable::detail::InstructionSet set) {
+    auto* const transpose = joinable::detail::transpose_function<Bits>(set);
+    for (std::size_t const rows : {0U, 1U, 5U, 16U, 31U, 64U, 113U, 131U}) {
+        for (std::size_t const columns : {1U, 3U, 16U, 37U, 66U}) {
+            for (std::size_t const offset : {0U, 1U, 3U}) {
+                check_transposition<Bits>(transpose, rows, columns, 1, offset, offset);
+                check_transposition<Bits>(transpose, rows, columns, 2, offset, offset);
+            }
+            if (set == joinable::detail::InstructionSet::avx512) {
+                auto* const streams = &joinable::detail::transpose_avx512<Bits, true>;
+                check_transposition<Bits>(streams, rows, columns, 1, 0, 0);
+                check_transposition<Bits>(streams, rows, columns, 1, 64, 0);
+            }
+        }
+    }
+}
+
+TEST_CASE("planes of any size are transposed alike in every instruction set") {
+    using joinable::detail::InstructionSet;
+    for (auto const set :
+         {InstructionSet::baseline, InstructionSet::avx2, InstructionSet::avx512}) {
+        if (set <= joinable::detail::instruction_set()) {
+            check_transpositions<std::uint8_t>(set);
+            check_transpositions<std::uint16_t>(set);
+            check_transpositions<std::uint32_t>(set);
+            check_transpositions<std::uint64_t>(set);
+        }
+    }
+}
+
+TEST_CASE("only large dense planes whose rows are whole cache lines are written past the caches") {
+    namespace detail = joinable::detail;
+    using enum detail::InstructionSet;
+    using Bits = std::uint32_t;
+    auto* const line = reinterpret_cast<std::byte*>(std::uintptr_t{4096}); // never read or written
+    detail::Plane const small{line, 1024, 256, 4, 256, line, 1024};
+    detail::Plane const large{line, 8192, 2048, 4, 2048, line, 8192};
+    detail::Plane const odd{line, 8192, 2048, 4, 2048, line + 4, 8192};
+    detail::Plane const ragged{line, 8192, 2048, 4, 2048, line, 8196};
+    auto* const streams = &detail::transpose_avx512<Bits, true>;
+    for (auto const set : {baseline, avx2, avx512}) {
+        CHECK(detail::tiling_of<Bits>(small, true, set).is_direct);
+        CHECK_FALSE(detail::tiling_of<Bits>(small, false, set).is_direct);
+        auto const is_streamed = [&](detail::Plane const& plane) {
+            return detail::tiling_of<Bits>(plane, true, set).transpose == streams;
+        };
+        CHECK_FALSE(is_streamed(small));
+        CHECK(is_streamed(large) == (set == avx512));
+        for (auto const& [plane, is_dense] :
+             {std::pair{large, false}, std::pair{odd, true}, std::pair{ragged, true}}) {
+            CHECK_FALSE(detail::tiling_of<Bits>(plane, is_dense, set).is_direct);
+        }
+    }
+}
+
+TEST_CASE("a plane that fits into no cache is copied to whole cache lines element by element") {
+    auto const check = []<class T>(std::type_identity<T>, std::size_t rows, std::size_t columns) {
+        std::vector<T> const from = numbers<T>(rows * columns, 1);
+        std::vector<T> memory = numbers<T>(rows * columns + 64, 2);
+        std::size_t const past = reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
+        T* const to = memory.data() + (64 - past) % 64 / sizeof(T);
+        joinable::copy(
+            AnyView{const_cast<T*>(from.data()), joinable::dtype_of<T>, {rows, columns}, {1, rows}},
+            AnyView{to, joinable::dtype_of<T>, {rows, columns}, {columns, 1}}
+        );
+        std::size_t wrong = 0;
+        for (std::size_t i = 0; i < rows; ++i) {
+            for (std::size_t k = 0; k < columns; ++k) {
+                wrong += to[i * columns + k] == from[k * rows + i] ? 0U : 1U;
+            }
+        }
+        CHECK(wrong == 0);
+    };
+    check(std::type_identity<std::int8_t>{}, 4099, 4160);
+    check(std::type_identity<double>{}, 1031, 2056);
+}
+
 /// Applies an operation to all 16-bit patterns in one row, as the given instruction set does.
 template <class Operation>
 std::vector<std::uint16_t> row_of_all_halves(

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <type_traits>
 
 #include <joinable/tensor/detail/rows.hpp>
@@ -111,9 +112,47 @@ private:
     bool has_tiles_ = false;
 };
 
+/// How a plane is transposed: by tiles of so many columns and rows of the source.
+template <class Bits>
+struct Tiling {
+    void (*transpose)(Plane);
+    std::size_t columns;
+    std::size_t rows;
+    bool is_direct;   ///< to the target, else into a buffer
+    bool is_in_cache; ///< in the second level
+};
+
+/// Elements of a buffered tile in each direction, so many that the processor fetches its rows ahead, on
+/// both sides. In cache half of it is enough, which stays in the first level.
+template <class Bits>
+inline constexpr std::size_t large_tile = sizeof(Bits) == 1 ? 256 : 512 / sizeof(Bits);
+
+/// The tiling of `plane` for a processor. Elements that only move, from a dense source to a dense
+/// target, go there directly if all of it stays in cache, or if none of it would (as with memcpy, which
+/// writes past the caches then, too).
+template <class Bits>
+Tiling<Bits> tiling_of(Plane const& plane, bool is_dense, InstructionSet set) noexcept {
+    auto* const transpose = transpose_function<Bits>(set);
+    bool const is_wide = set == InstructionSet::avx512;
+    std::size_t const bytes = plane.rows * plane.columns * sizeof(Bits);
+    bool const is_in_cache = bytes <= std::size_t{1} << 20U;
+    if (is_dense && is_in_cache) {
+        // No more rows of the target stay in the first level where their step is a power of two.
+        return {transpose, (is_wide ? 128 : 64) / sizeof(Bits), plane.rows, true, true};
+    }
+    bool const is_aligned =
+        reinterpret_cast<std::uintptr_t>(plane.to) % 64 == 0 && plane.to_step % 64 == 0;
+    if (is_dense && is_wide && is_aligned && bytes >= std::size_t{16} << 20U) {
+        return {&transpose_avx512<Bits, true>, 512 / sizeof(Bits), 256 / sizeof(Bits), true, false};
+    }
+    std::size_t const size = large_tile<Bits> / (is_in_cache ? 2 : 1);
+    return {transpose, size, size, false, is_in_cache};
+}
+
 /// Applies `rows_function(from, to, count, rows)` to the rows of a plane whose source is read across:
 /// each tile is transposed into a buffer first, so that a cache line of either side is touched once.
-template <class Bits, class RowsFunction>
+/// Elements that only move are transposed to where they belong, if that is faster.
+template <class Bits, bool only_moves, class RowsFunction>
 void for_each_tile(
     Loops::Level const& across,
     Loops::Level const& inner,
@@ -121,39 +160,40 @@ void for_each_tile(
     std::byte* to,
     RowsFunction const& rows_function
 ) {
-    auto* const load = instruction_set() == InstructionSet::baseline ? &load_transposed<Bits>
-                                                                     : &load_transposed_avx2<Bits>;
-    bool const is_large = inner.extent > (std::size_t{1} << 20U) / sizeof(Bits) / across.extent;
-    std::size_t const size = is_large ? large_tile<Bits> : small_tile<Bits>;
-    std::size_t const step = size * sizeof(Bits);
-    alignas(64) std::array<std::byte, large_tile<Bits> * large_tile<Bits> * sizeof(Bits)> tile;
-    for (std::size_t i = 0; i < across.extent; i += size) {
-        std::size_t const rows = (std::min)(size, across.extent - i);
-        for (std::size_t k = 0; k < inner.extent; k += size) {
-            std::size_t const count = (std::min)(size, inner.extent - k);
-            std::byte const* const source = from + k * inner.from + i * across.from;
-            std::byte* const target = to + k * inner.to + i * across.to;
-            load(source, inner.from, count, across.from, rows, tile.data(), step);
-            if (is_large && k + size < inner.extent) { // no processor foresees a step of rows
-                prefetch_rows(
-                    source + size * inner.from,
-                    inner.from,
-                    (std::min)(size, inner.extent - k - size),
-                    rows * across.from
-                );
+    Plane const plane{from, inner.from, inner.extent, across.from, across.extent, to, across.to};
+    bool const is_dense = only_moves && inner.to == sizeof(Bits) && across.from == sizeof(Bits);
+    Tiling<Bits> const tiling = tiling_of<Bits>(plane, is_dense, instruction_set());
+    auto const tile_at = [&](std::size_t i, std::size_t k) {
+        Plane tile = plane;
+        tile.from += i * plane.row_step + k * plane.column_step;
+        tile.rows = (std::min)(tiling.rows, plane.rows - i);
+        tile.columns = (std::min)(tiling.columns, plane.columns - k);
+        tile.to += i * inner.to + k * plane.to_step;
+        return tile;
+    };
+    alignas(64) std::array<std::byte, large_tile<Bits> * large_tile<Bits> * sizeof(Bits)> buffer;
+    for (std::size_t k = 0; k < plane.columns; k += tiling.columns) {
+        for (std::size_t i = 0; i < plane.rows; i += tiling.rows) {
+            Plane tile = tile_at(i, k);
+            Rows<std::byte> const target{tile.to, inner.to, tile.to_step};
+            if (!tiling.is_direct) {
+                tile.to = buffer.data();
+                tile.to_step = tiling.rows * sizeof(Bits);
             }
-            rows_function(
-                Rows<std::byte const>{tile.data(), sizeof(Bits), step},
-                Rows<std::byte>{target, inner.to, across.to},
-                count,
-                rows
-            );
+            tiling.transpose(tile);
+            if (!tiling.is_in_cache && i + tiling.rows < plane.rows) {
+                prefetch(tile_at(i + tiling.rows, k)); // no processor foresees a step of rows
+            }
+            if (!tiling.is_direct) {
+                Rows<std::byte const> const source{tile.to, sizeof(Bits), tile.to_step};
+                rows_function(source, target, tile.rows, tile.columns);
+            }
         }
     }
 }
 
 /// Applies `rows_function(from, to, count, rows)`, which takes two `Rows`, to all elements of two views.
-template <class Bits, class RowsFunction>
+template <class Bits, bool only_moves = false, class RowsFunction>
 void for_all_rows(
     Loops& loops, std::byte const* from, std::byte* to, RowsFunction const& rows_function
 ) {
@@ -161,7 +201,7 @@ void for_all_rows(
     if (loops.has_tiles()) {
         Loops::Level const across = loops.across();
         loops.for_each(from, to, [&](std::byte const* source, std::byte* target) {
-            for_each_tile<Bits>(across, inner, source, target, rows_function);
+            for_each_tile<Bits, only_moves>(across, inner, source, target, rows_function);
         });
     } else {
         loops.for_each(from, to, [&](std::byte const* source, std::byte* target) {

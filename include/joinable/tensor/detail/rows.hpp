@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -29,6 +30,27 @@ template <class T>
 template <class T>
 [[gnu::always_inline]] inline void store(std::byte* to, T value) noexcept {
     std::memcpy(to, &value, sizeof(T));
+}
+
+/// Writes a register past the caches, to a place that is a multiple of 16 bytes. Only x86-64 has this, as
+/// it has conversions of halves. Other threads see what was written after `finish_streams()`.
+using Bytes16 [[gnu::vector_size(16)]] = unsigned char;
+template <class Register>
+[[gnu::always_inline]] inline void stream(std::byte* to, Register const& value) noexcept {
+    if constexpr (has_half_conversions) {
+        std::array<Bytes16, sizeof(Register) / 16> pieces;
+        std::memcpy(&pieces, &value, sizeof(Register));
+        for (Bytes16 const& piece : pieces) {
+            asm volatile("movntdq %1, %0" : "=m"(*reinterpret_cast<Bytes16*>(to)) : "x"(piece));
+            to += sizeof(piece);
+        }
+    }
+}
+template <bool exist = has_half_conversions>
+[[gnu::always_inline]] inline void finish_streams() noexcept {
+    if constexpr (exist) {
+        asm volatile("sfence" : : : "memory");
+    }
 }
 
 template <class Operation>

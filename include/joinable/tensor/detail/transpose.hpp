@@ -3,36 +3,21 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include <joinable/tensor/detail/rows.hpp>
 
 namespace joinable::inline v0::detail {
 
-/// Elements of a tile in each direction. In cache all of it stays in the first level; else its rows
-/// are so long that the processor fetches them ahead, on both sides.
-template <class Bits>
-inline constexpr std::size_t small_tile = sizeof(Bits) == 1 ? 128 : 256 / sizeof(Bits);
-template <class Bits>
-inline constexpr std::size_t large_tile = sizeof(Bits) == 1 ? 256 : 512 / sizeof(Bits);
-
-/// Asks for the memory of rows that will be read soon.
-inline void prefetch_rows(
-    std::byte const* from, std::size_t row_step, std::size_t rows, std::size_t row_bytes
-) noexcept {
-    for (std::size_t i = 0; i < rows; ++i) {
-        for (std::size_t at = 0; at < row_bytes; at += 64) {
-            __builtin_prefetch(from + i * row_step + at);
-        }
-    }
-}
-
-/// Registers, of bytes: compilers find the instruction for larger elements in what moves together.
-using Bytes16 [[gnu::vector_size(16)]] = unsigned char;
+/// Registers, of bytes as Bytes16: compilers find the instruction for larger elements in what moves together.
 using Bytes32 [[gnu::vector_size(32)]] = unsigned char;
+using Bytes64 [[gnu::vector_size(64)]] = unsigned char;
+using Words16 [[gnu::vector_size(16)]] = std::uint64_t;
+using Words32 [[gnu::vector_size(32)]] = std::uint64_t;
 
 /// Which byte of two registers, one behind the other, is byte i when elements of `size` bytes of their
-/// low or high halves are interleaved. A register of 32 bytes is two of 16 side by side.
+/// low or high halves are interleaved. A wider register is several of 16 bytes side by side.
 template <std::size_t width, std::size_t size, bool high>
 constexpr int interleaved(std::size_t i) noexcept {
     std::size_t const element = i % 16 / size;
@@ -54,62 +39,73 @@ interleave(Bytes16 const& a, Bytes16 const& b, Bytes16& result) noexcept {
     // clang-format on
 }
 template <std::size_t size, bool high>
-JOINABLE_INLINE_AVX2 void interleave(Bytes32 const& a, Bytes32 const& b, Bytes32& result) noexcept {
+[[gnu::always_inline]] inline void
+interleave(Bytes32 const& a, Bytes32 const& b, Bytes32& result) noexcept {
     constexpr auto at = &interleaved<32, size, high>;
     // clang-format off
     result = __builtin_shufflevector(
         a, b,
         at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), at(9), at(10),
-        at(11), at(12), at(13), at(14), at(15), at(16), at(17), at(18), at(19), at(20),
-        at(21), at(22), at(23), at(24), at(25), at(26), at(27), at(28), at(29), at(30),
-        at(31)
+        at(11), at(12), at(13), at(14), at(15), at(16), at(17), at(18), at(19), at(20), at(21),
+        at(22), at(23), at(24), at(25), at(26), at(27), at(28), at(29), at(30), at(31)
+    );
+    // clang-format on
+}
+template <std::size_t size, bool high>
+[[gnu::always_inline]] inline void
+interleave(Bytes64 const& a, Bytes64 const& b, Bytes64& result) noexcept {
+    constexpr auto at = &interleaved<64, size, high>;
+    // clang-format off
+    result = __builtin_shufflevector(
+        a, b,
+        at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), at(9), at(10),
+        at(11), at(12), at(13), at(14), at(15), at(16), at(17), at(18), at(19), at(20), at(21),
+        at(22), at(23), at(24), at(25), at(26), at(27), at(28), at(29), at(30), at(31), at(32),
+        at(33), at(34), at(35), at(36), at(37), at(38), at(39), at(40), at(41), at(42), at(43),
+        at(44), at(45), at(46), at(47), at(48), at(49), at(50), at(51), at(52), at(53), at(54),
+        at(55), at(56), at(57), at(58), at(59), at(60), at(61), at(62), at(63)
     );
     // clang-format on
 }
 
-/// Transposes a square of as many rows as 16 bytes have elements: interleaving the first half of the
-/// rows with the second half, log2(rows) times, is a perfect shuffle of all index bits.
-template <class Bits>
+/// Reads 16 bytes at each of as many places as fill a register, `step` bytes from one to the next.
 [[gnu::always_inline]] inline void
-transpose_square(std::byte const* from, std::size_t from_step, std::byte* to, std::size_t to_step) {
-    constexpr std::size_t n = 16 / sizeof(Bits);
-    std::array<Bytes16, n> rows;
-    for (std::size_t i = 0; i < n; ++i) {
-        rows[i] = load<Bytes16>(from + i * from_step);
-    }
-    for (std::size_t done = 1; done < n; done *= 2) {
-        std::array<Bytes16, n> next;
-        for (std::size_t i = 0; i < n / 2; ++i) {
-            interleave<sizeof(Bits), false>(rows[i], rows[i + n / 2], next[2 * i]);
-            interleave<sizeof(Bits), true>(rows[i], rows[i + n / 2], next[2 * i + 1]);
-        }
-        rows = next;
-    }
-    for (std::size_t i = 0; i < n; ++i) {
-        store<Bytes16>(to + i * to_step, rows[i]);
-    }
+load_pieces(std::byte const* from, std::size_t, Bytes16& result) noexcept {
+    result = load<Bytes16>(from);
+}
+[[gnu::always_inline]] inline void
+load_pieces(std::byte const* from, std::size_t step, Bytes32& result) noexcept {
+    auto const low = load<Words16>(from);
+    auto const high = load<Words16>(from + step);
+    result = reinterpret_cast<Bytes32>(__builtin_shufflevector(low, high, 0, 1, 2, 3));
+}
+[[gnu::always_inline]] inline void
+load_pieces(std::byte const* from, std::size_t step, Bytes64& result) noexcept {
+    Bytes32 low;
+    Bytes32 high;
+    load_pieces(from, step, low);
+    load_pieces(from + 2 * step, step, high);
+    result = reinterpret_cast<Bytes64>(__builtin_shufflevector(
+        reinterpret_cast<Words32>(low), reinterpret_cast<Words32>(high), 0, 1, 2, 3, 4, 5, 6, 7
+    ));
 }
 
-/// Two squares, one below the other, become neighbours.
-template <class Bits>
-JOINABLE_INLINE_AVX2 void transpose_two_squares(
+/// Transposes squares of as many rows as 16 bytes have elements, of which those below the first become
+/// its neighbours, as many as fill a register: interleaving the first half of the rows with the second
+/// half, log2(rows) times, is a perfect shuffle of all index bits.
+template <class Bits, class Register, bool streams>
+[[gnu::always_inline]] inline void transpose_squares(
     std::byte const* from, std::size_t from_step, std::byte* to, std::size_t to_step
 ) {
     constexpr std::size_t n = 16 / sizeof(Bits);
-    std::array<Bytes32, n> rows;
-    for (std::size_t i = 0; i < n; ++i) {
-        auto const upper = load<Bytes16>(from + i * from_step);
-        auto const lower = load<Bytes16>(from + (i + n) * from_step);
-        // clang-format off
-        rows[i] = __builtin_shufflevector(
-            upper, lower,
-            0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
-            22, 23, 24, 25, 26, 27, 28, 29, 30, 31
-        );
-        // clang-format on
+    std::array<Register, n> rows;
+    for (Register& row : rows) {
+        load_pieces(from, n * from_step, row);
+        from += from_step;
+        asm("" : "+r"(from)); // else compilers keep the addresses of all rows, on the stack
     }
     for (std::size_t done = 1; done < n; done *= 2) {
-        std::array<Bytes32, n> next;
+        std::array<Register, n> next;
         for (std::size_t i = 0; i < n / 2; ++i) {
             interleave<sizeof(Bits), false>(rows[i], rows[i + n / 2], next[2 * i]);
             interleave<sizeof(Bits), true>(rows[i], rows[i + n / 2], next[2 * i + 1]);
@@ -117,93 +113,105 @@ JOINABLE_INLINE_AVX2 void transpose_two_squares(
         rows = next;
     }
     for (std::size_t i = 0; i < n; ++i) {
-        Bytes32 const row = rows[i]; // not by its address: it must stay in a register
-        std::memcpy(to + i * to_step, &row, sizeof(row));
+        Register const row = rows[i]; // not by its address: it must stay in a register
+        if constexpr (streams) {
+            stream(to, row);
+        } else {
+            std::memcpy(to, &row, sizeof(row));
+        }
+        to += to_step;
+        asm("" : "+r"(to));
     }
 }
 
-/// What squares leave over at the edges: everything from `even_rows` and `even_columns` on.
-template <class Bits>
-void load_edges(
-    std::byte const* from,
-    std::size_t row_step,
-    std::size_t rows,
-    std::size_t even_rows,
-    std::size_t column_step,
-    std::size_t columns,
-    std::size_t even_columns,
-    std::byte* to,
-    std::size_t to_step
-) {
-    for (std::size_t i = 0; i < rows; ++i) {
-        for (std::size_t k = i < even_rows ? even_columns : 0; k < columns; ++k) {
+/// A plane of which element (i, k) is read at `from + i * row_step + k * column_step` bytes and written
+/// to `to + k * to_step + i * sizeof(Bits)`.
+struct Plane {
+    std::byte const* from;
+    std::size_t row_step;
+    std::size_t rows;
+    std::size_t column_step;
+    std::size_t columns;
+    std::byte* to;
+    std::size_t to_step;
+};
+
+/// Asks for the memory of a plane that will be read soon. Inlined, because GCC drops calls of a function
+/// that does nothing else.
+[[gnu::always_inline]] inline void prefetch(Plane const& plane) noexcept {
+    for (std::size_t i = 0; i < plane.rows; ++i) {
+        for (std::size_t at = 0; at < plane.columns * plane.column_step; at += 64) {
+            __builtin_prefetch(plane.from + i * plane.row_step + at);
+        }
+    }
+}
+
+/// Transposes what squares cover of the rows from `done` on. Returns how many rows are done then.
+template <class Bits, class Register, bool streams = false>
+[[gnu::always_inline]] inline std::size_t transpose_rows(Plane const plane, std::size_t done) {
+    constexpr std::size_t n = 16 / sizeof(Bits);
+    constexpr std::size_t height = sizeof(Register) / sizeof(Bits);
+    for (; done + height <= plane.rows; done += height) {
+        for (std::size_t k = 0; k + n <= plane.columns; k += n) {
+            transpose_squares<Bits, Register, streams>(
+                plane.from + done * plane.row_step + k * sizeof(Bits),
+                plane.row_step,
+                plane.to + k * plane.to_step + done * sizeof(Bits),
+                plane.to_step
+            );
+        }
+    }
+    return done;
+}
+
+/// Transposes a plane, by the widest registers first.
+template <class Bits, class Register, bool streams = false>
+[[gnu::always_inline]] inline void transpose_plane(Plane const plane) {
+    std::size_t even_rows = 0;
+    std::size_t even_columns = 0;
+    if (plane.column_step == sizeof(Bits)) {
+        even_rows = transpose_rows<Bits, Register, streams>(plane, 0);
+        even_rows = transpose_rows<Bits, Bytes16>(plane, even_rows);
+        even_columns = plane.columns * sizeof(Bits) / 16 * 16 / sizeof(Bits);
+    }
+    std::size_t const first = even_columns == plane.columns ? even_rows : 0;
+    for (std::size_t i = first; i < plane.rows; ++i) {
+        for (std::size_t k = i < even_rows ? even_columns : 0; k < plane.columns; ++k) {
             store<Bits>(
-                to + k * to_step + i * sizeof(Bits),
-                load<Bits>(from + i * row_step + k * column_step)
+                plane.to + k * plane.to_step + i * sizeof(Bits),
+                load<Bits>(plane.from + i * plane.row_step + k * plane.column_step)
             );
         }
     }
 }
 
-/// Writes element (i, k) of the source, at `i * row_step + k * column_step` bytes, to element (k, i)
-/// of the target, at `k * to_step + i * sizeof(Bits)`.
+// The same for each instruction set.
 template <class Bits>
-JOINABLE_LOOP void load_transposed(
-    std::byte const* from,
-    std::size_t row_step,
-    std::size_t rows,
-    std::size_t column_step,
-    std::size_t columns,
-    std::byte* to,
-    std::size_t to_step
-) {
-    constexpr std::size_t n = 16 / sizeof(Bits);
-    bool const dense = column_step == sizeof(Bits);
-    std::size_t const even_rows = dense ? rows / n * n : 0;
-    std::size_t const even_columns = dense ? columns / n * n : 0;
-    for (std::size_t i = 0; i < even_rows; i += n) {
-        for (std::size_t k = 0; k < even_columns; k += n) {
-            transpose_square<Bits>(
-                from + i * row_step + k * sizeof(Bits),
-                row_step,
-                to + k * to_step + i * sizeof(Bits),
-                to_step
-            );
-        }
+JOINABLE_LOOP void transpose_baseline(Plane plane) {
+    transpose_plane<Bits, Bytes16>(plane);
+}
+template <class Bits>
+JOINABLE_LOOP_AVX2 void transpose_avx2(Plane plane) {
+    transpose_plane<Bits, Bytes32>(plane);
+}
+/// With `streams`, each row of the target starts at a multiple of 64 bytes.
+template <class Bits, bool streams = false>
+JOINABLE_LOOP_AVX512 void transpose_avx512(Plane plane) {
+    transpose_plane<Bits, Bytes64, streams>(plane);
+    if constexpr (streams) {
+        finish_streams();
     }
-    load_edges<Bits>(
-        from, row_step, rows, even_rows, column_step, columns, even_columns, to, to_step
-    );
 }
 
-/// The same, two squares at a time.
+/// The function that transposes on this processor, through the caches.
 template <class Bits>
-JOINABLE_LOOP_AVX2 void load_transposed_avx2(
-    std::byte const* from,
-    std::size_t row_step,
-    std::size_t rows,
-    std::size_t column_step,
-    std::size_t columns,
-    std::byte* to,
-    std::size_t to_step
-) {
-    constexpr std::size_t n = 16 / sizeof(Bits);
-    bool const dense = column_step == sizeof(Bits);
-    std::size_t const even_rows = dense ? rows / (2 * n) * (2 * n) : 0;
-    std::size_t const even_columns = dense ? columns / n * n : 0;
-    for (std::size_t i = 0; i < even_rows; i += 2 * n) {
-        for (std::size_t k = 0; k < even_columns; k += n) {
-            transpose_two_squares<Bits>(
-                from + i * row_step + k * sizeof(Bits),
-                row_step,
-                to + k * to_step + i * sizeof(Bits),
-                to_step
-            );
-        }
+auto transpose_function(InstructionSet set = instruction_set()) noexcept {
+    switch (set) {
+    case InstructionSet::avx512: return &transpose_avx512<Bits>;
+    case InstructionSet::avx2: return &transpose_avx2<Bits>;
+    case InstructionSet::baseline: break;
     }
-    load_edges<Bits>(
-        from, row_step, rows, even_rows, column_step, columns, even_columns, to, to_step
-    );
+    return &transpose_baseline<Bits>;
 }
 
 } // namespace joinable::inline v0::detail

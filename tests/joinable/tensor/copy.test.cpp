@@ -250,13 +250,14 @@ TEST_CASE("planes of any size are transposed alike in every instruction set") {
     }
 }
 
-TEST_CASE("only large dense planes whose rows are whole cache lines are written past the caches") {
+TEST_CASE("dense planes are written directly in cache unless rows conflict, and past it in lines") {
     namespace detail = joinable::detail;
     using enum detail::InstructionSet;
     using Bits = std::uint32_t;
     auto* const line = reinterpret_cast<std::byte*>(std::uintptr_t{4096}); // never read or written
     detail::Plane const small{line, 1024, 256, 4, 256, line, 1024};
     detail::Plane const large{line, 8192, 2048, 4, 2048, line, 8192};
+    detail::Plane const conflicting{line, 256, 1024, 4, 64, line, 4096};
     detail::Plane const odd{line, 8192, 2048, 4, 2048, line + 4, 8192};
     detail::Plane const ragged{line, 8192, 2048, 4, 2048, line, 8196};
     auto* const streams = &detail::transpose_avx512<Bits, true>;
@@ -267,6 +268,7 @@ TEST_CASE("only large dense planes whose rows are whole cache lines are written 
             return detail::tiling_of<Bits>(plane, true, set).transpose == streams;
         };
         CHECK_FALSE(is_streamed(small));
+        CHECK_FALSE(detail::tiling_of<Bits>(conflicting, true, set).is_direct);
         CHECK(is_streamed(large) == (set == avx512));
         for (auto const& [plane, is_dense] :
              {std::pair{large, false}, std::pair{odd, true}, std::pair{ragged, true}}) {

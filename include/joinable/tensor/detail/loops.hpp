@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -112,7 +113,7 @@ private:
     bool has_tiles_ = false;
 };
 
-/// How a plane is transposed: by tiles of so many columns and rows of the source.
+/// How a plane is transposed: by tiles of so many columns and rows.
 template <class Bits>
 struct Tiling {
     void (*transpose)(Plane);
@@ -128,20 +129,21 @@ template <class Bits>
 inline constexpr std::size_t large_tile = sizeof(Bits) == 1 ? 256 : 512 / sizeof(Bits);
 
 /// The tiling of `plane` for a processor. Elements that only move, from a dense source to a dense
-/// target, go there directly if all of it stays in cache, or if none of it would (as with memcpy, which
-/// writes past the caches then, too).
+/// target, go there directly if it stays in cache and its rows do not evict each other, or if it would
+/// not stay in any (memcpy writes past the caches then, too).
 template <class Bits>
 Tiling<Bits> tiling_of(Plane const& plane, bool is_dense, InstructionSet set) noexcept {
     auto* const transpose = transpose_function<Bits>(set);
     bool const is_wide = set == InstructionSet::avx512;
     std::size_t const bytes = plane.rows * plane.columns * sizeof(Bits);
     bool const is_in_cache = bytes <= std::size_t{1} << 20U;
-    if (is_dense && is_in_cache) {
-        // No more rows of the target stay in the first level where their step is a power of two.
-        return {transpose, (is_wide ? 128 : 64) / sizeof(Bits), plane.rows, true, true};
+    // Lines of so many rows of the target stay in a first-level cache of 8 ways of 4 KiB.
+    std::size_t const power = std::size_t{1} << std::countr_zero(plane.to_step | 4096U);
+    std::size_t const run = (std::min)((is_wide ? 128 : 64) / sizeof(Bits), 8 * 4096 / power);
+    if (is_dense && is_in_cache && run * sizeof(Bits) >= 64) {
+        return {transpose, run, plane.rows, true, true};
     }
-    bool const is_aligned =
-        reinterpret_cast<std::uintptr_t>(plane.to) % 64 == 0 && plane.to_step % 64 == 0;
+    bool const is_aligned = (reinterpret_cast<std::uintptr_t>(plane.to) | plane.to_step) % 64 == 0;
     if (is_dense && is_wide && is_aligned && bytes >= std::size_t{16} << 20U) {
         return {&transpose_avx512<Bits, true>, 512 / sizeof(Bits), 256 / sizeof(Bits), true, false};
     }
@@ -149,9 +151,8 @@ Tiling<Bits> tiling_of(Plane const& plane, bool is_dense, InstructionSet set) no
     return {transpose, size, size, false, is_in_cache};
 }
 
-/// Applies `rows_function(from, to, count, rows)` to the rows of a plane whose source is read across:
-/// each tile is transposed into a buffer first, so that a cache line of either side is touched once.
-/// Elements that only move are transposed to where they belong, if that is faster.
+/// Applies `rows_function(from, to, count, rows)` to a plane whose source is read across: tiles are first
+/// transposed into a buffer, or just to the target, so that a cache line of either is touched once.
 template <class Bits, bool only_moves, class RowsFunction>
 void for_each_tile(
     Loops::Level const& across,

@@ -4905,6 +4905,27 @@ template <class T>
     std::memcpy(to, &value, sizeof(T));
 }
 
+/// Writes a register past the caches, to a place that is a multiple of 16 bytes. Only x86-64 has this, as
+/// it has conversions of halves. Other threads see what was written after `finish_streams()`.
+using Bytes16 [[gnu::vector_size(16)]] = unsigned char;
+template <class Register>
+[[gnu::always_inline]] inline void stream(std::byte* to, Register const& value) noexcept {
+    if constexpr (has_half_conversions) {
+        std::array<Bytes16, sizeof(Register) / 16> pieces;
+        std::memcpy(&pieces, &value, sizeof(Register));
+        for (Bytes16 const& piece : pieces) {
+            asm volatile("movntdq %1, %0" : "=m"(*reinterpret_cast<Bytes16*>(to)) : "x"(piece));
+            to += sizeof(piece);
+        }
+    }
+}
+template <bool exist = has_half_conversions>
+[[gnu::always_inline]] inline void finish_streams() noexcept {
+    if constexpr (exist) {
+        asm volatile("sfence" : : : "memory");
+    }
+}
+
 template <class Operation>
 [[gnu::always_inline]] inline void
 words(Operation const& operation, std::byte const* from, std::byte* to, std::size_t count) {
@@ -4959,37 +4980,61 @@ template <class Operation>
     }
 }
 
+/// Rows from element `done` on.
+template <class Operation>
+[[gnu::always_inline]] inline void apply_from(
+    std::size_t done,
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
+) {
+    for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+        apply(operation, from, to, done, count);
+    }
+}
+
 template <class Operation>
 inline constexpr bool is_of_halves = false;
 template <class Operation>
     requires std::same_as<typename Operation::Number, Half>
 inline constexpr bool is_of_halves<Operation> = true;
 
-/// Applies an operation to as many numbers of f16 as fill registers, which the processor converts.
-/// Returns how many these are.
+/// Applies an operation to as many numbers of f16 in each row as fill registers, which the processor
+/// converts. Returns how many these are.
 template <class Operation>
 JOINABLE_INLINE_AVX2 std::size_t apply_to_eights(
-    Operation const& operation, Rows<std::byte const> from, Rows<std::byte> to, std::size_t count
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
 ) {
-    if (from.step != 2 || to.step != 2) {
-        return 0;
+    if constexpr (has_half_conversions && is_of_halves<Operation>) {
+        if (from.step == 2 && to.step == 2) {
+            for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+                for (std::size_t i = 0; i + 8 <= count; i += 8) {
+                    EightHalves halves;
+                    EightFloats source;
+                    EightFloats target;
+                    std::memcpy(&halves, from.data + 2 * i, sizeof(halves));
+                    widen(halves, source);
+                    std::memcpy(&halves, to.data + 2 * i, sizeof(halves));
+                    widen(halves, target);
+                    operation.compute(source, target);
+                    narrow(target, halves);
+                    std::memcpy(to.data + 2 * i, &halves, sizeof(halves));
+                }
+            }
+            return count / 8 * 8;
+        }
     }
-    std::size_t const whole = count / 8 * 8;
-    for (std::size_t i = 0; i < whole; i += 8) {
-        EightHalves halves;
-        EightFloats source;
-        EightFloats target;
-        std::memcpy(&halves, from.data + 2 * i, sizeof(halves));
-        widen(halves, source);
-        std::memcpy(&halves, to.data + 2 * i, sizeof(halves));
-        widen(halves, target);
-        operation.compute(source, target);
-        narrow(target, halves);
-        std::memcpy(to.data + 2 * i, &halves, sizeof(halves));
-    }
-    return whole;
+    return 0;
 }
 
+// The same loop for each instruction set. What converts by instructions of AVX2 comes before it, because
+// only a function for AVX2 can have that inlined.
 template <class Operation>
 JOINABLE_LOOP void apply_baseline(
     Operation const& operation,
@@ -4998,9 +5043,7 @@ JOINABLE_LOOP void apply_baseline(
     std::size_t count,
     std::size_t rows
 ) {
-    for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
-        apply(operation, from, to, 0, count);
-    }
+    apply_from(0, operation, from, to, count, rows);
 }
 template <class Operation>
 JOINABLE_LOOP_AVX2 void apply_avx2(
@@ -5010,13 +5053,8 @@ JOINABLE_LOOP_AVX2 void apply_avx2(
     std::size_t count,
     std::size_t rows
 ) {
-    for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
-        std::size_t done = 0;
-        if constexpr (has_half_conversions && is_of_halves<Operation>) {
-            done = apply_to_eights(operation, from, to, count);
-        }
-        apply(operation, from, to, done, count);
-    }
+    std::size_t const done = apply_to_eights(operation, from, to, count, rows);
+    apply_from(done, operation, from, to, count, rows);
 }
 template <class Operation>
 JOINABLE_LOOP_AVX512 void apply_avx512(
@@ -5026,13 +5064,8 @@ JOINABLE_LOOP_AVX512 void apply_avx512(
     std::size_t count,
     std::size_t rows
 ) {
-    for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
-        std::size_t done = 0;
-        if constexpr (has_half_conversions && is_of_halves<Operation>) {
-            done = apply_to_eights(operation, from, to, count);
-        }
-        apply(operation, from, to, done, count);
-    }
+    std::size_t const done = apply_to_eights(operation, from, to, count, rows);
+    apply_from(done, operation, from, to, count, rows);
 }
 
 /// The function that applies an operation to some rows on this processor.
@@ -5052,30 +5085,14 @@ auto rows_function(InstructionSet set = instruction_set()) noexcept {
 
 namespace joinable::inline v0::detail {
 
-/// Elements of a tile in each direction. In cache all of it stays in the first level; else its rows
-/// are so long that the processor fetches them ahead, on both sides.
-template <class Bits>
-inline constexpr std::size_t small_tile = sizeof(Bits) == 1 ? 128 : 256 / sizeof(Bits);
-template <class Bits>
-inline constexpr std::size_t large_tile = sizeof(Bits) == 1 ? 256 : 512 / sizeof(Bits);
-
-/// Asks for the memory of rows that will be read soon.
-inline void prefetch_rows(
-    std::byte const* from, std::size_t row_step, std::size_t rows, std::size_t row_bytes
-) noexcept {
-    for (std::size_t i = 0; i < rows; ++i) {
-        for (std::size_t at = 0; at < row_bytes; at += 64) {
-            __builtin_prefetch(from + i * row_step + at);
-        }
-    }
-}
-
-/// Registers, of bytes: compilers find the instruction for larger elements in what moves together.
-using Bytes16 [[gnu::vector_size(16)]] = unsigned char;
+/// Registers, of bytes as Bytes16: compilers find the instruction for larger elements in what moves together.
 using Bytes32 [[gnu::vector_size(32)]] = unsigned char;
+using Bytes64 [[gnu::vector_size(64)]] = unsigned char;
+using Words16 [[gnu::vector_size(16)]] = std::uint64_t;
+using Words32 [[gnu::vector_size(32)]] = std::uint64_t;
 
 /// Which byte of two registers, one behind the other, is byte i when elements of `size` bytes of their
-/// low or high halves are interleaved. A register of 32 bytes is two of 16 side by side.
+/// low or high halves are interleaved. A wider register is several of 16 bytes side by side.
 template <std::size_t width, std::size_t size, bool high>
 constexpr int interleaved(std::size_t i) noexcept {
     std::size_t const element = i % 16 / size;
@@ -5097,62 +5114,73 @@ interleave(Bytes16 const& a, Bytes16 const& b, Bytes16& result) noexcept {
     // clang-format on
 }
 template <std::size_t size, bool high>
-JOINABLE_INLINE_AVX2 void interleave(Bytes32 const& a, Bytes32 const& b, Bytes32& result) noexcept {
+[[gnu::always_inline]] inline void
+interleave(Bytes32 const& a, Bytes32 const& b, Bytes32& result) noexcept {
     constexpr auto at = &interleaved<32, size, high>;
     // clang-format off
     result = __builtin_shufflevector(
         a, b,
         at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), at(9), at(10),
-        at(11), at(12), at(13), at(14), at(15), at(16), at(17), at(18), at(19), at(20),
-        at(21), at(22), at(23), at(24), at(25), at(26), at(27), at(28), at(29), at(30),
-        at(31)
+        at(11), at(12), at(13), at(14), at(15), at(16), at(17), at(18), at(19), at(20), at(21),
+        at(22), at(23), at(24), at(25), at(26), at(27), at(28), at(29), at(30), at(31)
+    );
+    // clang-format on
+}
+template <std::size_t size, bool high>
+[[gnu::always_inline]] inline void
+interleave(Bytes64 const& a, Bytes64 const& b, Bytes64& result) noexcept {
+    constexpr auto at = &interleaved<64, size, high>;
+    // clang-format off
+    result = __builtin_shufflevector(
+        a, b,
+        at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), at(9), at(10),
+        at(11), at(12), at(13), at(14), at(15), at(16), at(17), at(18), at(19), at(20), at(21),
+        at(22), at(23), at(24), at(25), at(26), at(27), at(28), at(29), at(30), at(31), at(32),
+        at(33), at(34), at(35), at(36), at(37), at(38), at(39), at(40), at(41), at(42), at(43),
+        at(44), at(45), at(46), at(47), at(48), at(49), at(50), at(51), at(52), at(53), at(54),
+        at(55), at(56), at(57), at(58), at(59), at(60), at(61), at(62), at(63)
     );
     // clang-format on
 }
 
-/// Transposes a square of as many rows as 16 bytes have elements: interleaving the first half of the
-/// rows with the second half, log2(rows) times, is a perfect shuffle of all index bits.
-template <class Bits>
+/// Reads 16 bytes at each of as many places as fill a register, `step` bytes from one to the next.
 [[gnu::always_inline]] inline void
-transpose_square(std::byte const* from, std::size_t from_step, std::byte* to, std::size_t to_step) {
-    constexpr std::size_t n = 16 / sizeof(Bits);
-    std::array<Bytes16, n> rows;
-    for (std::size_t i = 0; i < n; ++i) {
-        rows[i] = load<Bytes16>(from + i * from_step);
-    }
-    for (std::size_t done = 1; done < n; done *= 2) {
-        std::array<Bytes16, n> next;
-        for (std::size_t i = 0; i < n / 2; ++i) {
-            interleave<sizeof(Bits), false>(rows[i], rows[i + n / 2], next[2 * i]);
-            interleave<sizeof(Bits), true>(rows[i], rows[i + n / 2], next[2 * i + 1]);
-        }
-        rows = next;
-    }
-    for (std::size_t i = 0; i < n; ++i) {
-        store<Bytes16>(to + i * to_step, rows[i]);
-    }
+load_pieces(std::byte const* from, std::size_t, Bytes16& result) noexcept {
+    result = load<Bytes16>(from);
+}
+[[gnu::always_inline]] inline void
+load_pieces(std::byte const* from, std::size_t step, Bytes32& result) noexcept {
+    auto const low = load<Words16>(from);
+    auto const high = load<Words16>(from + step);
+    result = reinterpret_cast<Bytes32>(__builtin_shufflevector(low, high, 0, 1, 2, 3));
+}
+[[gnu::always_inline]] inline void
+load_pieces(std::byte const* from, std::size_t step, Bytes64& result) noexcept {
+    Bytes32 low;
+    Bytes32 high;
+    load_pieces(from, step, low);
+    load_pieces(from + 2 * step, step, high);
+    result = reinterpret_cast<Bytes64>(__builtin_shufflevector(
+        reinterpret_cast<Words32>(low), reinterpret_cast<Words32>(high), 0, 1, 2, 3, 4, 5, 6, 7
+    ));
 }
 
-/// Two squares, one below the other, become neighbours.
-template <class Bits>
-JOINABLE_INLINE_AVX2 void transpose_two_squares(
+/// Transposes squares of as many rows as 16 bytes have elements, of which those below the first become
+/// its neighbours, as many as fill a register: interleaving the first half of the rows with the second
+/// half, log2(rows) times, is a perfect shuffle of all index bits.
+template <class Bits, class Register, bool streams>
+[[gnu::always_inline]] inline void transpose_squares(
     std::byte const* from, std::size_t from_step, std::byte* to, std::size_t to_step
 ) {
     constexpr std::size_t n = 16 / sizeof(Bits);
-    std::array<Bytes32, n> rows;
-    for (std::size_t i = 0; i < n; ++i) {
-        auto const upper = load<Bytes16>(from + i * from_step);
-        auto const lower = load<Bytes16>(from + (i + n) * from_step);
-        // clang-format off
-        rows[i] = __builtin_shufflevector(
-            upper, lower,
-            0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
-            22, 23, 24, 25, 26, 27, 28, 29, 30, 31
-        );
-        // clang-format on
+    std::array<Register, n> rows;
+    for (Register& row : rows) {
+        load_pieces(from, n * from_step, row);
+        from += from_step;
+        asm("" : "+r"(from)); // else compilers keep the addresses of all rows, on the stack
     }
     for (std::size_t done = 1; done < n; done *= 2) {
-        std::array<Bytes32, n> next;
+        std::array<Register, n> next;
         for (std::size_t i = 0; i < n / 2; ++i) {
             interleave<sizeof(Bits), false>(rows[i], rows[i + n / 2], next[2 * i]);
             interleave<sizeof(Bits), true>(rows[i], rows[i + n / 2], next[2 * i + 1]);
@@ -5160,93 +5188,105 @@ JOINABLE_INLINE_AVX2 void transpose_two_squares(
         rows = next;
     }
     for (std::size_t i = 0; i < n; ++i) {
-        Bytes32 const row = rows[i]; // not by its address: it must stay in a register
-        std::memcpy(to + i * to_step, &row, sizeof(row));
+        Register const row = rows[i]; // not by its address: it must stay in a register
+        if constexpr (streams) {
+            stream(to, row);
+        } else {
+            std::memcpy(to, &row, sizeof(row));
+        }
+        to += to_step;
+        asm("" : "+r"(to));
     }
 }
 
-/// What squares leave over at the edges: everything from `even_rows` and `even_columns` on.
-template <class Bits>
-void load_edges(
-    std::byte const* from,
-    std::size_t row_step,
-    std::size_t rows,
-    std::size_t even_rows,
-    std::size_t column_step,
-    std::size_t columns,
-    std::size_t even_columns,
-    std::byte* to,
-    std::size_t to_step
-) {
-    for (std::size_t i = 0; i < rows; ++i) {
-        for (std::size_t k = i < even_rows ? even_columns : 0; k < columns; ++k) {
+/// A plane of which element (i, k) is read at `from + i * row_step + k * column_step` bytes and written
+/// to `to + k * to_step + i * sizeof(Bits)`.
+struct Plane {
+    std::byte const* from;
+    std::size_t row_step;
+    std::size_t rows;
+    std::size_t column_step;
+    std::size_t columns;
+    std::byte* to;
+    std::size_t to_step;
+};
+
+/// Asks for the memory of a plane that will be read soon. Inlined, because GCC drops calls of a function
+/// that does nothing else.
+[[gnu::always_inline]] inline void prefetch(Plane const& plane) noexcept {
+    for (std::size_t i = 0; i < plane.rows; ++i) {
+        for (std::size_t at = 0; at < plane.columns * plane.column_step; at += 64) {
+            __builtin_prefetch(plane.from + i * plane.row_step + at);
+        }
+    }
+}
+
+/// Transposes what squares cover of the rows from `done` on. Returns how many rows are done then.
+template <class Bits, class Register, bool streams = false>
+[[gnu::always_inline]] inline std::size_t transpose_rows(Plane const plane, std::size_t done) {
+    constexpr std::size_t n = 16 / sizeof(Bits);
+    constexpr std::size_t height = sizeof(Register) / sizeof(Bits);
+    for (; done + height <= plane.rows; done += height) {
+        for (std::size_t k = 0; k + n <= plane.columns; k += n) {
+            transpose_squares<Bits, Register, streams>(
+                plane.from + done * plane.row_step + k * sizeof(Bits),
+                plane.row_step,
+                plane.to + k * plane.to_step + done * sizeof(Bits),
+                plane.to_step
+            );
+        }
+    }
+    return done;
+}
+
+/// Transposes a plane, by the widest registers first.
+template <class Bits, class Register, bool streams = false>
+[[gnu::always_inline]] inline void transpose_plane(Plane const plane) {
+    std::size_t even_rows = 0;
+    std::size_t even_columns = 0;
+    if (plane.column_step == sizeof(Bits)) {
+        even_rows = transpose_rows<Bits, Register, streams>(plane, 0);
+        even_rows = transpose_rows<Bits, Bytes16>(plane, even_rows);
+        even_columns = plane.columns * sizeof(Bits) / 16 * 16 / sizeof(Bits);
+    }
+    std::size_t const first = even_columns == plane.columns ? even_rows : 0;
+    for (std::size_t i = first; i < plane.rows; ++i) {
+        for (std::size_t k = i < even_rows ? even_columns : 0; k < plane.columns; ++k) {
             store<Bits>(
-                to + k * to_step + i * sizeof(Bits),
-                load<Bits>(from + i * row_step + k * column_step)
+                plane.to + k * plane.to_step + i * sizeof(Bits),
+                load<Bits>(plane.from + i * plane.row_step + k * plane.column_step)
             );
         }
     }
 }
 
-/// Writes element (i, k) of the source, at `i * row_step + k * column_step` bytes, to element (k, i)
-/// of the target, at `k * to_step + i * sizeof(Bits)`.
+// The same for each instruction set.
 template <class Bits>
-JOINABLE_LOOP void load_transposed(
-    std::byte const* from,
-    std::size_t row_step,
-    std::size_t rows,
-    std::size_t column_step,
-    std::size_t columns,
-    std::byte* to,
-    std::size_t to_step
-) {
-    constexpr std::size_t n = 16 / sizeof(Bits);
-    bool const dense = column_step == sizeof(Bits);
-    std::size_t const even_rows = dense ? rows / n * n : 0;
-    std::size_t const even_columns = dense ? columns / n * n : 0;
-    for (std::size_t i = 0; i < even_rows; i += n) {
-        for (std::size_t k = 0; k < even_columns; k += n) {
-            transpose_square<Bits>(
-                from + i * row_step + k * sizeof(Bits),
-                row_step,
-                to + k * to_step + i * sizeof(Bits),
-                to_step
-            );
-        }
+JOINABLE_LOOP void transpose_baseline(Plane plane) {
+    transpose_plane<Bits, Bytes16>(plane);
+}
+template <class Bits>
+JOINABLE_LOOP_AVX2 void transpose_avx2(Plane plane) {
+    transpose_plane<Bits, Bytes32>(plane);
+}
+/// With `streams`, each row of the target starts at a multiple of 64 bytes.
+template <class Bits, bool streams = false>
+JOINABLE_LOOP_AVX512 void transpose_avx512(Plane plane) {
+    transpose_plane<Bits, Bytes64, streams>(plane);
+    if constexpr (streams) {
+        finish_streams();
     }
-    load_edges<Bits>(
-        from, row_step, rows, even_rows, column_step, columns, even_columns, to, to_step
-    );
 }
 
-/// The same, two squares at a time.
+/// The function that transposes on this processor, through the caches.
 template <class Bits>
-JOINABLE_LOOP_AVX2 void load_transposed_avx2(
-    std::byte const* from,
-    std::size_t row_step,
-    std::size_t rows,
-    std::size_t column_step,
-    std::size_t columns,
-    std::byte* to,
-    std::size_t to_step
-) {
-    constexpr std::size_t n = 16 / sizeof(Bits);
-    bool const dense = column_step == sizeof(Bits);
-    std::size_t const even_rows = dense ? rows / (2 * n) * (2 * n) : 0;
-    std::size_t const even_columns = dense ? columns / n * n : 0;
-    for (std::size_t i = 0; i < even_rows; i += 2 * n) {
-        for (std::size_t k = 0; k < even_columns; k += n) {
-            transpose_two_squares<Bits>(
-                from + i * row_step + k * sizeof(Bits),
-                row_step,
-                to + k * to_step + i * sizeof(Bits),
-                to_step
-            );
-        }
+auto transpose_function(InstructionSet set = instruction_set()) noexcept {
+    switch (set) {
+    case InstructionSet::avx512: return &transpose_avx512<Bits>;
+    case InstructionSet::avx2: return &transpose_avx2<Bits>;
+    case InstructionSet::baseline: break;
     }
-    load_edges<Bits>(
-        from, row_step, rows, even_rows, column_step, columns, even_columns, to, to_step
-    );
+    return &transpose_baseline<Bits>;
 }
 
 } // namespace joinable::inline v0::detail
@@ -5354,9 +5394,47 @@ private:
     bool has_tiles_ = false;
 };
 
-/// Applies `rows_function(from, to, count, rows)` to the rows of a plane whose source is read across:
-/// each tile is transposed into a buffer first, so that a cache line of either side is touched once.
-template <class Bits, class RowsFunction>
+/// How a plane is transposed: by tiles of so many columns and rows.
+template <class Bits>
+struct Tiling {
+    void (*transpose)(Plane);
+    std::size_t columns;
+    std::size_t rows;
+    bool is_direct;   ///< to the target, else into a buffer
+    bool is_in_cache; ///< in the second level
+};
+
+/// Elements of a buffered tile in each direction, so many that the processor fetches its rows ahead, on
+/// both sides. In cache half of it is enough, which stays in the first level.
+template <class Bits>
+inline constexpr std::size_t large_tile = sizeof(Bits) == 1 ? 256 : 512 / sizeof(Bits);
+
+/// The tiling of `plane` for a processor. Elements that only move, from a dense source to a dense
+/// target, go there directly if it stays in cache and its rows do not evict each other, or if it would
+/// not stay in any (memcpy writes past the caches then, too).
+template <class Bits>
+Tiling<Bits> tiling_of(Plane const& plane, bool is_dense, InstructionSet set) noexcept {
+    auto* const transpose = transpose_function<Bits>(set);
+    bool const is_wide = set == InstructionSet::avx512;
+    std::size_t const bytes = plane.rows * plane.columns * sizeof(Bits);
+    bool const is_in_cache = bytes <= std::size_t{1} << 20U;
+    // Lines of so many rows of the target stay in a first-level cache of 8 ways of 4 KiB.
+    std::size_t const power = std::size_t{1} << std::countr_zero(plane.to_step | 4096U);
+    std::size_t const run = (std::min)((is_wide ? 128 : 64) / sizeof(Bits), 8 * 4096 / power);
+    if (is_dense && is_in_cache && run * sizeof(Bits) >= 64) {
+        return {transpose, run, plane.rows, true, true};
+    }
+    bool const is_aligned = (reinterpret_cast<std::uintptr_t>(plane.to) | plane.to_step) % 64 == 0;
+    if (is_dense && is_wide && is_aligned && bytes >= std::size_t{16} << 20U) {
+        return {&transpose_avx512<Bits, true>, 512 / sizeof(Bits), 256 / sizeof(Bits), true, false};
+    }
+    std::size_t const size = large_tile<Bits> / (is_in_cache ? 2 : 1);
+    return {transpose, size, size, false, is_in_cache};
+}
+
+/// Applies `rows_function(from, to, count, rows)` to a plane whose source is read across: tiles are first
+/// transposed into a buffer, or just to the target, so that a cache line of either is touched once.
+template <class Bits, bool only_moves, class RowsFunction>
 void for_each_tile(
     Loops::Level const& across,
     Loops::Level const& inner,
@@ -5364,39 +5442,40 @@ void for_each_tile(
     std::byte* to,
     RowsFunction const& rows_function
 ) {
-    auto* const load = instruction_set() == InstructionSet::baseline ? &load_transposed<Bits>
-                                                                     : &load_transposed_avx2<Bits>;
-    bool const is_large = inner.extent > (std::size_t{1} << 20U) / sizeof(Bits) / across.extent;
-    std::size_t const size = is_large ? large_tile<Bits> : small_tile<Bits>;
-    std::size_t const step = size * sizeof(Bits);
-    alignas(64) std::array<std::byte, large_tile<Bits> * large_tile<Bits> * sizeof(Bits)> tile;
-    for (std::size_t i = 0; i < across.extent; i += size) {
-        std::size_t const rows = (std::min)(size, across.extent - i);
-        for (std::size_t k = 0; k < inner.extent; k += size) {
-            std::size_t const count = (std::min)(size, inner.extent - k);
-            std::byte const* const source = from + k * inner.from + i * across.from;
-            std::byte* const target = to + k * inner.to + i * across.to;
-            load(source, inner.from, count, across.from, rows, tile.data(), step);
-            if (is_large && k + size < inner.extent) { // no processor foresees a step of rows
-                prefetch_rows(
-                    source + size * inner.from,
-                    inner.from,
-                    (std::min)(size, inner.extent - k - size),
-                    rows * across.from
-                );
+    Plane const plane{from, inner.from, inner.extent, across.from, across.extent, to, across.to};
+    bool const is_dense = only_moves && inner.to == sizeof(Bits) && across.from == sizeof(Bits);
+    Tiling<Bits> const tiling = tiling_of<Bits>(plane, is_dense, instruction_set());
+    auto const tile_at = [&](std::size_t i, std::size_t k) {
+        Plane tile = plane;
+        tile.from += i * plane.row_step + k * plane.column_step;
+        tile.rows = (std::min)(tiling.rows, plane.rows - i);
+        tile.columns = (std::min)(tiling.columns, plane.columns - k);
+        tile.to += i * inner.to + k * plane.to_step;
+        return tile;
+    };
+    alignas(64) std::array<std::byte, large_tile<Bits> * large_tile<Bits> * sizeof(Bits)> buffer;
+    for (std::size_t k = 0; k < plane.columns; k += tiling.columns) {
+        for (std::size_t i = 0; i < plane.rows; i += tiling.rows) {
+            Plane tile = tile_at(i, k);
+            Rows<std::byte> const target{tile.to, inner.to, tile.to_step};
+            if (!tiling.is_direct) {
+                tile.to = buffer.data();
+                tile.to_step = tiling.rows * sizeof(Bits);
             }
-            rows_function(
-                Rows<std::byte const>{tile.data(), sizeof(Bits), step},
-                Rows<std::byte>{target, inner.to, across.to},
-                count,
-                rows
-            );
+            tiling.transpose(tile);
+            if (!tiling.is_in_cache && i + tiling.rows < plane.rows) {
+                prefetch(tile_at(i + tiling.rows, k)); // no processor foresees a step of rows
+            }
+            if (!tiling.is_direct) {
+                Rows<std::byte const> const source{tile.to, sizeof(Bits), tile.to_step};
+                rows_function(source, target, tile.rows, tile.columns);
+            }
         }
     }
 }
 
 /// Applies `rows_function(from, to, count, rows)`, which takes two `Rows`, to all elements of two views.
-template <class Bits, class RowsFunction>
+template <class Bits, bool only_moves = false, class RowsFunction>
 void for_all_rows(
     Loops& loops, std::byte const* from, std::byte* to, RowsFunction const& rows_function
 ) {
@@ -5404,7 +5483,7 @@ void for_all_rows(
     if (loops.has_tiles()) {
         Loops::Level const across = loops.across();
         loops.for_each(from, to, [&](std::byte const* source, std::byte* target) {
-            for_each_tile<Bits>(across, inner, source, target, rows_function);
+            for_each_tile<Bits, only_moves>(across, inner, source, target, rows_function);
         });
     } else {
         loops.for_each(from, to, [&](std::byte const* source, std::byte* target) {
@@ -5510,7 +5589,8 @@ void for_each_element(Operation const& operation, AnyView const& from, AnyView c
     using Element = typename Operation::Element;
     Loops loops{to.extents(), from.strides(), to.strides(), sizeof(Element)};
     auto* const function = rows_function<Operation>();
-    for_all_rows<bits_of_size<sizeof(Element)>>(
+    using Bits = bits_of_size<sizeof(Element)>;
+    for_all_rows<Bits, std::same_as<Operation, Assign<Bits>>>(
         loops,
         static_cast<std::byte const*>(from.data()),
         static_cast<std::byte*>(to.data()),
@@ -7676,6 +7756,21 @@ struct JoinOptions {
     std::size_t skew_limit = 1000;
 };
 
+namespace detail {
+
+/// The notice of round `round`: one that says nothing, or nothing but that it skips, is given the
+/// options' weight and sync period.
+[[nodiscard]] inline RoundNotice
+completed(RoundNotice notice, JoinOptions const& options, std::size_t round) noexcept {
+    if (notice == RoundNotice{.skips = notice.skips}) {
+        notice.will_sync = (round + 1) % options.sync_every == 0;
+        notice.weight = options.weight_per_input;
+    }
+    return notice;
+}
+
+} // namespace detail
+
 /// The enumerator's name, for error texts.
 [[nodiscard]] constexpr std::string_view name_of(EndPolicy policy) noexcept {
     constexpr std::string_view names[] = {"drain", "stop_at_first", "throw_early"};
@@ -8550,6 +8645,59 @@ private:
 
 } // namespace joinable::inline v0::detail
 
+// ---- joinable/join/local_rounds.hpp
+
+namespace joinable::inline v0::detail {
+
+/// The rounds of a guard that is not enabled: nobody is heard, but what the options and next() say
+/// of a round holds for its participants as it does in one that is enabled.
+class LocalRounds {
+public:
+    explicit LocalRounds(JoinOptions const& options) : options_{options} {}
+    LocalRounds(LocalRounds const&) = delete; // knows the options by address
+    LocalRounds& operator=(LocalRounds const&) = delete;
+
+    /// Opens a round by next().
+    void open(RoundNotice const& notice) noexcept {
+        opened_ = completed(notice, options_, rounds_);
+        count(*opened_);
+    }
+    /// What a participant's notice comes to. The first one opens the rounds that next() does not;
+    /// those after it say their own notice or the options', not the first one's.
+    [[nodiscard]] RoundNotice announce(bool is_first, RoundNotice const& notice) noexcept {
+        if (opened_) {
+            bool const says_nothing_new =
+                notice == RoundNotice{} || notice == RoundNotice{.skips = opened_->skips};
+            return says_nothing_new ? *opened_ : notice;
+        }
+        bool const opens = is_first || rounds_ == 0;
+        RoundNotice const said = completed(notice, options_, opens ? rounds_ : rounds_ - 1);
+        if (is_first) {
+            count(said);
+        }
+        return said;
+    }
+
+    [[nodiscard]] std::size_t count() const noexcept { return rounds_; }
+    /// After the last one that synced.
+    [[nodiscard]] std::size_t unsynced() const noexcept { return unsynced_; }
+
+private:
+    void count(RoundNotice const& notice) noexcept {
+        ++rounds_;
+        if (notice.phase == Phase::train) {
+            unsynced_ = notice.will_sync ? 0 : unsynced_ + 1;
+        }
+    }
+
+    JoinOptions const& options_;
+    std::optional<RoundNotice> opened_; ///< by the last next()
+    std::size_t rounds_ = 0;
+    std::size_t unsynced_ = 0;
+};
+
+} // namespace joinable::inline v0::detail
+
 // ---- joinable/join/ending.hpp
 
 namespace joinable::inline v0::detail {
@@ -8835,16 +8983,12 @@ public:
 
     // -- saying ----------------------------------------------------------------------------------
 
-    /// A notice that says nothing, or nothing but that it skips, is given the options' weight and
-    /// sync period.
+    /// What a notice comes to in the next round.
     /// @throws ContractViolation  the weight, with what is held, is too large to be summed.
-    [[nodiscard]] RoundNotice completed(RoundNotice notice) const {
-        if (notice == RoundNotice{.skips = notice.skips}) {
-            notice.will_sync = (roll_call_.rounds() + 1) % options_.sync_every == 0;
-            notice.weight = options_.weight_per_input;
-        }
-        held_.require_summable(notice.phase, own_weight(notice));
-        return notice;
+    [[nodiscard]] RoundNotice completed(RoundNotice const& notice) const {
+        RoundNotice const said = detail::completed(notice, options_, roll_call_.rounds());
+        held_.require_summable(said.phase, own_weight(said));
+        return said;
     }
 
     /// The next round as this rank alone knows it.
@@ -9462,20 +9606,22 @@ private:
     friend class PendingRound;
     friend detail::Session* detail::session_of(JoinState const& state) noexcept;
 
-    /// The round of a participant that no guard watches, on top of what it holds.
+    /// The round of a participant that no enabled guard watches, on top of what it holds.
     /// @throws ContractViolation  a weight above the maximum.
     Round open_alone(int world_size, RoundNotice const& notice) {
-        Round const round = Round::outside_guard(world_size, notice, held_);
-        std::uint64_t const own = notice.skips ? 0 : notice.weight.value_or(0);
-        held_.require_summable(round.phase(), own);
-        held_.pass(round.will_sync(), round.phase(), notice.skips, own);
+        RoundNotice const said =
+            local_rounds_ == nullptr ? notice : local_rounds_->announce(position_ == 0, notice);
+        Round const round = Round::outside_guard(world_size, said, held_);
+        std::uint64_t const own = said.skips ? 0 : said.weight.value_or(0);
+        held_.require_summable(said.phase, own);
+        held_.pass(round.will_sync(), said.phase, said.skips, own);
         return round;
     }
 
     detail::Session* session_ = nullptr;
     detail::Held held_; ///< outside guards, and in those that are not enabled
     std::size_t position_ = 0;
-    std::size_t* notifications_ = nullptr; ///< counted by a guard that is not enabled
+    detail::LocalRounds* local_rounds_ = nullptr; ///< of a guard that is not enabled
 };
 
 namespace detail {
@@ -9569,9 +9715,6 @@ public:
             return;
         }
         local_ = state.open_alone(world_size, notice);
-        if (state.notifications_ != nullptr) {
-            ++*state.notifications_;
-        }
     }
 
     /// Blocks until all ranks have opened the round; call it before the first collective.
@@ -9789,7 +9932,7 @@ public:
     ~Attachment() { detach(); }
 
     static bool is_attached(JoinState const& state) noexcept {
-        return state.session_ != nullptr || state.notifications_ != nullptr;
+        return state.session_ != nullptr || state.local_rounds_ != nullptr;
     }
     void attach(JoinState& state, Session& session, std::size_t position) noexcept {
         state_ = &state;
@@ -9798,19 +9941,20 @@ public:
         state.held_ = {};
     }
     /// For a guard that is not enabled; inside another one it changes nothing.
-    void count(JoinState& state, std::size_t& notifications) noexcept {
+    void attach(JoinState& state, LocalRounds& rounds, std::size_t position) noexcept {
         if (is_attached(state)) {
             return;
         }
         state_ = &state;
-        state.notifications_ = &notifications;
+        state.local_rounds_ = &rounds;
+        state.position_ = position;
         state.held_ = {};
     }
 
     void detach() noexcept {
         if (JoinState* const state = std::exchange(state_, nullptr)) {
             state->session_ = nullptr;
-            state->notifications_ = nullptr;
+            state->local_rounds_ = nullptr;
             state->held_ = {};
         }
     }
@@ -10218,8 +10362,9 @@ public:
     /// agreed to stop. @throws what a roll call throws: see PendingRound::wait.
     bool next(bool have_input, RoundNotice const& notice = {}) {
         if (!options_.enable) {
-            own_rounds_ += have_input ? 1 : 0;
-            counts_by_next_ = true;
+            if (have_input) {
+                local_rounds_.open(notice);
+            }
             return have_input;
         }
         return session_.next(have_input, notice, detail::Opening::next);
@@ -10280,8 +10425,8 @@ public:
     JoinResult finish() {
         if (!options_.enable) {
             JoinResult result;
-            result.rounds = result.own_rounds =
-                counts_by_next_ ? own_rounds_ : notifications_[detail::first_of(Sequence{})];
+            result.rounds = result.own_rounds = local_rounds_.count();
+            result.unsynced_rounds = local_rounds_.unsynced();
             auto const& control = *controls_.front();
             result.authoritative_rank = control.rank();
             result.last_joiners = {control.rank()};
@@ -10327,7 +10472,8 @@ private:
           session_{communicators(Sequence{}), describe(Sequence{}), options} {
         static_assert((check_keyword<Ks, Ks...>() && ...));
         if (!options.enable) {
-            count_notifications(list.joinables, Sequence{});
+            detail::check_options(options_);
+            attach(list.joinables, local_rounds_, Sequence{});
             return;
         }
         std::exception_ptr error;
@@ -10337,7 +10483,7 @@ private:
             error = std::current_exception();
         }
         session_.enter(order_digest(Sequence{}, post_hook_sequence<Js...>{}), error);
-        attach(list.joinables, Sequence{});
+        attach(list.joinables, session_, Sequence{});
     }
 
     bool next_ahead(bool have_input, RoundNotice const& notice) {
@@ -10410,12 +10556,6 @@ private:
         return digest;
     }
 
-    template <std::size_t... Is>
-    void count_notifications(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
-        (std::get<Is>(attachments_).count(std::get<Is>(joinables).join_state(), notifications_[Is]),
-         ...);
-    }
-
     /// The local checks and the hooks: what fails here fails together in the entry exchange.
     template <class... Ks>
     void prepare(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords) {
@@ -10453,11 +10593,11 @@ private:
         hooks_.emplace(joinables, keywords...);
     }
 
-    template <std::size_t... Is>
-    void attach(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
+    template <class Rounds, std::size_t... Is>
+    void attach(std::tuple<Js&...> const& joinables, Rounds& rounds, std::index_sequence<Is...>) {
         std::size_t position = 0;
         (std::get<Is>(attachments_)
-             .attach(std::get<Is>(joinables).join_state(), session_, position++),
+             .attach(std::get<Is>(joinables).join_state(), rounds, position++),
          ...);
     }
 
@@ -10469,10 +10609,8 @@ private:
     detail::Deadlines deadlines_;
     detail::Session session_;
     std::optional<Hooks> hooks_;
+    detail::LocalRounds local_rounds_{options_}; ///< if it is not enabled
     std::array<detail::Attachment, sizeof...(Js)> attachments_;
-    std::size_t own_rounds_ = 0;
-    std::array<std::size_t, sizeof...(Js)> notifications_{};
-    bool counts_by_next_ = false;
 };
 
 } // namespace joinable::inline v0

@@ -91,7 +91,7 @@ int main() {
         };
     };
     auto const rows =
-        rv::zip_with(row_of, rv::iota(std::size_t{0}), layout.buckets) | ranges::to<std::vector>;
+        rv::zip_with(row_of, rv::iota(std::size_t{0}), layout.buckets()) | ranges::to<std::vector>;
     std::printf("bucket  dtype  elements   bytes  padding  parameters\n");
     for (Row const& row : rows) {
         std::printf(
@@ -105,11 +105,10 @@ int main() {
         );
     }
     std::printf(
-        "together         %6zu  %7zu  in %zu arenas of %zu bytes\n\n",
+        "together         %6zu  %7zu  in %zu bytes of memory\n\n",
         ranges::accumulate(rows | rv::transform(&Row::bytes), std::size_t{0}),
         ranges::accumulate(rows | rv::transform(&Row::padding), std::size_t{0}),
-        layout.arenas.size(),
-        ranges::accumulate(layout.arenas | rv::transform(&joinable::Arena::bytes), std::size_t{0})
+        layout.bytes()
     );
 
     auto const is_inside = [](joinable::BucketSlot const& slot) { return slot.offset != 0; };
@@ -136,7 +135,7 @@ int main() {
 //      2   bf16     43200   86400        0  1.down 1.up 1.attention
 //      3   bf16     43200   86400        0  0.down 0.up 0.attention
 //      4   bf16     15360   30720        0  embedding
-// together         234720       32  in 2 arenas of 234752 bytes
+// together         234720       32  in 235360 bytes of memory
 //
 // 0.norm begins at element 60 of bucket 1
 // 1.up begins at element 14400 of bucket 2

@@ -6685,6 +6685,8 @@ inline std::vector<std::size_t> expected_ready_order(ParameterList const& parame
 /// the same calls have the same results on all ranks that have the same parameters.
 class BucketLayout {
 public:
+    BucketLayout() = default; ///< no buckets
+
     /// Cuts the parameters that `order` lists into buckets that close when they reach their limit
     /// in bytes. Complexity: linear in the parameters; allocates the arenas, which are as large as
     /// the gradients plus at most one cache line per parameter.
@@ -6714,6 +6716,14 @@ public:
 
     /// In the order in which they are launched: as they fill when gradients come in `order`.
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept { return buckets_; }
+    /// Of all arenas.
+    [[nodiscard]] std::size_t bytes() const noexcept {
+        std::size_t bytes = 0;
+        for (Arena const& arena : arenas_) {
+            bytes += arena.bytes();
+        }
+        return bytes;
+    }
 
     /// Cuts the same parameters again. Contents move along inside the arenas, without a second copy
     /// of them; views of before point to other gradients afterwards.
@@ -6798,6 +6808,13 @@ private:
     std::array<Arena, dtypes> arenas_; ///< by dtype; empty where no parameter has it
     std::vector<Bucket> buckets_;
 };
+
+/// The buckets of a model whose gradients become ready from the last trainable parameter to the
+/// first: to look at, or to plan with. Local. Throws what BucketLayout throws.
+[[nodiscard]] inline BucketLayout
+make_bucket_layout(ParameterList const& parameters, DataParallelOptions const& options) {
+    return {parameters, detail::expected_ready_order(parameters), detail::bucket_limits(options)};
+}
 
 } // namespace joinable::inline v0
 
@@ -6931,7 +6948,7 @@ public:
                 )};
             }
             if (AnyView const gradient = parameters_[i].grad()) {
-                check(i, gradient);
+                require_fit(i, gradient);
             }
             if (are_views_ && !parameters_[i].can_set_grad()) {
                 throw ContractViolation{concat(
@@ -6964,7 +6981,7 @@ public:
     void pack(std::size_t i, double factor) const {
         AnyView const gradient = parameters_[i].grad();
         if (gradient) {
-            check(i, gradient);
+            require_fit(i, gradient);
         }
         if (!gradient || factor == 0.0) {
             fill_zero(*places_[i].view);
@@ -6980,7 +6997,7 @@ public:
         AnyView const& view = *places_[i].view;
         AnyView const gradient = parameter.grad();
         if (gradient) {
-            check(i, gradient);
+            require_fit(i, gradient);
             if (gradient.data() == view.data()) {
                 return;
             }
@@ -7051,7 +7068,7 @@ private:
         }
     }
 
-    void check(std::size_t i, AnyView const& gradient) const {
+    void require_fit(std::size_t i, AnyView const& gradient) const {
         AnyView const& view = *places_[i].view;
         if (gradient.dtype() != view.dtype() || gradient.extents() != view.extents() ||
             gradient.device() != view.device()) {

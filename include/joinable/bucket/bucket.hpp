@@ -14,6 +14,7 @@
 
 #include <joinable/bucket/assignment.hpp>
 #include <joinable/bucket/detail/permute_sections.hpp>
+#include <joinable/bucket/options.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/any_view.hpp>
@@ -98,6 +99,8 @@ inline std::vector<std::size_t> expected_ready_order(ParameterList const& parame
 /// the same calls have the same results on all ranks that have the same parameters.
 class BucketLayout {
 public:
+    BucketLayout() = default; ///< no buckets
+
     /// Cuts the parameters that `order` lists into buckets that close when they reach their limit
     /// in bytes. Complexity: linear in the parameters; allocates the arenas, which are as large as
     /// the gradients plus at most one cache line per parameter.
@@ -127,6 +130,14 @@ public:
 
     /// In the order in which they are launched: as they fill when gradients come in `order`.
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept { return buckets_; }
+    /// Of all arenas.
+    [[nodiscard]] std::size_t bytes() const noexcept {
+        std::size_t bytes = 0;
+        for (Arena const& arena : arenas_) {
+            bytes += arena.bytes();
+        }
+        return bytes;
+    }
 
     /// Cuts the same parameters again. Contents move along inside the arenas, without a second copy
     /// of them; views of before point to other gradients afterwards.
@@ -211,5 +222,12 @@ private:
     std::array<Arena, dtypes> arenas_; ///< by dtype; empty where no parameter has it
     std::vector<Bucket> buckets_;
 };
+
+/// The buckets of a model whose gradients become ready from the last trainable parameter to the
+/// first: to look at, or to plan with. Local. Throws what BucketLayout throws.
+[[nodiscard]] inline BucketLayout
+make_bucket_layout(ParameterList const& parameters, DataParallelOptions const& options) {
+    return {parameters, detail::expected_ready_order(parameters), detail::bucket_limits(options)};
+}
 
 } // namespace joinable::inline v0

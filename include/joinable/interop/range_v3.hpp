@@ -83,7 +83,7 @@ inline BucketSlot place_after(BucketSlot const& previous, BucketSlot slot) {
 /// The slots of a layout, bucket by bucket, as an input range. Valid as long as the layout. Local.
 /// Not called slots: that word is a macro in sources that include Qt.
 [[nodiscard]] inline auto bucket_slots(BucketLayout const& layout) {
-    return ranges::views::enumerate(layout.buckets) |
+    return ranges::views::enumerate(layout.buckets()) |
            ranges::views::transform([](auto const& numbered) {
                std::size_t const b = numbered.first;
                Bucket const& bucket = numbered.second;

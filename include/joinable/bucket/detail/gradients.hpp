@@ -39,7 +39,7 @@ public:
                 )};
             }
             if (AnyView const gradient = parameters_[i].grad()) {
-                check(i, gradient);
+                require_fit(i, gradient);
             }
             if (are_views_ && !parameters_[i].can_set_grad()) {
                 throw ContractViolation{concat(
@@ -72,7 +72,7 @@ public:
     void pack(std::size_t i, double factor) const {
         AnyView const gradient = parameters_[i].grad();
         if (gradient) {
-            check(i, gradient);
+            require_fit(i, gradient);
         }
         if (!gradient || factor == 0.0) {
             fill_zero(*places_[i].view);
@@ -88,7 +88,7 @@ public:
         AnyView const& view = *places_[i].view;
         AnyView const gradient = parameter.grad();
         if (gradient) {
-            check(i, gradient);
+            require_fit(i, gradient);
             if (gradient.data() == view.data()) {
                 return;
             }
@@ -159,7 +159,7 @@ private:
         }
     }
 
-    void check(std::size_t i, AnyView const& gradient) const {
+    void require_fit(std::size_t i, AnyView const& gradient) const {
         AnyView const& view = *places_[i].view;
         if (gradient.dtype() != view.dtype() || gradient.extents() != view.extents() ||
             gradient.device() != view.device()) {

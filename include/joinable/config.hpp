@@ -28,6 +28,12 @@ inline constexpr std::uint32_t library_version =
 #define JOINABLE_LOOP_OPTIONS gnu::optimize("O3"),
 #define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
 #endif
+// Before a loop of at most 16 turns whose array is to live in registers. nvcc warns of the pragma.
+#if defined(__CUDACC__)
+#define JOINABLE_UNROLL
+#else
+#define JOINABLE_UNROLL _Pragma("GCC unroll 16")
+#endif
 #if defined(__x86_64__)
 #define JOINABLE_LOOP [[JOINABLE_LOOP_OPTIONS gnu::noinline]]
 #define JOINABLE_LOOP_AVX2 [[ JOINABLE_LOOP_OPTIONS gnu::noinline, gnu::target("avx2,f16c") ]]
@@ -67,6 +73,7 @@ using EightFloats [[gnu::vector_size(32)]] = float;
 // with AVX2 has. The builtins are what <immintrin.h> calls, which is too large to include.
 #if defined(__x86_64__)
 inline constexpr bool has_half_conversions = true;
+inline constexpr bool has_streaming_stores = true; ///< movntdq and sfence
 JOINABLE_INLINE_AVX2 void widen(EightHalves const& from, EightFloats& to) noexcept {
     to = __builtin_ia32_vcvtph2ps256(from);
 }
@@ -75,6 +82,7 @@ JOINABLE_INLINE_AVX2 void narrow(EightFloats const& from, EightHalves& to) noexc
 }
 #else
 inline constexpr bool has_half_conversions = false;
+inline constexpr bool has_streaming_stores = false;
 inline void widen(EightHalves const&, EightFloats&) noexcept {}
 inline void narrow(EightFloats const&, EightHalves&) noexcept {}
 #endif

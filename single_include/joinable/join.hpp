@@ -2425,6 +2425,12 @@ inline constexpr std::uint32_t library_version =
 #define JOINABLE_LOOP_OPTIONS gnu::optimize("O3"),
 #define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
 #endif
+// Before a loop of at most 16 turns whose array is to live in registers. nvcc warns of the pragma.
+#if defined(__CUDACC__)
+#define JOINABLE_UNROLL
+#else
+#define JOINABLE_UNROLL _Pragma("GCC unroll 16")
+#endif
 #if defined(__x86_64__)
 #define JOINABLE_LOOP [[JOINABLE_LOOP_OPTIONS gnu::noinline]]
 #define JOINABLE_LOOP_AVX2 [[ JOINABLE_LOOP_OPTIONS gnu::noinline, gnu::target("avx2,f16c") ]]
@@ -2464,6 +2470,7 @@ using EightFloats [[gnu::vector_size(32)]] = float;
 // with AVX2 has. The builtins are what <immintrin.h> calls, which is too large to include.
 #if defined(__x86_64__)
 inline constexpr bool has_half_conversions = true;
+inline constexpr bool has_streaming_stores = true; ///< movntdq and sfence
 JOINABLE_INLINE_AVX2 void widen(EightHalves const& from, EightFloats& to) noexcept {
     to = __builtin_ia32_vcvtph2ps256(from);
 }
@@ -2472,6 +2479,7 @@ JOINABLE_INLINE_AVX2 void narrow(EightFloats const& from, EightHalves& to) noexc
 }
 #else
 inline constexpr bool has_half_conversions = false;
+inline constexpr bool has_streaming_stores = false;
 inline void widen(EightHalves const&, EightFloats&) noexcept {}
 inline void narrow(EightFloats const&, EightHalves&) noexcept {}
 #endif
@@ -4905,12 +4913,12 @@ template <class T>
     std::memcpy(to, &value, sizeof(T));
 }
 
-/// Writes a register past the caches, to a place that is a multiple of 16 bytes. Only x86-64 has this, as
-/// it has conversions of halves. Other threads see what was written after `finish_streams()`.
+/// Writes a register past the caches, to a place that is a multiple of 16 bytes, where the processor
+/// can. Other threads see what was written after `finish_streams()`.
 using Bytes16 [[gnu::vector_size(16)]] = unsigned char;
 template <class Register>
 [[gnu::always_inline]] inline void stream(std::byte* to, Register const& value) noexcept {
-    if constexpr (has_half_conversions) {
+    if constexpr (has_streaming_stores) {
         std::array<Bytes16, sizeof(Register) / 16> pieces;
         std::memcpy(&pieces, &value, sizeof(Register));
         for (Bytes16 const& piece : pieces) {
@@ -4919,7 +4927,7 @@ template <class Register>
         }
     }
 }
-template <bool exist = has_half_conversions>
+template <bool exist = has_streaming_stores>
 [[gnu::always_inline]] inline void finish_streams() noexcept {
     if constexpr (exist) {
         asm volatile("sfence" : : : "memory");
@@ -5174,19 +5182,23 @@ template <class Bits, class Register, bool streams>
 ) {
     constexpr std::size_t n = 16 / sizeof(Bits);
     std::array<Register, n> rows;
+    JOINABLE_UNROLL
     for (Register& row : rows) {
         load_pieces(from, n * from_step, row);
         from += from_step;
         asm("" : "+r"(from)); // else compilers keep the addresses of all rows, on the stack
     }
+    JOINABLE_UNROLL
     for (std::size_t done = 1; done < n; done *= 2) {
         std::array<Register, n> next;
+        JOINABLE_UNROLL
         for (std::size_t i = 0; i < n / 2; ++i) {
             interleave<sizeof(Bits), false>(rows[i], rows[i + n / 2], next[2 * i]);
             interleave<sizeof(Bits), true>(rows[i], rows[i + n / 2], next[2 * i + 1]);
         }
         rows = next;
     }
+    JOINABLE_UNROLL
     for (std::size_t i = 0; i < n; ++i) {
         Register const row = rows[i]; // not by its address: it must stay in a register
         if constexpr (streams) {

@@ -32,12 +32,12 @@ template <class T>
     std::memcpy(to, &value, sizeof(T));
 }
 
-/// Writes a register past the caches, to a place that is a multiple of 16 bytes. Only x86-64 has this, as
-/// it has conversions of halves. Other threads see what was written after `finish_streams()`.
+/// Writes a register past the caches, to a place that is a multiple of 16 bytes, where the processor
+/// can. Other threads see what was written after `finish_streams()`.
 using Bytes16 [[gnu::vector_size(16)]] = unsigned char;
 template <class Register>
 [[gnu::always_inline]] inline void stream(std::byte* to, Register const& value) noexcept {
-    if constexpr (has_half_conversions) {
+    if constexpr (has_streaming_stores) {
         std::array<Bytes16, sizeof(Register) / 16> pieces;
         std::memcpy(&pieces, &value, sizeof(Register));
         for (Bytes16 const& piece : pieces) {
@@ -46,7 +46,7 @@ template <class Register>
         }
     }
 }
-template <bool exist = has_half_conversions>
+template <bool exist = has_streaming_stores>
 [[gnu::always_inline]] inline void finish_streams() noexcept {
     if constexpr (exist) {
         asm volatile("sfence" : : : "memory");

@@ -99,19 +99,23 @@ template <class Bits, class Register, bool streams>
 ) {
     constexpr std::size_t n = 16 / sizeof(Bits);
     std::array<Register, n> rows;
+    JOINABLE_UNROLL
     for (Register& row : rows) {
         load_pieces(from, n * from_step, row);
         from += from_step;
         asm("" : "+r"(from)); // else compilers keep the addresses of all rows, on the stack
     }
+    JOINABLE_UNROLL
     for (std::size_t done = 1; done < n; done *= 2) {
         std::array<Register, n> next;
+        JOINABLE_UNROLL
         for (std::size_t i = 0; i < n / 2; ++i) {
             interleave<sizeof(Bits), false>(rows[i], rows[i + n / 2], next[2 * i]);
             interleave<sizeof(Bits), true>(rows[i], rows[i + n / 2], next[2 * i + 1]);
         }
         rows = next;
     }
+    JOINABLE_UNROLL
     for (std::size_t i = 0; i < n; ++i) {
         Register const row = rows[i]; // not by its address: it must stay in a register
         if constexpr (streams) {

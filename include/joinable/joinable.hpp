@@ -177,8 +177,8 @@ private:
 /// opens it (posts the roll call), the others follow in hook order. Call it before the forward
 /// pass, and wait() before the first collective, so that the roll call hides behind the pass.
 ///
-/// Collective over the active ranks; joined ranks follow by shadowing. While this rank shadows, and
-/// outside any guard, it does nothing.
+/// Collective over the active ranks; joined ranks follow by shadowing. While this rank shadows it
+/// does nothing; outside any guard it only notes what accumulates until a round syncs.
 /// @throws ContractViolation  it is not this participant's turn, or the notice is refused; the text
 ///         names the participants.
 template <class J>

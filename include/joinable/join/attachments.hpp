@@ -35,7 +35,6 @@ public:
         state_ = &state;
         state.session_ = &session;
         state.position_ = position;
-        state.held_ = {};
     }
     /// For a guard that is not enabled; inside another one it changes nothing.
     void attach(JoinState& state, LocalRounds& rounds, std::size_t position) noexcept {

@@ -28,7 +28,9 @@ enum class Phase : std::uint8_t {
 struct RoundNotice {
     bool will_sync = true; ///< whether gradients are reduced in this round
     Phase phase = Phase::train;
-    /// Samples or tokens of this rank's input: averages are then weighted. None = unweighted.
+    /// Samples or tokens of this rank's input: averages are then weighted. None = unweighted. Give
+    /// it in all rounds that accumulate together or in none: one without it adds gradients, but no
+    /// weight.
     std::optional<std::uint64_t> weight = {};
     /// This rank has no gradient of its own for this round (a batch that failed): it counts with
     /// weight 0. With known lengths (JoinOptions::inputs) nobody hears of it: its weight stays in

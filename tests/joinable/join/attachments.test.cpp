@@ -79,4 +79,18 @@ TEST_CASE("roll calls run over the control communicator, and nothing else does")
     }
 }
 
+TEST_CASE("a guard that is not enabled changes nothing inside one that is") {
+    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        Join guard{participants(reducer)};
+        reducer();
+        {
+            Join inner{participants(reducer), {.enable = false}};
+            reducer();
+        }
+        reducer();
+        CHECK(guard.finish().rounds == 3);
+    });
+}
+
 } // namespace

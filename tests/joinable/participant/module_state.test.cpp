@@ -308,38 +308,47 @@ TEST_CASE("all ranks issue the same collectives, and buffers only in rounds that
     }
 }
 
-TEST_CASE(
-    "buffers are sent in rounds that next() and look-ahead open, and outside a guard by rank 0"
-) {
+TEST_CASE("buffers are sent however a round is opened, and by rank 0 where no guard is enabled") {
     for (BufferSync const position : {BufferSync::after_forward, BufferSync::before_forward}) {
         run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
             Params params = one_parameter();
             std::vector<std::vector<std::int64_t>> source(1, std::vector<std::int64_t>(1));
             DistributedDataParallel ddp{comm, params, buffers(source), {.buffer_sync = position}};
-            source[0][0] = 50 + comm.rank();
-            train_once(ddp, params, 1.0);
-            CHECK(source[0][0] == 50);
+            auto const check_source = [&](std::size_t lowest) {
+                source[0][0] = comm.rank();
+                train_once(ddp, params, 1.0);
+                CHECK(source[0][0] == static_cast<std::int64_t>(lowest));
+            };
+            check_source(0);
+            {
+                Join guard{participants(ddp), {.enable = false}};
+                check_source(0);
+                source[0][0] = comm.rank();
+                guard.finish();
+                CHECK(source[0][0] == comm.rank());
+            }
+            // Rank r has r + 1 inputs: the lowest rank of a round is the round's number.
             std::vector<int> const inputs(static_cast<std::size_t>(1 + comm.rank()));
             {
                 Join guard{participants(ddp)};
                 for (std::size_t round = 0; round < inputs.size(); ++round) {
-                    source[0][0] = comm.rank();
                     CHECK(guard.next(true));
-                    train_once(ddp, params, 1.0);
-                    CHECK(
-                        source[0][0] == static_cast<int>(round)
-                    ); // the lowest that still has inputs
+                    check_source(round);
                 }
                 guard.finish();
             }
             {
                 Join guard{participants(ddp)};
-                std::int64_t round = 0;
-                for ([[maybe_unused]] int const input :
-                     guard.iterate(joinable::look_ahead, inputs)) {
-                    source[0][0] = comm.rank();
-                    train_once(ddp, params, 1.0);
-                    CHECK(source[0][0] == round++);
+                std::size_t round = 0;
+                for ([[maybe_unused]] int const i : guard.iterate(joinable::look_ahead, inputs)) {
+                    check_source(round++);
+                }
+                guard.finish();
+            }
+            {
+                Join guard{participants(ddp), {.inputs = inputs.size()}};
+                for (std::size_t round = 0; round < inputs.size(); ++round) {
+                    check_source(round);
                 }
                 guard.finish();
             }
@@ -370,6 +379,46 @@ TEST_CASE("nobody else communicates between a forward pass that waited and its b
                 std::string::npos
             );
         });
+    }
+}
+
+TEST_CASE("a rank that skips its batch sends and takes buffers as the others do") {
+    enum class Fails : std::uint8_t { before, in_forward, in_backward };
+    for (Fails const fails : {Fails::before, Fails::in_forward, Fails::in_backward}) {
+        for (BufferSync const position : {BufferSync::after_forward, BufferSync::before_forward}) {
+            for (int const culprit : {0, 1}) { // the source, and another
+                run_ranks({2, 3, 4}, [&](ThreadCommunicator& comm) {
+                    Params params = one_parameter();
+                    std::vector<std::vector<double>> mean(1, std::vector<double>(1));
+                    DistributedDataParallel ddp{
+                        comm, params, buffers(mean), {.buffer_sync = position}
+                    };
+                    Join guard{participants(ddp)};
+                    for (int i = 0; i < 3; ++i) {
+                        mean[0][0] = 10.0 * comm.rank() + i;
+                        if (comm.rank() != culprit || i != 1) {
+                            train_once(ddp, params, 1.0);
+                        } else if (fails == Fails::before) {
+                            ddp.skip();
+                        } else {
+                            auto const fail_in = [&](Fails stage) {
+                                if (fails == stage) {
+                                    throw std::domain_error{"bad batch"};
+                                }
+                            };
+                            try {
+                                ddp.forward([&] { fail_in(Fails::in_forward); });
+                                ddp.backward([&](auto const&) { fail_in(Fails::in_backward); });
+                            } catch (std::domain_error const&) {
+                                ddp.skip();
+                            }
+                        }
+                        CHECK(mean[0][0] == i); // rank 0's
+                    }
+                    CHECK(guard.finish().rounds == 3);
+                });
+            }
+        }
     }
 }
 

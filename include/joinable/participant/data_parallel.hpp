@@ -319,6 +319,7 @@ private:
     /// Of the open round: none is open or it has no gradients; its forward pass, when it syncs;
     /// its backward pass; all of it, when it does not sync.
     enum class Stage : std::uint8_t { idle, forward, backward, unsynced };
+
     void require_outside(std::string_view verb) const {
         if (stage_ != Stage::idle || detail::session_of(state_) != nullptr) {
             throw ContractViolation{detail::concat(

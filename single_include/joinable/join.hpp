@@ -6979,6 +6979,7 @@ public:
     Gradients(Gradients const&) = delete; // places refer to the layout
     Gradients& operator=(Gradients const&) = delete;
 
+    [[nodiscard]] int rank() const noexcept { return rank_; }
     [[nodiscard]] ParameterList const& parameters() const noexcept { return parameters_; }
     /// The parameters that are trained, in the order in which buckets were cut.
     [[nodiscard]] std::vector<std::size_t> const& trained() const noexcept { return trained_; }
@@ -7142,9 +7143,6 @@ public:
         }
         return --left_[i] == 0;
     }
-    /// Whether gradient `i` is still to become ready.
-    [[nodiscard]] bool is_expected(std::size_t i) const noexcept { return left_[i] != 0; }
-
     void record() noexcept { is_recorded_ = true; }
 
 private:
@@ -7159,54 +7157,349 @@ private:
 
 namespace joinable::inline v0::detail {
 
-/// Which parameters some rank uses: a sum over ranks of one count per parameter, in flight beside
-/// other work. Nothing is allocated after construction.
-template <Communicator Comm>
+/// Which parameters some rank uses: one count per parameter, summed over ranks by whoever owns the
+/// map. Local.
 class UsedMap {
 public:
-    UsedMap(Comm& comm, std::size_t parameters) : comm_{comm}, counts_(parameters) {}
+    explicit UsedMap(std::size_t parameters) : counts_(parameters) {}
 
-    /// Local: forgets what is in the map, that of other ranks included.
+    /// Forgets everything, what other ranks said included.
     void clear() noexcept {
         std::fill(counts_.begin(), counts_.end(), 0);
         is_known_ = false;
     }
-    /// Local: this rank uses parameter `i`.
+    /// This rank uses parameter `i`.
     void use(std::size_t i) noexcept { counts_[i] = 1; }
 
-    /// Collective; does not block. wait() or a test() that succeeded ends it.
-    void launch() {
-        static_cast<void>(work_.emplace(
-            comm_.all_reduce(Buffer{counts_.data(), counts_.size(), DType::i32}, ReduceOp::sum)
-        ));
-    }
-    [[nodiscard]] bool is_launched() const noexcept { return work_.has_value(); }
-    /// Whether the map of all ranks is there. False unless it was launched.
-    [[nodiscard]] bool test() {
-        if (work_ && work_->test()) {
-            wait();
-        }
-        return is_known_;
-    }
-    void wait() {
-        if (work_) {
-            work_->wait();
-            work_.reset();
-            is_known_ = true;
-        }
-    }
+    /// What is to be summed over all ranks.
+    [[nodiscard]] Buffer buffer() noexcept { return {counts_.data(), counts_.size(), DType::i32}; }
+    /// The buffer has been summed.
+    void set_known() noexcept { is_known_ = true; }
     [[nodiscard]] bool is_known() const noexcept { return is_known_; }
+
+    /// Whether some rank uses parameter `i`; of this rank alone before the map is known.
+    [[nodiscard]] bool is_used(std::size_t i) const noexcept { return counts_[i] != 0; }
     [[nodiscard]] bool is_empty() const noexcept {
         return std::all_of(counts_.begin(), counts_.end(), [](auto count) { return count == 0; });
     }
-    /// Whether some rank uses parameter `i`; of this rank alone before the map is known.
-    [[nodiscard]] bool is_used(std::size_t i) const noexcept { return counts_[i] != 0; }
 
 private:
-    Comm& comm_;
     std::vector<std::int32_t> counts_;
     bool is_known_ = false;
-    std::optional<work_of<Comm>> work_; ///< destroyed before the memory that it uses
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/bucket/detail/iteration.hpp
+
+namespace joinable::inline v0::detail {
+
+/// One rank's side of an iteration: which gradients are ready, which are unused, which buckets are
+/// full; packs gradients when their time has come, and says what was done wrong. Local.
+class Iteration {
+public:
+    Iteration(Gradients& gradients, DataParallelOptions const& options)
+        : gradients_{gradients}, states_(gradients.parameters().size()),
+          finds_unused_{options.find_unused && !options.static_graph},
+          records_order_{rebuilds(options)} {
+        if (options.find_unused || options.static_graph) {
+            used_.emplace(states_.size());
+            accumulated_.resize(states_.size());
+        }
+        if (options.static_graph) {
+            graph_.emplace(states_.size());
+        }
+        ready_order_.reserve(gradients.trained().size());
+        fit_to_buckets();
+    }
+
+    /// Whether the map of used parameters is exchanged in every iteration.
+    [[nodiscard]] bool finds_unused() const noexcept { return finds_unused_; }
+    /// None: all parameters are used.
+    [[nodiscard]] std::optional<UsedMap>& used() noexcept { return used_; }
+    [[nodiscard]] bool is_used(std::size_t i) const noexcept { return !used_ || used_->is_used(i); }
+
+    /// Whether this rank has nothing to put into parameter `i`'s place but zeros.
+    [[nodiscard]] bool is_unused(std::size_t i) const noexcept {
+        return states_[i] == State::unused;
+    }
+    /// Whether everything of a bucket is in its place, or is known to be unused.
+    [[nodiscard]] bool is_full(std::size_t bucket) const noexcept {
+        return pending_[bucket] == 0 && !is_recording_;
+    }
+
+    // -- the course of an iteration ----------------------------------------------------------------
+
+    /// `has_pass`: gradients will be marked. Else contribute_nothing() or
+    /// contribute_accumulated() follows.
+    void begin(double factor, bool has_pass) {
+        if (is_open_) {
+            throw ContractViolation{concat_missing(
+                "the previous iteration was not finalized; call finalize_backward() first"
+            )};
+        }
+        is_open_ = true;
+        factor_ = factor;
+        is_recording_ = has_pass && graph_ && !graph_->is_recorded();
+        for (std::size_t b = 0; b < pending_.size(); ++b) {
+            pending_[b] = gradients_.buckets()[b].parameters.size();
+        }
+        std::fill(states_.begin(), states_.end(), State::pending);
+        ready_order_.clear();
+        if (finds_unused_) {
+            used_->clear();
+        }
+        if (graph_) {
+            graph_->begin();
+        }
+    }
+
+    void leave_out(std::size_t i) {
+        require_trained(i);
+        char const* const wrong =
+            !finds_unused_
+                ? " was said to be unused, but DataParallelOptions::find_unused is off or "
+                  "static_graph finds out by itself; turn find_unused on"
+            : states_[i] != State::pending ? " was said to be unused twice"
+                                           : nullptr;
+        if (wrong != nullptr) {
+            throw ContractViolation{gradients_.describe(i) + wrong};
+        }
+        take_or_leave(i);
+    }
+    /// What the recorded graph does not use.
+    void leave_out_unrecorded() {
+        for (std::size_t k = 0; graph_ && graph_->is_recorded() && k < trained().size(); ++k) {
+            if (!graph_->is_used(trained()[k])) {
+                take_or_leave(trained()[k]);
+            }
+        }
+    }
+
+    void mark(std::size_t i) {
+        require_markable(i);
+        if (records_order_) {
+            ready_order_.push_back(i);
+        }
+        if (!graph_ || graph_->mark(i)) {
+            take(i);
+        }
+    }
+    void mark_accumulated(std::size_t i) {
+        require_trained(i);
+        if (used_) {
+            accumulated_[i] = true;
+        }
+    }
+
+    void contribute_nothing() {
+        is_recording_ = false;
+        ready_order_.clear();
+        for (std::size_t const i : trained()) {
+            states_[i] = State::unused;
+        }
+        std::fill(pending_.begin(), pending_.end(), std::size_t{0});
+    }
+    void contribute_accumulated() {
+        for (std::size_t const i : trained()) {
+            used_ ? take_or_leave(i) : take(i);
+        }
+    }
+
+    /// The pass has come to its end: what a static graph did not mark in its first iteration is
+    /// unused, everything else must be ready.
+    void complete() {
+        if (is_recording_) {
+            complete_ready_order();
+            for (std::size_t const i : trained()) {
+                graph_->is_used(i) ? take_used(i) : take_or_leave(i);
+            }
+            graph_->record();
+            is_recording_ = false;
+        } else if (graph_) {
+            complete_ready_order();
+        }
+        require_all_ready();
+    }
+    void write_used() {
+        for (std::size_t const i : trained()) {
+            if (!is_unused(i)) {
+                used_->use(i);
+            }
+        }
+    }
+
+    /// In which order the gradients became ready, unused ones last; empty where this rank had none.
+    [[nodiscard]] std::vector<std::size_t> const& ready_order() const noexcept {
+        return ready_order_;
+    }
+    /// The buckets have been cut by an order: no more is recorded.
+    void set_ordered() {
+        records_order_ = false;
+        fit_to_buckets();
+    }
+
+    void end() {
+        if (graph_ && used_->is_empty()) {
+            used_->clear(); // no rank had gradients: the graph is still to be seen
+        }
+        std::fill(accumulated_.begin(), accumulated_.end(), false);
+        is_open_ = false;
+    }
+
+    void require_open(std::string_view verb) const {
+        if (!is_open_) {
+            throw ContractViolation{
+                concat(verb, " without prepare_for_backward(): no iteration is open")
+            };
+        }
+    }
+
+private:
+    enum class State : std::uint8_t { pending, ready, unused };
+
+    [[nodiscard]] std::vector<std::size_t> const& trained() const noexcept {
+        return gradients_.trained();
+    }
+    void fit_to_buckets() { pending_.resize(gradients_.buckets().size()); }
+
+    void take(std::size_t i) {
+        gradients_.pack(i, factor_);
+        settle(i, State::ready);
+    }
+    /// With a static graph, after the first iteration, no bucket sends what no rank used in it.
+    void take_used(std::size_t i) {
+        if (graph_ && used_->is_known() && !used_->is_used(i)) {
+            throw ContractViolation{concat(
+                gradients_.describe(i),
+                " is used, but no rank used it in the first iteration: with static_graph all "
+                "iterations use the same parameters; turn it off and find_unused on"
+            )};
+        }
+        take(i);
+    }
+    /// A parameter that this iteration does not use: its gradient may be of earlier rounds.
+    void take_or_leave(std::size_t i) { accumulated_[i] ? take_used(i) : settle(i, State::unused); }
+    void settle(std::size_t i, State state) {
+        states_[i] = state;
+        --pending_[gradients_.bucket_of(i)];
+    }
+
+    /// Of several marks of a parameter the last one counts.
+    void complete_ready_order() {
+        if (ready_order_.empty()) {
+            return;
+        }
+        std::vector<std::size_t> order; // from the end, each one once
+        std::vector<bool> is_listed(states_.size());
+        auto const list = [&](std::size_t i) {
+            if (!is_listed[i]) {
+                is_listed[i] = true;
+                order.push_back(i);
+            }
+        };
+        for (std::size_t k = trained().size(); k-- > 0;) {
+            if (!graph_->is_used(trained()[k])) {
+                list(trained()[k]);
+            }
+        }
+        for (std::size_t k = ready_order_.size(); k-- > 0;) {
+            list(ready_order_[k]);
+        }
+        ready_order_.assign(order.rbegin(), order.rend());
+    }
+
+    // -- what can be wrong -------------------------------------------------------------------------
+
+    void require_trained(std::size_t i) const {
+        if (i >= states_.size()) {
+            throw ContractViolation{concat(
+                "parameter ",
+                i,
+                " is out of range on rank ",
+                gradients_.rank(),
+                ": there are ",
+                states_.size(),
+                " parameters"
+            )};
+        }
+        if (!gradients_.is_trained(i)) {
+            throw ContractViolation{
+                gradients_.describe(i) + " was marked, but does not require a gradient"
+            };
+        }
+    }
+
+    void require_markable(std::size_t i) const {
+        require_trained(i);
+        char const* const wrong =
+            !is_open_ ? " was marked ready outside an iteration; call prepare_for_backward() first"
+            : is_unused(i) && graph_
+                ? " is used, but was not in the first iteration: with static_graph all iterations "
+                  "use the same parameters; turn it off and find_unused on"
+            : is_unused(i)
+                ? " was said to be unused, but became ready; leave it out of the unused ones"
+            : states_[i] == State::ready && graph_
+                ? " became ready more often than in the first iteration: with static_graph all "
+                  "iterations use parameters equally often; turn it off"
+            : states_[i] == State::ready
+                ? " was marked ready twice in an iteration; mark a parameter that is shared by "
+                  "modules or used in several passes once, when its last use is done, or turn "
+                  "static_graph on, which counts its uses"
+                : nullptr;
+        if (wrong != nullptr) {
+            throw ContractViolation{gradients_.describe(i) + wrong};
+        }
+    }
+
+    void require_all_ready() const {
+        if (std::any_of(pending_.begin(), pending_.end(), [](std::size_t n) { return n != 0; })) {
+            throw ContractViolation{concat_missing(
+                graph_ ? "parameters are not used, but were in the first iteration: with "
+                         "static_graph all iterations use the same parameters; turn it off and "
+                         "find_unused on"
+                : finds_unused_
+                    ? "not all gradients became ready; give those that the pass does not use to "
+                      "prepare_for_backward() as unused, or check that all outputs of forward "
+                      "reach "
+                      "the loss"
+                    : "not all gradients became ready; mark every trainable parameter in each "
+                      "iteration, set requires_grad to false where there is nothing to train, or "
+                      "turn DataParallelOptions::find_unused or static_graph on"
+            )};
+        }
+    }
+
+    [[nodiscard]] std::string concat_missing(std::string_view text) const {
+        constexpr std::size_t most = 16; // a text for people; the rest is counted
+        std::size_t missing = 0;
+        std::string names;
+        for (std::size_t i = 0; i < states_.size(); ++i) {
+            if (gradients_.is_trained(i) && states_[i] == State::pending && missing++ < most) {
+                names +=
+                    (missing == 1 ? "" : ", ") + describe_parameter(gradients_.parameters(), i);
+            }
+        }
+        if (missing > most) {
+            names += concat(" and ", missing - most, " more");
+        }
+        return missing == 0
+                   ? std::string{text}
+                   : concat(text, " (rank ", gradients_.rank(), " did not mark ", names, ")");
+    }
+
+    Gradients& gradients_;
+    std::vector<State> states_;        ///< per parameter
+    std::vector<std::size_t> pending_; ///< per bucket: gradients that are not in their place
+    std::optional<UsedMap> used_;
+    std::vector<bool> accumulated_; ///< per parameter, where some may go unused
+    std::optional<StaticGraph> graph_;
+    std::vector<std::size_t> ready_order_;
+    double factor_ = 0;
+    bool finds_unused_;
+    bool records_order_;
+    bool is_open_ = false;
+    bool is_recording_ = false; ///< the static graph: what is used is known at the end only
 };
 
 } // namespace joinable::inline v0::detail
@@ -7241,20 +7534,8 @@ public:
     ///         was changed.
     Reducer(Comm& comm, ParameterList parameters, DataParallelOptions const& options = {})
         : comm_{comm}, gradients_{std::move(parameters), options, static_cast<int>(comm.rank())},
-          states_(gradients_.parameters().size()),
-          finds_unused_{options.find_unused && !options.static_graph},
-          is_rebuild_due_{detail::rebuilds(options)} {
-        std::size_t const count = gradients_.parameters().size();
-        std::size_t const trained = gradients_.trained().size();
-        if (options.find_unused || options.static_graph) {
-            map_.emplace(comm, count);
-            accumulated_.resize(count);
-        }
-        if (options.static_graph) {
-            graph_.emplace(count);
-        }
-        ready_order_.reserve(trained);
-        order_message_.resize(is_rebuild_due_ ? trained + 1 : 0);
+          iteration_{gradients_, options}, is_rebuild_due_{detail::rebuilds(options)} {
+        order_message_.resize(is_rebuild_due_ ? gradients_.trained().size() + 1 : 0);
         fit_to_buckets();
     }
 
@@ -7278,26 +7559,20 @@ public:
     ///         without find_unused, or are listed twice, out of range or not trainable.
     template <class Unused = std::initializer_list<std::size_t>>
     void prepare_for_backward(double factor, Unused const& unused = {}, int order_source = 0) {
-        begin({factor, order_source, graph_ && !graph_->is_recorded()});
+        begin(factor, order_source, true);
         if constexpr (std::is_invocable_r_v<bool, Unused const&, std::size_t>) {
             for (std::size_t const i : gradients_.trained()) {
                 if (unused(i)) {
-                    leave_out(i);
+                    iteration_.leave_out(i);
                 }
             }
         } else {
             for (auto const i : unused) {
-                leave_out(static_cast<std::size_t>(i));
+                iteration_.leave_out(static_cast<std::size_t>(i));
             }
         }
-        if (graph_ && graph_->is_recorded()) {
-            for (std::size_t const i : gradients_.trained()) {
-                if (!graph_->is_used(i)) {
-                    take_or_leave(i);
-                }
-            }
-        }
-        if (finds_unused_) {
+        iteration_.leave_out_unrecorded();
+        if (iteration_.finds_unused()) {
             launch_map();
         }
         advance();
@@ -7306,12 +7581,7 @@ public:
     /// Gradient `i` was added to in a round that is not reduced. Needed where parameters may go
     /// unused: what was accumulated counts in the next iteration, used there or not. Local.
     /// @throws ContractViolation  `i` is out of range or needs no gradient.
-    void mark_accumulated(std::size_t i) {
-        check_index(i);
-        if (map_) {
-            accumulated_[i] = true;
-        }
-    }
+    void mark_accumulated(std::size_t i) { iteration_.mark_accumulated(i); }
 
     /// The gradient of parameter `i` is final: packs it, and launches every bucket that is full and
     /// whose predecessors are launched. A parameter without gradient contributes zeros. With a
@@ -7320,22 +7590,16 @@ public:
     ///         gradient, was marked before or said to be unused, or its gradient does not fit its
     ///         value. The iteration is lost.
     void mark_ready(std::size_t i) {
-        check_mark(i);
-        if (is_rebuild_due_) {
-            ready_order_.push_back(i);
-        }
-        if (!graph_ || graph_->mark(i)) {
-            take(i);
-            advance();
-        }
+        iteration_.mark(i);
+        advance();
     }
 
     /// From here on this rank contributes zeros: a batch failed. finalize_backward() is still to be
     /// called. Collective in effect; does not block.
     /// @throws ContractViolation  no iteration is open, or a bucket is on its way: too late.
     void contribute_nothing() {
-        require_iteration("contribute_nothing()");
-        if (iteration_->next_bucket != 0) {
+        iteration_.require_open("contribute_nothing()");
+        if (next_bucket_ != 0) {
             throw ContractViolation{detail::concat(
                 "a batch cannot be skipped on rank ",
                 static_cast<int>(comm_.rank()),
@@ -7343,12 +7607,7 @@ public:
                 "the guard"
             )};
         }
-        iteration_->is_recording = false;
-        ready_order_.clear();
-        for (std::size_t const i : gradients_.trained()) {
-            states_[i] = State::unused;
-        }
-        std::fill(pending_.begin(), pending_.end(), std::size_t{0});
+        iteration_.contribute_nothing();
         advance();
     }
 
@@ -7359,33 +7618,26 @@ public:
     ///         the first iteration's, or one has no place for its average; what the communicator
     ///         throws.
     void finalize_backward() {
-        require_iteration("finalize_backward()");
-        if (iteration_->is_recording) {
-            record_graph();
-        }
-        require_all_ready();
-        if (map_) {
-            if (!map_->is_known() && !map_->is_launched()) {
+        iteration_.require_open("finalize_backward()");
+        iteration_.complete();
+        if (auto const& used = iteration_.used(); used && !used->is_known()) {
+            if (!map_work_) {
                 launch_map();
             }
-            map_->wait();
+            wait_for_map();
         }
         advance();
         deliver();
         if (is_rebuild_due_) {
             rebuild();
         }
-        if (graph_ && map_->is_empty()) {
-            map_->clear(); // no rank had gradients: the graph is still to be seen
-        }
-        std::fill(accumulated_.begin(), accumulated_.end(), false);
-        iteration_.reset();
+        iteration_.end();
     }
 
     /// The whole iteration of a rank that has no gradients: the same collectives with zeros, and
     /// the averages written into its gradients. Collective. Throws what finalize_backward() throws.
     void contribute_zeros(int order_source = 0) {
-        begin({0.0, order_source, false});
+        begin(0.0, order_source, false);
         contribute_nothing();
         finalize_backward();
     }
@@ -7393,67 +7645,44 @@ public:
     /// The same for a rank that runs no backward pass, but whose gradients hold what it accumulated
     /// in earlier rounds (mark_accumulated): they are multiplied by `factor` and take part.
     void contribute_accumulated(double factor, int order_source = 0) {
-        begin({factor, order_source, false});
-        for (std::size_t const i : gradients_.trained()) {
-            map_ ? take_or_leave(i) : take(i);
-        }
+        begin(factor, order_source, false);
+        iteration_.contribute_accumulated();
         finalize_backward();
     }
 
 private:
-    enum class State : std::uint8_t { pending, ready, unused };
+    // The script of an iteration, the same for ranks with and without gradients.
 
-    struct Iteration {
-        double factor;
-        int order_source;
-        bool is_recording; ///< of the static graph: what is used is known at the end only
-        std::size_t next_bucket = 0;
-        std::size_t launched = 0; ///< works
-    };
-
-    // -- the script of an iteration, the same for ranks with and without gradients ---------------
-
-    void begin(Iteration iteration) {
-        if (iteration_) {
-            throw ContractViolation{concat_missing(
-                "the previous iteration was not finalized; call finalize_backward() first"
-            )};
-        }
-        iteration_ = iteration;
-        for (std::size_t b = 0; b < pending_.size(); ++b) {
-            pending_[b] = buckets()[b].parameters.size();
-        }
-        std::fill(states_.begin(), states_.end(), State::pending);
-        ready_order_.clear();
-        if (finds_unused_) {
-            map_->clear();
-        }
-        if (graph_) {
-            graph_->begin();
-        }
+    void begin(double factor, int order_source, bool has_pass) {
+        iteration_.begin(factor, has_pass);
+        order_source_ = order_source;
+        next_bucket_ = 0;
+        launched_ = 0;
     }
 
     void launch_map() {
-        for (std::size_t const i : gradients_.trained()) {
-            if (states_[i] != State::unused) {
-                map_->use(i);
-            }
-        }
-        map_->launch();
+        iteration_.write_used();
+        static_cast<void>( // nvcc 13 warns of a dropped reference to a work
+            map_work_.emplace(comm_.all_reduce(iteration_.used()->buffer(), ReduceOp::sum))
+        );
+    }
+    void wait_for_map() {
+        map_work_->wait();
+        map_work_.reset();
+        iteration_.used()->set_known();
     }
 
     /// Launches, in index order, the buckets that are full. What is used by some rank is known
     /// before the first one: so nothing that no rank uses is sent.
     void advance() {
-        if (iteration_->is_recording) {
-            return;
+        if (auto const& used = iteration_.used(); used && !used->is_known()) {
+            if (!map_work_ || !map_work_->test()) {
+                return;
+            }
+            wait_for_map();
         }
-        if (map_ && !map_->is_known() && !map_->test()) {
-            return;
-        }
-        std::size_t& next = iteration_->next_bucket;
-        while (next < buckets().size() && pending_[next] == 0) {
-            launch_bucket(buckets()[next++]);
+        while (next_bucket_ < buckets().size() && iteration_.is_full(next_bucket_)) {
+            launch_bucket(buckets()[next_bucket_++]);
         }
     }
 
@@ -7462,13 +7691,11 @@ private:
             Buffer run{bucket.views[first].data(), 0, bucket.buffer.dtype};
             for (std::size_t k = first; k < last; ++k) {
                 run.count += bucket.views[k].numel();
-                if (states_[bucket.parameters[k]] == State::unused) {
+                if (iteration_.is_unused(bucket.parameters[k])) {
                     gradients_.zero(bucket.parameters[k]);
                 }
             }
-            static_cast<void>( // nvcc 13 warns of a dropped reference to a work, too
-                works_[iteration_->launched++].emplace(comm_.all_reduce(run, ReduceOp::sum))
-            );
+            static_cast<void>(works_[launched_++].emplace(comm_.all_reduce(run, ReduceOp::sum)));
         });
     }
 
@@ -7490,7 +7717,7 @@ private:
     void for_each_run(Bucket const& bucket, F const& f) const {
         std::size_t const count = bucket.parameters.size();
         auto const is_used = [&](std::size_t k) {
-            return !map_ || map_->is_used(bucket.parameters[k]);
+            return iteration_.is_used(bucket.parameters[k]);
         };
         for (std::size_t first = 0; first < count; ++first) {
             if (is_used(first)) {
@@ -7507,224 +7734,38 @@ private:
     /// Takes over the order of `order_source`, if it has one: a rank that skipped has none, and the
     /// next iteration tries again.
     void rebuild() {
-        std::size_t const count = gradients_.trained().size();
-        if (comm_.rank() == iteration_->order_source) {
-            complete_ready_order();
-            order_message_[0] = ready_order_.size() == count ? 1 : 0;
-            std::copy(ready_order_.begin(), ready_order_.end(), order_message_.begin() + 1);
+        if (comm_.rank() == order_source_) {
+            std::vector<std::size_t> const& order = iteration_.ready_order();
+            order_message_[0] = order.size() + 1 == order_message_.size() ? 1 : 0;
+            std::copy(order.begin(), order.end(), order_message_.begin() + 1);
         }
-        comm_
-            .broadcast(
-                Buffer{order_message_.data(), order_message_.size(), DType::u64},
-                iteration_->order_source
-            )
-            .wait();
+        Buffer const message{order_message_.data(), order_message_.size(), DType::u64};
+        comm_.broadcast(message, order_source_).wait();
         if (order_message_[0] != 0) {
             gradients_.rebuild({order_message_.begin() + 1, order_message_.end()});
+            iteration_.set_ordered();
             fit_to_buckets();
             is_rebuild_due_ = false;
         }
     }
 
-    // -- what this rank's gradients do -----------------------------------------------------------
-
-    void take(std::size_t i) {
-        gradients_.pack(i, iteration_->factor);
-        settle(i, State::ready);
-    }
-    /// A parameter that this iteration does not use: its gradient may be of earlier rounds.
-    void take_or_leave(std::size_t i) {
-        if (accumulated_[i]) {
-            require_globally_used(i);
-            take(i);
-        } else {
-            settle(i, State::unused);
-        }
-    }
-    void settle(std::size_t i, State state) {
-        states_[i] = state;
-        --pending_[gradients_.bucket_of(i)];
-    }
-
-    void leave_out(std::size_t i) {
-        check_index(i);
-        char const* const wrong =
-            !finds_unused_
-                ? " was said to be unused, but DataParallelOptions::find_unused is off or "
-                  "static_graph finds out by itself; turn find_unused on"
-            : states_[i] != State::pending ? " was said to be unused twice"
-                                           : nullptr;
-        if (wrong != nullptr) {
-            throw ContractViolation{gradients_.describe(i) + wrong};
-        }
-        take_or_leave(i);
-    }
-
-    /// The first iteration of a static graph has come to its end: what was not marked is unused.
-    void record_graph() {
-        complete_ready_order();
-        for (std::size_t const i : gradients_.trained()) {
-            if (graph_->is_used(i)) {
-                require_globally_used(i);
-                take(i);
-            } else {
-                take_or_leave(i);
-            }
-        }
-        graph_->record();
-        iteration_->is_recording = false;
-    }
-
-    /// Of several marks of a parameter the last one counts; unused ones come last.
-    void complete_ready_order() {
-        if (!graph_ || ready_order_.empty()) {
-            return;
-        }
-        std::vector<std::size_t> order; // from the end, each one once
-        std::vector<bool> is_listed(states_.size());
-        auto const list = [&](std::size_t i) {
-            if (!is_listed[i]) {
-                is_listed[i] = true;
-                order.push_back(i);
-            }
-        };
-        for (std::size_t k = gradients_.trained().size(); k-- > 0;) {
-            if (std::size_t const i = gradients_.trained()[k]; !graph_->is_used(i)) {
-                list(i);
-            }
-        }
-        for (std::size_t k = ready_order_.size(); k-- > 0;) {
-            list(ready_order_[k]);
-        }
-        ready_order_.assign(order.rbegin(), order.rend());
-    }
-
     void fit_to_buckets() {
-        pending_.resize(buckets().size());
         // With a map each parameter may be a run of its own, between two that nobody uses.
         works_ = std::vector<std::optional<work_of<Comm>>>(
-            map_ ? gradients_.trained().size() : buckets().size()
-        );
-    }
-
-    // -- what can be wrong -----------------------------------------------------------------------
-
-    void check_index(std::size_t i) const {
-        if (i >= states_.size()) {
-            throw ContractViolation{detail::concat(
-                "parameter ",
-                i,
-                " is out of range on rank ",
-                static_cast<int>(comm_.rank()),
-                ": there are ",
-                states_.size(),
-                " parameters"
-            )};
-        }
-        if (!gradients_.is_trained(i)) {
-            throw ContractViolation{detail::concat(
-                gradients_.describe(i), " was marked, but does not require a gradient"
-            )};
-        }
-    }
-
-    void check_mark(std::size_t i) const {
-        check_index(i);
-        std::string_view const wrong =
-            !iteration_
-                ? " was marked ready outside an iteration; call prepare_for_backward() first"
-            : states_[i] == State::unused && graph_
-                ? " is used, but was not in the first iteration: with static_graph all iterations "
-                  "use the same parameters; turn it off and find_unused on"
-            : states_[i] == State::unused
-                ? " was said to be unused, but became ready; leave it out of the unused ones"
-            : states_[i] == State::ready && graph_
-                ? " became ready more often than in the first iteration: with static_graph all "
-                  "iterations use parameters equally often; turn it off"
-            : states_[i] == State::ready
-                ? " was marked ready twice in an iteration; mark a parameter that is shared by "
-                  "modules or used in several passes once, when its last use is done, or turn "
-                  "static_graph on, which counts its uses"
-                : "";
-        if (!wrong.empty()) {
-            throw ContractViolation{detail::concat(gradients_.describe(i), wrong)};
-        }
-    }
-
-    void require_iteration(std::string_view verb) const {
-        if (!iteration_) {
-            throw ContractViolation{
-                detail::concat(verb, " without prepare_for_backward(): no iteration is open")
-            };
-        }
-    }
-
-    void require_all_ready() const {
-        if (std::any_of(pending_.begin(), pending_.end(), [](std::size_t n) { return n != 0; })) {
-            throw ContractViolation{concat_missing(
-                graph_ ? "parameters are not used, but were in the first iteration: with "
-                         "static_graph all iterations use the same parameters; turn it off and "
-                         "find_unused on"
-                : finds_unused_
-                    ? "not all gradients became ready; give those that the pass does not use to "
-                      "prepare_for_backward() as unused, or check that all outputs of forward "
-                      "reach "
-                      "the loss"
-                    : "not all gradients became ready; mark every trainable parameter in each "
-                      "iteration, set requires_grad to false where there is nothing to train, or "
-                      "turn DataParallelOptions::find_unused or static_graph on"
-            )};
-        }
-    }
-
-    /// With a static graph, after the first iteration, no bucket sends what no rank used in it.
-    void require_globally_used(std::size_t i) const {
-        if (graph_ && map_->is_known() && !map_->is_used(i)) {
-            throw ContractViolation{detail::concat(
-                gradients_.describe(i),
-                " is used, but no rank used it in the first iteration: with static_graph all "
-                "iterations use the same parameters; turn it off and find_unused on"
-            )};
-        }
-    }
-
-    [[nodiscard]] std::string concat_missing(std::string_view text) const {
-        std::vector<std::size_t> missing;
-        for (std::size_t i = 0; i < states_.size(); ++i) {
-            if (gradients_.is_trained(i) && states_[i] == State::pending) {
-                missing.push_back(i);
-            }
-        }
-        if (missing.empty()) {
-            return std::string{text};
-        }
-        constexpr std::size_t most = 16; // a text for people; the rest is counted
-        std::string names;
-        for (std::size_t k = 0; k < missing.size() && k < most; ++k) {
-            names += (k == 0 ? "" : ", ") +
-                     detail::describe_parameter(gradients_.parameters(), missing[k]);
-        }
-        if (missing.size() > most) {
-            names += detail::concat(" and ", missing.size() - most, " more");
-        }
-        return detail::concat(
-            text, " (rank ", static_cast<int>(comm_.rank()), " did not mark ", names, ")"
+            iteration_.used() ? gradients_.trained().size() : buckets().size()
         );
     }
 
     Comm& comm_;
     detail::Gradients gradients_;
-    std::vector<State> states_;        ///< per parameter
-    std::vector<std::size_t> pending_; ///< per bucket: gradients that are not ready
-    bool finds_unused_;
+    detail::Iteration iteration_;
+    int order_source_ = 0;
+    std::size_t next_bucket_ = 0;
+    std::size_t launched_ = 0; ///< works
     bool is_rebuild_due_;
-    std::vector<bool> accumulated_; ///< per parameter, where some may go unused
-    std::optional<detail::StaticGraph> graph_;
-    std::vector<std::size_t> ready_order_;     ///< of this iteration, while a rebuild is due
     std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
-    std::optional<Iteration> iteration_;
     // Destroyed first: they use the memory of what is above.
-    std::optional<detail::UsedMap<Comm>> map_;
+    std::optional<work_of<Comm>> map_work_;
     std::vector<std::optional<work_of<Comm>>> works_;
 };
 
@@ -7752,7 +7793,9 @@ enum class Phase : std::uint8_t {
 struct RoundNotice {
     bool will_sync = true; ///< whether gradients are reduced in this round
     Phase phase = Phase::train;
-    /// Samples or tokens of this rank's input: averages are then weighted. None = unweighted.
+    /// Samples or tokens of this rank's input: averages are then weighted. None = unweighted. Give
+    /// it in all rounds that accumulate together or in none: one without it adds gradients, but no
+    /// weight.
     std::optional<std::uint64_t> weight = {};
     /// This rank has no gradient of its own for this round (a batch that failed): it counts with
     /// weight 0. With known lengths (JoinOptions::inputs) nobody hears of it: its weight stays in
@@ -9777,8 +9820,8 @@ private:
 /// opens it (posts the roll call), the others follow in hook order. Call it before the forward
 /// pass, and wait() before the first collective, so that the roll call hides behind the pass.
 ///
-/// Collective over the active ranks; joined ranks follow by shadowing. While this rank shadows, and
-/// outside any guard, it does nothing.
+/// Collective over the active ranks; joined ranks follow by shadowing. While this rank shadows it
+/// does nothing; outside any guard it only notes what accumulates until a round syncs.
 /// @throws ContractViolation  it is not this participant's turn, or the notice is refused; the text
 ///         names the participants.
 template <class J>
@@ -9967,7 +10010,6 @@ public:
         state_ = &state;
         state.session_ = &session;
         state.position_ = position;
-        state.held_ = {};
     }
     /// For a guard that is not enabled; inside another one it changes nothing.
     void attach(JoinState& state, LocalRounds& rounds, std::size_t position) noexcept {
@@ -11385,6 +11427,7 @@ private:
     /// Of the open round: none is open or it has no gradients; its forward pass, when it syncs;
     /// its backward pass; all of it, when it does not sync.
     enum class Stage : std::uint8_t { idle, forward, backward, unsynced };
+
     void require_outside(std::string_view verb) const {
         if (stage_ != Stage::idle || detail::session_of(state_) != nullptr) {
             throw ContractViolation{detail::concat(

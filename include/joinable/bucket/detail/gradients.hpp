@@ -58,6 +58,7 @@ public:
     Gradients(Gradients const&) = delete; // places refer to the layout
     Gradients& operator=(Gradients const&) = delete;
 
+    [[nodiscard]] int rank() const noexcept { return rank_; }
     [[nodiscard]] ParameterList const& parameters() const noexcept { return parameters_; }
     /// The parameters that are trained, in the order in which buckets were cut.
     [[nodiscard]] std::vector<std::size_t> const& trained() const noexcept { return trained_; }

@@ -34,9 +34,6 @@ public:
         }
         return --left_[i] == 0;
     }
-    /// Whether gradient `i` is still to become ready.
-    [[nodiscard]] bool is_expected(std::size_t i) const noexcept { return left_[i] != 0; }
-
     void record() noexcept { is_recorded_ = true; }
 
 private:

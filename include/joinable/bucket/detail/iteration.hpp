@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <joinable/bucket/detail/gradients.hpp>
+#include <joinable/bucket/detail/static_graph.hpp>
+#include <joinable/bucket/detail/used_map.hpp>
+#include <joinable/bucket/options.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// One rank's side of an iteration: which gradients are ready, which are unused, which buckets are
+/// full; packs gradients when their time has come, and says what was done wrong. Local.
+class Iteration {
+public:
+    Iteration(Gradients& gradients, DataParallelOptions const& options)
+        : gradients_{gradients}, states_(gradients.parameters().size()),
+          finds_unused_{options.find_unused && !options.static_graph},
+          records_order_{rebuilds(options)} {
+        if (options.find_unused || options.static_graph) {
+            used_.emplace(states_.size());
+            accumulated_.resize(states_.size());
+        }
+        if (options.static_graph) {
+            graph_.emplace(states_.size());
+        }
+        ready_order_.reserve(gradients.trained().size());
+        fit_to_buckets();
+    }
+
+    /// Whether the map of used parameters is exchanged in every iteration.
+    [[nodiscard]] bool finds_unused() const noexcept { return finds_unused_; }
+    /// None: all parameters are used.
+    [[nodiscard]] std::optional<UsedMap>& used() noexcept { return used_; }
+    [[nodiscard]] bool is_used(std::size_t i) const noexcept { return !used_ || used_->is_used(i); }
+
+    /// Whether this rank has nothing to put into parameter `i`'s place but zeros.
+    [[nodiscard]] bool is_unused(std::size_t i) const noexcept {
+        return states_[i] == State::unused;
+    }
+    /// Whether everything of a bucket is in its place, or is known to be unused.
+    [[nodiscard]] bool is_full(std::size_t bucket) const noexcept {
+        return pending_[bucket] == 0 && !is_recording_;
+    }
+
+    // -- the course of an iteration ----------------------------------------------------------------
+
+    /// `has_pass`: gradients will be marked. Else contribute_nothing() or
+    /// contribute_accumulated() follows.
+    void begin(double factor, bool has_pass) {
+        if (is_open_) {
+            throw ContractViolation{concat_missing(
+                "the previous iteration was not finalized; call finalize_backward() first"
+            )};
+        }
+        is_open_ = true;
+        factor_ = factor;
+        is_recording_ = has_pass && graph_ && !graph_->is_recorded();
+        for (std::size_t b = 0; b < pending_.size(); ++b) {
+            pending_[b] = gradients_.buckets()[b].parameters.size();
+        }
+        std::fill(states_.begin(), states_.end(), State::pending);
+        ready_order_.clear();
+        if (finds_unused_) {
+            used_->clear();
+        }
+        if (graph_) {
+            graph_->begin();
+        }
+    }
+
+    void leave_out(std::size_t i) {
+        require_trained(i);
+        char const* const wrong =
+            !finds_unused_
+                ? " was said to be unused, but DataParallelOptions::find_unused is off or "
+                  "static_graph finds out by itself; turn find_unused on"
+            : states_[i] != State::pending ? " was said to be unused twice"
+                                           : nullptr;
+        if (wrong != nullptr) {
+            throw ContractViolation{gradients_.describe(i) + wrong};
+        }
+        take_or_leave(i);
+    }
+    /// What the recorded graph does not use.
+    void leave_out_unrecorded() {
+        for (std::size_t k = 0; graph_ && graph_->is_recorded() && k < trained().size(); ++k) {
+            if (!graph_->is_used(trained()[k])) {
+                take_or_leave(trained()[k]);
+            }
+        }
+    }
+
+    void mark(std::size_t i) {
+        require_markable(i);
+        if (records_order_) {
+            ready_order_.push_back(i);
+        }
+        if (!graph_ || graph_->mark(i)) {
+            take(i);
+        }
+    }
+    void mark_accumulated(std::size_t i) {
+        require_trained(i);
+        if (used_) {
+            accumulated_[i] = true;
+        }
+    }
+
+    void contribute_nothing() {
+        is_recording_ = false;
+        ready_order_.clear();
+        for (std::size_t const i : trained()) {
+            states_[i] = State::unused;
+        }
+        std::fill(pending_.begin(), pending_.end(), std::size_t{0});
+    }
+    void contribute_accumulated() {
+        for (std::size_t const i : trained()) {
+            used_ ? take_or_leave(i) : take(i);
+        }
+    }
+
+    /// The pass has come to its end: what a static graph did not mark in its first iteration is
+    /// unused, everything else must be ready.
+    void complete() {
+        if (is_recording_) {
+            complete_ready_order();
+            for (std::size_t const i : trained()) {
+                graph_->is_used(i) ? take_used(i) : take_or_leave(i);
+            }
+            graph_->record();
+            is_recording_ = false;
+        } else if (graph_) {
+            complete_ready_order();
+        }
+        require_all_ready();
+    }
+    void write_used() {
+        for (std::size_t const i : trained()) {
+            if (!is_unused(i)) {
+                used_->use(i);
+            }
+        }
+    }
+
+    /// In which order the gradients became ready, unused ones last; empty where this rank had none.
+    [[nodiscard]] std::vector<std::size_t> const& ready_order() const noexcept {
+        return ready_order_;
+    }
+    /// The buckets have been cut by an order: no more is recorded.
+    void set_ordered() {
+        records_order_ = false;
+        fit_to_buckets();
+    }
+
+    void end() {
+        if (graph_ && used_->is_empty()) {
+            used_->clear(); // no rank had gradients: the graph is still to be seen
+        }
+        std::fill(accumulated_.begin(), accumulated_.end(), false);
+        is_open_ = false;
+    }
+
+    void require_open(std::string_view verb) const {
+        if (!is_open_) {
+            throw ContractViolation{
+                concat(verb, " without prepare_for_backward(): no iteration is open")
+            };
+        }
+    }
+
+private:
+    enum class State : std::uint8_t { pending, ready, unused };
+
+    [[nodiscard]] std::vector<std::size_t> const& trained() const noexcept {
+        return gradients_.trained();
+    }
+    void fit_to_buckets() { pending_.resize(gradients_.buckets().size()); }
+
+    void take(std::size_t i) {
+        gradients_.pack(i, factor_);
+        settle(i, State::ready);
+    }
+    /// With a static graph, after the first iteration, no bucket sends what no rank used in it.
+    void take_used(std::size_t i) {
+        if (graph_ && used_->is_known() && !used_->is_used(i)) {
+            throw ContractViolation{concat(
+                gradients_.describe(i),
+                " is used, but no rank used it in the first iteration: with static_graph all "
+                "iterations use the same parameters; turn it off and find_unused on"
+            )};
+        }
+        take(i);
+    }
+    /// A parameter that this iteration does not use: its gradient may be of earlier rounds.
+    void take_or_leave(std::size_t i) { accumulated_[i] ? take_used(i) : settle(i, State::unused); }
+    void settle(std::size_t i, State state) {
+        states_[i] = state;
+        --pending_[gradients_.bucket_of(i)];
+    }
+
+    /// Of several marks of a parameter the last one counts.
+    void complete_ready_order() {
+        if (ready_order_.empty()) {
+            return;
+        }
+        std::vector<std::size_t> order; // from the end, each one once
+        std::vector<bool> is_listed(states_.size());
+        auto const list = [&](std::size_t i) {
+            if (!is_listed[i]) {
+                is_listed[i] = true;
+                order.push_back(i);
+            }
+        };
+        for (std::size_t k = trained().size(); k-- > 0;) {
+            if (!graph_->is_used(trained()[k])) {
+                list(trained()[k]);
+            }
+        }
+        for (std::size_t k = ready_order_.size(); k-- > 0;) {
+            list(ready_order_[k]);
+        }
+        ready_order_.assign(order.rbegin(), order.rend());
+    }
+
+    // -- what can be wrong -------------------------------------------------------------------------
+
+    void require_trained(std::size_t i) const {
+        if (i >= states_.size()) {
+            throw ContractViolation{concat(
+                "parameter ",
+                i,
+                " is out of range on rank ",
+                gradients_.rank(),
+                ": there are ",
+                states_.size(),
+                " parameters"
+            )};
+        }
+        if (!gradients_.is_trained(i)) {
+            throw ContractViolation{
+                gradients_.describe(i) + " was marked, but does not require a gradient"
+            };
+        }
+    }
+
+    void require_markable(std::size_t i) const {
+        require_trained(i);
+        char const* const wrong =
+            !is_open_ ? " was marked ready outside an iteration; call prepare_for_backward() first"
+            : is_unused(i) && graph_
+                ? " is used, but was not in the first iteration: with static_graph all iterations "
+                  "use the same parameters; turn it off and find_unused on"
+            : is_unused(i)
+                ? " was said to be unused, but became ready; leave it out of the unused ones"
+            : states_[i] == State::ready && graph_
+                ? " became ready more often than in the first iteration: with static_graph all "
+                  "iterations use parameters equally often; turn it off"
+            : states_[i] == State::ready
+                ? " was marked ready twice in an iteration; mark a parameter that is shared by "
+                  "modules or used in several passes once, when its last use is done, or turn "
+                  "static_graph on, which counts its uses"
+                : nullptr;
+        if (wrong != nullptr) {
+            throw ContractViolation{gradients_.describe(i) + wrong};
+        }
+    }
+
+    void require_all_ready() const {
+        if (std::any_of(pending_.begin(), pending_.end(), [](std::size_t n) { return n != 0; })) {
+            throw ContractViolation{concat_missing(
+                graph_ ? "parameters are not used, but were in the first iteration: with "
+                         "static_graph all iterations use the same parameters; turn it off and "
+                         "find_unused on"
+                : finds_unused_
+                    ? "not all gradients became ready; give those that the pass does not use to "
+                      "prepare_for_backward() as unused, or check that all outputs of forward "
+                      "reach "
+                      "the loss"
+                    : "not all gradients became ready; mark every trainable parameter in each "
+                      "iteration, set requires_grad to false where there is nothing to train, or "
+                      "turn DataParallelOptions::find_unused or static_graph on"
+            )};
+        }
+    }
+
+    [[nodiscard]] std::string concat_missing(std::string_view text) const {
+        constexpr std::size_t most = 16; // a text for people; the rest is counted
+        std::size_t missing = 0;
+        std::string names;
+        for (std::size_t i = 0; i < states_.size(); ++i) {
+            if (gradients_.is_trained(i) && states_[i] == State::pending && missing++ < most) {
+                names +=
+                    (missing == 1 ? "" : ", ") + describe_parameter(gradients_.parameters(), i);
+            }
+        }
+        if (missing > most) {
+            names += concat(" and ", missing - most, " more");
+        }
+        return missing == 0
+                   ? std::string{text}
+                   : concat(text, " (rank ", gradients_.rank(), " did not mark ", names, ")");
+    }
+
+    Gradients& gradients_;
+    std::vector<State> states_;        ///< per parameter
+    std::vector<std::size_t> pending_; ///< per bucket: gradients that are not in their place
+    std::optional<UsedMap> used_;
+    std::vector<bool> accumulated_; ///< per parameter, where some may go unused
+    std::optional<StaticGraph> graph_;
+    std::vector<std::size_t> ready_order_;
+    double factor_ = 0;
+    bool finds_unused_;
+    bool records_order_;
+    bool is_open_ = false;
+    bool is_recording_ = false; ///< the static graph: what is used is known at the end only
+};
+
+} // namespace joinable::inline v0::detail

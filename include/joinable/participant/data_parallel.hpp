@@ -119,8 +119,9 @@ public:
 
     /// Local, the same on every rank, outside a guard. `hook(comm, buffers, round)` takes the place
     /// of the broadcast of buffers in each round that syncs, on active ranks as on joined ones, where
-    /// round.is_shadow(): it must issue the same collectives there (zeros, where it sums). A null
-    /// function brings the broadcast back.
+    /// round.is_shadow(): it must issue the same collectives there (zeros, where it sums). What
+    /// it throws has to leave the guard: skip() would call it again. A null function brings the
+    /// broadcast back.
     /// @throws ContractViolation  in a guard or a round, or broadcast_buffers is off.
     void set_buffer_hook(
         std::function<void(Comm&, std::vector<AnyView> const& buffers, Round const&)> hook

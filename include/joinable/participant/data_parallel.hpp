@@ -136,7 +136,14 @@ public:
     template <class F>
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
         prepare_for_forward(notice);
-        return guarded(std::forward<F>(pass));
+        try {
+            return guarded(std::forward<F>(pass));
+        } catch (...) {
+            if (stage_ == Stage::idle) {
+                stage_ = Stage::failed;
+            }
+            throw;
+        }
     }
 
     /// Runs the backward pass, averages gradients as they become ready, and waits for all of them.
@@ -164,7 +171,7 @@ public:
                     "failed with skip()"
                 };
             }
-            is_weighted_ = notice.weight.has_value();
+            is_weighted(notice.phase) = notice.weight.has_value();
             open_round(notice);
         });
     }
@@ -241,14 +248,14 @@ public:
     /// | then, until its first bucket is sent| as announced       | zeros                       |
     /// | later                               |                    | ContractViolation: too late |
     ///
-    /// In a round that does not sync, before its backward pass has ended, it ends the round; nothing
-    /// is taken back. Collective: blocks until the averages are written, if the round syncs.
+    /// In a round that does not sync, before its backward pass has ended, and in an evaluation whose
+    /// forward() threw, it ends the round; nothing is taken back. Collective: blocks until the averages are written, if the round syncs.
     void skip(RoundNotice notice = {}) {
         guarded([&] {
             detail::forget_failure(*this); // the batch's: peers need not hear of it
             if (stage_ == Stage::idle) {
                 notice.skips = true;
-                if (is_weighted_ && !notice.weight) {
+                if (is_weighted(notice.phase) && !notice.weight) {
                     notice.weight = 0; // or the others' rounds would be weighted and this one not
                 }
                 open_round(notice);
@@ -287,10 +294,14 @@ public:
                   std::exchange(ddp.divides_by_initial_world_size_, divides_by_initial_world_size)
               } {
             ddp.stage_ = Stage::idle; // whatever an earlier guard left open
+            ddp.is_weighted_ = {};
         }
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
-        ~Hook() { ddp_.divides_by_initial_world_size_ = before_; }
+        ~Hook() {
+            ddp_.divides_by_initial_world_size_ = before_;
+            ddp_.is_weighted_ = {};
+        }
 
         void main_hook(Round const& round) {
             if (round.will_sync()) {
@@ -318,8 +329,8 @@ public:
 
 private:
     /// Of the open round: none is open or it has no gradients; its forward pass, when it syncs;
-    /// its backward pass; all of it, when it does not sync.
-    enum class Stage : std::uint8_t { idle, forward, backward, unsynced };
+    /// its backward pass; all of it, when it does not sync; an evaluation that threw.
+    enum class Stage : std::uint8_t { idle, forward, backward, unsynced, failed };
 
     void require_outside(std::string_view verb) const {
         if (stage_ != Stage::idle || detail::session_of(state_) != nullptr) {
@@ -394,6 +405,8 @@ private:
         return round.contributes() ? own / divisor : 0.0;
     }
 
+    bool& is_weighted(Phase phase) noexcept { return is_weighted_[phase == Phase::train ? 0 : 1]; }
+
     template <class F>
     decltype(auto) guarded(F&& verb) {
         try {
@@ -412,8 +425,8 @@ private:
     Round round_;
     Stage stage_ = Stage::idle;
     bool is_inside_no_sync_ = false;
-    bool is_weighted_ = false;     ///< the last forward pass was
-    bool has_accumulated_ = false; ///< gradients, since the last round that synced
+    std::array<bool, 2> is_weighted_{}; ///< per phase: the last forward pass in this guard was
+    bool has_accumulated_ = false;      ///< gradients, since the last round that synced
     bool divides_by_initial_world_size_ = true;
     JoinState state_;
 };

@@ -438,4 +438,62 @@ TEST_CASE("a batch is skipped in a round that does not sync, and outside a guard
     });
 }
 
+TEST_CASE("an evaluation that fails on one rank is skipped, and no round is opened for it") {
+    run_ranks({1, 2, 3, 4}, [](ThreadCommunicator& comm) {
+        Params params = one_parameter();
+        DistributedDataParallel ddp{comm, params};
+        Join guard{participants(ddp)};
+        for (int i = 0; i < 4; ++i) {
+            try {
+                ddp.forward(
+                    [&] {
+                        if (comm.rank() == comm.size() - 1 && i % 2 == 0) {
+                            throw std::runtime_error{"a bad sample"};
+                        }
+                    },
+                    {.phase = joinable::Phase::evaluate}
+                );
+            } catch (std::runtime_error const&) {
+                ddp.skip();
+            }
+        }
+        params[0].g(0) = 0;
+        train(ddp, params, 3.0);
+        CHECK(params[0].g(0) == doctest::Approx(3.0));
+        CHECK(guard.finish().rounds == 5);
+    });
+}
+
+TEST_CASE(
+    "whether a skipped batch has a weight is what the last batch of its phase had, in its guard"
+) {
+    run_ranks({1, 2, 3, 4}, [](ThreadCommunicator& comm) {
+        Params params = one_parameter();
+        DistributedDataParallel ddp{comm, params};
+        bool const skips = comm.rank() == 1;
+        auto const train_or_skip = [&](joinable::RoundNotice const& notice) {
+            params[0].g(0) = 0;
+            skips ? ddp.skip() : train(ddp, params, 3.0, notice);
+        };
+        {
+            Join guard{participants(ddp)};
+            train(ddp, params, 1.0, {.weight = 5});
+            ddp.forward([] {}, {.phase = joinable::Phase::evaluate}); // has none
+            train_or_skip({.weight = 5});
+            CHECK(params[0].g(0) == doctest::Approx(3.0));
+            guard.finish();
+        }
+        double const unweighted = comm.size() == 1 ? 3.0 : 3.0 * (comm.size() - 1) / comm.size();
+        {
+            Join guard{participants(ddp)};
+            train_or_skip({});
+            CHECK(params[0].g(0) == doctest::Approx(unweighted));
+            train(ddp, params, 1.0, {.weight = 5});
+            guard.finish();
+        }
+        train_or_skip({});
+        CHECK(params[0].g(0) == doctest::Approx(unweighted));
+    });
+}
+
 } // namespace

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <support/drawn/serial_training.hpp>
+#include <support/drawn/training.hpp>
+#include <support/numbers.hpp>
+#include <support/recording_communicator.hpp>
+
+#include <joinable/join/guard.hpp>
+#include <joinable/participant/action.hpp>
+#include <joinable/participant/data_parallel.hpp>
+
+namespace joinable_tests::drawn {
+
+/// A parameter of the drawn model.
+struct Fixed {
+    OwnedTensor value;
+    OwnedTensor own; ///< what the engine allocated for the gradient
+    joinable::AnyView grad;
+    bool is_trained;
+};
+struct Settable : Fixed {};
+
+} // namespace joinable_tests::drawn
+
+template <>
+struct joinable::parameter_traits<joinable_tests::drawn::Fixed> {
+    using P = joinable_tests::drawn::Fixed;
+    static AnyView const* value(P& p) { return &p.value.view(); }
+    static AnyView* grad(P& p) { return p.grad ? &p.grad : nullptr; }
+    static bool requires_grad(P const& p) { return p.is_trained; }
+};
+template <>
+struct joinable::parameter_traits<joinable_tests::drawn::Settable>
+    : joinable::parameter_traits<joinable_tests::drawn::Fixed> {
+    static void set_grad(P& p, AnyView const& view) { p.grad = view; }
+};
+
+namespace joinable_tests::drawn {
+
+/// Thrown by a batch, as an engine out of memory does.
+struct BatchFailed {};
+
+/// One rank of a drawn training, over any communicator: throws where something differs from the
+/// serial one, or ranks issue different collectives.
+template <class Inner>
+class DrawnRank {
+    using Comm = RecordingCommunicator<Inner>;
+    using Ddp = joinable::DistributedDataParallel<Comm>;
+
+public:
+    DrawnRank(Inner& inner, Training const& training, SerialTraining const& serial)
+        : inner_{inner}, comm_{inner}, training_{training}, serial_{serial} {
+        for (Parameter const& parameter : training.parameters) {
+            Fixed made{
+                {parameter.dtype, parameter.extents, parameter.value_strides},
+                {parameter.dtype, parameter.extents, parameter.gradient_strides[me()]},
+                {},
+                parameter.is_trained
+            };
+            if (parameter.starts_with_gradient[me()]) {
+                made.grad = made.own.view();
+            }
+            if (parameter.has_set_grad) {
+                settable_.push_back(Settable{std::move(made)});
+            } else {
+                fixed_.push_back(std::move(made));
+            }
+        }
+    }
+
+    void run() {
+        Ddp ddp{comm_, joinable::parameters(settable_, fixed_), training_.options};
+        for (epoch_ = 0; epoch_ < training_.epochs.size(); ++epoch_) {
+            if (plan().is_guarded()) {
+                run_guarded(ddp);
+            } else {
+                run_alone(ddp);
+            }
+        }
+        for (std::size_t p = 0; p < training_.parameters.size(); ++p) {
+            require(param(p).value.has_its_gaps() && param(p).own.has_its_gaps(), "gaps", 0, p);
+        }
+        compare_traces();
+    }
+
+private:
+    [[nodiscard]] std::size_t me() const { return static_cast<std::size_t>(inner_.rank()); }
+    [[nodiscard]] Epoch const& plan() const { return training_.epochs[epoch_]; }
+    Fixed& param(std::size_t p) {
+        return p < settable_.size() ? settable_[p] : fixed_[p - settable_.size()];
+    }
+
+    void run_alone(Ddp& ddp) {
+        std::optional<joinable::Join<Ddp>> disabled;
+        if (plan().guard == Guard::disabled) {
+            disabled.emplace(joinable::participants(ddp), joinable::JoinOptions{.enable = false});
+        }
+        for (std::size_t k = 0; k < plan().lengths[me()]; ++k) {
+            run_batch(ddp, k, [](auto const&) {});
+            compare(k);
+        }
+    }
+
+    void run_guarded(Ddp& ddp) {
+        // Sees what joined ranks have after each round, too.
+        joinable::Action observer{
+            comm_,
+            [this](std::size_t k) { compare(k); },
+            [this](joinable::Round const& round) { compare(round.number()); }
+        };
+        joinable::JoinOptions options{.carry_accumulated = plan().carries};
+        if (plan().is_periodic()) {
+            options.sync_every = plan().sync_every;
+            if (plan().average == Average::weighted) {
+                options.weight_per_input = 1 + me() % 3;
+            }
+            if (plan().guard == Guard::known_lengths) {
+                options.inputs = plan().lengths[me()];
+            }
+        }
+        joinable::Join guard{
+            joinable::participants(ddp, observer),
+            options,
+            joinable::divide_by_initial_world_size = plan().average == Average::initial
+        };
+        for (std::size_t k = 0; k < plan().lengths[me()]; ++k) {
+            run_batch(ddp, k, [&](joinable::RoundNotice const& notice) {
+                if (plan().guard == Guard::next) {
+                    require(guard.next(true, notice), "next", k, 0);
+                }
+            });
+            observer(k);
+        }
+        auto const result = guard.finish();
+        require(result.rounds == plan().rounds.size(), "rounds", result.rounds, 0);
+    }
+
+    template <class Open>
+    void run_batch(Ddp& ddp, std::size_t k, Open const& open) {
+        RoundPlan const& round = plan().rounds[k];
+        Batch const& batch = round.batches[me()];
+        reset(round.reset);
+        joinable::RoundNotice notice;
+        auto const quiet = plan().uses_no_sync && !round.will_sync && !round.evaluates
+                               ? std::optional{NoSync{ddp}}
+                               : std::nullopt;
+        if (!plan().is_periodic()) {
+            notice.will_sync = round.will_sync || plan().uses_no_sync;
+            notice.phase = round.evaluates ? joinable::Phase::evaluate : joinable::Phase::train;
+            if (plan().average == Average::weighted) {
+                notice.weight = batch.weight;
+            }
+        }
+        bool const skips = batch.fails == Fails::before_the_round;
+        {
+            joinable::RoundNotice opening = notice;
+            opening.skips = skips;
+            open(opening);
+        }
+        if (plan().guard == Guard::next) {
+            notice = {}; // said already
+        }
+        if (skips) {
+            ddp.skip(notice);
+            return;
+        }
+        try {
+            ddp.forward(
+                [&] {
+                    if (batch.fails == Fails::in_forward) {
+                        throw BatchFailed{};
+                    }
+                },
+                notice
+            );
+            if (round.evaluates) {
+                return;
+            }
+            auto const pass = [&](auto const& ready) { run_backward(ddp, k, ready); };
+            if (training_.finds_unused() && k % 2 == 0) {
+                ddp.backward(pass, [&](std::size_t p) { return batch.is_unused[p]; });
+            } else if (training_.finds_unused()) {
+                std::vector<std::size_t> unused;
+                for (std::size_t p = 0; p < batch.is_unused.size(); ++p) {
+                    if (batch.is_unused[p]) {
+                        unused.push_back(p);
+                    }
+                }
+                ddp.backward(pass, unused);
+            } else {
+                ddp.backward(pass);
+            }
+        } catch (BatchFailed const&) {
+            ddp.skip();
+        }
+    }
+
+    template <class Ready>
+    void run_backward(Ddp& ddp, std::size_t k, Ready const& ready) {
+        RoundPlan const& round = plan().rounds[k];
+        Batch const& batch = round.batches[me()];
+        bool const fails = batch.fails == Fails::in_backward;
+        std::vector<std::size_t> const first = ddp.buckets().front().parameters;
+        for (std::size_t m = 0; m < batch.marks.size(); ++m) {
+            std::size_t const p = batch.marks[m];
+            // In a round that syncs, before the first bucket is full; else as drawn.
+            bool const is_late = m >= batch.marks_before_failure;
+            bool const would_fill =
+                round.will_sync && p == last_of(first, batch.marks) && !is_recording();
+            if (fails && (would_fill || is_late)) {
+                throw BatchFailed{};
+            }
+            add(k, p);
+            ready(p);
+        }
+        if (fails) {
+            throw BatchFailed{};
+        }
+        has_graph_ = has_graph_ || round.will_sync;
+    }
+
+    [[nodiscard]] bool is_recording() const {
+        return training_.options.static_graph && !has_graph_;
+    }
+
+    static std::size_t
+    last_of(std::vector<std::size_t> const& bucket, std::vector<std::size_t> const& marks) {
+        auto const it = std::find_if(marks.rbegin(), marks.rend(), [&](std::size_t p) {
+            return std::find(bucket.begin(), bucket.end(), p) != bucket.end();
+        });
+        return it == marks.rend() ? marks.size() + bucket.size() + 1000 : *it;
+    }
+
+    void add(std::size_t k, std::size_t p) {
+        Fixed& parameter = param(p);
+        if (!parameter.grad) {
+            parameter.grad = parameter.own.view();
+            write(parameter.grad, Numbers(parameter.grad.numel()));
+        }
+        Numbers numbers = read(parameter.grad);
+        for (std::size_t e = 0; e < numbers.size(); ++e) {
+            numbers[e] = plus(
+                parameter.grad.dtype(), numbers[e], contribution(inner_.rank(), epoch_, k, p, e)
+            );
+        }
+        write(parameter.grad, numbers);
+    }
+
+    void reset(Reset reset) {
+        for (std::size_t const p : training_.trained()) {
+            Fixed& parameter = param(p);
+            if (reset == Reset::drop && training_.parameters[p].has_set_grad) {
+                parameter.grad = {};
+            } else if (reset != Reset::keep && parameter.grad) {
+                write(parameter.grad, Numbers(parameter.grad.numel()));
+            }
+        }
+    }
+
+    void compare(std::size_t k) {
+        Gradients const& expected = serial_.gradients()[epoch_][k][me()];
+        for (std::size_t p = 0; p < expected.size(); ++p) {
+            Fixed& parameter = param(p);
+            require(bool(parameter.grad) == expected[p].has_value(), "existence", k, p);
+            if (expected[p]) {
+                require(read(parameter.grad) == *expected[p], "gradient", k, p);
+            }
+        }
+    }
+
+    void compare_traces() {
+        std::uint64_t hash = 0;
+        for (std::string const& collective : comm_.trace) {
+            hash = hash * 1'000'003 + std::hash<std::string>{}(collective);
+        }
+        std::array<std::uint64_t, 2> bounds{hash, ~hash};
+        inner_.all_reduce({bounds.data(), 2, joinable::DType::u64}, joinable::ReduceOp::max).wait();
+        require(bounds[0] == hash && bounds[1] == ~hash, "trace", comm_.trace.size(), 0);
+    }
+
+    void require(bool is_right, char const* what, std::size_t round, std::size_t p) const {
+        if (!is_right) {
+            throw std::runtime_error{joinable::detail::concat(
+                what,
+                " differs on rank ",
+                inner_.rank(),
+                " in epoch ",
+                epoch_,
+                ", round ",
+                round,
+                ", parameter ",
+                p
+            )};
+        }
+    }
+
+    /// no_sync() in an optional.
+    struct NoSync {
+        using Scope = decltype(std::declval<Ddp&>().no_sync());
+        std::unique_ptr<Scope> scope;
+        explicit NoSync(Ddp& ddp) : scope{new Scope(ddp.no_sync())} {}
+    };
+
+    Inner& inner_;
+    Comm comm_;
+    Training const& training_;
+    SerialTraining const& serial_;
+    std::vector<Settable> settable_;
+    std::vector<Fixed> fixed_;
+    std::size_t epoch_ = 0;
+    bool has_graph_ = false; ///< the static one was recorded
+};
+
+} // namespace joinable_tests::drawn

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include <support/draw.hpp>
+
+#include <joinable/bucket/options.hpp>
+#include <joinable/join/options.hpp>
+#include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/shape.hpp>
+
+// What a whole training is, drawn from a seed: the model, the shards, and all that can go wrong.
+
+namespace joinable_tests::drawn {
+
+struct Parameter {
+    joinable::DType dtype = joinable::DType::f32;
+    joinable::Shape extents;
+    joinable::Shape value_strides;
+    std::vector<joinable::Shape> gradient_strides; ///< per rank: each engine as it likes
+    std::vector<bool> starts_with_gradient;        ///< per rank
+    bool is_trained = true;
+    bool has_set_grad = true;
+};
+
+/// Where the batch of one rank fails, if it does.
+enum class Fails { nowhere, before_the_round, in_forward, in_backward };
+
+/// What one rank does in a round.
+struct Batch {
+    Fails fails = Fails::nowhere;
+    std::vector<bool> is_unused;    ///< per parameter
+    std::vector<std::size_t> marks; ///< in the order in which gradients become ready
+    std::size_t marks_before_failure = 0;
+    std::uint64_t weight = 1;
+};
+
+/// What an engine does with gradients before a batch.
+enum class Reset { keep, zero, drop };
+
+struct RoundPlan {
+    bool will_sync = true;
+    bool evaluates = false;
+    Reset reset = Reset::keep;
+    std::vector<Batch> batches; ///< per rank
+};
+
+/// Who says when rounds open and what they are.
+enum class Guard {
+    none,          ///< there is none
+    disabled,      ///< JoinOptions::enable is false
+    notices,       ///< forward() opens rounds
+    next,          ///< next() does
+    periods,       ///< forward() does, JoinOptions say the rest
+    known_lengths, ///< nobody has to
+};
+enum class Average { initial, active, weighted };
+
+struct Epoch {
+    Guard guard = Guard::notices;
+    Average average = Average::initial;
+    bool carries = true;
+    bool uses_no_sync = false; ///< in place of notices
+    std::size_t sync_every = 1;
+    std::vector<std::size_t> lengths; ///< per rank
+    std::vector<RoundPlan> rounds;
+
+    [[nodiscard]] bool is_guarded() const {
+        return guard != Guard::none && guard != Guard::disabled;
+    }
+    /// JoinOptions say what rounds are, not notices.
+    [[nodiscard]] bool is_periodic() const {
+        return guard == Guard::periods || guard == Guard::known_lengths;
+    }
+};
+
+struct Training {
+    int world = 1;
+    joinable::DataParallelOptions options;
+    std::vector<Parameter> parameters;
+    std::vector<Epoch> epochs;
+
+    [[nodiscard]] bool finds_unused() const { return options.find_unused && !options.static_graph; }
+    [[nodiscard]] std::vector<std::size_t> trained() const {
+        std::vector<std::size_t> indices;
+        for (std::size_t p = 0; p < parameters.size(); ++p) {
+            if (parameters[p].is_trained) {
+                indices.push_back(p);
+            }
+        }
+        return indices;
+    }
+};
+
+/// What a mark of a parameter adds to element `e` of its gradient: small integers.
+inline double
+contribution(int rank, std::size_t epoch, std::size_t round, std::size_t p, std::size_t e) {
+    return static_cast<double>(
+               (31 * static_cast<std::size_t>(rank) + 17 * epoch + 7 * round + 5 * p + 3 * e) % 9
+           ) -
+           4.0;
+}
+
+/// Which dtypes, shapes, layouts.
+class DrawTraining {
+public:
+    /// With `is_tame` nothing fails and all ranks have the same graph.
+    DrawTraining(std::uint64_t seed, bool is_tame) : draw_{seed}, is_tame_{is_tame} {}
+
+    Training operator()() {
+        training_.world = draw_.one_of({1, 2, 3, 4, 8});
+        average_alone_ = draw_.one_of({Average::initial, Average::weighted});
+        draw_options();
+        std::size_t const count = draw_.between(1, 12);
+        std::size_t const settable = training_.options.gradient_as_bucket_view || draw_.one_in(2)
+                                         ? count
+                                         : draw_.below(count + 1);
+        for (std::size_t p = 0; p < count; ++p) {
+            draw_parameter(p < settable);
+        }
+        training_.parameters[draw_.below(count)].is_trained = true;
+        for (Parameter& parameter : training_.parameters) {
+            if (parameter.is_trained && !joinable::is_floating_point(parameter.dtype)) {
+                parameter.dtype = joinable::DType::f64;
+            }
+        }
+        if (training_.options.static_graph) {
+            draw_graphs();
+        }
+        for (std::size_t epochs = draw_.between(1, 3); epochs > 0; --epochs) {
+            draw_epoch();
+        }
+        return training_;
+    }
+
+private:
+    [[nodiscard]] std::size_t world() const { return static_cast<std::size_t>(training_.world); }
+
+    void draw_options() {
+        auto& options = training_.options;
+        options.bucket_cap_bytes = draw_.one_of<std::size_t>({1, 40, 200, 1U << 20U});
+        options.first_bucket_bytes = draw_.one_of<std::size_t>({1, 24, 1U << 20U});
+        options.gradient_as_bucket_view = draw_.one_in(2);
+        options.gradient_kind =
+            draw_.one_in(2) ? joinable::GradientKind::sum : joinable::GradientKind::mean;
+        options.find_unused = draw_.one_in(2);
+        options.static_graph = draw_.one_in(3);
+        options.rebuild_buckets = !draw_.one_in(3);
+        if (draw_.one_in(3)) {
+            for (std::size_t n = draw_.between(1, 3); n > 0; --n) {
+                options.bucket_caps_bytes.push_back(draw_.below(120));
+            }
+        }
+    }
+
+    joinable::Shape draw_strides(joinable::Shape const& extents) {
+        // Dimensions from the densest to the widest, with a gap of some factor before each.
+        std::vector<std::size_t> order(extents.size());
+        std::iota(order.begin(), order.end(), std::size_t{0});
+        order = draw_.one_in(2) ? draw_.shuffled(order)
+                                : std::vector<std::size_t>(order.rbegin(), order.rend());
+        joinable::Shape strides = extents;
+        std::size_t step = draw_.one_in(4) ? 2U : 1U;
+        for (std::size_t const d : order) {
+            strides[d] = step;
+            step *= (std::max)(extents[d], std::size_t{1});
+            step += draw_.one_in(5) ? 1U : 0U;
+        }
+        return strides;
+    }
+
+    void draw_parameter(bool has_set_grad) {
+        using joinable::DType;
+        Parameter parameter;
+        parameter.is_trained = !draw_.one_in(6);
+        parameter.dtype = draw_.one_of({DType::f16, DType::bf16, DType::f32, DType::f64});
+        if (!parameter.is_trained && draw_.one_in(2)) {
+            parameter.dtype = DType::i32;
+        }
+        for (std::size_t d = draw_.below(4); d > 0; --d) {
+            parameter.extents.push_back(draw_.one_in(12) ? 0U : draw_.between(1, 4));
+        }
+        parameter.value_strides = draw_strides(parameter.extents);
+        parameter.has_set_grad = has_set_grad;
+        for (std::size_t rank = 0; rank < world(); ++rank) {
+            parameter.gradient_strides.push_back(draw_strides(parameter.extents));
+            parameter.starts_with_gradient.push_back(!has_set_grad || !draw_.one_in(3));
+        }
+        training_.parameters.push_back(parameter);
+    }
+
+    /// Per rank, how often each parameter becomes ready; with a static graph always the same.
+    void draw_graphs() {
+        bool const is_same = is_tame_ || draw_.one_in(2);
+        for (std::size_t rank = 0; rank < world(); ++rank) {
+            std::vector<std::size_t> uses(training_.parameters.size());
+            for (std::size_t const p : training_.trained()) {
+                uses[p] = draw_.one_of<std::size_t>({0, 1, 1, 1, 2});
+            }
+            graphs_.push_back(is_same && rank > 0 ? graphs_.front() : uses);
+        }
+    }
+
+    void draw_epoch() {
+        Epoch epoch;
+        epoch.guard = draw_.one_of(
+            {Guard::none,
+             Guard::disabled,
+             Guard::notices,
+             Guard::notices,
+             Guard::next,
+             Guard::periods,
+             Guard::known_lengths}
+        );
+        epoch.average = draw_.one_of({Average::initial, Average::active, Average::weighted});
+        if (!epoch.is_guarded()) { // weighted or not: a skipped batch says what the last one said
+            epoch.average = average_alone_;
+        }
+        epoch.carries = !draw_.one_in(3);
+        epoch.uses_no_sync =
+            (!epoch.is_guarded() || epoch.guard == Guard::notices) && draw_.one_in(2);
+        epoch.sync_every = draw_.between(1, 3);
+        std::size_t const longest = draw_.between(1, 7);
+        std::size_t const every = draw_.below(longest + 1);
+        for (std::size_t rank = 0; rank < world(); ++rank) {
+            epoch.lengths.push_back(
+                !epoch.is_guarded() ? every
+                : draw_.one_in(3)   ? 0
+                                    : draw_.below(longest + 1)
+            );
+        }
+        std::size_t const rounds = *std::max_element(epoch.lengths.begin(), epoch.lengths.end());
+        std::size_t const failing = is_tame_ ? 0 : draw_.one_of<std::size_t>({0, 0, 3, 8});
+        for (std::size_t round = 0; round < rounds; ++round) {
+            draw_round(epoch, round, failing);
+        }
+        training_.epochs.push_back(epoch);
+    }
+
+    void draw_round(Epoch& epoch, std::size_t round, std::size_t failing) {
+        RoundPlan plan;
+        plan.reset = draw_.one_of({Reset::keep, Reset::zero, Reset::drop});
+        plan.will_sync =
+            epoch.is_periodic() ? (round + 1) % epoch.sync_every == 0 : !draw_.one_in(3);
+        plan.evaluates = !epoch.is_periodic() && draw_.one_in(8);
+        for (std::size_t rank = 0; rank < world(); ++rank) {
+            Batch batch = draw_batch(epoch, rank);
+            if (failing != 0 && draw_.one_in(failing)) {
+                batch.fails =
+                    draw_.one_of({Fails::before_the_round, Fails::in_forward, Fails::in_backward});
+                if (plan.evaluates && batch.fails == Fails::in_backward) {
+                    batch.fails = Fails::in_forward;
+                }
+                // Until the first bucket is full: where the graph is all of the model it is not.
+                if (training_.finds_unused() && batch.fails == Fails::in_backward) {
+                    batch.is_unused.assign(batch.is_unused.size(), false);
+                    batch.marks = draw_.shuffled(training_.trained());
+                }
+            }
+            batch.marks_before_failure = draw_.below(batch.marks.size() + 1);
+            plan.batches.push_back(batch);
+        }
+        epoch.rounds.push_back(plan);
+    }
+
+    Batch draw_batch(Epoch const& epoch, std::size_t rank) {
+        Batch batch;
+        batch.is_unused.resize(training_.parameters.size());
+        if (training_.options.static_graph) {
+            for (std::size_t p = 0; p < graphs_[rank].size(); ++p) {
+                batch.marks.insert(batch.marks.end(), graphs_[rank][p], p);
+            }
+        } else {
+            for (std::size_t const p : training_.trained()) {
+                batch.is_unused[p] = training_.finds_unused() && draw_.one_in(2);
+                if (!batch.is_unused[p]) {
+                    batch.marks.push_back(p);
+                }
+            }
+        }
+        batch.marks = draw_.shuffled(batch.marks);
+        bool const is_fixed = epoch.is_periodic();
+        batch.weight = is_fixed ? 1 + rank % 3 : draw_.between(1, 4);
+        return batch;
+    }
+
+    Draw draw_;
+    bool is_tame_;
+    Average average_alone_ = Average::initial; ///< without a guard
+    Training training_;
+    std::vector<std::vector<std::size_t>> graphs_;
+};
+
+} // namespace joinable_tests::drawn

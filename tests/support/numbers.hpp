@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+#include <vector>
+
+#include <support/offsets.hpp>
+
+#include <joinable/tensor/any_view.hpp>
+
+// Elements of any floating-point dtype as doubles, which hold all of them exactly, and the
+// arithmetic of the dtypes: 16 bits compute in float and round once.
+
+namespace joinable_tests {
+
+using Numbers = std::vector<double>;
+
+/// Calls f(element, type) with what `T` computes in.
+template <class F>
+double with_arithmetic(joinable::DType dtype, F const& f) {
+    return joinable::visit_dtype(dtype, [&]<class T>(std::type_identity<T>) -> double {
+        if constexpr (std::is_integral_v<T>) {
+            return f(double{});
+        } else if constexpr (sizeof(T) == 2) {
+            return static_cast<double>(static_cast<float>(T{static_cast<float>(f(float{}))}));
+        } else {
+            return static_cast<double>(f(T{}));
+        }
+    });
+}
+
+inline double plus(joinable::DType dtype, double a, double b) {
+    return with_arithmetic(dtype, [&]<class A>(A) {
+        return static_cast<A>(a) + static_cast<A>(b);
+    });
+}
+inline double times(joinable::DType dtype, double a, double factor) {
+    return with_arithmetic(dtype, [&]<class A>(A) {
+        return static_cast<A>(static_cast<A>(a) * static_cast<A>(factor));
+    });
+}
+/// Added up in this order, rounded to the dtype at the end.
+inline double sum_of(joinable::DType dtype, Numbers const& numbers) {
+    return with_arithmetic(dtype, [&]<class A>(A) {
+        A total = static_cast<A>(numbers.front());
+        for (std::size_t i = 1; i < numbers.size(); ++i) {
+            total = static_cast<A>(total + static_cast<A>(numbers[i]));
+        }
+        return total;
+    });
+}
+
+/// In row-major order.
+inline Numbers read(joinable::AnyView const& view) {
+    Numbers numbers;
+    joinable::visit_dtype(view.dtype(), [&]<class T>(std::type_identity<T>) {
+        for (std::size_t const offset : offsets_of(view.extents(), view.strides())) {
+            T const element = static_cast<T const*>(view.data())[offset];
+            if constexpr (sizeof(T) == 2) {
+                numbers.push_back(static_cast<double>(static_cast<float>(element)));
+            } else {
+                numbers.push_back(static_cast<double>(element));
+            }
+        }
+    });
+    return numbers;
+}
+inline void write(joinable::AnyView const& view, Numbers const& numbers) {
+    joinable::visit_dtype(view.dtype(), [&]<class T>(std::type_identity<T>) {
+        std::size_t next = 0;
+        for (std::size_t const offset : offsets_of(view.extents(), view.strides())) {
+            T& element = static_cast<T*>(view.data())[offset];
+            if constexpr (sizeof(T) == 2) {
+                element = T{static_cast<float>(numbers[next++])};
+            } else {
+                element = static_cast<T>(numbers[next++]);
+            }
+        }
+    });
+}
+
+/// Memory of its own for a tensor with any strides, and a mark in the gaps between its elements.
+class OwnedTensor {
+public:
+    OwnedTensor(
+        joinable::DType dtype, joinable::Shape const& extents, joinable::Shape const& strides
+    )
+        : bytes_(reach(extents, strides) * joinable::size_of(dtype), gap),
+          view_{bytes_.data(), dtype, extents, strides} {
+        write(view_, Numbers(view_.numel()));
+    }
+
+    OwnedTensor(OwnedTensor&&) = default;
+    OwnedTensor& operator=(OwnedTensor&&) = default;
+
+    [[nodiscard]] joinable::AnyView const& view() const noexcept { return view_; }
+    /// Whether nobody wrote between elements.
+    [[nodiscard]] bool has_its_gaps() const {
+        std::vector<bool> is_element(bytes_.size());
+        for (std::size_t const offset : offsets_of(view_.extents(), view_.strides())) {
+            for (std::size_t b = 0; b < joinable::size_of(view_.dtype()); ++b) {
+                is_element[offset * joinable::size_of(view_.dtype()) + b] = true;
+            }
+        }
+        for (std::size_t b = 0; b < bytes_.size(); ++b) {
+            if (!is_element[b] && bytes_[b] != gap) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+private:
+    static constexpr std::byte gap{0xa5};
+    static std::size_t reach(joinable::Shape const& extents, joinable::Shape const& strides) {
+        std::size_t last = 0;
+        for (std::size_t const offset : offsets_of(extents, strides)) {
+            last = offset + 1 > last ? offset + 1 : last;
+        }
+        return last + 1; // never null
+    }
+
+    std::vector<std::byte> bytes_;
+    joinable::AnyView view_;
+};
+
+} // namespace joinable_tests

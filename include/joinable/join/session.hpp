@@ -97,6 +97,11 @@ public:
         return is_answered() ? round_.will_sync() : opened_ && opened_->syncs();
     }
 
+    /// Whether next() or iterate() announced a batch, and not that it is skipped. Local.
+    [[nodiscard]] bool has_announced_batch() const noexcept {
+        return opened_ && opened_->opening != Opening::notification && !opened_->notice.skips;
+    }
+
     // -- what the guard calls --------------------------------------------------------------------
 
     /// Opens a round if this rank has an input. False when it is to leave the loop.

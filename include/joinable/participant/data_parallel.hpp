@@ -244,7 +244,8 @@ public:
     ///
     /// | called                              | this rank's weight | its gradients               |
     /// |-------------------------------------|--------------------|-----------------------------|
-    /// | before the round is opened          | 0                  | what it accumulated before  |
+    /// | before the round is opened, by      | 0                  | what it accumulated before  |
+    /// | forward(), next() or iterate()      |                    |                             |
     /// | then, until its first bucket is sent| as announced       | zeros                       |
     /// | later                               |                    | ContractViolation: too late |
     ///
@@ -253,7 +254,10 @@ public:
     void skip(RoundNotice notice = {}) {
         guarded([&] {
             detail::forget_failure(*this); // the batch's: peers need not hear of it
-            if (stage_ == Stage::idle) {
+            auto const* const session = detail::session_of(state_);
+            if (stage_ == Stage::idle && session != nullptr && session->has_announced_batch()) {
+                open_round({}); // the batch failed after next() had announced it
+            } else if (stage_ == Stage::idle) {
                 notice.skips = true;
                 if (is_weighted(notice.phase) && !notice.weight) {
                     notice.weight = 0; // or the others' rounds would be weighted and this one not
@@ -264,7 +268,8 @@ public:
                     contribute_without_pass(round_);
                     end_reduction();
                 }
-            } else if (stage_ == Stage::forward) {
+            }
+            if (stage_ == Stage::forward) {
                 begin_reduction();
                 (void)factor_of(round_); // refuses what the others refuse
                 reducer_->contribute_zeros(round_.buffer_source());

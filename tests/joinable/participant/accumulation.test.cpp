@@ -496,4 +496,35 @@ TEST_CASE(
     });
 }
 
+TEST_CASE("a batch that fails after next() announced it, and before its forward pass, is skipped") {
+    for (bool const says_so : {false, true}) { // or next() has announced that it is skipped
+        run_ranks({1, 2, 3, 4}, [&](ThreadCommunicator& comm) {
+            Params params = one_parameter();
+            DistributedDataParallel ddp{comm, params};
+            Join guard{participants(ddp)};
+            for (int i = 0; i < 6; ++i) {
+                bool const fails = comm.rank() == comm.size() - 1 && i % 2 == 0;
+                joinable::RoundNotice notice{.weight = 2, .skips = fails && says_so};
+                notice.phase = i == 4 ? joinable::Phase::evaluate : joinable::Phase::train;
+                if (comm.size() == 1 && says_so && i % 2 == 0) {
+                    continue; // nobody would have a weight
+                }
+                CHECK(guard.next(true, notice));
+                params[0].g(0) = 0;
+                if (fails) {
+                    ddp.skip();
+                } else if (i == 4) {
+                    ddp.forward([] {});
+                } else {
+                    train(ddp, params, 3.0);
+                }
+                double const sum = 3.0 * (comm.size() - (i % 2 == 0 ? 1 : 0));
+                double const divisor = comm.size() - (i % 2 == 0 && says_so ? 1 : 0);
+                CHECK(params[0].g(0) == doctest::Approx(i == 4 ? 0.0 : sum / divisor));
+            }
+            guard.finish();
+        });
+    }
+}
+
 } // namespace

@@ -366,16 +366,28 @@ TEST_CASE(
 }
 
 TEST_CASE("options that differ are refused on all ranks") {
-    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
-        std::vector<Param<double>> params;
-        params.emplace_back(1);
-        auto const construct = [&] {
-            DistributedDataParallel ddp{
-                comm, params, {.bucket_cap_bytes = comm.rank() == 0 ? 100U : 200U}
+    joinable::DataParallelOptions const others[] = {
+        {.bucket_cap_bytes = 100},
+        {.first_bucket_bytes = 100},
+        {.gradient_as_bucket_view = true},
+        {.find_unused = true},
+        {.static_graph = true},
+        {.gradient_kind = GradientKind::sum},
+        {.bucket_caps_bytes = {100}},
+        {.rebuild_buckets = false},
+    };
+    for (joinable::DataParallelOptions const& other : others) {
+        run_ranks({2, 4}, [&](ThreadCommunicator& comm) {
+            std::vector<Param<double>> params;
+            params.emplace_back(1);
+            auto const construct = [&] {
+                DistributedDataParallel ddp{
+                    comm, params, comm.rank() == 0 ? other : joinable::DataParallelOptions{}
+                };
             };
-        };
-        CHECK_THROWS_AS(construct(), joinable::Mismatch);
-    });
+            CHECK_THROWS_AS(construct(), joinable::Mismatch);
+        });
+    }
 }
 
 TEST_CASE("a constructor that fails on one rank fails on all, with its text") {

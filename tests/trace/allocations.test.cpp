@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: BSL-1.0
 // Counts the allocations of each rank: an executable of its own, because it replaces operator new.
+#include <algorithm>
 #include <cstddef>
 #include <cstdlib>
 #include <fstream>
 #include <new>
 #include <vector>
 
+#include <malloc.h>
 #include <unistd.h>
 
 #include <doctest/doctest.h>
@@ -18,23 +20,46 @@
 
 namespace {
 
-thread_local std::size_t allocations = 0; ///< of this thread, which is one rank
+// Of this thread, which is one rank.
+thread_local std::size_t allocations = 0;
+thread_local std::size_t live_bytes = 0;
+thread_local std::size_t peak_bytes = 0;
+
+void* counted(void* memory) {
+    if (memory == nullptr) {
+        throw std::bad_alloc{};
+    }
+    ++allocations;
+    live_bytes += malloc_usable_size(memory);
+    peak_bytes = std::max(peak_bytes, live_bytes);
+    return memory;
+}
+void release(void* memory) noexcept {
+    live_bytes -= memory == nullptr ? 0 : malloc_usable_size(memory);
+    std::free(memory);
+}
 
 } // namespace
 
 // Not inlined: g++ 12 warns of free() on memory of new where it sees only one of the pair.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
-    ++allocations;
-    if (void* const memory = std::malloc(bytes == 0 ? 1 : bytes)) {
-        return memory;
-    }
-    throw std::bad_alloc{};
+    return counted(std::malloc(bytes == 0 ? 1 : bytes));
+}
+[[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment) {
+    auto const unit = static_cast<std::size_t>(alignment);
+    return counted(std::aligned_alloc(unit, (bytes / unit + 1) * unit));
 }
 [[gnu::noinline]] void operator delete(void* memory) noexcept {
-    std::free(memory);
+    release(memory);
 }
 [[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
-    std::free(memory);
+    release(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
+    release(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+    release(memory);
 }
 
 namespace {
@@ -152,6 +177,113 @@ TEST_CASE("sending buffers allocates nothing, neither in active rounds nor in sh
             CHECK(active == 0);
             CHECK(shadowing == 0);
             CHECK((last != 0) == (comm.rank() + 1 < comm.size()));
+        });
+    }
+}
+
+enum class Mode { plain, finds_unused, is_static, accumulates, skips };
+
+TEST_CASE("in every mode, once warm, neither iterations nor shadow rounds allocate") {
+    for (Mode const mode :
+         {Mode::plain, Mode::finds_unused, Mode::is_static, Mode::accumulates, Mode::skips}) {
+        for (bool const views : {false, true}) {
+            run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+                CAPTURE(static_cast<int>(mode));
+                CAPTURE(views);
+                std::vector<Param<float>> params;
+                for (std::size_t const n : {100U, 5000U, 3U, 7U}) {
+                    params.emplace_back(n);
+                }
+                joinable::DistributedDataParallel ddp{
+                    comm,
+                    params,
+                    {.bucket_cap_bytes = 4096,
+                     .first_bucket_bytes = 64,
+                     .gradient_as_bucket_view = views,
+                     .find_unused = mode == Mode::finds_unused,
+                     .static_graph = mode == Mode::is_static}
+                };
+                bool const some_unused = mode == Mode::finds_unused || mode == Mode::is_static;
+                AllReducer reducer{comm}; // sees the shadow rounds
+                std::size_t in_rounds = 0;
+                std::size_t last = 0;
+                auto const count = [&](std::size_t round) {
+                    // The first ten rounds are for warming up; ranks arrive in rounds 10, 20 ...
+                    if (last != 0 && round > 4 && round % 10 > 1) {
+                        in_rounds += allocations - last;
+                    }
+                    last = allocations;
+                };
+                reducer.before_shadow = [&](joinable::Round const& round) {
+                    count(round.number());
+                };
+                joinable::Join guard{joinable::participants(ddp, reducer)};
+                std::size_t const mine = 10U * static_cast<std::size_t>(comm.rank() + 1);
+                for (std::size_t i = 0; i < mine; ++i) {
+                    if (mode == Mode::skips && i % 3 == static_cast<std::size_t>(comm.rank()) % 3) {
+                        ddp.skip();
+                    } else {
+                        bool const syncs = mode != Mode::accumulates || i % 3 == 2;
+                        ddp.forward([] {}, {.will_sync = syncs});
+                        auto const pass = [&](auto ready) {
+                            for (std::size_t const p : {2U, 1U, 0U}) {
+                                ready(p);
+                            }
+                            if (!some_unused) {
+                                ready(3U);
+                            }
+                        };
+                        if (mode == Mode::finds_unused) {
+                            ddp.backward(pass, {3U});
+                        } else {
+                            ddp.backward(pass);
+                        }
+                    }
+                    reducer();
+                    count(i);
+                }
+                guard.finish();
+                CHECK(in_rounds == 0);
+            });
+        }
+    }
+}
+
+TEST_CASE("gradients in buckets are there once, and at most one bucket more while buckets are cut"
+) {
+    for (bool const is_static : {false, true}) {
+        run_ranks({1, 2, 4}, [&](ThreadCommunicator& comm) {
+            constexpr std::size_t numel = 16 * 1024;
+            constexpr std::size_t count = 64;
+            std::vector<Param<float>> params;
+            for (std::size_t i = 0; i < count; ++i) {
+                params.emplace_back(numel);
+                params.back().grad = {};
+                params.back().storage = {}; // the buckets have it
+            }
+            std::size_t const gradients = count * numel * sizeof(float);
+            std::size_t const bucket = 256 * 1024;
+            std::size_t const before = live_bytes;
+            joinable::DistributedDataParallel ddp{
+                comm,
+                params,
+                {.bucket_cap_bytes = bucket,
+                 .gradient_as_bucket_view = true,
+                 .static_graph = is_static}
+            };
+            peak_bytes = live_bytes;
+            for (int iteration = 0; iteration < 3; ++iteration) {
+                ddp.forward([] {});
+                ddp.backward([](auto ready) {
+                    for (std::size_t k = 0; k < count; ++k) {
+                        ready((k * 37) % count); // far from the order at first
+                    }
+                });
+            }
+            CHECK(ddp.buckets().size() == count * numel * sizeof(float) / bucket);
+            CHECK(peak_bytes >= before + gradients);
+            CHECK(peak_bytes <= before + gradients + bucket);
+            CHECK(live_bytes <= before + gradients + bucket / 4); // lists, one line per parameter
         });
     }
 }

@@ -181,7 +181,8 @@ void train_together(Comm& comm, Case const& what) {
          .find_unused = what.mode == Mode::finds_unused,
          .static_graph = what.mode == Mode::is_static,
          .gradient_kind = what.average == Average::weighted_sum ? joinable::GradientKind::sum
-                                                                : joinable::GradientKind::mean}
+                                                                : joinable::GradientKind::mean,
+         .sync_at_end = false}
     };
     net.for_each([](auto& param, std::size_t) { param.grad = {}; });
     // Gradients are dropped after the step: joined ranks do so, too, or would keep old ones of what

@@ -17,36 +17,11 @@
 #include <support/drawn/training.hpp>
 #include <support/numbers.hpp>
 #include <support/recording_communicator.hpp>
+#include <support/strided_param.hpp>
 
 #include <joinable/join/guard.hpp>
 #include <joinable/participant/action.hpp>
 #include <joinable/participant/data_parallel.hpp>
-
-namespace joinable_tests::drawn {
-
-/// A parameter of the drawn model.
-struct Fixed {
-    OwnedTensor value;
-    OwnedTensor own; ///< what the engine allocated for the gradient
-    joinable::AnyView grad;
-    bool is_trained;
-};
-struct Settable : Fixed {};
-
-} // namespace joinable_tests::drawn
-
-template <>
-struct joinable::parameter_traits<joinable_tests::drawn::Fixed> {
-    using P = joinable_tests::drawn::Fixed;
-    static AnyView const* value(P& p) { return &p.value.view(); }
-    static AnyView* grad(P& p) { return p.grad ? &p.grad : nullptr; }
-    static bool requires_grad(P const& p) { return p.is_trained; }
-};
-template <>
-struct joinable::parameter_traits<joinable_tests::drawn::Settable>
-    : joinable::parameter_traits<joinable_tests::drawn::Fixed> {
-    static void set_grad(P& p, AnyView const& view) { p.grad = view; }
-};
 
 namespace joinable_tests::drawn {
 
@@ -64,7 +39,7 @@ public:
     DrawnRank(Inner& inner, Training const& training, SerialTraining const& serial)
         : inner_{inner}, comm_{inner}, training_{training}, serial_{serial} {
         for (Parameter const& parameter : training.parameters) {
-            Fixed made{
+            FixedParam made{
                 {parameter.dtype, parameter.extents, parameter.value_strides},
                 {parameter.dtype, parameter.extents, parameter.gradient_strides[me()]},
                 {},
@@ -74,7 +49,7 @@ public:
                 made.grad = made.own.view();
             }
             if (parameter.has_set_grad) {
-                settable_.push_back(Settable{std::move(made)});
+                settable_.push_back(StridedParam{std::move(made)});
             } else {
                 fixed_.push_back(std::move(made));
             }
@@ -99,7 +74,7 @@ public:
 private:
     [[nodiscard]] std::size_t me() const { return static_cast<std::size_t>(inner_.rank()); }
     [[nodiscard]] Epoch const& plan() const { return training_.epochs[epoch_]; }
-    Fixed& param(std::size_t p) {
+    FixedParam& param(std::size_t p) {
         return p < settable_.size() ? settable_[p] : fixed_[p - settable_.size()];
     }
 
@@ -249,11 +224,8 @@ private:
     }
 
     void add(std::size_t k, std::size_t p) {
-        Fixed& parameter = param(p);
-        if (!parameter.grad) {
-            parameter.grad = parameter.own.view();
-            write(parameter.grad, Numbers(parameter.grad.numel()));
-        }
+        FixedParam& parameter = param(p);
+        parameter.need_grad();
         Numbers numbers = read(parameter.grad);
         for (std::size_t e = 0; e < numbers.size(); ++e) {
             numbers[e] = plus(
@@ -265,7 +237,7 @@ private:
 
     void reset(Reset reset) {
         for (std::size_t const p : training_.trained()) {
-            Fixed& parameter = param(p);
+            FixedParam& parameter = param(p);
             if (reset == Reset::drop && training_.parameters[p].has_set_grad) {
                 parameter.grad = {};
             } else if (reset != Reset::keep && parameter.grad) {
@@ -277,7 +249,7 @@ private:
     void compare(std::size_t k) {
         Gradients const& expected = serial_.gradients()[epoch_][k][me()];
         for (std::size_t p = 0; p < expected.size(); ++p) {
-            Fixed& parameter = param(p);
+            FixedParam& parameter = param(p);
             require(bool(parameter.grad) == expected[p].has_value(), "existence", k, p);
             if (expected[p]) {
                 require(read(parameter.grad) == *expected[p], "gradient", k, p);
@@ -322,8 +294,8 @@ private:
     Comm comm_;
     Training const& training_;
     SerialTraining const& serial_;
-    std::vector<Settable> settable_;
-    std::vector<Fixed> fixed_;
+    std::vector<StridedParam> settable_;
+    std::vector<FixedParam> fixed_;
     std::size_t epoch_ = 0;
     bool has_graph_ = false; ///< the static one was recorded
 };

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <support/numbers.hpp>
+
+#include <joinable/tensor/parameters.hpp>
+
+namespace joinable_tests {
+
+/// A parameter of any dtype and layout whose gradient stays where it is.
+struct FixedParam {
+    OwnedTensor value;
+    OwnedTensor own; ///< what the engine allocated for the gradient
+    joinable::AnyView grad;
+    bool requires_grad = true;
+
+    /// Makes the engine's own memory the gradient if there is none, zeroed.
+    void need_grad() {
+        if (!grad) {
+            grad = own.view();
+            write(grad, Numbers(grad.numel()));
+        }
+    }
+};
+
+/// One that can be told where its gradient is.
+struct StridedParam : FixedParam {};
+
+} // namespace joinable_tests
+
+template <>
+struct joinable::parameter_traits<joinable_tests::FixedParam> {
+    using P = joinable_tests::FixedParam;
+    static AnyView const* value(P& p) { return &p.value.view(); }
+    static AnyView* grad(P& p) { return p.grad ? &p.grad : nullptr; }
+    static bool requires_grad(P const& p) { return p.requires_grad; }
+};
+template <>
+struct joinable::parameter_traits<joinable_tests::StridedParam>
+    : joinable::parameter_traits<joinable_tests::FixedParam> {
+    static void set_grad(P& p, AnyView const& view) { p.grad = view; }
+};

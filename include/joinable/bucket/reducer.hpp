@@ -110,7 +110,7 @@ public:
     /// @throws ContractViolation  no iteration is open, or a bucket is on its way: too late.
     void contribute_nothing() {
         iteration_.require_open("contribute_nothing()");
-        if (next_bucket_ != 0) {
+        if (launched_ != 0) {
             throw ContractViolation{detail::concat(
                 "a batch cannot be skipped on rank ",
                 static_cast<int>(comm_.rank()),

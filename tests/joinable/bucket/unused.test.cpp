@@ -348,6 +348,34 @@ TEST_CASE("a batch can be skipped until the first bucket is on its way") {
     });
 }
 
+TEST_CASE("a batch can be skipped after a bucket that no rank uses, because nothing of it is sent"
+) {
+    run_ranks({1, 2, 3, 4}, [](ThreadCommunicator& comm) {
+        auto params = make_params(3);
+        Reducer reducer{
+            comm,
+            joinable::parameters(params),
+            {.bucket_cap_bytes = 16, .first_bucket_bytes = 16, .find_unused = true}
+        };
+        for (auto& param : params) {
+            param.g(0) = 3.0F;
+        }
+        reducer.prepare_for_backward(1.0, {2}); // all of the first bucket
+        comm.barrier();                         // so the map of all ranks is there
+        reducer.mark_ready(0);
+        if (comm.rank() == 0) {
+            reducer.contribute_nothing();
+        } else {
+            reducer.mark_ready(1);
+        }
+        reducer.finalize_backward();
+        float const expected = 3.0F * static_cast<float>(comm.size() - 1);
+        CHECK(params[0].g(0) == expected);
+        CHECK(params[1].g(0) == expected);
+        CHECK(params[2].g(0) == 3.0F);
+    });
+}
+
 TEST_CASE("trainable integers are refused at construction") {
     run_ranks({1}, [](ThreadCommunicator& comm) {
         std::vector<Param<std::int32_t>> params;

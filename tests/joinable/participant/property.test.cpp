@@ -6,7 +6,9 @@
 #include <cstdlib>
 #include <exception>
 #include <sstream>
+#include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <doctest/doctest.h>
 #include <support/drawn/rank.hpp>
@@ -16,38 +18,82 @@ namespace {
 
 using namespace joinable_tests;
 
-std::string run_seed(std::uint64_t seed) {
-    using namespace drawn;
-    try {
-        Training training = DrawTraining{seed, false}();
-        auto serial = std::make_unique<SerialTraining>(training);
-        if (serial->is_refused()) {
-            training = DrawTraining{seed, true}();
-            serial = std::make_unique<SerialTraining>(training);
+using namespace joinable_tests::drawn;
+
+/// Calls run(training, serial) for a training of this seed that the library accepts. Returns what
+/// went wrong.
+template <class Run>
+std::string with_training(std::uint64_t seed, Run const& run) {
+    for (bool const is_tame : {false, true}) {
+        DrawTraining draw{seed, is_tame};
+        Training training = draw();
+        SerialTraining const serial{training};
+        if (serial.is_refused()) {
+            continue;
         }
-        if (serial->is_refused()) {
-            return "refused";
+        training.death = draw.draw_death();
+        try {
+            run(training, serial);
+        } catch (std::exception const& error) {
+            return error.what();
         }
-        run_ranks({training.world}, [&](joinable::ThreadCommunicator& comm) {
-            DrawnRank rank{comm, training, *serial};
-            rank.run();
-        });
-    } catch (std::exception const& error) {
-        return error.what();
+        return {};
     }
-    return {};
+    return "refused";
 }
 
-TEST_CASE("any training equals the serial one, bit for bit, on all ranks and after every round") {
+/// Calls check(seed) for 100 seeds, or those of the environment.
+template <class Check>
+void for_seeds(Check const& check) {
     std::uint64_t first = 0;
     std::uint64_t count = 100;
     if (char const* const seeds = std::getenv("JOINABLE_TEST_SEEDS")) {
         std::istringstream{seeds} >> first >> count;
     }
     for (std::uint64_t seed = first; seed < first + count; ++seed) {
-        std::string const text = run_seed(seed);
+        std::string const text = check(seed);
         CHECK_MESSAGE(text.empty(), "seed ", seed, ": ", text);
     }
+}
+
+TEST_CASE("any training equals the serial one, bit for bit, on all ranks and after every round") {
+    for_seeds([](std::uint64_t seed) {
+        return with_training(seed, [](Training training, SerialTraining const& serial) {
+            training.death.reset();
+            run_ranks({training.world}, [&](auto& comm) {
+                DrawnRank{comm, training, serial}.run();
+            });
+        });
+    });
+}
+
+TEST_CASE("wherever a rank dies in a training, all others hear of it, and of nothing else") {
+    for_seeds([](std::uint64_t seed) {
+        return with_training(seed, [](Training const& training, SerialTraining const& serial) {
+            std::vector<std::string> others(static_cast<std::size_t>(training.world));
+            auto const train = [&](auto& comm) {
+                try {
+                    DrawnRank{comm, training, serial}.run();
+                } catch (RankDied const&) {
+                    throw;
+                } catch (joinable::PeerFailed const& error) {
+                    if (error.rank() != training.death->rank || error.rank() == comm.rank()) {
+                        others[static_cast<std::size_t>(comm.rank())] = error.what();
+                    }
+                    throw;
+                } catch (std::exception const& error) {
+                    others[static_cast<std::size_t>(comm.rank())] = error.what();
+                    throw;
+                }
+            };
+            CHECK_THROWS_AS(run_ranks({training.world}, train), RankDied);
+            for (std::string const& text : others) {
+                if (!text.empty()) {
+                    throw std::runtime_error{text};
+                }
+            }
+        });
+    });
 }
 
 } // namespace

@@ -27,6 +27,10 @@ namespace joinable_tests::drawn {
 
 /// Thrown by a batch, as an engine out of memory does.
 struct BatchFailed {};
+/// Thrown where a rank dies.
+struct RankDied : std::runtime_error {
+    RankDied() : std::runtime_error{"out of luck"} {}
+};
 
 /// One rank of a drawn training, over any communicator: throws where something differs from the
 /// serial one, or ranks issue different collectives.
@@ -85,8 +89,10 @@ private:
         }
         for (std::size_t k = 0; k < plan().lengths[me()]; ++k) {
             run_batch(ddp, k, [](auto const&) {});
+            may_die(k, Death::after_round);
             compare(k);
         }
+        may_die(plan().lengths[me()], Death::after_round);
     }
 
     void run_guarded(Ddp& ddp) {
@@ -117,10 +123,21 @@ private:
                     require(guard.next(true, notice), "next", k, 0);
                 }
             });
+            may_die(k, Death::after_pass);
             observer(k);
+            may_die(k, Death::after_round);
         }
+        may_die(plan().lengths[me()], Death::after_round);
         auto const result = guard.finish();
         require(result.rounds == plan().rounds.size(), "rounds", result.rounds, 0);
+    }
+
+    void may_die(std::size_t k, Death::Place place) const {
+        auto const& death = training_.death;
+        if (death && death->rank == inner_.rank() && death->epoch == epoch_ && death->round == k &&
+            death->place <= place) {
+            throw RankDied{};
+        }
     }
 
     template <class Open>
@@ -128,6 +145,7 @@ private:
         RoundPlan const& round = plan().rounds[k];
         Batch const& batch = round.batches[me()];
         reset(round.reset);
+        may_die(k, Death::before);
         joinable::RoundNotice notice;
         auto const quiet = plan().uses_no_sync && !round.will_sync && !round.evaluates
                                ? std::optional{NoSync{ddp}}
@@ -159,6 +177,7 @@ private:
         try {
             ddp.forward(
                 [&] {
+                    may_die(k, Death::in_forward);
                     if (batch.fails == Fails::in_forward) {
                         throw BatchFailed{};
                     }
@@ -204,6 +223,9 @@ private:
             }
             add(k, p);
             ready(p);
+            if (m == batch.marks_before_failure) {
+                may_die(k, Death::in_backward);
+            }
         }
         if (fails) {
             throw BatchFailed{};

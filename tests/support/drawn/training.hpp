@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include <support/draw.hpp>
@@ -79,8 +80,18 @@ struct Epoch {
     }
 };
 
+/// Where a rank dies, if it gets there.
+struct Death {
+    enum Place { before, in_forward, in_backward, after_pass, after_round };
+    int rank = 0;
+    std::size_t epoch = 0;
+    std::size_t round = 0;
+    Place place = before;
+};
+
 struct Training {
     int world = 1;
+    std::optional<Death> death;
     joinable::DataParallelOptions options;
     std::vector<Parameter> parameters;
     std::vector<Epoch> epochs;
@@ -136,6 +147,24 @@ public:
             draw_epoch();
         }
         return training_;
+    }
+
+    /// One rank does not live to see the end.
+    Death draw_death() {
+        Death death{};
+        death.rank = static_cast<int>(draw_.below(world()));
+        death.epoch = draw_.below(training_.epochs.size());
+        auto const length =
+            training_.epochs[death.epoch].lengths[static_cast<std::size_t>(death.rank)];
+        death.round = draw_.below(length + 1); // one too many: at the end of the epoch
+        death.place = draw_.one_of(
+            {Death::before,
+             Death::in_forward,
+             Death::in_backward,
+             Death::after_pass,
+             Death::after_round}
+        );
+        return death;
     }
 
 private:

@@ -7599,7 +7599,7 @@ public:
     /// @throws ContractViolation  no iteration is open, or a bucket is on its way: too late.
     void contribute_nothing() {
         iteration_.require_open("contribute_nothing()");
-        if (next_bucket_ != 0) {
+        if (launched_ != 0) {
             throw ContractViolation{detail::concat(
                 "a batch cannot be skipped on rank ",
                 static_cast<int>(comm_.rank()),
@@ -9361,6 +9361,11 @@ public:
     }
     [[nodiscard]] bool announced_sync() const noexcept {
         return is_answered() ? round_.will_sync() : opened_ && opened_->syncs();
+    }
+
+    /// Whether next() or iterate() announced a batch, and not that it is skipped. Local.
+    [[nodiscard]] bool has_announced_batch() const noexcept {
+        return opened_ && opened_->opening != Opening::notification && !opened_->notice.skips;
     }
 
     // -- what the guard calls --------------------------------------------------------------------
@@ -11227,8 +11232,9 @@ public:
 
     /// Local, the same on every rank, outside a guard. `hook(comm, buffers, round)` takes the place
     /// of the broadcast of buffers in each round that syncs, on active ranks as on joined ones, where
-    /// round.is_shadow(): it must issue the same collectives there (zeros, where it sums). A null
-    /// function brings the broadcast back.
+    /// round.is_shadow(): it must issue the same collectives there (zeros, where it sums). What
+    /// it throws has to leave the guard: skip() would call it again. A null function brings the
+    /// broadcast back.
     /// @throws ContractViolation  in a guard or a round, or broadcast_buffers is off.
     void set_buffer_hook(
         std::function<void(Comm&, std::vector<AnyView> const& buffers, Round const&)> hook
@@ -11243,7 +11249,14 @@ public:
     template <class F>
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
         prepare_for_forward(notice);
-        return guarded(std::forward<F>(pass));
+        try {
+            return guarded(std::forward<F>(pass));
+        } catch (...) {
+            if (stage_ == Stage::idle) {
+                stage_ = Stage::failed;
+            }
+            throw;
+        }
     }
 
     /// Runs the backward pass, averages gradients as they become ready, and waits for all of them.
@@ -11271,7 +11284,7 @@ public:
                     "failed with skip()"
                 };
             }
-            is_weighted_ = notice.weight.has_value();
+            is_weighted(notice.phase) = notice.weight.has_value();
             open_round(notice);
         });
     }
@@ -11344,18 +11357,23 @@ public:
     ///
     /// | called                              | this rank's weight | its gradients               |
     /// |-------------------------------------|--------------------|-----------------------------|
-    /// | before the round is opened          | 0                  | what it accumulated before  |
+    /// | before the round is opened, by      | 0                  | what it accumulated before  |
+    /// | forward(), next() or iterate()      |                    |                             |
     /// | then, until its first bucket is sent| as announced       | zeros                       |
     /// | later                               |                    | ContractViolation: too late |
     ///
-    /// In a round that does not sync, before its backward pass has ended, it ends the round; nothing
-    /// is taken back. Collective: blocks until the averages are written, if the round syncs.
+    /// In a round that does not sync, before its backward pass has ended, and in an evaluation whose
+    /// forward() threw, it ends the round; nothing is taken back. Collective: blocks until the
+    /// averages are written, if the round syncs.
     void skip(RoundNotice notice = {}) {
         guarded([&] {
             detail::forget_failure(*this); // the batch's: peers need not hear of it
-            if (stage_ == Stage::idle) {
+            auto const* const session = detail::session_of(state_);
+            if (stage_ == Stage::idle && session != nullptr && session->has_announced_batch()) {
+                open_round({}); // the batch failed after next() had announced it
+            } else if (stage_ == Stage::idle) {
                 notice.skips = true;
-                if (is_weighted_ && !notice.weight) {
+                if (is_weighted(notice.phase) && !notice.weight) {
                     notice.weight = 0; // or the others' rounds would be weighted and this one not
                 }
                 open_round(notice);
@@ -11364,7 +11382,8 @@ public:
                     contribute_without_pass(round_);
                     end_reduction();
                 }
-            } else if (stage_ == Stage::forward) {
+            }
+            if (stage_ == Stage::forward) {
                 begin_reduction();
                 (void)factor_of(round_); // refuses what the others refuse
                 reducer_->contribute_zeros(round_.buffer_source());
@@ -11394,10 +11413,14 @@ public:
                   std::exchange(ddp.divides_by_initial_world_size_, divides_by_initial_world_size)
               } {
             ddp.stage_ = Stage::idle; // whatever an earlier guard left open
+            ddp.is_weighted_ = {};
         }
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
-        ~Hook() { ddp_.divides_by_initial_world_size_ = before_; }
+        ~Hook() {
+            ddp_.divides_by_initial_world_size_ = before_;
+            ddp_.is_weighted_ = {};
+        }
 
         void main_hook(Round const& round) {
             if (round.will_sync()) {
@@ -11425,8 +11448,8 @@ public:
 
 private:
     /// Of the open round: none is open or it has no gradients; its forward pass, when it syncs;
-    /// its backward pass; all of it, when it does not sync.
-    enum class Stage : std::uint8_t { idle, forward, backward, unsynced };
+    /// its backward pass; all of it, when it does not sync; an evaluation that threw.
+    enum class Stage : std::uint8_t { idle, forward, backward, unsynced, failed };
 
     void require_outside(std::string_view verb) const {
         if (stage_ != Stage::idle || detail::session_of(state_) != nullptr) {
@@ -11501,6 +11524,8 @@ private:
         return round.contributes() ? own / divisor : 0.0;
     }
 
+    bool& is_weighted(Phase phase) noexcept { return is_weighted_[phase == Phase::train ? 0 : 1]; }
+
     template <class F>
     decltype(auto) guarded(F&& verb) {
         try {
@@ -11519,8 +11544,8 @@ private:
     Round round_;
     Stage stage_ = Stage::idle;
     bool is_inside_no_sync_ = false;
-    bool is_weighted_ = false;     ///< the last forward pass was
-    bool has_accumulated_ = false; ///< gradients, since the last round that synced
+    std::array<bool, 2> is_weighted_{}; ///< per phase: the last forward pass in this guard was
+    bool has_accumulated_ = false;      ///< gradients, since the last round that synced
     bool divides_by_initial_world_size_ = true;
     JoinState state_;
 };

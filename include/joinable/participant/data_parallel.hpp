@@ -250,7 +250,8 @@ public:
     /// | later                               |                    | ContractViolation: too late |
     ///
     /// In a round that does not sync, before its backward pass has ended, and in an evaluation whose
-    /// forward() threw, it ends the round; nothing is taken back. Collective: blocks until the averages are written, if the round syncs.
+    /// forward() threw, it ends the round; nothing is taken back. Collective: blocks until the
+    /// averages are written, if the round syncs.
     void skip(RoundNotice notice = {}) {
         guarded([&] {
             detail::forget_failure(*this); // the batch's: peers need not hear of it

@@ -156,8 +156,8 @@ TEST_CASE("the slots of a layout are where its views point") {
             rv::iota(std::size_t{0}, numels.size()) | rv::reverse
         ));
         RC_ASSERT(ranges::equal(slots | rv::transform(&BucketSlot::length), numels | rv::reverse));
-        auto const pointers = layout.buckets() | rv::transform(&joinable::Bucket::views) | rv::join |
-                              rv::transform([](joinable::AnyView const& view) {
+        auto const pointers = layout.buckets() | rv::transform(&joinable::Bucket::views) |
+                              rv::join | rv::transform([](joinable::AnyView const& view) {
                                   return static_cast<float const*>(view.data());
                               });
         RC_ASSERT(ranges::equal(

@@ -147,9 +147,8 @@ private:
         reset(round.reset);
         may_die(k, Death::before);
         joinable::RoundNotice notice;
-        auto const quiet = plan().uses_no_sync && !round.will_sync && !round.evaluates
-                               ? std::optional{NoSync{ddp}}
-                               : std::nullopt;
+        bool const is_quiet = plan().uses_no_sync && !round.will_sync && !round.evaluates;
+        std::unique_ptr<NoSync> const quiet{is_quiet ? new NoSync(ddp.no_sync()) : nullptr};
         if (!plan().is_periodic()) {
             notice.will_sync = round.will_sync || plan().uses_no_sync;
             notice.phase = round.evaluates ? joinable::Phase::evaluate : joinable::Phase::train;
@@ -305,12 +304,7 @@ private:
         }
     }
 
-    /// no_sync() in an optional.
-    struct NoSync {
-        using Scope = decltype(std::declval<Ddp&>().no_sync());
-        std::unique_ptr<Scope> scope;
-        explicit NoSync(Ddp& ddp) : scope{new Scope(ddp.no_sync())} {}
-    };
+    using NoSync = decltype(std::declval<Ddp&>().no_sync());
 
     Inner& inner_;
     Comm comm_;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -38,6 +39,7 @@ template <class Inner>
 class DrawnRank {
     using Comm = RecordingCommunicator<Inner>;
     using Ddp = joinable::DistributedDataParallel<Comm>;
+    using NoSync = decltype(std::declval<Ddp&>().no_sync());
 
 public:
     DrawnRank(Inner& inner, Training const& training, SerialTraining const& serial)
@@ -61,7 +63,12 @@ public:
     }
 
     void run() {
-        Ddp ddp{comm_, joinable::parameters(settable_, fixed_), training_.options};
+        Ddp ddp{
+            comm_,
+            joinable::parameters(settable_, fixed_),
+            joinable::buffers(buffers_),
+            training_.options
+        };
         for (epoch_ = 0; epoch_ < training_.epochs.size(); ++epoch_) {
             if (plan().is_guarded()) {
                 run_guarded(ddp);
@@ -88,7 +95,7 @@ private:
             disabled.emplace(joinable::participants(ddp), joinable::JoinOptions{.enable = false});
         }
         for (std::size_t k = 0; k < plan().lengths[me()]; ++k) {
-            run_batch(ddp, k, [](auto const&) {});
+            run_batch(ddp, k);
             may_die(k, Death::after_round);
             compare(k);
         }
@@ -117,15 +124,26 @@ private:
             options,
             joinable::divide_by_initial_world_size = plan().average == Average::initial
         };
-        for (std::size_t k = 0; k < plan().lengths[me()]; ++k) {
-            run_batch(ddp, k, [&](joinable::RoundNotice const& notice) {
-                if (plan().guard == Guard::next) {
-                    require(guard.next(true, notice), "next", k, 0);
-                }
-            });
+        auto const run_round = [&](std::size_t k) {
+            run_batch(ddp, k);
             may_die(k, Death::after_pass);
             observer(k);
             may_die(k, Death::after_round);
+        };
+        std::vector<std::size_t> rounds(plan().lengths[me()]);
+        std::iota(rounds.begin(), rounds.end(), std::size_t{0});
+        if (plan().guard == Guard::look_ahead) {
+            auto const announce = [&](std::size_t k) { return notice_of(k); };
+            for (std::size_t const k : guard.iterate(joinable::look_ahead, rounds, announce)) {
+                run_round(k);
+            }
+        } else {
+            for (std::size_t const k : rounds) {
+                if (plan().guard == Guard::next) {
+                    require(guard.next(true, notice_of(k)), "next", k, 0);
+                }
+                run_round(k);
+            }
         }
         may_die(plan().lengths[me()], Death::after_round);
         auto const result = guard.finish();
@@ -140,15 +158,11 @@ private:
         }
     }
 
-    template <class Open>
-    void run_batch(Ddp& ddp, std::size_t k, Open const& open) {
+    /// What is said of round `k` when it opens.
+    [[nodiscard]] joinable::RoundNotice notice_of(std::size_t k) const {
         RoundPlan const& round = plan().rounds[k];
         Batch const& batch = round.batches[me()];
-        reset(round.reset);
-        may_die(k, Death::before);
         joinable::RoundNotice notice;
-        bool const is_quiet = plan().uses_no_sync && !round.will_sync && !round.evaluates;
-        std::unique_ptr<NoSync> const quiet{is_quiet ? new NoSync(ddp.no_sync()) : nullptr};
         if (!plan().is_periodic()) {
             notice.will_sync = round.will_sync || plan().uses_no_sync;
             notice.phase = round.evaluates ? joinable::Phase::evaluate : joinable::Phase::train;
@@ -156,20 +170,29 @@ private:
                 notice.weight = batch.weight;
             }
         }
-        bool const skips = batch.fails == Fails::before_the_round;
-        {
-            joinable::RoundNotice opening = notice;
-            opening.skips = skips;
-            open(opening);
+        notice.skips = batch.fails == Fails::before_the_round;
+        return notice;
+    }
+
+    void run_batch(Ddp& ddp, std::size_t k) {
+        RoundPlan const& round = plan().rounds[k];
+        Batch const& batch = round.batches[me()];
+        reset(round.reset);
+        may_die(k, Death::before);
+        std::unique_ptr<NoSync> quiet;
+        if (plan().uses_no_sync && !round.will_sync && !round.evaluates) {
+            quiet.reset(new NoSync(ddp.no_sync()));
         }
-        if (plan().guard == Guard::next) {
+        joinable::RoundNotice notice = notice_of(k);
+        bool const skips = std::exchange(notice.skips, false);
+        if (plan().has_loop()) {
             notice = {}; // said already
         }
         if (skips) {
             ddp.skip(notice);
             return;
         }
-        if (plan().guard == Guard::next && batch.fails == Fails::in_forward && k % 2 == 0) {
+        if (plan().has_loop() && batch.fails == Fails::in_forward && k % 2 == 0) {
             ddp.skip(); // before the pass, but next() has announced the batch
             return;
         }
@@ -180,6 +203,7 @@ private:
                     if (batch.fails == Fails::in_forward) {
                         throw BatchFailed{};
                     }
+                    buffers_[0][0] = statistic(inner_.rank(), epoch_, k);
                 },
                 notice
             );
@@ -268,6 +292,7 @@ private:
     }
 
     void compare(std::size_t k) {
+        require(buffers_[0][0] == serial_.buffers()[epoch_][k][me()], "buffer", k, 0);
         Gradients const& expected = serial_.gradients()[epoch_][k][me()];
         for (std::size_t p = 0; p < expected.size(); ++p) {
             FixedParam& parameter = param(p);
@@ -304,14 +329,13 @@ private:
         }
     }
 
-    using NoSync = decltype(std::declval<Ddp&>().no_sync());
-
     Inner& inner_;
     Comm comm_;
     Training const& training_;
     SerialTraining const& serial_;
     std::vector<StridedParam> settable_;
     std::vector<FixedParam> fixed_;
+    std::vector<std::vector<double>> buffers_{{0.0}};
     std::size_t epoch_ = 0;
     bool has_graph_ = false; ///< the static one was recorded
 };

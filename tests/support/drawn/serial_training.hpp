@@ -44,6 +44,7 @@ public:
     [[nodiscard]] bool is_refused() const noexcept { return is_refused_; }
     /// [epoch][round][rank]
     [[nodiscard]] auto const& gradients() const noexcept { return results_; }
+    [[nodiscard]] auto const& buffers() const noexcept { return buffers_; }
 
 private:
     struct Held {
@@ -53,6 +54,7 @@ private:
     struct Rank {
         int rank = 0;
         Gradients gradients;
+        double buffer = 0;
         std::vector<bool> accumulated; ///< in rounds that did not sync, where there is a map
         bool has_accumulated = false;
         bool is_recorded = false; ///< its static graph
@@ -74,6 +76,7 @@ private:
     void run(std::size_t e) {
         Epoch& epoch = training_.epochs[e];
         results_.emplace_back();
+        buffers_.emplace_back();
         bool const goes_on =
             e > 0 && training_.epochs[e - 1].guard == Guard::none && epoch.guard == Guard::none;
         for (Rank& rank : ranks_) { // a guard begins and ends with nothing held
@@ -103,10 +106,50 @@ private:
             if (!plan.evaluates && plan.will_sync) {
                 reduce(epoch, k, parts);
             }
+            pass_forward(e, k);
             results_.back().emplace_back();
+            buffers_.back().emplace_back();
             for (Rank const& rank : ranks_) {
                 results_.back().back().push_back(rank.gradients);
+                buffers_.back().back().push_back(rank.buffer);
             }
+        }
+        if (epoch.is_guarded() && training_.options.sync_at_end) {
+            std::size_t authority = 0; // the highest of those that trained longest
+            for (std::size_t r = 0; r < ranks_.size(); ++r) {
+                authority = epoch.lengths[r] >= epoch.lengths[authority] ? r : authority;
+            }
+            send_buffer(authority);
+        }
+    }
+
+    void send_buffer(std::size_t source) {
+        double const buffer = ranks_[source].buffer;
+        for (Rank& rank : ranks_) {
+            rank.buffer = training_.options.broadcast_buffers ? buffer : rank.buffer;
+        }
+    }
+
+    void pass_forward(std::size_t e, std::size_t k) {
+        Epoch const& epoch = training_.epochs[e];
+        RoundPlan const& plan = epoch.rounds[k];
+        bool const syncs = plan.will_sync && !plan.evaluates;
+        bool const is_first = training_.options.buffer_sync == joinable::BufferSync::before_forward;
+        std::size_t source = 0; // the lowest active rank
+        while (k >= epoch.lengths[source]) {
+            ++source;
+        }
+        if (syncs && is_first) {
+            send_buffer(source);
+        }
+        for (std::size_t r = 0; r < ranks_.size(); ++r) {
+            Fails const fails = plan.batches[r].fails;
+            if (k < epoch.lengths[r] && (fails == Fails::nowhere || fails == Fails::in_backward)) {
+                ranks_[r].buffer = statistic(ranks_[r].rank, e, k);
+            }
+        }
+        if (syncs && !is_first) {
+            send_buffer(source);
         }
     }
 
@@ -310,6 +353,7 @@ private:
     std::optional<std::vector<bool>> graph_; ///< what some rank used in the first iteration
     bool is_refused_ = false;
     std::vector<std::vector<std::vector<Gradients>>> results_;
+    std::vector<std::vector<std::vector<double>>> buffers_;
 };
 
 } // namespace joinable_tests::drawn

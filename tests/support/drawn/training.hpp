@@ -57,6 +57,7 @@ enum class Guard {
     disabled,      ///< JoinOptions::enable is false
     notices,       ///< forward() opens rounds
     next,          ///< next() does
+    look_ahead,    ///< iterate() does, one element early
     periods,       ///< forward() does, JoinOptions say the rest
     known_lengths, ///< nobody has to
 };
@@ -71,6 +72,9 @@ struct Epoch {
     std::vector<std::size_t> lengths; ///< per rank
     std::vector<RoundPlan> rounds;
 
+    [[nodiscard]] bool has_loop() const {
+        return guard == Guard::next || guard == Guard::look_ahead;
+    }
     [[nodiscard]] bool is_guarded() const {
         return guard != Guard::none && guard != Guard::disabled;
     }
@@ -117,7 +121,11 @@ contribution(int rank, std::size_t epoch, std::size_t round, std::size_t p, std:
            4.0;
 }
 
-/// Which dtypes, shapes, layouts.
+/// What a forward pass leaves in the model's buffer.
+inline double statistic(int rank, std::size_t epoch, std::size_t round) {
+    return 1000.0 * rank + 100.0 * static_cast<double>(epoch + 1) + static_cast<double>(round);
+}
+
 class DrawTraining {
 public:
     /// With `is_tame` nothing fails and all ranks have the same graph.
@@ -180,6 +188,10 @@ private:
         options.find_unused = draw_.one_in(2);
         options.static_graph = draw_.one_in(3);
         options.rebuild_buckets = !draw_.one_in(3);
+        options.broadcast_buffers = !draw_.one_in(4);
+        options.buffer_sync = draw_.one_in(2) ? joinable::BufferSync::before_forward
+                                              : joinable::BufferSync::after_forward;
+        options.sync_at_end = draw_.one_in(2);
         if (draw_.one_in(3)) {
             for (std::size_t n = draw_.between(1, 3); n > 0; --n) {
                 options.bucket_caps_bytes.push_back(draw_.below(120));
@@ -243,6 +255,7 @@ private:
              Guard::notices,
              Guard::notices,
              Guard::next,
+             Guard::look_ahead,
              Guard::periods,
              Guard::known_lengths}
         );

@@ -11,6 +11,7 @@
 #include <initializer_list>
 #include <optional>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -95,8 +96,12 @@ public:
           } {}
 
     /// Explains what comes in the place of buffers or options, but is neither.
-    template <class Parameters, class Other, class... Rest>
-        requires(!detail::describes_model<Other>)
+    template <
+        class Parameters,
+        class Other,
+        class... Rest,
+        // No requires clause: clang 14 ignores it in the deduction guide that comes of this.
+        std::enable_if_t<!detail::describes_model<Other>, int> = 0>
     DistributedDataParallel(Comm& comm, Parameters&& parameters, Other&&, Rest&&...)
         : DistributedDataParallel{comm, std::forward<Parameters>(parameters)} {
         static_assert(

@@ -3236,83 +3236,799 @@ inline void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int
 
 } // namespace joinable::inline v0::detail
 
+// ---- joinable/tensor/detail/arithmetic.hpp
+
+namespace joinable::inline v0::detail {
+
+// What follows is written for vectorisers: no branches, comparisons of signed numbers only (SSE2 has
+// no others), and always inlined, so that it is compiled for the instruction set of its caller.
+
+/// `yes` where the condition holds, else `no`, without a branch that a compiler could sink work into.
+[[gnu::always_inline]] constexpr std::uint32_t
+select(bool condition, std::uint32_t yes, std::uint32_t no) noexcept {
+    std::uint32_t const mask = 0U - static_cast<std::uint32_t>(condition);
+    return (yes & mask) | (no & ~mask);
+}
+
+/// Conversions between a 16-bit format, in the low half of a word, and float. The same bits as
+/// BFloat16 and Half give.
+template <class T>
+struct Conversion;
+
+template <>
+struct Conversion<BFloat16> {
+    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
+        return std::bit_cast<float>(bits << 16);
+    }
+    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
+        auto const word = std::bit_cast<std::uint32_t>(value);
+        bool const is_nan = static_cast<std::int32_t>(word & 0x7fff'ffffU) > 0x7f80'0000;
+        std::uint32_t const rounded = word + 0x7fffU + ((word >> 16) & 1U);
+        return (is_nan ? word | 0x40'0000U : rounded) >> 16;
+    }
+};
+
+template <>
+struct Conversion<Half> {
+    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
+        auto const magnitude = static_cast<std::int32_t>(bits & 0x7fffU);
+        std::uint32_t const shifted = static_cast<std::uint32_t>(magnitude) << 13;
+        // Zero and subnormals: the mantissa times 2^-24, exactly.
+        auto const subnormal =
+            std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
+        // Others: the exponent rebiased from 15 to 127; that of infinity and NaN becomes 255.
+        std::uint32_t const other =
+            shifted + 0x3800'0000U + select(magnitude > 0x7bff, 0x3800'0000U, 0U);
+        return std::bit_cast<float>(
+            ((bits & 0x8000U) << 16) | select(magnitude < 0x400, subnormal, other)
+        );
+    }
+    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
+        auto const word = std::bit_cast<std::uint32_t>(value);
+        auto const magnitude = static_cast<std::int32_t>(word & 0x7fff'ffffU);
+        auto const bits = static_cast<std::uint32_t>(magnitude);
+        // Below 2^-14: adding 0.5, whose last place is 2^-24, rounds to a subnormal.
+        std::uint32_t const subnormal =
+            std::bit_cast<std::uint32_t>(std::bit_cast<float>(bits) + 0.5F) - 0x3f00'0000U;
+        std::uint32_t const normal = (bits - 0x3800'0000U + 0xfffU + ((bits >> 13) & 1U)) >> 13;
+        std::uint32_t const nan = 0x7e00U | ((bits >> 13) & 0x1ffU);
+        std::uint32_t result = select(magnitude < 0x3880'0000, subnormal, normal);
+        result = select(magnitude >= 0x477f'f000, 0x7c00U, result); // rounds to infinity
+        result = select(magnitude > 0x7f80'0000, nan, result);
+        return ((word >> 16) & 0x8000U) | result;
+    }
+};
+
+template <class T>
+concept sixteen_bits = std::same_as<T, Half> || std::same_as<T, BFloat16>;
+
+/// The unsigned integer of a size: integers are added in it, because it wraps.
+template <std::size_t Bytes>
+struct unsigned_of_size;
+template <>
+struct unsigned_of_size<1> {
+    using type = std::uint8_t;
+};
+template <>
+struct unsigned_of_size<2> {
+    using type = std::uint16_t;
+};
+template <>
+struct unsigned_of_size<4> {
+    using type = std::uint32_t;
+};
+template <>
+struct unsigned_of_size<8> {
+    using type = std::uint64_t;
+};
+template <std::size_t Bytes>
+using bits_of_size = typename unsigned_of_size<Bytes>::type;
+
+/// A word whose halves are what an operation computes of the halves of two words.
+template <class T, class Operation>
+[[gnu::always_inline]] inline std::uint32_t
+each_half(Operation const& operation, std::uint32_t source, std::uint32_t target) noexcept {
+    using C = Conversion<T>;
+    float low = C::widen(target & 0xffffU);
+    float high = C::widen(target >> 16);
+    operation.compute(C::widen(source & 0xffffU), low);
+    operation.compute(C::widen(source >> 16), high);
+    return C::narrow(low) | (C::narrow(high) << 16);
+}
+
+// An operation on elements: `Element` is what is in memory, `Word` what is computed at once, one
+// element or two of 16 bits (a single one is then in the low half). It is called with a word of the
+// source and the word of the target that it replaces. `compute` does the same to numbers of 16 bits that
+// were widened, one or a register full.
+
+/// target = source * factor
+template <class T>
+struct Scale {
+    using Element = T;
+    using Word = T;
+    T factor;
+
+    explicit Scale(double number) noexcept : factor{static_cast<T>(number)} {}
+    [[gnu::always_inline]] T operator()(T source, T) const noexcept { return source * factor; }
+};
+
+template <sixteen_bits T>
+struct Scale<T> {
+    using Element = std::uint16_t;
+    using Word = std::uint32_t;
+    using Number = T;
+    float factor;
+
+    explicit Scale(double number) noexcept : factor{static_cast<float>(number)} {}
+    template <class Floats>
+    [[gnu::always_inline]] void compute(Floats const& source, Floats& target) const noexcept {
+        target = source * factor;
+    }
+    [[gnu::always_inline]] Word operator()(Word source, Word) const noexcept {
+        return each_half<T>(*this, source, 0);
+    }
+};
+
+/// target = target + source
+template <class T>
+struct Add {
+    using Element = T;
+    using Word = T;
+
+    [[gnu::always_inline]] T operator()(T source, T target) const noexcept {
+        return static_cast<T>(target + source);
+    }
+};
+
+template <sixteen_bits T>
+struct Add<T> {
+    using Element = std::uint16_t;
+    using Word = std::uint32_t;
+    using Number = T;
+
+    template <class Floats>
+    [[gnu::always_inline]] void compute(Floats const& source, Floats& target) const noexcept {
+        target = target + source;
+    }
+    [[gnu::always_inline]] Word operator()(Word source, Word target) const noexcept {
+        return each_half<T>(*this, source, target);
+    }
+};
+
+/// target = source, of which only the bits matter.
+template <class Bits>
+struct Assign {
+    using Element = Bits;
+    using Word = Bits;
+
+    [[gnu::always_inline]] Bits operator()(Bits source, Bits) const noexcept { return source; }
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/tensor/detail/rows.hpp
+
+namespace joinable::inline v0::detail {
+
+/// Rows of elements at even distances, in bytes.
+template <class Byte>
+struct Rows {
+    Byte* data;
+    std::size_t step;     ///< from element to element
+    std::size_t next = 0; ///< from row to row
+};
+
+/// Memory is read and written as bytes: the types of elements never alias, whatever an engine's are.
+template <class T>
+[[gnu::always_inline]] inline T load(std::byte const* from) noexcept {
+    T value;
+    std::memcpy(&value, from, sizeof(T));
+    return value;
+}
+template <class T>
+[[gnu::always_inline]] inline void store(std::byte* to, T value) noexcept {
+    std::memcpy(to, &value, sizeof(T));
+}
+
+/// Writes a register past the caches, to a place that is a multiple of 16 bytes, where the processor
+/// can. Other threads see what was written after `finish_streams()`.
+using Bytes16 [[gnu::vector_size(16)]] = unsigned char;
+template <class Register>
+[[gnu::always_inline]] inline void stream(std::byte* to, Register const& value) noexcept {
+    if constexpr (has_streaming_stores) {
+        std::array<Bytes16, sizeof(Register) / 16> pieces;
+        std::memcpy(&pieces, &value, sizeof(Register));
+        for (Bytes16 const& piece : pieces) {
+            asm volatile("movntdq %1, %0" : "=m"(*reinterpret_cast<Bytes16*>(to)) : "x"(piece));
+            to += sizeof(piece);
+        }
+    }
+}
+template <bool exist = has_streaming_stores>
+[[gnu::always_inline]] inline void finish_streams() noexcept {
+    if constexpr (exist) {
+        asm volatile("sfence" : : : "memory");
+    }
+}
+
+template <class Operation>
+[[gnu::always_inline]] inline void
+words(Operation const& operation, std::byte const* from, std::byte* to, std::size_t count) {
+    using Word = typename Operation::Word;
+    for (std::size_t i = 0; i < count; ++i) {
+        std::size_t const at = i * sizeof(Word);
+        store<Word>(to + at, operation(load<Word>(from + at), load<Word>(to + at)));
+    }
+}
+
+/// The same, told that the rows do not overlap: else a compiler has to check it each time.
+template <class Operation>
+[[gnu::always_inline]] inline void words_apart(
+    Operation const& operation,
+    std::byte const* __restrict from,
+    std::byte* __restrict to,
+    std::size_t count
+) {
+    words(operation, from, to, count);
+}
+template <class Bits>
+void words_apart(Assign<Bits> const&, std::byte const* from, std::byte* to, std::size_t count) {
+    std::memcpy(to, from, count * sizeof(Bits));
+}
+
+/// One row from element `done` on, compiled for whatever instruction set its caller is for. The rows
+/// are the same or do not overlap.
+template <class Operation>
+[[gnu::always_inline]] inline void apply(
+    Operation const operation,
+    Rows<std::byte const> const& from,
+    Rows<std::byte> const& to,
+    std::size_t done,
+    std::size_t count
+) {
+    using Element = typename Operation::Element;
+    using Word = typename Operation::Word;
+    if (from.step == sizeof(Element) && to.step == sizeof(Element) && done == 0) {
+        std::size_t const whole = count * sizeof(Element) / sizeof(Word);
+        if (from.data == to.data) {
+            words(operation, to.data, to.data, whole);
+        } else {
+            words_apart(operation, from.data, to.data, whole);
+        }
+        done = whole * sizeof(Word) / sizeof(Element);
+    }
+    for (std::size_t i = done; i < count; ++i) {
+        std::byte* const target = to.data + i * to.step;
+        Word const result =
+            operation(load<Element>(from.data + i * from.step), load<Element>(target));
+        store<Element>(target, static_cast<Element>(result));
+    }
+}
+
+/// Rows from element `done` on.
+template <class Operation>
+[[gnu::always_inline]] inline void apply_from(
+    std::size_t done,
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
+) {
+    for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+        apply(operation, from, to, done, count);
+    }
+}
+
+template <class Operation>
+inline constexpr bool is_of_halves = false;
+template <class Operation>
+    requires std::same_as<typename Operation::Number, Half>
+inline constexpr bool is_of_halves<Operation> = true;
+
+/// Applies an operation to as many numbers of f16 in each row as fill registers, which the processor
+/// converts. Returns how many these are.
+template <class Operation>
+JOINABLE_INLINE_AVX2 std::size_t apply_to_eights(
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
+) {
+    if constexpr (has_half_conversions && is_of_halves<Operation>) {
+        if (from.step == 2 && to.step == 2) {
+            for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
+                for (std::size_t i = 0; i + 8 <= count; i += 8) {
+                    EightHalves halves;
+                    EightFloats source;
+                    EightFloats target;
+                    std::memcpy(&halves, from.data + 2 * i, sizeof(halves));
+                    widen(halves, source);
+                    std::memcpy(&halves, to.data + 2 * i, sizeof(halves));
+                    widen(halves, target);
+                    operation.compute(source, target);
+                    narrow(target, halves);
+                    std::memcpy(to.data + 2 * i, &halves, sizeof(halves));
+                }
+            }
+            return count / 8 * 8;
+        }
+    }
+    return 0;
+}
+
+// The same loop for each instruction set. What converts by instructions of AVX2 comes before it, because
+// only a function for AVX2 can have that inlined.
+template <class Operation>
+JOINABLE_LOOP void apply_baseline(
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
+) {
+    apply_from(0, operation, from, to, count, rows);
+}
+template <class Operation>
+JOINABLE_LOOP_AVX2 void apply_avx2(
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
+) {
+    std::size_t const done = apply_to_eights(operation, from, to, count, rows);
+    apply_from(done, operation, from, to, count, rows);
+}
+template <class Operation>
+JOINABLE_LOOP_AVX512 void apply_avx512(
+    Operation const& operation,
+    Rows<std::byte const> from,
+    Rows<std::byte> to,
+    std::size_t count,
+    std::size_t rows
+) {
+    std::size_t const done = apply_to_eights(operation, from, to, count, rows);
+    apply_from(done, operation, from, to, count, rows);
+}
+
+/// The function that applies an operation to some rows on this processor.
+template <class Operation>
+auto rows_function(InstructionSet set = instruction_set()) noexcept {
+    switch (set) {
+    case InstructionSet::avx512: return &apply_avx512<Operation>;
+    case InstructionSet::avx2: return &apply_avx2<Operation>;
+    case InstructionSet::baseline: break;
+    }
+    return &apply_baseline<Operation>;
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/halves.hpp
+
+/// @file
+/// Rows of numbers of 16 bits to float and back, the same bits as Half and BFloat16 give, compiled for each
+/// instruction set. Rows do not overlap.
+
+namespace joinable::inline v0::detail {
+
+template <sixteen_bits T>
+struct Widen {
+    static constexpr std::size_t from_bytes = sizeof(T);
+    static constexpr std::size_t to_bytes = sizeof(float);
+    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
+
+    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
+        store<float>(to, Conversion<T>::widen(load<std::uint16_t>(from)));
+    }
+    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
+        EightFloats floats;
+        widen(load<EightHalves>(from), floats);
+        std::memcpy(to, &floats, sizeof(floats));
+    }
+};
+
+template <sixteen_bits T>
+struct Narrow {
+    static constexpr std::size_t from_bytes = sizeof(float);
+    static constexpr std::size_t to_bytes = sizeof(T);
+    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
+
+    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
+        store(to, static_cast<std::uint16_t>(Conversion<T>::narrow(load<float>(from))));
+    }
+    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
+        EightFloats floats;
+        EightHalves halves;
+        std::memcpy(&floats, from, sizeof(floats));
+        narrow(floats, halves);
+        store(to, halves);
+    }
+};
+
+template <class C>
+[[gnu::always_inline]] inline void convert_from(
+    std::size_t done, std::byte const* __restrict from, std::byte* __restrict to, std::size_t count
+) noexcept {
+    for (std::size_t i = done; i < count; ++i) {
+        C::one(from + i * C::from_bytes, to + i * C::to_bytes);
+    }
+}
+/// By the processor's instruction, where it has one. Returns how many it was applied to.
+template <class C>
+JOINABLE_INLINE_AVX2 std::size_t
+convert_eights(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    std::size_t done = 0;
+    if constexpr (C::has_instruction) {
+        for (; done + 8 <= count; done += 8) {
+            C::eight(from + done * C::from_bytes, to + done * C::to_bytes);
+        }
+    }
+    return done;
+}
+
+template <class C>
+JOINABLE_LOOP void
+convert_baseline(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    convert_from<C>(0, from, to, count);
+}
+template <class C>
+JOINABLE_LOOP_AVX2 void
+convert_avx2(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
+}
+
+/// The function that converts a row on this processor.
+template <class C>
+auto* conversion_function(InstructionSet set) noexcept {
+    return set == InstructionSet::baseline ? &convert_baseline<C> : &convert_avx2<C>;
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/lanes.hpp
+
+/// @file
+/// Elements in registers, and what a reduction does to them. Registers are types of the compiler, and
+/// always inlined: so the same text is compiled for each instruction set, by any optimisation level.
+
+namespace joinable::inline v0::detail {
+
+/// A register of elements.
+template <class T, std::size_t width>
+struct Lanes {
+    using Register [[gnu::vector_size(width)]] = T;
+    static constexpr std::size_t bytes = width;
+    Register numbers;
+
+    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
+        std::memcpy(&numbers, from, width);
+    }
+    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
+        std::memcpy(to, &numbers, width);
+    }
+    template <class Operation>
+    [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
+        operation(numbers, next.numbers);
+    }
+};
+
+/// Registers that are computed together: enough for several loads to be on their way.
+template <class L>
+struct FourLanes {
+    static constexpr std::size_t bytes = 4 * L::bytes;
+    L a; // no array: a compiler would keep it in memory
+    L b;
+    L c;
+    L d;
+
+    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
+        a.load(from);
+        b.load(from + L::bytes);
+        c.load(from + 2 * L::bytes);
+        d.load(from + 3 * L::bytes);
+    }
+    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
+        a.store(to);
+        b.store(to + L::bytes);
+        c.store(to + 2 * L::bytes);
+        d.store(to + 3 * L::bytes);
+    }
+    template <class Operation>
+    [[gnu::always_inline]] void
+    combine(Operation const& operation, FourLanes const& next) noexcept {
+        a.combine(operation, next.a);
+        b.combine(operation, next.b);
+        c.combine(operation, next.c);
+        d.combine(operation, next.d);
+    }
+};
+
+// An operation on registers: `a`, of the lower ranks, becomes what it gives with `b`. `Number<T>` is a type
+// that gives the same bits as T: the fewer there are, the less is to compile.
+
+/// Integers are added and multiplied unsigned, because they wrap around: overflow of signed ones is
+/// undefined, and the reduced value of a rank's data must not be.
+template <class T>
+struct without_sign {
+    using type = T;
+};
+template <std::integral T>
+struct without_sign<T> {
+    using type = bits_of_size<sizeof(T)>;
+};
+
+struct Sum {
+    template <class T>
+    using Number = typename without_sign<T>::type;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a + b;
+    }
+};
+struct Product {
+    template <class T>
+    using Number = typename without_sign<T>::type;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a * b;
+    }
+};
+/// A NaN of the lowest rank stays, one of another rank is left out, as by `std::min`.
+struct Minimum {
+    template <class T>
+    using Number = T;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = b < a ? b : a;
+    }
+};
+struct Maximum {
+    template <class T>
+    using Number = T;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a < b ? b : a;
+    }
+};
+struct BitAnd {
+    template <class>
+    using Number = std::uint64_t;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a & b;
+    }
+};
+struct BitOr {
+    template <class>
+    using Number = std::uint64_t;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a | b;
+    }
+};
+
+} // namespace joinable::inline v0::detail
+
 // ---- joinable/communicator/detail/reduce.hpp
 
 namespace joinable::inline v0::detail {
 
-/// What a reduction of `T` computes in: f16 and bf16 accumulate in float and round once.
-template <class T>
-using accumulator_of =
-    std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
+/// One pass of a reduction: reads every input once, in order, and writes every output. An output may be
+/// one of the inputs; otherwise they do not overlap.
+struct ReductionPass {
+    std::span<std::byte const* const> inputs;
+    std::span<std::byte* const> outputs;
+    std::size_t bytes;
 
-/// What sums and products of `A` are computed in: unsigned for integers, which wrap around.
-/// Overflow of signed integers is undefined, and the reduced value of a rank's data must not be.
-template <class A>
-struct wrapping {
-    using type = A;
+    static constexpr std::size_t most = 16; ///< inputs, and outputs: more are hard on a cache
 };
-template <std::integral A>
-struct wrapping<A> : std::make_unsigned<A> {};
 
-/// Calls `function(combine)` with the binary operation as a type of its own, so that loops over it
-/// vectorise. Bit operations are called for integers only.
-template <class A, class F>
-void visit_op(ReduceOp op, F const& function) {
-    using W = typename wrapping<A>::type;
-    switch (op) {
-    case ReduceOp::sum: return function([](A a, A b) { return static_cast<A>(W(a) + W(b)); });
-    case ReduceOp::product: return function([](A a, A b) { return static_cast<A>(W(a) * W(b)); });
-    case ReduceOp::min: return function([](A a, A b) { return b < a ? b : a; });
-    case ReduceOp::max: return function([](A a, A b) { return a < b ? b : a; });
-    case ReduceOp::bit_and:
-        if constexpr (std::is_integral_v<A>) {
-            function([](A a, A b) { return static_cast<A>(a & b); });
-        }
-        return;
-    case ReduceOp::bit_or:
-        if constexpr (std::is_integral_v<A>) {
-            function([](A a, A b) { return static_cast<A>(a | b); });
-        }
-        return;
+/// Like `load` and `store`, of the first `bytes` bytes alone. For a constant they cost nothing more.
+template <class L>
+[[gnu::always_inline]] inline void
+load_part(L& lanes, std::byte const* from, std::size_t bytes) noexcept {
+    if (bytes == L::bytes) {
+        return lanes.load(from);
+    }
+    std::array<std::byte, L::bytes> padded{};
+    std::memcpy(padded.data(), from, bytes);
+    lanes.load(padded.data());
+}
+template <class L>
+[[gnu::always_inline]] inline void
+store_part(L const& lanes, std::byte* to, std::size_t bytes) noexcept {
+    if (bytes == L::bytes) {
+        return lanes.store(to);
+    }
+    std::array<std::byte, L::bytes> padded;
+    lanes.store(padded.data());
+    std::memcpy(to, padded.data(), bytes);
+}
+
+/// Reduces what is at byte `at` of every input, `bytes` bytes. All is read before something is written.
+template <class L, class Operation>
+[[gnu::always_inline]] inline void reduce_lanes(
+    Operation const& operation, ReductionPass const& pass, std::size_t at, std::size_t bytes
+) noexcept {
+    L result;
+    load_part(result, pass.inputs[0] + at, bytes);
+    for (std::size_t i = 1; i < pass.inputs.size(); ++i) {
+        L next;
+        load_part(next, pass.inputs[i] + at, bytes);
+        result.combine(operation, next);
+    }
+    for (std::byte* const output : pass.outputs) {
+        store_part(result, output + at, bytes);
     }
 }
 
-/// Combines `count` elements of all `ranks` in rank order, whoever computes it and however it was
-/// cut: for each tile `input(rank)` points to that rank's elements, and `output(tile, begin, n)`
-/// receives the result. Neither arrival nor tuning changes a bit.
-template <class Input, class Output>
-void reduce_in_rank_order(
-    DType dtype, ReduceOp op, int ranks, std::size_t count, Input const& input, Output const& output
-) {
-    visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
-        using A = accumulator_of<T>;
-        visit_op<A>(op, [&](auto const combine) {
-            constexpr std::size_t tile_size = 4096 / sizeof(A); // stays in the first-level cache
-            std::array<A, tile_size> tile;
-            for (std::size_t begin = 0; begin < count; begin += tile_size) {
-                std::size_t const n = (std::min)(tile_size, count - begin);
-                auto const* const first = static_cast<T const*>(input(0)) + begin;
-                for (std::size_t i = 0; i < n; ++i) {
-                    tile[i] = static_cast<A>(first[i]);
-                }
-                for (int rank = 1; rank < ranks; ++rank) {
-                    auto const* const next = static_cast<T const*>(input(rank)) + begin;
-                    for (std::size_t i = 0; i < n; ++i) {
-                        tile[i] = combine(tile[i], static_cast<A>(next[i]));
-                    }
-                }
-                if constexpr (std::is_same_v<A, T>) {
-                    output(static_cast<void const*>(tile.data()), begin, n);
-                } else {
-                    std::array<T, tile_size> rounded;
-                    for (std::size_t i = 0; i < n; ++i) {
-                        rounded[i] = T{tile[i]};
-                    }
-                    output(static_cast<void const*>(rounded.data()), begin, n);
-                }
-            }
-        });
+/// What is from byte `at` on, as long as it fills lanes. Returns where it ends.
+template <class L, class Operation>
+[[gnu::always_inline]] inline std::size_t
+reduce_whole(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
+    for (; at + L::bytes <= pass.bytes; at += L::bytes) {
+        reduce_lanes<L>(operation, pass, at, L::bytes);
+    }
+    return at;
+}
+
+template <class L, class Operation>
+[[gnu::always_inline]] inline void
+reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
+    std::size_t at = reduce_whole<FourLanes<L>>(operation, pass, 0);
+    at = reduce_whole<L>(operation, pass, at);
+    if (at != pass.bytes) {
+        reduce_lanes<L>(operation, pass, at, pass.bytes - at);
+    }
+}
+
+// The same for each instruction set. AVX-512 would add little: in AVX2 it is memory that takes time.
+template <class T, class Operation>
+JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
+    reduce_bytes<Lanes<T, 16>>(Operation{}, pass);
+}
+template <class T, class Operation>
+JOINABLE_LOOP_AVX2 void reduce_avx2(ReductionPass const& pass) noexcept {
+    reduce_bytes<Lanes<T, 32>>(Operation{}, pass);
+}
+
+/// What a reduction computes in: numbers of 16 bits are widened before.
+template <class T>
+using accumulator_of = std::conditional_t<sixteen_bits<T>, float, T>;
+
+using RunPass = void (*)(ReductionPass const&) noexcept;
+
+template <class Operation>
+RunPass pass_function(DType dtype, InstructionSet set) {
+    return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> RunPass {
+        using T = typename Operation::template Number<accumulator_of<Stored>>;
+        return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
+                                               : &reduce_avx2<T, Operation>;
     });
+}
+
+/// The function that runs passes on this processor, over numbers that are computed in as they are stored.
+inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
+    switch (op) {
+    case ReduceOp::sum: return pass_function<Sum>(dtype, set);
+    case ReduceOp::product: return pass_function<Product>(dtype, set);
+    case ReduceOp::min: return pass_function<Minimum>(dtype, set);
+    case ReduceOp::max: return pass_function<Maximum>(dtype, set);
+    case ReduceOp::bit_and: return pass_function<BitAnd>(dtype, set);
+    case ReduceOp::bit_or: break;
+    }
+    return pass_function<BitOr>(dtype, set);
+}
+
+/// Addresses by number: of the inputs of all ranks, or of the places where the result is wanted. Refers
+/// to the function that was given.
+class Places {
+public:
+    template <class Function>
+    Places(std::size_t number, Function const& function) noexcept
+        : size_{number}, function_{&function}, call_{[](void const* called, std::size_t i) {
+              return (*static_cast<Function const*>(called))(i);
+          }} {}
+
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    [[nodiscard]] std::byte* operator[](std::size_t i) const { return call_(function_, i); }
+
+private:
+    std::size_t size_;
+    void const* function_;
+    std::byte* (*call_)(void const*, std::size_t);
+};
+
+/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache: where
+/// there are more inputs or outputs than in a pass, or numbers of 16 bits, which accumulate in float and are
+/// rounded once.
+class TiledReduction {
+public:
+    TiledReduction(DType dtype, ReduceOp op, InstructionSet set) {
+        bool const is_half = dtype == DType::f16;
+        if (is_half || dtype == DType::bf16) {
+            widen_ = is_half ? conversion_function<Widen<Half>>(set)
+                             : conversion_function<Widen<BFloat16>>(set);
+            narrow_ = is_half ? conversion_function<Narrow<Half>>(set)
+                              : conversion_function<Narrow<BFloat16>>(set);
+            dtype = DType::f32;
+        }
+        run_pass_ = pass_function(dtype, op, set);
+    }
+
+    void run(Places const& inputs, Places const& outputs, std::size_t bytes) {
+        for (std::size_t at = 0; at < bytes; at += tile_bytes) {
+            std::size_t const n = (std::min)(tile_bytes, bytes - at);
+            std::byte* const result = reduce_tile(inputs, at, n);
+            for (std::size_t i = 0; i < outputs.size(); ++i) {
+                std::memcpy(outputs[i] + at, result, n);
+            }
+        }
+    }
+
+private:
+    static constexpr std::size_t tile_bytes = 2048;
+    using Tile = std::array<std::byte, 2 * tile_bytes>; // has room for numbers that were widened
+
+    std::byte* reduce_tile(Places const& inputs, std::size_t at, std::size_t n) {
+        std::size_t const count = n / sizeof(Half); // of those that are widened
+        std::byte* const sum = tiles_[0].data();
+        std::array<std::byte const*, ReductionPass::most> from;
+        std::size_t filled = 0;
+        for (std::size_t i = 0; i < inputs.size(); ++i) {
+            from[filled] = inputs[i] + at;
+            if (widen_ != nullptr) {
+                widen_(from[filled], tiles_[filled].data(), count);
+                from[filled] = tiles_[filled].data();
+            }
+            ++filled;
+            if (filled == from.size() || i + 1 == inputs.size()) {
+                run_pass_({{from.data(), filled}, {&sum, 1}, widen_ != nullptr ? 2 * n : n});
+                from[0] = sum;
+                filled = 1;
+            }
+        }
+        if (narrow_ == nullptr) {
+            return sum;
+        }
+        narrow_(sum, tiles_[1].data(), count);
+        return tiles_[1].data();
+    }
+
+    RunPass run_pass_;
+    void (*widen_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
+    void (*narrow_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
+    alignas(64) std::array<Tile, ReductionPass::most> tiles_;
+};
+
+/// Combines `count` elements of all inputs in rank order and writes them to every output, whoever
+/// computes it and however it was cut: neither arrival nor tuning changes a bit. An output may be one of the
+/// inputs; otherwise they do not overlap.
+inline void reduce_to(
+    DType dtype,
+    ReduceOp op,
+    Places const& inputs,
+    Places const& outputs,
+    std::size_t count,
+    InstructionSet set = instruction_set()
+) {
+    std::size_t const bytes = count * size_of(dtype);
+    std::array<std::byte const*, ReductionPass::most> from;
+    std::array<std::byte*, ReductionPass::most> to;
+    if (dtype <= DType::bf16 || inputs.size() > from.size() || outputs.size() > to.size()) {
+        return TiledReduction{dtype, op, set}.run(inputs, outputs, bytes);
+    }
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        from[i] = inputs[i];
+    }
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+        to[i] = outputs[i];
+    }
+    pass_function(dtype, op, set)({{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes}
+    );
 }
 
 } // namespace joinable::inline v0::detail
@@ -3429,27 +4145,24 @@ private:
 
     void run_part(Block const& block, std::size_t begin, std::size_t end) const {
         std::size_t const element = size_of(said_.dtype);
-        auto const input = [&](int rank) -> void const* {
-            return address(rank, 1) + (block.in_at + begin) * element;
+        auto const input = [&](std::size_t rank) {
+            return address(static_cast<int>(rank), 1) + (block.in_at + begin) * element;
         };
-        auto const store = [&](void const* from, std::size_t offset, std::size_t n) {
-            auto const store_on = [&](int rank) {
-                std::byte* const to = address(rank, 2) + (block.out_at + begin + offset) * element;
-                if (to != from) {
-                    std::memcpy(to, from, n * element);
-                }
-            };
-            if (block.to != every_rank) {
-                return store_on(block.to);
-            }
-            for (int rank = 0; rank < board_.size(); ++rank) {
-                store_on(rank);
-            }
+        auto const output = [&](std::size_t k) {
+            int const rank = block.to == every_rank ? static_cast<int>(k) : block.to;
+            return address(rank, 2) + (block.out_at + begin) * element;
         };
+        auto const ranks = static_cast<std::size_t>(board_.size());
+        std::size_t const outputs = block.to == every_rank ? ranks : 1;
         if (block.from == every_rank) {
-            reduce_in_rank_order(said_.dtype, said_.op, board_.size(), end - begin, input, store);
-        } else {
-            store(input(block.from), 0, end - begin);
+            reduce_to(said_.dtype, said_.op, {ranks, input}, {outputs, output}, end - begin);
+            return;
+        }
+        std::byte const* const from = input(static_cast<std::size_t>(block.from));
+        for (std::size_t k = 0; k < outputs; ++k) {
+            if (std::byte* const to = output(k); to != from) {
+                std::memcpy(to, from, (end - begin) * element);
+            }
         }
     }
 
@@ -3512,20 +4225,22 @@ disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
 /// A small message: every rank reads the payloads of all lines and combines them for itself.
 inline void
 combine_lines(Board& board, std::uint64_t sequence, Descriptor const& said, int rank, void* out) {
-    auto const payload_of = [&](int from) -> void const* {
-        return board.line(from, sequence).payload.data();
+    auto const payload_of = [&](std::size_t from) {
+        return reinterpret_cast<std::byte*>(
+            board.line(static_cast<int>(from), sequence).payload.data()
+        );
     };
     if (said.count == 0 || (said.collective == Collective::reduce && rank != said.root)) {
         return;
     }
     if (said.collective == Collective::broadcast) {
-        std::memcpy(out, payload_of(said.root), said.count * size_of(said.dtype));
+        auto const* const payload = payload_of(static_cast<std::size_t>(said.root));
+        std::memcpy(out, payload, said.count * size_of(said.dtype));
         return;
     }
-    auto const store = [&](void const* tile, std::size_t, std::size_t n) {
-        std::memcpy(out, tile, n * size_of(said.dtype)); // one tile holds a line
-    };
-    reduce_in_rank_order(said.dtype, said.op, board.size(), said.count, payload_of, store);
+    auto const in_place = [&](std::size_t) { return static_cast<std::byte*>(out); };
+    auto const ranks = static_cast<std::size_t>(board.size());
+    reduce_to(said.dtype, said.op, {ranks, payload_of}, {1, in_place}, said.count);
 }
 
 /// A large message is cut into `chunks` ranges of `chunk` elements, the same on every rank.
@@ -4718,376 +5433,6 @@ template <Tensor A, Tensor B>
 }
 
 } // namespace joinable::inline v0
-
-// ---- joinable/tensor/detail/arithmetic.hpp
-
-namespace joinable::inline v0::detail {
-
-// What follows is written for vectorisers: no branches, comparisons of signed numbers only (SSE2 has
-// no others), and always inlined, so that it is compiled for the instruction set of its caller.
-
-/// `yes` where the condition holds, else `no`, without a branch that a compiler could sink work into.
-[[gnu::always_inline]] constexpr std::uint32_t
-select(bool condition, std::uint32_t yes, std::uint32_t no) noexcept {
-    std::uint32_t const mask = 0U - static_cast<std::uint32_t>(condition);
-    return (yes & mask) | (no & ~mask);
-}
-
-/// Conversions between a 16-bit format, in the low half of a word, and float. The same bits as
-/// BFloat16 and Half give.
-template <class T>
-struct Conversion;
-
-template <>
-struct Conversion<BFloat16> {
-    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
-        return std::bit_cast<float>(bits << 16);
-    }
-    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
-        auto const word = std::bit_cast<std::uint32_t>(value);
-        bool const is_nan = static_cast<std::int32_t>(word & 0x7fff'ffffU) > 0x7f80'0000;
-        std::uint32_t const rounded = word + 0x7fffU + ((word >> 16) & 1U);
-        return (is_nan ? word | 0x40'0000U : rounded) >> 16;
-    }
-};
-
-template <>
-struct Conversion<Half> {
-    [[gnu::always_inline]] static constexpr float widen(std::uint32_t bits) noexcept {
-        auto const magnitude = static_cast<std::int32_t>(bits & 0x7fffU);
-        std::uint32_t const shifted = static_cast<std::uint32_t>(magnitude) << 13;
-        // Zero and subnormals: the mantissa times 2^-24, exactly.
-        auto const subnormal =
-            std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
-        // Others: the exponent rebiased from 15 to 127; that of infinity and NaN becomes 255.
-        std::uint32_t const other =
-            shifted + 0x3800'0000U + select(magnitude > 0x7bff, 0x3800'0000U, 0U);
-        return std::bit_cast<float>(
-            ((bits & 0x8000U) << 16) | select(magnitude < 0x400, subnormal, other)
-        );
-    }
-    [[gnu::always_inline]] static constexpr std::uint32_t narrow(float value) noexcept {
-        auto const word = std::bit_cast<std::uint32_t>(value);
-        auto const magnitude = static_cast<std::int32_t>(word & 0x7fff'ffffU);
-        auto const bits = static_cast<std::uint32_t>(magnitude);
-        // Below 2^-14: adding 0.5, whose last place is 2^-24, rounds to a subnormal.
-        std::uint32_t const subnormal =
-            std::bit_cast<std::uint32_t>(std::bit_cast<float>(bits) + 0.5F) - 0x3f00'0000U;
-        std::uint32_t const normal = (bits - 0x3800'0000U + 0xfffU + ((bits >> 13) & 1U)) >> 13;
-        std::uint32_t const nan = 0x7e00U | ((bits >> 13) & 0x1ffU);
-        std::uint32_t result = select(magnitude < 0x3880'0000, subnormal, normal);
-        result = select(magnitude >= 0x477f'f000, 0x7c00U, result); // rounds to infinity
-        result = select(magnitude > 0x7f80'0000, nan, result);
-        return ((word >> 16) & 0x8000U) | result;
-    }
-};
-
-template <class T>
-concept sixteen_bits = std::same_as<T, Half> || std::same_as<T, BFloat16>;
-
-/// The unsigned integer of a size: integers are added in it, because it wraps.
-template <std::size_t Bytes>
-struct unsigned_of_size;
-template <>
-struct unsigned_of_size<1> {
-    using type = std::uint8_t;
-};
-template <>
-struct unsigned_of_size<2> {
-    using type = std::uint16_t;
-};
-template <>
-struct unsigned_of_size<4> {
-    using type = std::uint32_t;
-};
-template <>
-struct unsigned_of_size<8> {
-    using type = std::uint64_t;
-};
-template <std::size_t Bytes>
-using bits_of_size = typename unsigned_of_size<Bytes>::type;
-
-/// A word whose halves are what an operation computes of the halves of two words.
-template <class T, class Operation>
-[[gnu::always_inline]] inline std::uint32_t
-each_half(Operation const& operation, std::uint32_t source, std::uint32_t target) noexcept {
-    using C = Conversion<T>;
-    float low = C::widen(target & 0xffffU);
-    float high = C::widen(target >> 16);
-    operation.compute(C::widen(source & 0xffffU), low);
-    operation.compute(C::widen(source >> 16), high);
-    return C::narrow(low) | (C::narrow(high) << 16);
-}
-
-// An operation on elements: `Element` is what is in memory, `Word` what is computed at once, one
-// element or two of 16 bits (a single one is then in the low half). It is called with a word of the
-// source and the word of the target that it replaces. `compute` does the same to numbers of 16 bits that
-// were widened, one or a register full.
-
-/// target = source * factor
-template <class T>
-struct Scale {
-    using Element = T;
-    using Word = T;
-    T factor;
-
-    explicit Scale(double number) noexcept : factor{static_cast<T>(number)} {}
-    [[gnu::always_inline]] T operator()(T source, T) const noexcept { return source * factor; }
-};
-
-template <sixteen_bits T>
-struct Scale<T> {
-    using Element = std::uint16_t;
-    using Word = std::uint32_t;
-    using Number = T;
-    float factor;
-
-    explicit Scale(double number) noexcept : factor{static_cast<float>(number)} {}
-    template <class Floats>
-    [[gnu::always_inline]] void compute(Floats const& source, Floats& target) const noexcept {
-        target = source * factor;
-    }
-    [[gnu::always_inline]] Word operator()(Word source, Word) const noexcept {
-        return each_half<T>(*this, source, 0);
-    }
-};
-
-/// target = target + source
-template <class T>
-struct Add {
-    using Element = T;
-    using Word = T;
-
-    [[gnu::always_inline]] T operator()(T source, T target) const noexcept {
-        return static_cast<T>(target + source);
-    }
-};
-
-template <sixteen_bits T>
-struct Add<T> {
-    using Element = std::uint16_t;
-    using Word = std::uint32_t;
-    using Number = T;
-
-    template <class Floats>
-    [[gnu::always_inline]] void compute(Floats const& source, Floats& target) const noexcept {
-        target = target + source;
-    }
-    [[gnu::always_inline]] Word operator()(Word source, Word target) const noexcept {
-        return each_half<T>(*this, source, target);
-    }
-};
-
-/// target = source, of which only the bits matter.
-template <class Bits>
-struct Assign {
-    using Element = Bits;
-    using Word = Bits;
-
-    [[gnu::always_inline]] Bits operator()(Bits source, Bits) const noexcept { return source; }
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/tensor/detail/rows.hpp
-
-namespace joinable::inline v0::detail {
-
-/// Rows of elements at even distances, in bytes.
-template <class Byte>
-struct Rows {
-    Byte* data;
-    std::size_t step;     ///< from element to element
-    std::size_t next = 0; ///< from row to row
-};
-
-/// Memory is read and written as bytes: the types of elements never alias, whatever an engine's are.
-template <class T>
-[[gnu::always_inline]] inline T load(std::byte const* from) noexcept {
-    T value;
-    std::memcpy(&value, from, sizeof(T));
-    return value;
-}
-template <class T>
-[[gnu::always_inline]] inline void store(std::byte* to, T value) noexcept {
-    std::memcpy(to, &value, sizeof(T));
-}
-
-/// Writes a register past the caches, to a place that is a multiple of 16 bytes, where the processor
-/// can. Other threads see what was written after `finish_streams()`.
-using Bytes16 [[gnu::vector_size(16)]] = unsigned char;
-template <class Register>
-[[gnu::always_inline]] inline void stream(std::byte* to, Register const& value) noexcept {
-    if constexpr (has_streaming_stores) {
-        std::array<Bytes16, sizeof(Register) / 16> pieces;
-        std::memcpy(&pieces, &value, sizeof(Register));
-        for (Bytes16 const& piece : pieces) {
-            asm volatile("movntdq %1, %0" : "=m"(*reinterpret_cast<Bytes16*>(to)) : "x"(piece));
-            to += sizeof(piece);
-        }
-    }
-}
-template <bool exist = has_streaming_stores>
-[[gnu::always_inline]] inline void finish_streams() noexcept {
-    if constexpr (exist) {
-        asm volatile("sfence" : : : "memory");
-    }
-}
-
-template <class Operation>
-[[gnu::always_inline]] inline void
-words(Operation const& operation, std::byte const* from, std::byte* to, std::size_t count) {
-    using Word = typename Operation::Word;
-    for (std::size_t i = 0; i < count; ++i) {
-        std::size_t const at = i * sizeof(Word);
-        store<Word>(to + at, operation(load<Word>(from + at), load<Word>(to + at)));
-    }
-}
-
-/// The same, told that the rows do not overlap: else a compiler has to check it each time.
-template <class Operation>
-[[gnu::always_inline]] inline void words_apart(
-    Operation const& operation,
-    std::byte const* __restrict from,
-    std::byte* __restrict to,
-    std::size_t count
-) {
-    words(operation, from, to, count);
-}
-template <class Bits>
-void words_apart(Assign<Bits> const&, std::byte const* from, std::byte* to, std::size_t count) {
-    std::memcpy(to, from, count * sizeof(Bits));
-}
-
-/// One row from element `done` on, compiled for whatever instruction set its caller is for. The rows
-/// are the same or do not overlap.
-template <class Operation>
-[[gnu::always_inline]] inline void apply(
-    Operation const operation,
-    Rows<std::byte const> const& from,
-    Rows<std::byte> const& to,
-    std::size_t done,
-    std::size_t count
-) {
-    using Element = typename Operation::Element;
-    using Word = typename Operation::Word;
-    if (from.step == sizeof(Element) && to.step == sizeof(Element) && done == 0) {
-        std::size_t const whole = count * sizeof(Element) / sizeof(Word);
-        if (from.data == to.data) {
-            words(operation, to.data, to.data, whole);
-        } else {
-            words_apart(operation, from.data, to.data, whole);
-        }
-        done = whole * sizeof(Word) / sizeof(Element);
-    }
-    for (std::size_t i = done; i < count; ++i) {
-        std::byte* const target = to.data + i * to.step;
-        Word const result =
-            operation(load<Element>(from.data + i * from.step), load<Element>(target));
-        store<Element>(target, static_cast<Element>(result));
-    }
-}
-
-/// Rows from element `done` on.
-template <class Operation>
-[[gnu::always_inline]] inline void apply_from(
-    std::size_t done,
-    Operation const& operation,
-    Rows<std::byte const> from,
-    Rows<std::byte> to,
-    std::size_t count,
-    std::size_t rows
-) {
-    for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
-        apply(operation, from, to, done, count);
-    }
-}
-
-template <class Operation>
-inline constexpr bool is_of_halves = false;
-template <class Operation>
-    requires std::same_as<typename Operation::Number, Half>
-inline constexpr bool is_of_halves<Operation> = true;
-
-/// Applies an operation to as many numbers of f16 in each row as fill registers, which the processor
-/// converts. Returns how many these are.
-template <class Operation>
-JOINABLE_INLINE_AVX2 std::size_t apply_to_eights(
-    Operation const& operation,
-    Rows<std::byte const> from,
-    Rows<std::byte> to,
-    std::size_t count,
-    std::size_t rows
-) {
-    if constexpr (has_half_conversions && is_of_halves<Operation>) {
-        if (from.step == 2 && to.step == 2) {
-            for (; rows != 0; --rows, from.data += from.next, to.data += to.next) {
-                for (std::size_t i = 0; i + 8 <= count; i += 8) {
-                    EightHalves halves;
-                    EightFloats source;
-                    EightFloats target;
-                    std::memcpy(&halves, from.data + 2 * i, sizeof(halves));
-                    widen(halves, source);
-                    std::memcpy(&halves, to.data + 2 * i, sizeof(halves));
-                    widen(halves, target);
-                    operation.compute(source, target);
-                    narrow(target, halves);
-                    std::memcpy(to.data + 2 * i, &halves, sizeof(halves));
-                }
-            }
-            return count / 8 * 8;
-        }
-    }
-    return 0;
-}
-
-// The same loop for each instruction set. What converts by instructions of AVX2 comes before it, because
-// only a function for AVX2 can have that inlined.
-template <class Operation>
-JOINABLE_LOOP void apply_baseline(
-    Operation const& operation,
-    Rows<std::byte const> from,
-    Rows<std::byte> to,
-    std::size_t count,
-    std::size_t rows
-) {
-    apply_from(0, operation, from, to, count, rows);
-}
-template <class Operation>
-JOINABLE_LOOP_AVX2 void apply_avx2(
-    Operation const& operation,
-    Rows<std::byte const> from,
-    Rows<std::byte> to,
-    std::size_t count,
-    std::size_t rows
-) {
-    std::size_t const done = apply_to_eights(operation, from, to, count, rows);
-    apply_from(done, operation, from, to, count, rows);
-}
-template <class Operation>
-JOINABLE_LOOP_AVX512 void apply_avx512(
-    Operation const& operation,
-    Rows<std::byte const> from,
-    Rows<std::byte> to,
-    std::size_t count,
-    std::size_t rows
-) {
-    std::size_t const done = apply_to_eights(operation, from, to, count, rows);
-    apply_from(done, operation, from, to, count, rows);
-}
-
-/// The function that applies an operation to some rows on this processor.
-template <class Operation>
-auto rows_function(InstructionSet set = instruction_set()) noexcept {
-    switch (set) {
-    case InstructionSet::avx512: return &apply_avx512<Operation>;
-    case InstructionSet::avx2: return &apply_avx2<Operation>;
-    case InstructionSet::baseline: break;
-    }
-    return &apply_baseline<Operation>;
-}
-
-} // namespace joinable::inline v0::detail
 
 // ---- joinable/tensor/detail/transpose.hpp
 
@@ -11208,8 +11553,12 @@ public:
           } {}
 
     /// Explains what comes in the place of buffers or options, but is neither.
-    template <class Parameters, class Other, class... Rest>
-        requires(!detail::describes_model<Other>)
+    template <
+        class Parameters,
+        class Other,
+        class... Rest,
+        // No requires clause: clang 14 ignores it in the deduction guide that comes of this.
+        std::enable_if_t<!detail::describes_model<Other>, int> = 0>
     DistributedDataParallel(Comm& comm, Parameters&& parameters, Other&&, Rest&&...)
         : DistributedDataParallel{comm, std::forward<Parameters>(parameters)} {
         static_assert(
@@ -11955,10 +12304,10 @@ template <class W>
 template <class Range, class Weight>
 [[nodiscard]] auto weights_of(Range const& range, Weight& weight) {
     using W = std::remove_cvref_t<decltype(std::invoke(weight, *std::begin(range)))>;
-    using Sum = WeightSum<W>;
-    std::vector<Sum> weights;
+    using Load = WeightSum<W>;
+    std::vector<Load> weights;
     weights.reserve(count_of(range));
-    Sum left = (std::numeric_limits<Sum>::max)();
+    Load left = (std::numeric_limits<Load>::max)();
     for (auto const& element : range) {
         W const given = std::invoke(weight, element);
         if (!is_valid_weight(given)) {
@@ -11970,13 +12319,13 @@ template <class Range, class Weight>
                 std::conditional_t<std::integral<W>, W, double>(given)
             )};
         }
-        auto const value = static_cast<Sum>(given);
+        auto const value = static_cast<Load>(given);
         if (value > left) {
             throw ContractViolation{concat(
                 "shard_by_weight: the weights up to element ",
                 weights.size(),
                 " add up to more than ",
-                (std::numeric_limits<Sum>::max)(),
+                (std::numeric_limits<Load>::max)(),
                 "; give them in a larger unit"
             )};
         }

@@ -46,10 +46,10 @@ template <class W>
 template <class Range, class Weight>
 [[nodiscard]] auto weights_of(Range const& range, Weight& weight) {
     using W = std::remove_cvref_t<decltype(std::invoke(weight, *std::begin(range)))>;
-    using Sum = WeightSum<W>;
-    std::vector<Sum> weights;
+    using Load = WeightSum<W>;
+    std::vector<Load> weights;
     weights.reserve(count_of(range));
-    Sum left = (std::numeric_limits<Sum>::max)();
+    Load left = (std::numeric_limits<Load>::max)();
     for (auto const& element : range) {
         W const given = std::invoke(weight, element);
         if (!is_valid_weight(given)) {
@@ -61,13 +61,13 @@ template <class Range, class Weight>
                 std::conditional_t<std::integral<W>, W, double>(given)
             )};
         }
-        auto const value = static_cast<Sum>(given);
+        auto const value = static_cast<Load>(given);
         if (value > left) {
             throw ContractViolation{concat(
                 "shard_by_weight: the weights up to element ",
                 weights.size(),
                 " add up to more than ",
-                (std::numeric_limits<Sum>::max)(),
+                (std::numeric_limits<Load>::max)(),
                 "; give them in a larger unit"
             )};
         }

@@ -122,27 +122,24 @@ private:
 
     void run_part(Block const& block, std::size_t begin, std::size_t end) const {
         std::size_t const element = size_of(said_.dtype);
-        auto const input = [&](int rank) -> void const* {
-            return address(rank, 1) + (block.in_at + begin) * element;
+        auto const input = [&](std::size_t rank) {
+            return address(static_cast<int>(rank), 1) + (block.in_at + begin) * element;
         };
-        auto const store = [&](void const* from, std::size_t offset, std::size_t n) {
-            auto const store_on = [&](int rank) {
-                std::byte* const to = address(rank, 2) + (block.out_at + begin + offset) * element;
-                if (to != from) {
-                    std::memcpy(to, from, n * element);
-                }
-            };
-            if (block.to != every_rank) {
-                return store_on(block.to);
-            }
-            for (int rank = 0; rank < board_.size(); ++rank) {
-                store_on(rank);
-            }
+        auto const output = [&](std::size_t k) {
+            int const rank = block.to == every_rank ? static_cast<int>(k) : block.to;
+            return address(rank, 2) + (block.out_at + begin) * element;
         };
+        auto const ranks = static_cast<std::size_t>(board_.size());
+        std::size_t const outputs = block.to == every_rank ? ranks : 1;
         if (block.from == every_rank) {
-            reduce_in_rank_order(said_.dtype, said_.op, board_.size(), end - begin, input, store);
-        } else {
-            store(input(block.from), 0, end - begin);
+            reduce_to(said_.dtype, said_.op, {ranks, input}, {outputs, output}, end - begin);
+            return;
+        }
+        std::byte const* const from = input(static_cast<std::size_t>(block.from));
+        for (std::size_t k = 0; k < outputs; ++k) {
+            if (std::byte* const to = output(k); to != from) {
+                std::memcpy(to, from, (end - begin) * element);
+            }
         }
     }
 
@@ -205,20 +202,22 @@ disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
 /// A small message: every rank reads the payloads of all lines and combines them for itself.
 inline void
 combine_lines(Board& board, std::uint64_t sequence, Descriptor const& said, int rank, void* out) {
-    auto const payload_of = [&](int from) -> void const* {
-        return board.line(from, sequence).payload.data();
+    auto const payload_of = [&](std::size_t from) {
+        return reinterpret_cast<std::byte*>(
+            board.line(static_cast<int>(from), sequence).payload.data()
+        );
     };
     if (said.count == 0 || (said.collective == Collective::reduce && rank != said.root)) {
         return;
     }
     if (said.collective == Collective::broadcast) {
-        std::memcpy(out, payload_of(said.root), said.count * size_of(said.dtype));
+        auto const* const payload = payload_of(static_cast<std::size_t>(said.root));
+        std::memcpy(out, payload, said.count * size_of(said.dtype));
         return;
     }
-    auto const store = [&](void const* tile, std::size_t, std::size_t n) {
-        std::memcpy(out, tile, n * size_of(said.dtype)); // one tile holds a line
-    };
-    reduce_in_rank_order(said.dtype, said.op, board.size(), said.count, payload_of, store);
+    auto const in_place = [&](std::size_t) { return static_cast<std::byte*>(out); };
+    auto const ranks = static_cast<std::size_t>(board.size());
+    reduce_to(said.dtype, said.op, {ranks, payload_of}, {1, in_place}, said.count);
 }
 
 /// A large message is cut into `chunks` ranges of `chunk` elements, the same on every rank.

@@ -231,24 +231,4 @@ inline void reduce_to(
     );
 }
 
-/// The same, of the inputs that `input(rank)` points to. `output(tile, begin, n)` receives the result in
-/// tiles.
-template <class Input, class Output>
-void reduce_in_rank_order(
-    DType dtype, ReduceOp op, int ranks, std::size_t count, Input const& input, Output const& output
-) {
-    alignas(64) std::array<std::byte, 4096> tile;
-    std::size_t const element = size_of(dtype);
-    for (std::size_t begin = 0; begin < count; begin += tile.size() / element) {
-        std::size_t const n = (std::min)(tile.size() / element, count - begin);
-        auto const input_at = [&](std::size_t rank) {
-            auto const* const data = static_cast<std::byte const*>(input(static_cast<int>(rank)));
-            return const_cast<std::byte*>(data) + begin * element;
-        };
-        auto const in_tile = [&](std::size_t) { return tile.data(); };
-        reduce_to(dtype, op, {static_cast<std::size_t>(ranks), input_at}, {1, in_tile}, n);
-        output(static_cast<void const*>(tile.data()), begin, n);
-    }
-}
-
 } // namespace joinable::inline v0::detail

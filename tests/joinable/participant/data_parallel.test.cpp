@@ -136,7 +136,8 @@ train_together(Comm& comm, Average average, bool views, double rate, std::size_t
         {.bucket_cap_bytes = cap_bytes,
          .first_bucket_bytes = 16,
          .gradient_as_bucket_view = views,
-         .gradient_kind = is_sum ? GradientKind::sum : GradientKind::mean}
+         .gradient_kind = is_sum ? GradientKind::sum : GradientKind::mean,
+         .sync_at_end = false}
     };
     joinable::Step step{comm, [&] {
                             for (auto& param : params) {

@@ -6,13 +6,14 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <new>
 #include <span>
-#include <utility>
+#include <type_traits>
 #include <vector>
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/stored_reason.hpp>
 #include <joinable/communicator/detail/waiting.hpp>
 
 namespace joinable::inline v0::detail {
@@ -39,23 +40,35 @@ struct alignas(64) ChunkProgress {
 };
 
 /// Where the ranks of one group meet. Knows no threads: ranks are numbers, and whoever waits or
-/// tests does the work.
-class Board {
+/// tests does the work. It lies in memory handed to it, with its tables behind it, and holds no
+/// addresses: so ranks may also be processes that share that memory.
+class alignas(64) Board {
 public:
+    using Count = std::size_t;
     static constexpr std::size_t max_in_flight = 64; ///< collectives; a slot each
 
+    /// What create() needs.
     /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
-    explicit Board(int size)
-        : size_{checked(size)}, lines_(width() * max_in_flight), ranks_(width()),
-          counts_{
-              std::make_unique_for_overwrite<std::size_t[]>(2 * width() * width() * max_in_flight)
-          },
-          room{size} {}
+    [[nodiscard]] static std::size_t bytes_for(int size) {
+        return counts_at(checked(size)) + counts_per_arrival(size) * arrivals(size) * sizeof(Count);
+    }
+    /// @pre `memory` is aligned for a Board, has bytes_for(size), and outlives what is returned:
+    ///      there is nothing to destroy.
+    static Board& create(int size, std::span<std::byte> memory) {
+        auto* const board = ::new (memory.data()) Board{size};
+        ::new (board->at(lines_at())) ArrivalLine[arrivals(size)];
+        ::new (board->at(ranks_at(size))) RankState[width(size)];
+        // The tables of counts are not touched before they are used: most programs never do.
+        ::new (board->at(counts_at(size))) Count[counts_per_arrival(size) * arrivals(size)];
+        return *board;
+    }
+    Board(Board const&) = delete;
+    Board& operator=(Board const&) = delete;
 
     [[nodiscard]] int size() const noexcept { return size_; }
 
     [[nodiscard]] ArrivalLine& line(int rank, std::uint64_t sequence) noexcept {
-        return lines_[static_cast<std::size_t>(rank) * max_in_flight + sequence % max_in_flight];
+        return lines()[arrival(rank, sequence)];
     }
     [[nodiscard]] ChunkProgress& progress(std::uint64_t sequence) noexcept {
         return progress_[sequence % max_in_flight];
@@ -63,11 +76,11 @@ public:
 
     /// What `rank` says in a collective by counts: the elements that it sends to each rank, then
     /// those that it expects from each. Memory that nothing uses is never touched.
-    [[nodiscard]] std::span<std::size_t> sends(int rank, std::uint64_t sequence) noexcept {
-        return counts_of(rank, sequence).first(width());
+    [[nodiscard]] std::span<Count> sends(int rank, std::uint64_t sequence) noexcept {
+        return counts_of(rank, sequence).first(width(size_));
     }
-    [[nodiscard]] std::span<std::size_t> expects(int rank, std::uint64_t sequence) noexcept {
-        return counts_of(rank, sequence).last(width());
+    [[nodiscard]] std::span<Count> expects(int rank, std::uint64_t sequence) noexcept {
+        return counts_of(rank, sequence).last(width(size_));
     }
 
     [[nodiscard]] bool has_arrived(int rank, std::uint64_t sequence) noexcept {
@@ -86,12 +99,12 @@ public:
 
     /// Collectives before this number are finished on `rank`: their slots are free for others.
     [[nodiscard]] std::atomic<std::uint64_t>& retired(int rank) noexcept {
-        return ranks_[static_cast<std::size_t>(rank)].retired;
+        return state_of(rank).retired;
     }
 
     /// When `rank` last said that it is at work, as the steady clock counts; 0 is never.
     [[nodiscard]] std::atomic<std::chrono::steady_clock::rep>& alive_at(int rank) noexcept {
-        return ranks_[static_cast<std::size_t>(rank)].alive_at;
+        return state_of(rank).alive_at;
     }
 
     /// The ranks that have not finished the collective before which `sequence` cannot start.
@@ -106,13 +119,13 @@ public:
     }
 
     /// The first writer wins. Returns when nothing can arrive any more.
-    void abort(AbortReason reason) {
+    void abort(AbortReason const& reason) noexcept {
         int expected = open;
         if (state_.compare_exchange_strong(expected, writing)) {
-            reason_ = std::move(reason);
+            reason_.store(reason);
             state_.store(written);
-            for (ArrivalLine& arrival : lines_) {
-                arrival.word.fetch_or(ArrivalLine::frozen);
+            for (std::size_t i = 0; i < arrivals(size_); ++i) {
+                lines()[i].word.fetch_or(ArrivalLine::frozen);
             }
             state_.store(closed);
             room.wake();
@@ -125,7 +138,7 @@ public:
     /// True only when nothing can arrive any more: whoever sees it can rely on it.
     [[nodiscard]] bool is_spent() const noexcept { return state_.load() == closed; }
     /// @pre some line is frozen
-    [[nodiscard]] AbortReason const& reason() const noexcept { return reason_; }
+    [[nodiscard]] AbortReason reason() const { return reason_.load(); }
 
 private:
     enum : int { open, writing, written, closed };
@@ -134,12 +147,11 @@ private:
         std::atomic<std::chrono::steady_clock::rep> alive_at{0};
     };
 
-    [[nodiscard]] std::size_t width() const noexcept { return static_cast<std::size_t>(size_); }
-    [[nodiscard]] std::span<std::size_t> counts_of(int rank, std::uint64_t sequence) noexcept {
-        std::size_t const at =
-            static_cast<std::size_t>(rank) * max_in_flight + sequence % max_in_flight;
-        return {counts_.get() + at * 2 * width(), 2 * width()};
-    }
+    explicit Board(int size) noexcept : room{size}, size_{size} {}
+
+    static constexpr std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
+    static constexpr std::size_t arrivals(int size) noexcept { return width(size) * max_in_flight; }
+    static constexpr std::size_t counts_per_arrival(int size) noexcept { return 2 * width(size); }
     static int checked(int size) {
         if (size < 1 || size > ArrivalLine::max_ranks) {
             throw ContractViolation{concat(
@@ -152,16 +164,42 @@ private:
         return size;
     }
 
-    int size_;
-    std::vector<ArrivalLine> lines_;
-    std::vector<RankState> ranks_;
-    std::unique_ptr<std::size_t[]> counts_;
-    std::array<ChunkProgress, max_in_flight> progress_;
-    std::atomic<int> state_{open};
-    AbortReason reason_;
+    // What lies behind the board: the arrival lines of each rank, its state, its tables of counts.
+    static constexpr std::size_t lines_at() noexcept { return sizeof(Board); }
+    static constexpr std::size_t ranks_at(int size) noexcept {
+        return lines_at() + arrivals(size) * sizeof(ArrivalLine);
+    }
+    static constexpr std::size_t counts_at(int size) noexcept {
+        return ranks_at(size) + width(size) * sizeof(RankState);
+    }
+
+    [[nodiscard]] std::byte* at(std::size_t offset) noexcept {
+        return reinterpret_cast<std::byte*>(this) + offset;
+    }
+    [[nodiscard]] ArrivalLine* lines() noexcept {
+        return std::launder(reinterpret_cast<ArrivalLine*>(at(lines_at())));
+    }
+    [[nodiscard]] RankState& state_of(int rank) noexcept {
+        return std::launder(reinterpret_cast<RankState*>(at(ranks_at(size_))))[rank];
+    }
+    [[nodiscard]] static std::size_t arrival(int rank, std::uint64_t sequence) noexcept {
+        return static_cast<std::size_t>(rank) * max_in_flight + sequence % max_in_flight;
+    }
+    [[nodiscard]] std::span<Count> counts_of(int rank, std::uint64_t sequence) noexcept {
+        auto* const counts = std::launder(reinterpret_cast<Count*>(at(counts_at(size_))));
+        std::size_t const n = counts_per_arrival(size_);
+        return {counts + arrival(rank, sequence) * n, n};
+    }
 
 public:
     WaitingRoom room;
+
+private:
+    int size_;
+    std::atomic<int> state_{open};
+    std::array<ChunkProgress, max_in_flight> progress_;
+    StoredReason reason_;
 };
+static_assert(std::is_trivially_destructible_v<Board>);
 
 } // namespace joinable::inline v0::detail

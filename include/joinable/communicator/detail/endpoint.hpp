@@ -18,12 +18,12 @@
 
 namespace joinable::inline v0::detail {
 
-/// One rank at a board: posts its collectives, and finishes them in any order. `Group` is a Board,
-/// whose abort() may reach further than the board itself.
+/// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
+/// and an abort() that may reach further than the board.
 template <class Group>
 class Endpoint {
 public:
-    Endpoint(Group& board, int rank) noexcept : board_{board}, rank_{rank} {}
+    Endpoint(Group& group, int rank) noexcept : group_{group}, board_{group.board()}, rank_{rank} {}
     Endpoint(Endpoint const&) = delete;
     Endpoint& operator=(Endpoint const&) = delete;
 
@@ -94,7 +94,7 @@ public:
             case Arrival::complete: break;
             }
             if (auto const reason = disagreement(board_, sequence, pending.said)) {
-                board_.abort(*reason);
+                group_.abort(*reason);
                 throw_failure(*reason);
             }
             if (!pending.is_inline) {
@@ -235,7 +235,7 @@ private:
     void
     abort_for(std::vector<int> const& overdue, char const* to_do, std::string const& meanwhile) {
         double const seconds = std::chrono::duration<double>(deadline_).count();
-        board_.abort(
+        group_.abort(
             {FailureKind::timed_out,
              overdue,
              concat(
@@ -252,7 +252,8 @@ private:
         );
     }
 
-    Group& board_;
+    Group& group_;
+    Board& board_;
     int rank_;
     std::chrono::nanoseconds deadline_ = default_deadline;
     std::uint64_t next_ = 0;        ///< sequence number of the next collective

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -21,14 +22,18 @@ namespace joinable::inline v0::detail {
 
 /// What the threads of one group share: the board for collectives, a mailbox for each pair of
 /// ranks, and the groups that were split from it.
-class ThreadGroup : public Board {
+class ThreadGroup {
 public:
     explicit ThreadGroup(int size)
-        : Board{size}, mail_(static_cast<std::size_t>(size) * static_cast<std::size_t>(size)),
+        : memory_{allocate(Board::bytes_for(size))},
+          board_{Board::create(size, {memory_.get(), Board::bytes_for(size)})},
+          mail_(static_cast<std::size_t>(size) * static_cast<std::size_t>(size)),
           has_left_(static_cast<std::size_t>(size)) {}
 
+    [[nodiscard]] Board& board() noexcept { return board_; }
+
     [[nodiscard]] Mailbox& mailbox(int from, int to) noexcept {
-        return mail_[static_cast<std::size_t>(from * size() + to)];
+        return mail_[static_cast<std::size_t>(from * board_.size() + to)];
     }
 
     /// Ends the collectives, the messages, and the groups that were split from this one.
@@ -46,8 +51,8 @@ public:
                 }
             }
         }
-        Board::abort(reason);
-        room.wake();
+        board_.abort(reason);
+        board_.room.wake();
         for (auto const& child : children) {
             child->abort(reason);
         }
@@ -57,8 +62,8 @@ public:
     /// have their messages and their groups without it.
     void leave(int rank) {
         has_left_[static_cast<std::size_t>(rank)].store(true);
-        Board::abort(left(rank));
-        room.wake();
+        board_.abort(left(rank));
+        board_.room.wake();
     }
 
     /// Whether a message to or from `peer` that waits will never be delivered.
@@ -107,6 +112,17 @@ private:
         std::weak_ptr<ThreadGroup> group;
     };
 
+    struct Free {
+        void operator()(std::byte* memory) const noexcept {
+            ::operator delete(memory, std::align_val_t{alignof(Board)});
+        }
+    };
+    using Memory = std::unique_ptr<std::byte, Free>;
+    static Memory allocate(std::size_t bytes) {
+        return Memory{
+            static_cast<std::byte*>(::operator new(bytes, std::align_val_t{alignof(Board)}))
+        };
+    }
     static AbortReason left(int rank) {
         return {
             FailureKind::peer_failed,
@@ -115,6 +131,8 @@ private:
         };
     }
 
+    Memory memory_;
+    Board& board_;
     std::vector<Mailbox> mail_;
     std::vector<std::atomic<bool>> has_left_;
     std::atomic<bool> is_aborted_{false};

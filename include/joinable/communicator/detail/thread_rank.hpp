@@ -42,7 +42,7 @@ public:
             group_->abort(reason);
             throw_failure(reason);
         }
-        group_->room.wake();
+        group_->board().room.wake();
         return letter;
     }
 

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
+#include <cstdint>
 #include <thread>
 
+#include <joinable/communicator/detail/futex.hpp>
 #include <joinable/config.hpp>
 
 namespace joinable::inline v0::detail {
@@ -21,7 +21,7 @@ end_of_wait(std::chrono::nanoseconds deadline) noexcept {
 
 /// Waiting in three stages: spin while an answer usually takes less than a system call, yield so
 /// that more ranks than cores make progress, then sleep. Whoever changes what is waited for pays
-/// one load unless somebody sleeps.
+/// one load unless somebody sleeps. May lie in memory that several processes share.
 class WaitingRoom {
 public:
     /// Spins for some microseconds where every rank has a core: longer would keep a peer waiting
@@ -47,19 +47,22 @@ public:
             }
             std::this_thread::yield();
         }
-        std::unique_lock lock{mutex_};
         sleepers_.fetch_add(1);
-        bool const is_ready = changed_.wait_until(lock, end, ready);
+        std::uint32_t seen = wakes_.load(); // before the last look: a wake after it ends the sleep
+        bool is_ready = ready();
+        while (!is_ready && std::chrono::steady_clock::now() < end) {
+            futex_wait(wakes_, seen, end);
+            seen = wakes_.load();
+            is_ready = ready();
+        }
         sleepers_.fetch_sub(1);
         return is_ready;
     }
 
-    void wake() {
+    void wake() noexcept {
         if (sleepers_.load() != 0) {
-            { // a sleeper is either before its last look at ready(), or asleep
-                std::lock_guard const lock{mutex_};
-            }
-            changed_.notify_all();
+            wakes_.fetch_add(1);
+            futex_wake_all(wakes_);
         }
     }
 
@@ -67,9 +70,8 @@ private:
     static constexpr int yields = 100;
 
     int spins_;
-    std::atomic<int> sleepers_{0};
-    std::mutex mutex_;
-    std::condition_variable changed_;
+    std::atomic<int> sleepers_{0}; ///< and those that were killed in their sleep
+    FutexWord wakes_{0};
 };
 
 } // namespace joinable::inline v0::detail

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// An AbortReason in memory of fixed size, which another process may read. A text that does not fit
+/// ends in "...".
+class StoredReason {
+public:
+    static constexpr std::size_t max_text = 4000;
+
+    void store(AbortReason const& reason) noexcept {
+        kind_ = reason.kind;
+        ranks_.fill(0);
+        for (int const rank : reason.ranks) {
+            if (rank >= 0 && rank < ArrivalLine::max_ranks) {
+                auto const at = static_cast<std::size_t>(rank);
+                ranks_[at / 64] |= std::uint64_t{1} << at % 64;
+            }
+        }
+        constexpr std::string_view mark = "...";
+        length_ = reason.message.size();
+        if (length_ > max_text) {
+            length_ = max_text - mark.size();
+            while (length_ != 0 &&
+                   (static_cast<unsigned char>(reason.message[length_]) & 0xc0U) == 0x80U) {
+                --length_; // not within a character of UTF-8
+            }
+            std::memcpy(text_.data() + length_, mark.data(), mark.size());
+        }
+        std::memcpy(text_.data(), reason.message.data(), length_);
+        length_ += length_ < reason.message.size() ? mark.size() : 0;
+    }
+
+    [[nodiscard]] AbortReason load() const {
+        AbortReason reason{kind_, {}, std::string{text_.data(), length_}};
+        for (int rank = 0; rank < ArrivalLine::max_ranks; ++rank) {
+            auto const at = static_cast<std::size_t>(rank);
+            if ((ranks_[at / 64] >> at % 64 & 1U) != 0) {
+                reason.ranks.push_back(rank);
+            }
+        }
+        return reason;
+    }
+
+private:
+    FailureKind kind_ = FailureKind::communication;
+    std::array<std::uint64_t, ArrivalLine::max_ranks / 64> ranks_{}; ///< a bit for each
+    std::size_t length_ = 0;
+    std::array<char, max_text> text_{};
+};
+
+} // namespace joinable::inline v0::detail

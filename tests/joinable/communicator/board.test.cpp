@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: BSL-1.0
+// The board lies in memory that it was given, at whatever address: here at two at once.
+#include <joinable/communicator/detail/board.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+
+#include <joinable/communicator/detail/endpoint.hpp>
+
+namespace {
+
+using joinable::AbortReason;
+using joinable::DType;
+using joinable::FailureKind;
+using joinable::ReduceOp;
+using joinable::detail::Board;
+using joinable::detail::Collective;
+
+/// One piece of memory, seen at two addresses.
+class SeenTwice {
+public:
+    explicit SeenTwice(std::size_t bytes)
+        : bytes_{bytes}, file_{memfd_create("joinable_test", MFD_CLOEXEC)} {
+        REQUIRE(ftruncate(file_, static_cast<off_t>(bytes)) == 0);
+        for (void*& address : addresses) {
+            address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
+            REQUIRE(address != MAP_FAILED);
+        }
+    }
+    ~SeenTwice() {
+        for (void* const address : addresses) {
+            munmap(address, bytes_);
+        }
+        close(file_);
+    }
+    SeenTwice(SeenTwice const&) = delete;
+    SeenTwice& operator=(SeenTwice const&) = delete;
+
+    void* addresses[2] = {};
+
+private:
+    std::size_t bytes_;
+    int file_;
+};
+
+struct Group {
+    Board& at;
+    [[nodiscard]] Board& board() const { return at; }
+    void abort(AbortReason const& reason) const { at.abort(reason); }
+};
+
+TEST_CASE("ranks meet at a board that each of them sees at another address") {
+    std::size_t const bytes = Board::bytes_for(2);
+    SeenTwice const memory{bytes};
+    Board::create(2, {static_cast<std::byte*>(memory.addresses[0]), bytes});
+    std::vector<std::string> heard(2);
+    auto const run = [&](int rank) {
+        Group group{*static_cast<Board*>(memory.addresses[rank])};
+        joinable::detail::Endpoint<Group> endpoint{group, rank};
+        for (std::int64_t round = 0; round < 1000; ++round) {
+            std::int64_t value = round + rank;
+            endpoint.finish(endpoint.post(
+                {Collective::all_reduce, DType::i64, ReduceOp::sum, 0, 1},
+                &value,
+                &value,
+                [](auto, auto) {}
+            ));
+            if (value != 2 * round + 1) {
+                heard[static_cast<std::size_t>(rank)] += "a wrong sum, ";
+            }
+        }
+        if (rank == 0) {
+            group.abort({FailureKind::peer_failed, {1, 0}, "rank 0 gives up"});
+        }
+        try {
+            endpoint.finish(endpoint.post({}, nullptr, nullptr, [](auto, auto) {}));
+        } catch (joinable::PeerFailed const& error) {
+            CHECK(error.ranks() == std::vector{0, 1});
+            heard[static_cast<std::size_t>(rank)] += error.what();
+        }
+    };
+    {
+        std::jthread const other{run, 1};
+        run(0);
+    }
+    CHECK(heard == std::vector<std::string>(2, "rank 0 gives up"));
+}
+
+TEST_CASE("a reason with a long text is kept as far as there is room, in whole characters") {
+    joinable::detail::StoredReason stored;
+    for (std::size_t const n : {0U, 1U, 3999U, 4000U, 4001U, 9000U}) {
+        std::string const text(n, 'x');
+        stored.store({FailureKind::timed_out, {0, 63, 64, 8191}, text});
+        AbortReason const reason = stored.load();
+        CHECK(reason.kind == FailureKind::timed_out);
+        CHECK(reason.ranks == std::vector{0, 63, 64, 8191});
+        CHECK(reason.message == (n <= 4000 ? text : std::string(3997, 'x') + "..."));
+    }
+    std::string accents(3996, 'x');
+    for (int i = 0; i < 10; ++i) {
+        accents += "\xc3\xa9"; // é in UTF-8: the text would be cut between its two bytes
+    }
+    stored.store({FailureKind::mismatch, {}, accents});
+    CHECK(stored.load().message == std::string(3996, 'x') + "...");
+    CHECK(stored.load().ranks.empty());
+}
+
+} // namespace

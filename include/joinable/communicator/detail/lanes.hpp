@@ -78,7 +78,7 @@ struct without_sign<T> {
     using type = bits_of_size<sizeof(T)>;
 };
 
-struct Sum {
+struct Plus {
     template <class T>
     using Number = typename without_sign<T>::type;
     template <class Register>
@@ -86,7 +86,7 @@ struct Sum {
         a = a + b;
     }
 };
-struct Product {
+struct Times {
     template <class T>
     using Number = typename without_sign<T>::type;
     template <class Register>
@@ -95,7 +95,7 @@ struct Product {
     }
 };
 /// A NaN of the lowest rank stays, one of another rank is left out, as by `std::min`.
-struct Minimum {
+struct Lesser {
     template <class T>
     using Number = T;
     template <class Register>
@@ -103,7 +103,7 @@ struct Minimum {
         a = b < a ? b : a;
     }
 };
-struct Maximum {
+struct Greater {
     template <class T>
     using Number = T;
     template <class Register>

@@ -113,10 +113,10 @@ RunPass pass_function(DType dtype, InstructionSet set) {
 /// The function that runs passes on this processor, over numbers that are computed in as they are stored.
 inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
     switch (op) {
-    case ReduceOp::sum: return pass_function<Sum>(dtype, set);
-    case ReduceOp::product: return pass_function<Product>(dtype, set);
-    case ReduceOp::min: return pass_function<Minimum>(dtype, set);
-    case ReduceOp::max: return pass_function<Maximum>(dtype, set);
+    case ReduceOp::sum: return pass_function<Plus>(dtype, set);
+    case ReduceOp::product: return pass_function<Times>(dtype, set);
+    case ReduceOp::min: return pass_function<Lesser>(dtype, set);
+    case ReduceOp::max: return pass_function<Greater>(dtype, set);
     case ReduceOp::bit_and: return pass_function<BitAnd>(dtype, set);
     case ReduceOp::bit_or: break;
     }

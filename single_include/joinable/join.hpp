@@ -11,7 +11,6 @@
 #include <chrono>
 #include <compare>
 #include <concepts>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -2398,6 +2397,116 @@ struct alignas(64) ArrivalLine {
 
 } // namespace joinable::inline v0::detail
 
+// ---- joinable/communicator/detail/stored_reason.hpp
+
+namespace joinable::inline v0::detail {
+
+/// An AbortReason in memory of fixed size, which another process may read. A text that does not fit
+/// ends in "...".
+class StoredReason {
+public:
+    static constexpr std::size_t max_text = 4000;
+
+    void store(AbortReason const& reason) noexcept {
+        kind_ = reason.kind;
+        ranks_.fill(0);
+        for (int const rank : reason.ranks) {
+            if (rank >= 0 && rank < ArrivalLine::max_ranks) {
+                auto const at = static_cast<std::size_t>(rank);
+                ranks_[at / 64] |= std::uint64_t{1} << at % 64;
+            }
+        }
+        constexpr std::string_view mark = "...";
+        length_ = reason.message.size();
+        if (length_ > max_text) {
+            length_ = max_text - mark.size();
+            while (length_ != 0 &&
+                   (static_cast<unsigned char>(reason.message[length_]) & 0xc0U) == 0x80U) {
+                --length_; // not within a character of UTF-8
+            }
+            std::memcpy(text_.data() + length_, mark.data(), mark.size());
+        }
+        std::memcpy(text_.data(), reason.message.data(), length_);
+        length_ += length_ < reason.message.size() ? mark.size() : 0;
+    }
+
+    [[nodiscard]] AbortReason load() const {
+        AbortReason reason{kind_, {}, std::string{text_.data(), length_}};
+        for (int rank = 0; rank < ArrivalLine::max_ranks; ++rank) {
+            auto const at = static_cast<std::size_t>(rank);
+            if ((ranks_[at / 64] >> at % 64 & 1U) != 0) {
+                reason.ranks.push_back(rank);
+            }
+        }
+        return reason;
+    }
+
+private:
+    FailureKind kind_ = FailureKind::communication;
+    std::array<std::uint64_t, ArrivalLine::max_ranks / 64> ranks_{}; ///< a bit for each
+    std::size_t length_ = 0;
+    std::array<char, max_text> text_{};
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/futex.hpp
+
+#if defined(__linux__)
+#include <climits>
+#include <ctime>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
+#include <thread>
+#endif
+
+/// @file
+/// How a thread sleeps until a word changes, also one that other processes write. With config.hpp
+/// the only header that differs between systems: that one must not include theirs.
+
+namespace joinable::inline v0::detail {
+
+using FutexWord = std::atomic<std::uint32_t>;
+static_assert(sizeof(FutexWord) == sizeof(std::uint32_t) && FutexWord::is_always_lock_free);
+
+#if defined(__linux__)
+
+/// Returns soon after `word` is no longer `seen` and somebody calls futex_wake_all, at `end`, and
+/// sometimes for no reason: so the caller looks again.
+inline void futex_wait(
+    FutexWord& word, std::uint32_t seen, std::chrono::steady_clock::time_point end
+) noexcept {
+    auto const since_boot = end.time_since_epoch(); // the steady clock is CLOCK_MONOTONIC
+    auto const seconds = std::chrono::duration_cast<std::chrono::seconds>(since_boot);
+    std::timespec until{};
+    until.tv_sec = static_cast<decltype(until.tv_sec)>(seconds.count());
+    until.tv_nsec =
+        static_cast<decltype(until.tv_nsec)>(std::chrono::nanoseconds{since_boot - seconds}.count()
+        );
+    // FUTEX_WAIT would take the time from now on; this takes the time at which it ends.
+    syscall(SYS_futex, &word, FUTEX_WAIT_BITSET, seen, &until, nullptr, FUTEX_BITSET_MATCH_ANY);
+}
+
+inline void futex_wake_all(FutexWord& word) noexcept {
+    syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+#else
+
+inline void
+futex_wait(FutexWord& word, std::uint32_t seen, std::chrono::steady_clock::time_point end) {
+    if (word.load() == seen && std::chrono::steady_clock::now() < end) {
+        std::this_thread::sleep_for(std::chrono::microseconds{50});
+    }
+}
+inline void futex_wake_all(FutexWord&) noexcept {}
+
+#endif
+
+} // namespace joinable::inline v0::detail
+
 // ---- joinable/config.hpp
 
 // The only header with conditional compilation: what differs between compilers and systems is
@@ -2508,7 +2617,7 @@ end_of_wait(std::chrono::nanoseconds deadline) noexcept {
 
 /// Waiting in three stages: spin while an answer usually takes less than a system call, yield so
 /// that more ranks than cores make progress, then sleep. Whoever changes what is waited for pays
-/// one load unless somebody sleeps.
+/// one load unless somebody sleeps. May lie in memory that several processes share.
 class WaitingRoom {
 public:
     /// Spins for some microseconds where every rank has a core: longer would keep a peer waiting
@@ -2534,19 +2643,22 @@ public:
             }
             std::this_thread::yield();
         }
-        std::unique_lock lock{mutex_};
         sleepers_.fetch_add(1);
-        bool const is_ready = changed_.wait_until(lock, end, ready);
+        std::uint32_t seen = wakes_.load(); // before the last look: a wake after it ends the sleep
+        bool is_ready = ready();
+        while (!is_ready && std::chrono::steady_clock::now() < end) {
+            futex_wait(wakes_, seen, end);
+            seen = wakes_.load();
+            is_ready = ready();
+        }
         sleepers_.fetch_sub(1);
         return is_ready;
     }
 
-    void wake() {
+    void wake() noexcept {
         if (sleepers_.load() != 0) {
-            { // a sleeper is either before its last look at ready(), or asleep
-                std::lock_guard const lock{mutex_};
-            }
-            changed_.notify_all();
+            wakes_.fetch_add(1);
+            futex_wake_all(wakes_);
         }
     }
 
@@ -2554,9 +2666,8 @@ private:
     static constexpr int yields = 100;
 
     int spins_;
-    std::atomic<int> sleepers_{0};
-    std::mutex mutex_;
-    std::condition_variable changed_;
+    std::atomic<int> sleepers_{0}; ///< and those that were killed in their sleep
+    FutexWord wakes_{0};
 };
 
 } // namespace joinable::inline v0::detail
@@ -2587,23 +2698,35 @@ struct alignas(64) ChunkProgress {
 };
 
 /// Where the ranks of one group meet. Knows no threads: ranks are numbers, and whoever waits or
-/// tests does the work.
-class Board {
+/// tests does the work. It lies in memory handed to it, with its tables behind it, and holds no
+/// addresses: so ranks may also be processes that share that memory.
+class alignas(64) Board {
 public:
+    using Count = std::size_t;
     static constexpr std::size_t max_in_flight = 64; ///< collectives; a slot each
 
+    /// What create() needs.
     /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
-    explicit Board(int size)
-        : size_{checked(size)}, lines_(width() * max_in_flight), ranks_(width()),
-          counts_{
-              std::make_unique_for_overwrite<std::size_t[]>(2 * width() * width() * max_in_flight)
-          },
-          room{size} {}
+    [[nodiscard]] static std::size_t bytes_for(int size) {
+        return counts_at(checked(size)) + counts_per_arrival(size) * arrivals(size) * sizeof(Count);
+    }
+    /// @pre `memory` is aligned for a Board, has bytes_for(size), and outlives what is returned:
+    ///      there is nothing to destroy.
+    static Board& create(int size, std::span<std::byte> memory) {
+        auto* const board = ::new (memory.data()) Board{size};
+        ::new (board->at(lines_at())) ArrivalLine[arrivals(size)];
+        ::new (board->at(ranks_at(size))) RankState[width(size)];
+        // The tables of counts are not touched before they are used: most programs never do.
+        ::new (board->at(counts_at(size))) Count[counts_per_arrival(size) * arrivals(size)];
+        return *board;
+    }
+    Board(Board const&) = delete;
+    Board& operator=(Board const&) = delete;
 
     [[nodiscard]] int size() const noexcept { return size_; }
 
     [[nodiscard]] ArrivalLine& line(int rank, std::uint64_t sequence) noexcept {
-        return lines_[static_cast<std::size_t>(rank) * max_in_flight + sequence % max_in_flight];
+        return lines()[arrival(rank, sequence)];
     }
     [[nodiscard]] ChunkProgress& progress(std::uint64_t sequence) noexcept {
         return progress_[sequence % max_in_flight];
@@ -2611,11 +2734,11 @@ public:
 
     /// What `rank` says in a collective by counts: the elements that it sends to each rank, then
     /// those that it expects from each. Memory that nothing uses is never touched.
-    [[nodiscard]] std::span<std::size_t> sends(int rank, std::uint64_t sequence) noexcept {
-        return counts_of(rank, sequence).first(width());
+    [[nodiscard]] std::span<Count> sends(int rank, std::uint64_t sequence) noexcept {
+        return counts_of(rank, sequence).first(width(size_));
     }
-    [[nodiscard]] std::span<std::size_t> expects(int rank, std::uint64_t sequence) noexcept {
-        return counts_of(rank, sequence).last(width());
+    [[nodiscard]] std::span<Count> expects(int rank, std::uint64_t sequence) noexcept {
+        return counts_of(rank, sequence).last(width(size_));
     }
 
     [[nodiscard]] bool has_arrived(int rank, std::uint64_t sequence) noexcept {
@@ -2634,12 +2757,12 @@ public:
 
     /// Collectives before this number are finished on `rank`: their slots are free for others.
     [[nodiscard]] std::atomic<std::uint64_t>& retired(int rank) noexcept {
-        return ranks_[static_cast<std::size_t>(rank)].retired;
+        return state_of(rank).retired;
     }
 
     /// When `rank` last said that it is at work, as the steady clock counts; 0 is never.
     [[nodiscard]] std::atomic<std::chrono::steady_clock::rep>& alive_at(int rank) noexcept {
-        return ranks_[static_cast<std::size_t>(rank)].alive_at;
+        return state_of(rank).alive_at;
     }
 
     /// The ranks that have not finished the collective before which `sequence` cannot start.
@@ -2654,13 +2777,13 @@ public:
     }
 
     /// The first writer wins. Returns when nothing can arrive any more.
-    void abort(AbortReason reason) {
+    void abort(AbortReason const& reason) noexcept {
         int expected = open;
         if (state_.compare_exchange_strong(expected, writing)) {
-            reason_ = std::move(reason);
+            reason_.store(reason);
             state_.store(written);
-            for (ArrivalLine& arrival : lines_) {
-                arrival.word.fetch_or(ArrivalLine::frozen);
+            for (std::size_t i = 0; i < arrivals(size_); ++i) {
+                lines()[i].word.fetch_or(ArrivalLine::frozen);
             }
             state_.store(closed);
             room.wake();
@@ -2673,7 +2796,7 @@ public:
     /// True only when nothing can arrive any more: whoever sees it can rely on it.
     [[nodiscard]] bool is_spent() const noexcept { return state_.load() == closed; }
     /// @pre some line is frozen
-    [[nodiscard]] AbortReason const& reason() const noexcept { return reason_; }
+    [[nodiscard]] AbortReason reason() const { return reason_.load(); }
 
 private:
     enum : int { open, writing, written, closed };
@@ -2682,12 +2805,11 @@ private:
         std::atomic<std::chrono::steady_clock::rep> alive_at{0};
     };
 
-    [[nodiscard]] std::size_t width() const noexcept { return static_cast<std::size_t>(size_); }
-    [[nodiscard]] std::span<std::size_t> counts_of(int rank, std::uint64_t sequence) noexcept {
-        std::size_t const at =
-            static_cast<std::size_t>(rank) * max_in_flight + sequence % max_in_flight;
-        return {counts_.get() + at * 2 * width(), 2 * width()};
-    }
+    explicit Board(int size) noexcept : room{size}, size_{size} {}
+
+    static constexpr std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
+    static constexpr std::size_t arrivals(int size) noexcept { return width(size) * max_in_flight; }
+    static constexpr std::size_t counts_per_arrival(int size) noexcept { return 2 * width(size); }
     static int checked(int size) {
         if (size < 1 || size > ArrivalLine::max_ranks) {
             throw ContractViolation{concat(
@@ -2700,17 +2822,43 @@ private:
         return size;
     }
 
-    int size_;
-    std::vector<ArrivalLine> lines_;
-    std::vector<RankState> ranks_;
-    std::unique_ptr<std::size_t[]> counts_;
-    std::array<ChunkProgress, max_in_flight> progress_;
-    std::atomic<int> state_{open};
-    AbortReason reason_;
+    // What lies behind the board: the arrival lines of each rank, its state, its tables of counts.
+    static constexpr std::size_t lines_at() noexcept { return sizeof(Board); }
+    static constexpr std::size_t ranks_at(int size) noexcept {
+        return lines_at() + arrivals(size) * sizeof(ArrivalLine);
+    }
+    static constexpr std::size_t counts_at(int size) noexcept {
+        return ranks_at(size) + width(size) * sizeof(RankState);
+    }
+
+    [[nodiscard]] std::byte* at(std::size_t offset) noexcept {
+        return reinterpret_cast<std::byte*>(this) + offset;
+    }
+    [[nodiscard]] ArrivalLine* lines() noexcept {
+        return std::launder(reinterpret_cast<ArrivalLine*>(at(lines_at())));
+    }
+    [[nodiscard]] RankState& state_of(int rank) noexcept {
+        return std::launder(reinterpret_cast<RankState*>(at(ranks_at(size_))))[rank];
+    }
+    [[nodiscard]] static std::size_t arrival(int rank, std::uint64_t sequence) noexcept {
+        return static_cast<std::size_t>(rank) * max_in_flight + sequence % max_in_flight;
+    }
+    [[nodiscard]] std::span<Count> counts_of(int rank, std::uint64_t sequence) noexcept {
+        auto* const counts = std::launder(reinterpret_cast<Count*>(at(counts_at(size_))));
+        std::size_t const n = counts_per_arrival(size_);
+        return {counts + arrival(rank, sequence) * n, n};
+    }
 
 public:
     WaitingRoom room;
+
+private:
+    int size_;
+    std::atomic<int> state_{open};
+    std::array<ChunkProgress, max_in_flight> progress_;
+    StoredReason reason_;
 };
+static_assert(std::is_trivially_destructible_v<Board>);
 
 } // namespace joinable::inline v0::detail
 
@@ -2809,14 +2957,18 @@ namespace joinable::inline v0::detail {
 
 /// What the threads of one group share: the board for collectives, a mailbox for each pair of
 /// ranks, and the groups that were split from it.
-class ThreadGroup : public Board {
+class ThreadGroup {
 public:
     explicit ThreadGroup(int size)
-        : Board{size}, mail_(static_cast<std::size_t>(size) * static_cast<std::size_t>(size)),
+        : memory_{allocate(Board::bytes_for(size))},
+          board_{Board::create(size, {memory_.get(), Board::bytes_for(size)})},
+          mail_(static_cast<std::size_t>(size) * static_cast<std::size_t>(size)),
           has_left_(static_cast<std::size_t>(size)) {}
 
+    [[nodiscard]] Board& board() noexcept { return board_; }
+
     [[nodiscard]] Mailbox& mailbox(int from, int to) noexcept {
-        return mail_[static_cast<std::size_t>(from * size() + to)];
+        return mail_[static_cast<std::size_t>(from * board_.size() + to)];
     }
 
     /// Ends the collectives, the messages, and the groups that were split from this one.
@@ -2834,8 +2986,8 @@ public:
                 }
             }
         }
-        Board::abort(reason);
-        room.wake();
+        board_.abort(reason);
+        board_.room.wake();
         for (auto const& child : children) {
             child->abort(reason);
         }
@@ -2845,8 +2997,8 @@ public:
     /// have their messages and their groups without it.
     void leave(int rank) {
         has_left_[static_cast<std::size_t>(rank)].store(true);
-        Board::abort(left(rank));
-        room.wake();
+        board_.abort(left(rank));
+        board_.room.wake();
     }
 
     /// Whether a message to or from `peer` that waits will never be delivered.
@@ -2895,6 +3047,17 @@ private:
         std::weak_ptr<ThreadGroup> group;
     };
 
+    struct Free {
+        void operator()(std::byte* memory) const noexcept {
+            ::operator delete(memory, std::align_val_t{alignof(Board)});
+        }
+    };
+    using Memory = std::unique_ptr<std::byte, Free>;
+    static Memory allocate(std::size_t bytes) {
+        return Memory{
+            static_cast<std::byte*>(::operator new(bytes, std::align_val_t{alignof(Board)}))
+        };
+    }
     static AbortReason left(int rank) {
         return {
             FailureKind::peer_failed,
@@ -2903,6 +3066,8 @@ private:
         };
     }
 
+    Memory memory_;
+    Board& board_;
     std::vector<Mailbox> mail_;
     std::vector<std::atomic<bool>> has_left_;
     std::atomic<bool> is_aborted_{false};
@@ -3760,7 +3925,7 @@ struct without_sign<T> {
     using type = bits_of_size<sizeof(T)>;
 };
 
-struct Sum {
+struct Plus {
     template <class T>
     using Number = typename without_sign<T>::type;
     template <class Register>
@@ -3768,7 +3933,7 @@ struct Sum {
         a = a + b;
     }
 };
-struct Product {
+struct Times {
     template <class T>
     using Number = typename without_sign<T>::type;
     template <class Register>
@@ -3777,7 +3942,7 @@ struct Product {
     }
 };
 /// A NaN of the lowest rank stays, one of another rank is left out, as by `std::min`.
-struct Minimum {
+struct Lesser {
     template <class T>
     using Number = T;
     template <class Register>
@@ -3785,7 +3950,7 @@ struct Minimum {
         a = b < a ? b : a;
     }
 };
-struct Maximum {
+struct Greater {
     template <class T>
     using Number = T;
     template <class Register>
@@ -3913,10 +4078,10 @@ RunPass pass_function(DType dtype, InstructionSet set) {
 /// The function that runs passes on this processor, over numbers that are computed in as they are stored.
 inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
     switch (op) {
-    case ReduceOp::sum: return pass_function<Sum>(dtype, set);
-    case ReduceOp::product: return pass_function<Product>(dtype, set);
-    case ReduceOp::min: return pass_function<Minimum>(dtype, set);
-    case ReduceOp::max: return pass_function<Maximum>(dtype, set);
+    case ReduceOp::sum: return pass_function<Plus>(dtype, set);
+    case ReduceOp::product: return pass_function<Times>(dtype, set);
+    case ReduceOp::min: return pass_function<Lesser>(dtype, set);
+    case ReduceOp::max: return pass_function<Greater>(dtype, set);
     case ReduceOp::bit_and: return pass_function<BitAnd>(dtype, set);
     case ReduceOp::bit_or: break;
     }
@@ -4296,12 +4461,12 @@ run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said, Cut con
 
 namespace joinable::inline v0::detail {
 
-/// One rank at a board: posts its collectives, and finishes them in any order. `Group` is a Board,
-/// whose abort() may reach further than the board itself.
+/// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
+/// and an abort() that may reach further than the board.
 template <class Group>
 class Endpoint {
 public:
-    Endpoint(Group& board, int rank) noexcept : board_{board}, rank_{rank} {}
+    Endpoint(Group& group, int rank) noexcept : group_{group}, board_{group.board()}, rank_{rank} {}
     Endpoint(Endpoint const&) = delete;
     Endpoint& operator=(Endpoint const&) = delete;
 
@@ -4372,7 +4537,7 @@ public:
             case Arrival::complete: break;
             }
             if (auto const reason = disagreement(board_, sequence, pending.said)) {
-                board_.abort(*reason);
+                group_.abort(*reason);
                 throw_failure(*reason);
             }
             if (!pending.is_inline) {
@@ -4513,7 +4678,7 @@ private:
     void
     abort_for(std::vector<int> const& overdue, char const* to_do, std::string const& meanwhile) {
         double const seconds = std::chrono::duration<double>(deadline_).count();
-        board_.abort(
+        group_.abort(
             {FailureKind::timed_out,
              overdue,
              concat(
@@ -4530,7 +4695,8 @@ private:
         );
     }
 
-    Group& board_;
+    Group& group_;
+    Board& board_;
     int rank_;
     std::chrono::nanoseconds deadline_ = default_deadline;
     std::uint64_t next_ = 0;        ///< sequence number of the next collective
@@ -4613,7 +4779,7 @@ public:
             group_->abort(reason);
             throw_failure(reason);
         }
-        group_->room.wake();
+        group_->board().room.wake();
         return letter;
     }
 
@@ -4991,7 +5157,7 @@ public:
 
     /// Local. The first reason wins; every wait that cannot complete any more throws it.
     void abort(AbortReason const& reason) { rank_.group().abort(reason); }
-    [[nodiscard]] bool is_spent() const noexcept { return rank_.group().is_spent(); }
+    [[nodiscard]] bool is_spent() const noexcept { return rank_.group().board().is_spent(); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
@@ -5113,7 +5279,8 @@ void run_threads(int world_size, F body) {
         }
         run(0);
     }
-    if (auto const error = detail::original(errors, group->reason().ranks, first_to_throw.load())) {
+    if (auto const error =
+            detail::original(errors, group->board().reason().ranks, first_to_throw.load())) {
         std::rethrow_exception(error);
     }
 }

@@ -100,7 +100,8 @@ void run_threads(int world_size, F body) {
         }
         run(0);
     }
-    if (auto const error = detail::original(errors, group->board().reason().ranks, first_to_throw.load())) {
+    if (auto const error =
+            detail::original(errors, group->board().reason().ranks, first_to_throw.load())) {
         std::rethrow_exception(error);
     }
 }

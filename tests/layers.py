@@ -29,6 +29,8 @@ LAYERS = [
 ]
 OPT_IN = "interop/"  # need other libraries, so nobody gets them unasked; may refuse a compiler
 HAS_CONDITIONS = {"config.hpp", "communicator/detail/futex.hpp"}  # what differs between systems
+# A header that is empty elsewhere: one condition around all that comes after our own headers.
+LINUX_ONLY = r"\n#if defined\(__linux__\) // elsewhere there are no process ranks\n(.*)\n#endif\n$"
 REFUSAL = r"^#if .*\n#error .*\n#endif\n"
 TITLES = [
     "configuration",
@@ -75,6 +77,7 @@ for name, text in headers.items():
     if not text.startswith("// SPDX-License-Identifier: BSL-1.0\n#pragma once\n"):
         errors.append(f"{name}: starts without the SPDX line and #pragma once")
     code = re.sub(REFUSAL, "", text, flags=re.M) if name.startswith(OPT_IN) else text
+    code = re.sub(LINUX_ONLY, r"\n\1", code, flags=re.S)
     if name not in HAS_CONDITIONS and re.search(r"^\s*#\s*(if|ifdef|ifndef|define)\b", code, re.M):
         errors.append(f"{name}: preprocessor conditions and macros belong in config.hpp")
     public = re.sub(r"namespace detail \{.*?\} // namespace detail", "", text, flags=re.S)

@@ -7,6 +7,9 @@
 
 #include <joinable/bucket/bucketed_view.hpp>
 #include <joinable/bucket/fixed_assignment.hpp>
+#include <joinable/communicator/process.hpp>
+#include <joinable/communicator/process_work.hpp>
+#include <joinable/communicator/run_processes.hpp>
 #include <joinable/communicator/run_threads.hpp>
 #include <joinable/communicator/self.hpp>
 #include <joinable/communicator/thread.hpp>

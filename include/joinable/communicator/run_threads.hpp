@@ -94,7 +94,7 @@ void run_threads(int world_size, F body) {
             }
         } catch (...) { // the system has no more threads: the started ones must not wait for them
             group->abort(
-                {FailureKind::communication, {}, "a thread for a rank could not be started"}
+                {FailureKind::communication, {}, "a thread for a rank could not be started"}, 0
             );
             throw;
         }

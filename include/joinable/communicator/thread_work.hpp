@@ -10,6 +10,11 @@
 
 namespace joinable::inline v0 {
 
+namespace detail {
+template <class Rank, class Work>
+class BoardCommunicator;
+} // namespace detail
+
 /// A collective or a message between thread ranks. Destroyed unfinished it waits up to the
 /// deadline; while unwinding it aborts. When it is gone, no other rank touches this rank's buffers.
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] ThreadWork {
@@ -62,6 +67,7 @@ public:
 
 private:
     friend class ThreadCommunicator;
+    friend class detail::BoardCommunicator<detail::ThreadRank, ThreadWork>;
     ThreadWork(detail::ThreadRank& rank, std::uint64_t sequence) noexcept
         : rank_{&rank}, sequence_{sequence} {}
     ThreadWork(detail::ThreadRank& rank, detail::Letter* letter, int peer) noexcept

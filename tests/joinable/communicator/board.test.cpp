@@ -18,6 +18,7 @@
 namespace {
 
 using joinable::AbortReason;
+using joinable::Buffer;
 using joinable::DType;
 using joinable::FailureKind;
 using joinable::ReduceOp;
@@ -54,7 +55,7 @@ private:
 struct Group {
     Board& at;
     [[nodiscard]] Board& board() const { return at; }
-    void abort(AbortReason const& reason) const { at.abort(reason); }
+    void abort(AbortReason const& reason, int rank) const { at.abort(reason, rank); }
 };
 
 TEST_CASE("ranks meet at a board that each of them sees at another address") {
@@ -69,8 +70,8 @@ TEST_CASE("ranks meet at a board that each of them sees at another address") {
             std::int64_t value = round + rank;
             endpoint.finish(endpoint.post(
                 {Collective::all_reduce, DType::i64, ReduceOp::sum, 0, 1},
-                &value,
-                &value,
+                Buffer{&value, 1, DType::i64},
+                Buffer{&value, 1, DType::i64},
                 [](auto, auto) {}
             ));
             if (value != 2 * round + 1) {
@@ -78,10 +79,10 @@ TEST_CASE("ranks meet at a board that each of them sees at another address") {
             }
         }
         if (rank == 0) {
-            group.abort({FailureKind::peer_failed, {1, 0}, "rank 0 gives up"});
+            group.abort({FailureKind::peer_failed, {1, 0}, "rank 0 gives up"}, rank);
         }
         try {
-            endpoint.finish(endpoint.post({}, nullptr, nullptr, [](auto, auto) {}));
+            endpoint.finish(endpoint.post({}, {}, {}, [](auto, auto) {}));
         } catch (joinable::PeerFailed const& error) {
             CHECK(error.ranks() == std::vector{0, 1});
             heard[static_cast<std::size_t>(rank)] += error.what();

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
-#include <support/ranks.hpp>
+#include <support/process_ranks.hpp>
 
 #include <joinable/communicator/self.hpp>
 #include <joinable/tensor/strided_view.hpp>
@@ -44,7 +44,7 @@ void check_collectives(Comm& comm) {
 }
 
 TEST_CASE("collectives take any contiguous tensor") {
-    run_ranks({1, 2, 3, 4, 8}, [](joinable::ThreadCommunicator& comm) { check_collectives(comm); });
+    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) { check_collectives(comm); });
 }
 
 TEST_CASE("a single rank runs the same code") {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
-#include <support/ranks.hpp>
+#include <support/process_ranks.hpp>
 
 #include <joinable/communicator/self.hpp>
 
@@ -24,7 +24,6 @@ using joinable::ConstBuffer;
 using joinable::DType;
 using joinable::dtype_of;
 using joinable::ReduceOp;
-using joinable::ThreadCommunicator;
 
 using Counts = std::vector<std::size_t>;
 
@@ -99,8 +98,8 @@ void run_forms(bool is_equal, Plain const& plain, ByCounts const& by_counts) {
     }
 }
 
-template <class T>
-void check_all_gather(ThreadCommunicator& comm, Counts const& counts, bool is_equal) {
+template <class T, class Comm>
+void check_all_gather(Comm& comm, Counts const& counts, bool is_equal) {
     std::vector<T> expected;
     for (int from = 0; from < comm.size(); ++from) {
         append(expected, part<T>(from, everybody, counts[static_cast<std::size_t>(from)]));
@@ -115,8 +114,8 @@ void check_all_gather(ThreadCommunicator& comm, Counts const& counts, bool is_eq
     run_forms(is_equal, [&] { check(); }, [&] { check(counts); });
 }
 
-template <class T>
-void check_gather(ThreadCommunicator& comm, Counts const& counts, bool is_equal) {
+template <class T, class Comm>
+void check_gather(Comm& comm, Counts const& counts, bool is_equal) {
     auto const mine =
         part<T>(comm.rank(), everybody, counts[static_cast<std::size_t>(comm.rank())]);
     for (int root = 0; root < comm.size(); ++root) {
@@ -136,8 +135,8 @@ void check_gather(ThreadCommunicator& comm, Counts const& counts, bool is_equal)
     }
 }
 
-template <class T>
-void check_scatter(ThreadCommunicator& comm, Counts const& counts, bool is_equal) {
+template <class T, class Comm>
+void check_scatter(Comm& comm, Counts const& counts, bool is_equal) {
     for (int root = 0; root < comm.size(); ++root) {
         std::vector<T> all;
         for (int to = 0; comm.rank() == root && to < comm.size(); ++to) {
@@ -156,8 +155,8 @@ void check_scatter(ThreadCommunicator& comm, Counts const& counts, bool is_equal
     }
 }
 
-template <class T>
-void check_reduce_scatter(ThreadCommunicator& comm, Counts const& counts, bool is_equal) {
+template <class T, class Comm>
+void check_reduce_scatter(Comm& comm, Counts const& counts, bool is_equal) {
     auto const count = counts[static_cast<std::size_t>(comm.rank())];
     std::vector<T> mine;
     for (int to = 0; to < comm.size(); ++to) {
@@ -184,8 +183,8 @@ void check_reduce_scatter(ThreadCommunicator& comm, Counts const& counts, bool i
     }
 }
 
-template <class T>
-void check_reduce(ThreadCommunicator& comm, std::size_t count) {
+template <class T, class Comm>
+void check_reduce(Comm& comm, std::size_t count) {
     for (int root = 0; root < comm.size(); ++root) {
         auto const mine = part<T>(comm.rank(), everybody, count);
         auto expected = mine; // and no other rank's buffer changes
@@ -202,8 +201,8 @@ void check_reduce(ThreadCommunicator& comm, std::size_t count) {
     }
 }
 
-template <class T>
-void check_all_to_all(ThreadCommunicator& comm, Counts const& counts, bool is_equal) {
+template <class T, class Comm>
+void check_all_to_all(Comm& comm, Counts const& counts, bool is_equal) {
     // Rank p sends to rank r as many elements as the counts, turned by p, say.
     auto const count = [&](int from, int to) {
         return counts[static_cast<std::size_t>((from + to) % comm.size())];
@@ -226,8 +225,8 @@ void check_all_to_all(ThreadCommunicator& comm, Counts const& counts, bool is_eq
     run_forms(is_equal, [&] { check(); }, [&] { check(sent, received); });
 }
 
-template <class T>
-void check_dtype(ThreadCommunicator& comm) {
+template <class T, class Comm>
+void check_dtype(Comm& comm) {
     for (std::string const shape : {"none", "one", "equal", "uneven"}) {
         for (std::size_t const scale : {1U, 13U, 3001U}) { // by chunks of 16 KiB: within, across
             CAPTURE(shape);
@@ -245,7 +244,7 @@ void check_dtype(ThreadCommunicator& comm) {
 }
 
 TEST_CASE("every dtype, root and size of parts arrives where it belongs") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
         check_dtype<joinable::Half>(comm);
         check_dtype<joinable::BFloat16>(comm);
         check_dtype<float>(comm);
@@ -260,16 +259,16 @@ TEST_CASE("every dtype, root and size of parts arrives where it belongs") {
 }
 
 TEST_CASE("five, six and seven ranks exchange uneven parts as well") {
-    run_ranks({5, 6, 7}, [](ThreadCommunicator& comm) { check_dtype<float>(comm); });
+    run_all_ranks({5, 6, 7}, [](auto& comm) { check_dtype<float>(comm); });
 }
 
 TEST_CASE("many different ones are in flight, and counts need not outlive the call") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
         auto const rank = static_cast<std::size_t>(comm.rank());
         auto const world = static_cast<std::size_t>(comm.size());
         std::vector<std::vector<float>> outs;
         std::vector<std::vector<float>> ins;
-        std::vector<joinable::ThreadWork> works;
+        std::vector<joinable::work_of<std::remove_cvref_t<decltype(comm)>>> works;
         for (std::size_t k = 0; k < 100; ++k) { // more than there are slots
             Counts const counts(world, k);
             ins.push_back(std::vector<float>(k, static_cast<float>(k + rank)));
@@ -286,7 +285,7 @@ TEST_CASE("many different ones are in flight, and counts need not outlive the ca
 }
 
 TEST_CASE("an input may be this rank's part of the output, and nothing else of it") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
         auto const rank = static_cast<std::size_t>(comm.rank());
         auto const world = static_cast<std::size_t>(comm.size());
         std::size_t const n = 5000;
@@ -349,7 +348,7 @@ TEST_CASE("counts that do not fit a rank's own buffers are refused before any da
         CHECK_THROWS_AS((void)comm.reduce(write(in), ReduceOp::sum, -1), ContractViolation);
         comm.barrier(); // still usable
     };
-    run_ranks({1, 2, 3}, [&](ThreadCommunicator& comm) { check(comm); });
+    run_all_ranks({1, 2, 3}, [&](auto& comm) { check(comm); });
     joinable::SelfCommunicator alone;
     check(alone);
 }
@@ -378,7 +377,7 @@ TEST_CASE("a single rank exchanges with itself") {
 /// The last rank does something else; all throw the same Mismatch, and no output is touched.
 template <class Usual, class Odd>
 void check_mismatch(Usual const& usual, Odd const& odd, std::string const& expected) {
-    run_ranks({2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+    run_all_ranks({2, 3, 4, 8}, [&](auto& comm) {
         auto const world = static_cast<std::size_t>(comm.size());
         std::vector<float> in(3 * world, 1);
         std::vector<float> out(3 * world, -1);
@@ -401,7 +400,7 @@ void check_mismatch(Usual const& usual, Odd const& odd, std::string const& expec
 
 TEST_CASE("parts that do not fit each other are a Mismatch on all ranks") {
     auto const gather = [](std::size_t count, int root) {
-        return [=](ThreadCommunicator& comm, auto& in, auto& out) {
+        return [=](auto& comm, auto& in, auto& out) {
             std::size_t const all =
                 comm.rank() == root ? count * static_cast<std::size_t>(comm.size()) : 0;
             comm.gather({in.data(), count, DType::f32}, {out.data(), all, DType::f32}, root).wait();
@@ -410,7 +409,7 @@ TEST_CASE("parts that do not fit each other are a Mismatch on all ranks") {
     check_mismatch(gather(3, 0), gather(2, 0), "gather of 2 f32 to rank 0");
     check_mismatch(gather(3, 0), gather(3, 1), "gather of 3 f32 to rank 1");
     auto const scatter = [](std::size_t count) {
-        return [=](ThreadCommunicator& comm, auto& in, auto& out) {
+        return [=](auto& comm, auto& in, auto& out) {
             std::size_t const all =
                 comm.rank() == 0 ? count * static_cast<std::size_t>(comm.size()) : 0;
             comm.scatter({in.data(), all, DType::f32}, {out.data(), count, DType::f32}, 0).wait();
@@ -419,7 +418,7 @@ TEST_CASE("parts that do not fit each other are a Mismatch on all ranks") {
     check_mismatch(scatter(3), scatter(1), "scatter of 1 f32 from rank 0");
     check_mismatch(scatter(3), gather(3, 0), "gather");
     auto const by_counts = [](std::size_t count) { // the root expects 3 of everybody
-        return [=](ThreadCommunicator& comm, auto& in, auto& out) {
+        return [=](auto& comm, auto& in, auto& out) {
             Counts const counts(static_cast<std::size_t>(comm.size()), 3);
             std::size_t const all = comm.rank() == 0 ? out.size() : 0;
             comm.gather({in.data(), count, DType::f32}, {out.data(), all, DType::f32}, 0, counts)
@@ -429,7 +428,7 @@ TEST_CASE("parts that do not fit each other are a Mismatch on all ranks") {
     check_mismatch(by_counts(3), by_counts(2), "has 2 elements for rank 0, which expects 3");
     check_mismatch(by_counts(3), gather(3, 0), "gather of 3 f32 to rank 0");
     auto const exchange = [](std::size_t received) {
-        return [=](ThreadCommunicator& comm, auto& in, auto& out) {
+        return [=](auto& comm, auto& in, auto& out) {
             Counts const sent(static_cast<std::size_t>(comm.size()), 3);
             Counts expected = sent;
             expected[0] = received;
@@ -444,7 +443,7 @@ TEST_CASE("parts that do not fit each other are a Mismatch on all ranks") {
     };
     check_mismatch(exchange(3), exchange(1), "rank 0 has 3 elements for rank");
     auto const gather_all = [](std::size_t last) { // counts differ between the ranks
-        return [=](ThreadCommunicator& comm, auto& in, auto& out) {
+        return [=](auto& comm, auto& in, auto& out) {
             Counts counts(static_cast<std::size_t>(comm.size()), 3);
             counts[comm.rank() == 0 ? counts.size() - 1 : 0] = last;
             std::size_t const own = counts[static_cast<std::size_t>(comm.rank())];

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
-#include <support/ranks.hpp>
+#include <support/process_ranks.hpp>
 
 namespace {
 
@@ -75,8 +75,8 @@ T expected(ReduceOp op, int world, std::size_t i) {
     }
 }
 
-template <class T>
-void check_reductions(ThreadCommunicator& comm) {
+template <class T, class Comm>
+void check_reductions(Comm& comm) {
     DType const dtype = joinable::dtype_of<T>;
     for (ReduceOp const op :
          {ReduceOp::sum,
@@ -127,7 +127,7 @@ void check_reductions(ThreadCommunicator& comm) {
 }
 
 TEST_CASE("every operation of every dtype and size equals a serial computation") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
         check_reductions<joinable::Half>(comm);
         check_reductions<joinable::BFloat16>(comm);
         check_reductions<float>(comm);
@@ -142,7 +142,7 @@ TEST_CASE("every operation of every dtype and size equals a serial computation")
 }
 
 TEST_CASE("broadcast and all_gather copy every element, from every root, at every size") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
         for (std::size_t const n : sizes) {
             for (int root = 0; root < comm.size(); ++root) {
                 std::vector<std::int32_t> values(n, comm.rank());
@@ -164,7 +164,7 @@ TEST_CASE("broadcast and all_gather copy every element, from every root, at ever
 
 TEST_CASE("sums are in rank order, the same bit for bit at every size") {
     // 1e8 + 1 is not exact in float: another order of summation gives another result.
-    run_ranks({3, 4, 8}, [](ThreadCommunicator& comm) {
+    run_all_ranks({3, 4, 8}, [](auto& comm) {
         auto const part = [](int rank) {
             return rank % 2 == 0 ? 1.0F : (rank == 1 ? 1e8F : -1e8F);
         };
@@ -185,10 +185,10 @@ TEST_CASE("sums are in rank order, the same bit for bit at every size") {
 }
 
 TEST_CASE("more collectives than slots can be in flight, waited for in any order") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
         for (std::size_t const n : {3U, 5000U}) {
             std::vector<std::vector<double>> buffers(200, std::vector<double>(n));
-            std::vector<joinable::ThreadWork> works;
+            std::vector<joinable::work_of<std::remove_cvref_t<decltype(comm)>>> works;
             for (std::size_t k = 0; k < buffers.size(); ++k) {
                 std::fill(buffers[k].begin(), buffers[k].end(), static_cast<double>(k));
                 works.push_back(comm.all_reduce({buffers[k].data(), n, DType::f64}, ReduceOp::sum));
@@ -224,7 +224,7 @@ TEST_CASE("a rank that only tests gets to the end, and a rank that computes hold
 }
 
 TEST_CASE("a hundred thousand small rounds leave nothing behind") {
-    run_ranks({2, 3}, [](ThreadCommunicator& comm) {
+    run_all_ranks({2, 3}, [](auto& comm) {
         std::array<std::uint64_t, 7> words{};
         for (std::uint64_t round = 0; round < 50'000; ++round) {
             words.fill(round);
@@ -235,7 +235,7 @@ TEST_CASE("a hundred thousand small rounds leave nothing behind") {
 }
 
 TEST_CASE("sixteen ranks make progress on few cores") {
-    run_ranks({16}, [](ThreadCommunicator& comm) {
+    run_all_ranks({16}, [](auto& comm) {
         for (int round = 0; round < 200; ++round) {
             std::vector<std::int64_t> values(round % 2 == 0 ? 1 : 20'000, comm.rank());
             comm.all_reduce({values.data(), values.size(), DType::i64}, ReduceOp::sum).wait();
@@ -247,7 +247,7 @@ TEST_CASE("sixteen ranks make progress on few cores") {
 /// Runs different collectives on the last rank and on the others; all must throw the same Mismatch.
 template <class A, class B>
 void check_mismatch(A const& usual, B const& odd, std::string const& odd_text) {
-    run_ranks({2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+    run_all_ranks({2, 3, 4, 8}, [&](auto& comm) {
         std::string text;
         bool const is_odd = comm.rank() == comm.size() - 1;
         try {
@@ -272,7 +272,7 @@ void check_mismatch(A const& usual, B const& odd, std::string const& odd_text) {
 TEST_CASE("ranks that say different things all throw Mismatch, and no data moves") {
     using Values = std::vector<std::int32_t>;
     auto const reduce = [](std::size_t n, DType dtype, ReduceOp op) {
-        return [=](ThreadCommunicator& comm, Values& values) {
+        return [=](auto& comm, Values& values) {
             try {
                 comm.all_reduce({values.data(), n, dtype}, op).wait();
             } catch (...) {
@@ -282,11 +282,11 @@ TEST_CASE("ranks that say different things all throw Mismatch, and no data moves
         };
     };
     auto const broadcast = [](std::size_t n, int root) {
-        return [=](ThreadCommunicator& comm, Values& values) {
+        return [=](auto& comm, Values& values) {
             comm.broadcast({values.data(), n, DType::i32}, root).wait();
         };
     };
-    auto const barrier = [](ThreadCommunicator& comm, Values&) { comm.barrier(); };
+    auto const barrier = [](auto& comm, Values&) { comm.barrier(); };
     for (std::size_t const n : {4U, 1000U}) { // on one line, and by chunks
         auto const usual = reduce(n, DType::i32, ReduceOp::sum);
         check_mismatch(usual, reduce(n + 1, DType::i32, ReduceOp::sum), "all_reduce of");
@@ -302,7 +302,7 @@ TEST_CASE("ranks that say different things all throw Mismatch, and no data moves
 }
 
 TEST_CASE("bad arguments are refused before any data moves, and the communicator stays usable") {
-    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+    run_all_ranks({1, 2}, [](auto& comm) {
         int value = 1;
         CHECK_THROWS_AS(
             (void)comm.broadcast({&value, 1, DType::i32}, comm.size()), joinable::ContractViolation
@@ -359,7 +359,7 @@ TEST_CASE("run_threads rethrows the original exception, the others see who faile
 }
 
 TEST_CASE("a rank that leaves while others wait is named at once") {
-    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
+    run_all_ranks({2, 4}, [](auto& comm) {
         comm.barrier();
         if (comm.rank() == 1) {
             return;
@@ -374,7 +374,7 @@ TEST_CASE("a rank that leaves while others wait is named at once") {
 }
 
 TEST_CASE("ranks may leave one after another when nobody waits for them") {
-    run_ranks({1, 2, 4, 8}, [](ThreadCommunicator& comm) {
+    run_all_ranks({1, 2, 4, 8}, [](auto& comm) {
         for (int i = 0; i < 10; ++i) {
             std::vector<float> values(static_cast<std::size_t>(1 + i * 500), 1.0F);
             comm.all_reduce({values.data(), values.size(), DType::f32}, ReduceOp::sum).wait();
@@ -424,7 +424,7 @@ TEST_CASE("a collective that all ranks have posted completes, although one abort
 }
 
 TEST_CASE("a work that is destroyed unfinished waits, and aborts while unwinding") {
-    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+    run_all_ranks({1, 2, 4}, [](auto& comm) {
         std::vector<float> values(1000, 1.0F);
         {
             auto const work =
@@ -432,7 +432,7 @@ TEST_CASE("a work that is destroyed unfinished waits, and aborts while unwinding
         }
         CHECK(values.front() == static_cast<float>(comm.size()));
     });
-    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
+    run_all_ranks({2, 4}, [](auto& comm) {
         if (comm.rank() != 0) {
             while (!comm.is_spent()) {
                 std::this_thread::yield();

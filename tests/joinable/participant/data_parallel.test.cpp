@@ -6,10 +6,12 @@
 #include <cstddef>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
 #include <support/linear_model.hpp>
+#include <support/process_ranks.hpp>
 #include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
 
@@ -218,6 +220,25 @@ TEST_CASE("all ranks end with the same bits, before any final sync") {
             CHECK(all[i] == flat[i % flat.size()]);
         }
     });
+}
+
+TEST_CASE("process ranks train to the same bits as thread ranks") {
+    for (Average const average : {Average::initial, Average::active, Average::weighted_mean}) {
+        for (bool const views : {false, true}) {
+            for (int const world : {1, 2, 3, 4, 8}) {
+                std::vector<std::vector<double>> by_threads;
+                run_ranks({world}, [&](ThreadCommunicator& comm) {
+                    auto values = train_together(comm, average, views, 0.1, 40);
+                    if (comm.rank() == comm.size() - 1) {
+                        by_threads = std::move(values);
+                    }
+                });
+                run_process_ranks({world}, [&](joinable::ProcessCommunicator& comm) {
+                    CHECK(train_together(comm, average, views, 0.1, 40) == by_threads);
+                });
+            }
+        }
+    }
 }
 
 TEST_CASE("the core concept's members are enough for a model") {

@@ -119,33 +119,84 @@ public:
     }
 
     /// The first writer wins. Returns when nothing can arrive any more.
-    void abort(AbortReason const& reason) noexcept {
-        int expected = open;
-        if (state_.compare_exchange_strong(expected, writing)) {
-            reason_.store(reason);
-            state_.store(written);
-            for (std::size_t i = 0; i < arrivals(size_); ++i) {
-                lines()[i].word.fetch_or(ArrivalLine::frozen);
-            }
-            state_.store(closed);
-            room.wake();
-        } else {
-            while (state_.load() != closed) {
-                cpu_relax();
-            }
+    void abort(AbortReason const& reason, int writer) noexcept {
+        if (begin_abort(open, writer)) {
+            write(reason, writer);
+        }
+        while (state_.load() != closed) { // whoever writes is at it, or bury() is called for it
+            cpu_relax();
         }
     }
+    /// `rank` has died, wherever it was: in an abort, too. One thread calls this, no rank. Returns at
+    /// once, though another rank may not have finished its own abort.
+    void bury(int rank, AbortReason const& reason) noexcept {
+        state_of(rank).is_dead.store(true);
+        has_dead_.store(true);
+        if (begin_abort(open, size_) || begin_abort(writing(rank), size_)) {
+            write(reason, size_);
+        } else if (int expected = written(rank);
+                   state_.compare_exchange_strong(expected, written(size_))) {
+            freeze();
+        }
+        room.wake();
+    }
+
+    /// Between these `rank` may claim chunks of a collective.
+    void begin_computing(int rank, std::uint64_t sequence) noexcept {
+        state_of(rank).computes.store(sequence);
+    }
+    void end_computing(int rank) noexcept { state_of(rank).computes.store(nothing); }
+
+    /// Whether some chunk of a collective will never be computed, because a rank died that had
+    /// claimed it, and no other can still finish one: the same on all ranks.
+    /// @pre all chunks are claimed
+    [[nodiscard]] bool may_be_lost(std::uint64_t sequence) noexcept {
+        bool is_left_undone = false;
+        for (int rank = 0; has_dead_.load() && rank < size_; ++rank) {
+            RankState& state = state_of(rank);
+            bool const computes = state.computes.load() == sequence;
+            if (computes && !state.is_dead.load()) {
+                return false;
+            }
+            is_left_undone = is_left_undone || computes;
+        }
+        return is_left_undone;
+    }
+
     /// True only when nothing can arrive any more: whoever sees it can rely on it.
     [[nodiscard]] bool is_spent() const noexcept { return state_.load() == closed; }
     /// @pre some line is frozen
     [[nodiscard]] AbortReason reason() const { return reason_.load(); }
 
 private:
-    enum : int { open, writing, written, closed };
+    static constexpr std::uint64_t nothing = ~std::uint64_t{0};
     struct alignas(64) RankState {
         std::atomic<std::uint64_t> retired{0};
         std::atomic<std::chrono::steady_clock::rep> alive_at{0};
+        std::atomic<std::uint64_t> computes{nothing};
+        std::atomic<bool> is_dead{false};
     };
+
+    // The states of an abort. While it is under way they say who writes: no rank, if it is size().
+    enum : int { open, closed };
+    static constexpr int writing(int writer) noexcept { return 2 * writer + 2; }
+    static constexpr int written(int writer) noexcept { return 2 * writer + 3; }
+
+    bool begin_abort(int expected, int writer) noexcept {
+        return state_.compare_exchange_strong(expected, writing(writer));
+    }
+    void write(AbortReason const& reason, int writer) noexcept {
+        reason_.store(reason);
+        state_.store(written(writer));
+        freeze();
+    }
+    void freeze() noexcept {
+        for (std::size_t i = 0; i < arrivals(size_); ++i) {
+            lines()[i].word.fetch_or(ArrivalLine::frozen);
+        }
+        state_.store(closed);
+        room.wake();
+    }
 
     explicit Board(int size) noexcept : room{size}, size_{size} {}
 
@@ -197,6 +248,7 @@ public:
 private:
     int size_;
     std::atomic<int> state_{open};
+    std::atomic<bool> has_dead_{false};
     std::array<ChunkProgress, max_in_flight> progress_;
     StoredReason reason_;
 };

@@ -14,16 +14,19 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/board.hpp>
 #include <joinable/communicator/detail/exchange.hpp>
+#include <joinable/communicator/detail/lent_memory.hpp>
 #include <joinable/detail/text.hpp>
 
 namespace joinable::inline v0::detail {
 
 /// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
-/// and an abort() that may reach further than the board.
-template <class Group>
+/// and an abort(reason, rank) that may reach further than the board. `Memory` is where the other
+/// ranks find this one's buffers.
+template <class Group, class Memory = OwnMemory>
 class Endpoint {
 public:
-    Endpoint(Group& group, int rank) noexcept : group_{group}, board_{group.board()}, rank_{rank} {}
+    Endpoint(Group& group, int rank, Memory memory = {}) noexcept
+        : group_{group}, board_{group.board()}, rank_{rank}, memory_{std::move(memory)} {}
     Endpoint(Endpoint const&) = delete;
     Endpoint& operator=(Endpoint const&) = delete;
 
@@ -35,6 +38,9 @@ public:
         return std::exchange(deadline_, deadline);
     }
 
+    void abort(AbortReason const& reason) { group_.abort(reason, rank_); }
+    [[nodiscard]] bool is_spent() const noexcept { return board_.is_spent(); }
+
     void keep_alive() noexcept { board_.alive_at(rank_).store(now().time_since_epoch().count()); }
 
     /// Who has not arrived in this rank's oldest unfinished collective.
@@ -45,28 +51,32 @@ public:
     /// Arrives in the next collective and returns its number. In one by counts, `tell(sends,
     /// expects)` fills this rank's tables.
     template <class Tell>
-    std::uint64_t post(Descriptor const& said, void const* in, void* out, Tell const& tell) {
+    std::uint64_t post(Descriptor const& said, ConstBuffer in, Buffer out, Tell const& tell) {
         make_room();
         std::uint64_t const sequence = next_;
         std::size_t const bytes = said.count * size_of(said.dtype);
         bool const fits =
             bytes <= ArrivalLine::inline_bytes && said.collective <= Collective::reduce;
-        pending_of(sequence) = {said, out, fits};
+        pending_of(sequence) = {said, out.data, fits};
         ArrivalLine& line = board_.line(rank_, sequence);
         std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
         if ((old & ArrivalLine::frozen) != 0) {
             throw_failure(board_.reason());
         }
         if (!fits) {
+            while (!memory_.lend(sequence, in, out)) { // then something is in flight
+                finish(retired_);
+            }
+            auto const [in_at, out_at] = memory_.lent(sequence, in, out);
             line.payload[0] = said.count;
-            line.payload[1] = reinterpret_cast<std::uintptr_t>(in);
-            line.payload[2] = reinterpret_cast<std::uintptr_t>(out);
+            line.payload[1] = reinterpret_cast<std::uintptr_t>(in_at);
+            line.payload[2] = reinterpret_cast<std::uintptr_t>(out_at);
             if (said.has_counts) {
                 tell(board_.sends(rank_, sequence), board_.expects(rank_, sequence));
             }
             board_.progress(sequence).reset(sequence);
-        } else if (in != nullptr) {
-            std::memcpy(line.payload.data(), in, bytes);
+        } else if (in.count != 0) {
+            std::memcpy(line.payload.data(), in.data, bytes);
         }
         std::uint64_t const word = ArrivalLine::encode(sequence, said, fits);
         if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
@@ -94,7 +104,7 @@ public:
             case Arrival::complete: break;
             }
             if (auto const reason = disagreement(board_, sequence, pending.said)) {
-                group_.abort(*reason);
+                group_.abort(*reason, rank_);
                 throw_failure(*reason);
             }
             if (!pending.is_inline) {
@@ -106,7 +116,11 @@ public:
         }
         if (pending.is_inline) {
             combine_lines(board_, sequence, pending.said, rank_, pending.out);
-        } else if (!run_chunks(board_, sequence, pending.said, pending.cut)) {
+        } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_)) {
+            memory_.give_back(sequence);
+        } else if (chunks_are_lost(board_, sequence, pending.cut)) {
+            throw_failure(board_.reason());
+        } else {
             return false;
         }
         pending.is_done = true;
@@ -127,7 +141,11 @@ public:
         );
         while (!try_finish(sequence)) { // all have arrived: the last chunks are being computed
             board_.room.wait(
-                [&] { return chunks_are_done(board_, sequence, pending.cut); }, deadline_
+                [&] {
+                    return chunks_are_done(board_, sequence, pending.cut) ||
+                           chunks_are_lost(board_, sequence, pending.cut);
+                },
+                deadline_
             );
         }
     }
@@ -248,13 +266,15 @@ private:
                  rank_,
                  " ",
                  meanwhile
-             )}
+             )},
+            rank_
         );
     }
 
     Group& group_;
     Board& board_;
     int rank_;
+    Memory memory_;
     std::chrono::nanoseconds deadline_ = default_deadline;
     std::uint64_t next_ = 0;        ///< sequence number of the next collective
     std::uint64_t retired_ = 0;     ///< all before are finished on this rank

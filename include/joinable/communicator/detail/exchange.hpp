@@ -114,7 +114,7 @@ private:
     }
 
     [[nodiscard]] std::byte* address(int rank, std::size_t word) const noexcept {
-        // NOLINTNEXTLINE(performance-no-int-to-ptr): a rank of this process wrote it as an address
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): a rank wrote it, as an address that all can use
         return reinterpret_cast<std::byte*>(
             static_cast<std::uintptr_t>(board_.line(rank, sequence_).payload[word])
         );
@@ -245,13 +245,24 @@ chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
     return (board.progress(sequence).done.load() & ChunkProgress::count_mask) == cut.chunks;
 }
 
-/// Computes chunks until none is left to claim. Whether all are done, by whomever.
+/// Whether some chunk will never be done: the rank that had claimed it died. All ranks find the same.
+/// @pre all chunks are claimed
+[[nodiscard]] inline bool
+chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
+    return board.may_be_lost(sequence) && !chunks_are_done(board, sequence, cut);
+}
+
+/// `rank` computes chunks until none is left to claim. Whether all are done, by whomever.
 inline bool
-run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said, Cut const& cut) {
+run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said, Cut const& cut, int rank) {
     ChunkProgress& progress = board.progress(sequence);
     auto const left = [&](std::uint64_t count) {
         return (count & ChunkProgress::count_mask) < cut.chunks;
     };
+    if (!left(progress.claimed.load(std::memory_order_relaxed))) {
+        return chunks_are_done(board, sequence, cut);
+    }
+    board.begin_computing(rank, sequence);
     while (left(progress.claimed.load(std::memory_order_relaxed))) {
         std::uint64_t const claimed = progress.claimed.fetch_add(1);
         if (!left(claimed)) {
@@ -264,6 +275,7 @@ run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said, Cut con
             board.room.wake();
         }
     }
+    board.end_computing(rank);
     return chunks_are_done(board, sequence, cut);
 }
 

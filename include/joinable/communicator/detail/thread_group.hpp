@@ -36,8 +36,8 @@ public:
         return mail_[static_cast<std::size_t>(from * board_.size() + to)];
     }
 
-    /// Ends the collectives, the messages, and the groups that were split from this one.
-    void abort(AbortReason const& reason) {
+    /// `rank` ends the collectives, the messages, and the groups that were split from this one.
+    void abort(AbortReason const& reason, int rank) {
         std::vector<std::shared_ptr<ThreadGroup>> children;
         {
             std::lock_guard const lock{mutex_};
@@ -51,10 +51,10 @@ public:
                 }
             }
         }
-        board_.abort(reason);
+        board_.abort(reason, rank);
         board_.room.wake();
         for (auto const& child : children) {
-            child->abort(reason);
+            child->abort(reason, 0); // who it is there matters only where ranks can die
         }
     }
 
@@ -62,7 +62,7 @@ public:
     /// have their messages and their groups without it.
     void leave(int rank) {
         has_left_[static_cast<std::size_t>(rank)].store(true);
-        board_.abort(left(rank));
+        board_.abort(left(rank), rank);
         board_.room.wake();
     }
 

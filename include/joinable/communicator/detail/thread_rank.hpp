@@ -25,7 +25,8 @@ public:
 
     /// Tells the others that an exception is leaving `what` on this rank.
     void abort_for_exception(std::string const& what) {
-        group_->abort(blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what})
+        group_->abort(
+            blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what}), rank()
         );
     }
 
@@ -39,7 +40,7 @@ public:
                 {rank(), peer},
                 concat("messages between rank ", rank(), " and rank ", peer, ": ", mismatch)
             };
-            group_->abort(reason);
+            group_->abort(reason, rank());
             throw_failure(reason);
         }
         group_->board().room.wake();

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <new>
+#include <span>
+#include <string>
+
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/board.hpp>
+#include <joinable/communicator/detail/stored_reason.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+#if defined(__linux__) // elsewhere there are no process ranks
+
+#include <cerrno>
+#include <cstring>
+#include <sys/mman.h>
+
+namespace joinable::inline v0::detail {
+
+/// How the body of a rank ended, for the process that started it.
+struct alignas(64) Outcome {
+    enum State : int { running, returned, threw };
+
+    std::atomic<State> state{running};
+    std::atomic<std::chrono::nanoseconds::rep> deadline{default_deadline.count()};
+    StoredReason reason; ///< why it threw
+};
+
+/// The memory that ranks share which are processes: a board, their outcomes, and room for each
+/// rank's buffers. It is mapped before the processes are made, so it has one address in all of
+/// them, and it has no name: nothing is left behind, whoever is killed.
+class ProcessSegment {
+public:
+    /// @throws ContractViolation   no group can have so many ranks.
+    /// @throws CommunicationError  there is no memory.
+    explicit ProcessSegment(int size)
+        : staging_at_{
+              (outcomes_at(size) + width(size) * sizeof(Outcome) + page - 1) / page * page
+          } {
+        // Address space, not memory: pages are made when a rank first writes them.
+        for (room_ = most_room;; room_ /= 2) {
+            bytes_ = staging_at_ + width(size) * room_;
+            memory_ = mmap(
+                nullptr,
+                bytes_,
+                PROT_READ | PROT_WRITE,
+                MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE,
+                -1,
+                0
+            );
+            if (memory_ != MAP_FAILED) {
+                break;
+            }
+            if (room_ <= least_room) {
+                throw CommunicationError{concat(
+                    "expected ",
+                    bytes_,
+                    " bytes of shared memory for ",
+                    size,
+                    " process ranks, but mmap says: ",
+                    std::strerror(errno),
+                    "; allow more address space, or use fewer ranks"
+                )};
+            }
+        }
+        board_ = &Board::create(size, {at(0), outcomes_at(size)});
+        ::new (at(outcomes_at(size))) Outcome[width(size)];
+    }
+    ~ProcessSegment() { munmap(memory_, bytes_); }
+    ProcessSegment(ProcessSegment const&) = delete;
+    ProcessSegment& operator=(ProcessSegment const&) = delete;
+
+    [[nodiscard]] Board& board() const noexcept { return *board_; }
+    /// Endpoint calls it.
+    void abort(AbortReason const& reason, int rank) const noexcept { board_->abort(reason, rank); }
+    [[nodiscard]] Outcome& outcome(int rank) const noexcept {
+        return std::launder(reinterpret_cast<Outcome*>(at(outcomes_at(board_->size()))))[rank];
+    }
+    /// Where a rank puts its buffers for the others.
+    [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept {
+        return {at(staging_at_ + static_cast<std::size_t>(rank) * room_), room_};
+    }
+
+private:
+    static constexpr std::size_t page = 4096;
+    static constexpr std::size_t most_room = std::size_t{1} << 36U; // for each rank
+    static constexpr std::size_t least_room = std::size_t{1} << 24U;
+
+    static std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
+    static std::size_t outcomes_at(int size) {
+        return (Board::bytes_for(size) + alignof(Outcome) - 1) / alignof(Outcome) *
+               alignof(Outcome);
+    }
+    [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {
+        return static_cast<std::byte*>(memory_) + offset;
+    }
+
+    std::size_t staging_at_;
+    std::size_t room_ = 0;
+    std::size_t bytes_ = 0;
+    void* memory_ = nullptr;
+    Board* board_ = nullptr;
+};
+
+} // namespace joinable::inline v0::detail
+
+#endif

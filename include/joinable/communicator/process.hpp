@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <exception>
+
+#include <joinable/communicator/detail/board_communicator.hpp>
+#include <joinable/communicator/detail/process_rank.hpp>
+#include <joinable/communicator/process_work.hpp>
+
+#if defined(__linux__) // elsewhere there are no process ranks
+
+namespace joinable::inline v0 {
+
+/// Ranks are processes of this machine: made by run_processes(), one object in each.
+///
+/// Collectives are those of ThreadCommunicator, with the same results bit for bit: asynchronous, in
+/// rank order, up to 64 in flight, and a rank that computes holds up nobody. Messages and split() do
+/// not exist. More than 56 bytes are copied into memory that the ranks share, and the result is
+/// copied back by wait() or test(): up to 64 GiB in flight on a rank, less where the system gives
+/// less address space. That memory is kept until the ranks end.
+///
+/// A rank that is killed is PeerFailed, with its number, on all others at once.
+///
+/// All members that take buffers throw ContractViolation before any data moves when counts or
+/// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
+/// by bit. Buffers are the caller's until the work has been waited for; spans of counts are copied.
+class ProcessCommunicator : public detail::BoardCommunicator<detail::ProcessRank, ProcessWork> {
+public:
+    /// For run_processes.
+    ProcessCommunicator(detail::ProcessSegment& segment, int rank) noexcept
+        : BoardCommunicator{segment, rank} {}
+
+    /// The rank leaves its group: whoever waits for it gets PeerFailed.
+    ~ProcessCommunicator() {
+        if (std::uncaught_exceptions() > exceptions_) {
+            rank_.abort_for_exception("the scope of its communicator");
+        }
+        rank_.leave();
+    }
+
+private:
+    int exceptions_ = std::uncaught_exceptions();
+};
+
+} // namespace joinable::inline v0
+
+#endif

@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: BSL-1.0
+// What is different where ranks are processes: how they die, and what is left of them. Their
+// collectives are tested beside those of thread ranks, by the same bodies.
+#include <joinable/communicator/process.hpp>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+#include <support/process_ranks.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::Buffer;
+using joinable::DType;
+using joinable::PeerFailed;
+using joinable::ProcessCommunicator;
+using joinable::ReduceOp;
+using Clock = std::chrono::steady_clock;
+
+static_assert(joinable::models_communicator<ProcessCommunicator>());
+static_assert(joinable::AllGathers<ProcessCommunicator>);
+static_assert(joinable::ReduceScatters<ProcessCommunicator>);
+static_assert(joinable::Reduces<ProcessCommunicator>);
+static_assert(joinable::Gathers<ProcessCommunicator>);
+static_assert(joinable::Scatters<ProcessCommunicator>);
+static_assert(joinable::AllToAlls<ProcessCommunicator>);
+static_assert(joinable::Aborts<ProcessCommunicator>);
+static_assert(joinable::RenewsDeadline<ProcessCommunicator>);
+static_assert(joinable::ReportsMissing<ProcessCommunicator>);
+static_assert(!joinable::SendsAndReceives<ProcessCommunicator>);
+static_assert(!joinable::Splits<ProcessCommunicator>);
+
+/// A `T` that process ranks share with this process.
+template <class T>
+class Shared {
+public:
+    Shared()
+        : value_{::new(
+              mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)
+          ) T{}} {}
+    ~Shared() { munmap(value_, sizeof(T)); }
+    Shared(Shared const&) = delete;
+    Shared& operator=(Shared const&) = delete;
+    T& operator*() const { return *value_; }
+    T* operator->() const { return value_; }
+
+private:
+    T* value_;
+};
+
+/// What this process has open, and what lies in the folder of named shared memory.
+struct Leftovers {
+    std::size_t files = count("/proc/self/fd");
+    std::size_t segments = count("/dev/shm");
+
+    static std::size_t count(char const* folder) {
+        std::size_t number = 0;
+        for ([[maybe_unused]] auto const& entry : std::filesystem::directory_iterator{folder}) {
+            ++number;
+        }
+        return number;
+    }
+    friend bool operator==(Leftovers const&, Leftovers const&) = default;
+};
+
+void check_nothing_is_left(Leftovers const& before) {
+    CHECK(Leftovers{} == before);
+    CHECK(waitpid(-1, nullptr, WNOHANG) == -1); // no child, dead or alive
+    CHECK(errno == ECHILD);
+}
+
+/// Three rounds of collectives of two sizes, some in flight together. Calls `step` before each.
+template <class Step>
+void run_steps(ProcessCommunicator& comm, Step const& step) {
+    std::array<std::vector<float>, 3> buffers;
+    for (int round = 0; round < 3; ++round) {
+        std::vector<joinable::ProcessWork> works;
+        for (std::size_t k = 0; k < buffers.size(); ++k) {
+            step();
+            buffers[k].assign(k == 1 ? 100'000 : 3, 1.0F);
+            works.push_back(
+                comm.all_reduce({buffers[k].data(), buffers[k].size(), DType::f32}, ReduceOp::sum)
+            );
+        }
+        step();
+        for (joinable::ProcessWork& work : works) {
+            work.wait();
+        }
+    }
+    comm.barrier();
+}
+
+TEST_CASE("a rank that is killed anywhere is named on all others within a tenth of a second") {
+    Leftovers const before;
+    Shared<std::atomic<Clock::rep>> killed_at;
+    Shared<std::atomic<Clock::rep>> heard_at;
+    Shared<std::atomic<int>> named;
+    for (int const world : {2, 3, 4, 8}) {
+        for (int point = 0; point < 12; ++point) {
+            int const culprit = point % world;
+            *named = 0;
+            *heard_at = 0;
+            std::string text;
+            try {
+                run_process_ranks({world}, [&](ProcessCommunicator& comm) {
+                    int at = 0;
+                    try {
+                        run_steps(comm, [&] {
+                            if (at++ == point && comm.rank() == culprit) {
+                                *killed_at = Clock::now().time_since_epoch().count();
+                                std::raise(SIGKILL);
+                            }
+                        });
+                    } catch (PeerFailed const& error) {
+                        Clock::rep const now = Clock::now().time_since_epoch().count();
+                        Clock::rep latest = *heard_at;
+                        while (latest < now && !heard_at->compare_exchange_weak(latest, now)) {
+                        }
+                        *named += error.rank() == culprit ? 1 : 0;
+                        throw;
+                    }
+                });
+            } catch (PeerFailed const& error) {
+                text = error.what();
+                CHECK(error.rank() == culprit);
+            }
+            CHECK(
+                text ==
+                "rank " + std::to_string(culprit) + " failed: its process was killed by signal 9"
+            );
+            CHECK(*named == world - 1);
+            CHECK(Clock::duration{*heard_at - *killed_at} < std::chrono::milliseconds{100});
+            check_nothing_is_left(before);
+        }
+    }
+}
+
+TEST_CASE("a rank that is killed while it computes for all leaves nobody waiting") {
+    Leftovers const before;
+    Shared<std::atomic<int>> ended;
+    for (int attempt = 0; attempt < 40; ++attempt) {
+        *ended = 0;
+        try {
+            run_process_ranks({3}, [&](ProcessCommunicator& comm) {
+                std::vector<double> values(1'000'000, 1.0);
+                comm.barrier();
+                if (comm.rank() == 1) { // at some moment of the collectives below
+                    itimerval when{};
+                    when.it_value.tv_usec = 200 + 400 * attempt;
+                    std::signal(SIGALRM, [](int) { std::raise(SIGKILL); });
+                    setitimer(ITIMER_REAL, &when, nullptr);
+                }
+                try {
+                    for (;;) {
+                        comm.all_reduce({values.data(), values.size(), DType::f64}, ReduceOp::max)
+                            .wait();
+                        CHECK(values.back() == 1.0);
+                    }
+                } catch (PeerFailed const& error) {
+                    *ended += error.rank() == 1 ? 1 : 0;
+                }
+            });
+            FAIL_CHECK("no exception");
+        } catch (PeerFailed const& error) {
+            CHECK(error.rank() == 1);
+        }
+        CHECK(*ended == 2);
+    }
+    check_nothing_is_left(before);
+}
+
+TEST_CASE("what a rank throws is thrown here with its number and text, and named on the others") {
+    Leftovers const before;
+    Shared<std::atomic<int>> named;
+    for (int const world : {1, 2, 3, 4, 8}) {
+        for (int culprit = 0; culprit < world; ++culprit) {
+            *named = 0;
+            std::string const text = "rank " + std::to_string(culprit) + " failed: no such word";
+            try {
+                run_process_ranks({world}, [&](ProcessCommunicator& comm) {
+                    comm.barrier();
+                    if (comm.rank() == culprit) {
+                        throw std::out_of_range{"no such word"};
+                    }
+                    try {
+                        comm.barrier();
+                    } catch (PeerFailed const& error) {
+                        *named += error.rank() == culprit && error.what() == text ? 1 : 0;
+                        throw;
+                    }
+                });
+                FAIL_CHECK("no exception");
+            } catch (PeerFailed const& error) {
+                CHECK(error.ranks() == std::vector{culprit});
+                CHECK(error.what() == text);
+            }
+            CHECK(*named == world - 1);
+            check_nothing_is_left(before);
+        }
+    }
+}
+
+TEST_CASE("a rank that ends its process by itself has failed") {
+    CHECK_THROWS_WITH_AS(
+        run_process_ranks(
+            {2},
+            [](ProcessCommunicator& comm) {
+                if (comm.rank() == 1) {
+                    _exit(0);
+                }
+                comm.barrier();
+            }
+        ),
+        "rank 1 failed: its process ended with status 0",
+        PeerFailed
+    );
+}
+
+TEST_CASE("a rank that is stuck times out, and is killed one deadline after the others failed") {
+    Leftovers const before;
+    auto const start = Clock::now();
+    Shared<std::atomic<int>> timed_out;
+    try {
+        run_process_ranks({3}, [&](ProcessCommunicator& comm) {
+            comm.set_deadline(std::chrono::milliseconds{100});
+            comm.barrier();
+            if (comm.rank() == 2) {
+                for (;;) {
+                    pause();
+                }
+            }
+            try {
+                comm.barrier();
+            } catch (joinable::TimedOut const& error) {
+                *timed_out += error.missing() == std::vector{2} ? 1 : 0;
+                throw;
+            }
+        });
+        FAIL_CHECK("no exception");
+    } catch (PeerFailed const& error) {
+        CHECK(error.rank() == 2);
+    }
+    CHECK(*timed_out == 2);
+    CHECK(Clock::now() - start < std::chrono::seconds{10});
+    check_nothing_is_left(before);
+}
+
+TEST_CASE("a rank that says it is alive is waited for") {
+    run_process_ranks({2}, [](ProcessCommunicator& comm) {
+        comm.set_deadline(std::chrono::milliseconds{400});
+        comm.barrier();
+        if (comm.rank() == 1) {
+            for (int i = 0; i < 10; ++i) {
+                std::this_thread::sleep_for(std::chrono::milliseconds{80});
+                comm.keep_alive();
+            }
+        }
+        comm.barrier();
+    });
+}
+
+TEST_CASE("the ranks die with the process that started them") {
+    Shared<std::array<std::atomic<pid_t>, 4>> ranks;
+    pid_t const middle = fork();
+    if (middle == 0) {
+        joinable::run_processes(4, [&](ProcessCommunicator& comm) {
+            (*ranks)[static_cast<std::size_t>(comm.rank())] = getpid();
+            for (;;) {
+                pause();
+            }
+        });
+        _exit(0);
+    }
+    for (auto const& rank : *ranks) {
+        while (rank == 0) {
+            std::this_thread::yield();
+        }
+    }
+    kill(middle, SIGKILL);
+    CHECK(waitpid(middle, nullptr, 0) == middle);
+    auto const end = Clock::now() + std::chrono::seconds{20};
+    for (auto const& rank : *ranks) {
+        auto const is_running = [&] { // whoever adopted it may not have reaped it yet
+            std::string const folder = "/proc/" + std::to_string(rank);
+            std::string state;
+            if (std::FILE* const file = std::fopen((folder + "/stat").c_str(), "r")) {
+                std::array<char, 200> line{};
+                state = std::fgets(line.data(), line.size(), file) != nullptr ? line.data() : "";
+                std::fclose(file);
+            }
+            return !state.empty() && state.find(") Z ") == std::string::npos &&
+                   state.find(") X ") == std::string::npos;
+        };
+        while (is_running() && Clock::now() < end) {
+            std::this_thread::yield();
+        }
+        CHECK(!is_running());
+    }
+}
+
+TEST_CASE("a check that fails in a rank fails here") {
+    CHECK_THROWS_WITH_AS(
+        run_process_ranks(
+            {2}, [](ProcessCommunicator& comm) { failed_checks += comm.rank() == 1 ? 3 : 0; }
+        ),
+        "rank 1 failed: 3 checks failed",
+        PeerFailed
+    );
+}
+
+TEST_CASE("no rank, no group of processes") {
+    CHECK_THROWS_AS(joinable::run_processes(0, [](auto&) {}), joinable::ContractViolation);
+    CHECK_THROWS_AS(joinable::run_processes(-3, [](auto&) {}), joinable::ContractViolation);
+}
+
+} // namespace

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+
+#include <unistd.h>
+
+#include <support/failed_checks.hpp>
+#include <support/ranks.hpp>
+
+#include <joinable/communicator/run_processes.hpp>
+
+namespace joinable_tests {
+
+/// Runs `body(comm)` over groups of processes of these sizes, one after another. A CHECK that fails
+/// in one of them is printed by it, and PeerFailed here.
+template <class Body>
+void run_process_ranks(std::initializer_list<int> sizes, Body const& body) {
+    for (int const size : sizes) {
+        alarm(90
+        ); // ends this process, and with it its children: a thread must not be there at fork
+        joinable::run_processes(size, [&](joinable::ProcessCommunicator& comm) {
+            comm.set_deadline(std::chrono::seconds{60});
+            failed_checks = 0;
+            auto const report = [] {
+                if (failed_checks != 0) {
+                    throw std::logic_error{std::to_string(failed_checks) + " checks failed"};
+                }
+            };
+            try {
+                body(comm);
+            } catch (...) {
+                report();
+                throw;
+            }
+            report();
+        });
+        alarm(0);
+    }
+}
+
+/// The same body over threads, then over processes.
+template <class Body>
+void run_all_ranks(std::initializer_list<int> sizes, Body const& body) {
+    run_ranks(sizes, body);
+    run_process_ranks(sizes, body);
+}
+
+} // namespace joinable_tests

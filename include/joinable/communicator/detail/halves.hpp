@@ -83,10 +83,21 @@ convert_avx2(std::byte const* from, std::byte* to, std::size_t count) noexcept {
     convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
 }
 
+template <class C>
+JOINABLE_LOOP_AVX512 void
+convert_avx512(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
+}
+
 /// The function that converts a row on this processor.
 template <class C>
 auto* conversion_function(InstructionSet set) noexcept {
-    return set == InstructionSet::baseline ? &convert_baseline<C> : &convert_avx2<C>;
+    switch (set) {
+    case InstructionSet::avx512: return &convert_avx512<C>;
+    case InstructionSet::avx2: return &convert_avx2<C>;
+    case InstructionSet::baseline: break;
+    }
+    return &convert_baseline<C>;
 }
 
 } // namespace joinable::inline v0::detail

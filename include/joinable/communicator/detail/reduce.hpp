@@ -85,7 +85,8 @@ reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
     }
 }
 
-// The same for each instruction set. AVX-512 would add little: in AVX2 it is memory that takes time.
+// The same for each instruction set. AVX-512 is for float alone, the type of gradients and of what numbers
+// of 16 bits are widened to: it pays in cache, and each function has to be compiled.
 template <class T, class Operation>
 JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
     reduce_bytes<Lanes<T, 16>>(Operation{}, pass);
@@ -93,6 +94,11 @@ JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
 template <class T, class Operation>
 JOINABLE_LOOP_AVX2 void reduce_avx2(ReductionPass const& pass) noexcept {
     reduce_bytes<Lanes<T, 32>>(Operation{}, pass);
+}
+
+template <class Operation>
+JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
+    reduce_bytes<Lanes<float, 64>>(Operation{}, pass);
 }
 
 /// What a reduction computes in: numbers of 16 bits are widened before.
@@ -105,6 +111,11 @@ template <class Operation>
 RunPass pass_function(DType dtype, InstructionSet set) {
     return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> RunPass {
         using T = typename Operation::template Number<accumulator_of<Stored>>;
+        if constexpr (std::is_same_v<T, float>) {
+            if (set == InstructionSet::avx512) {
+                return &reduce_avx512<Operation>;
+            }
+        }
         return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
                                                : &reduce_avx2<T, Operation>;
     });
@@ -162,9 +173,15 @@ public:
     void run(Places const& inputs, Places const& outputs, std::size_t bytes) {
         for (std::size_t at = 0; at < bytes; at += tile_bytes) {
             std::size_t const n = (std::min)(tile_bytes, bytes - at);
-            std::byte* const result = reduce_tile(inputs, at, n);
-            for (std::size_t i = 0; i < outputs.size(); ++i) {
-                std::memcpy(outputs[i] + at, result, n);
+            std::byte const* const sum = reduce_tile(inputs, at, n);
+            std::byte* const first = outputs[0] + at;
+            if (narrow_ != nullptr) {
+                narrow_(sum, first, n / sizeof(Half));
+            } else {
+                std::memcpy(first, sum, n);
+            }
+            for (std::size_t i = 1; i < outputs.size(); ++i) {
+                std::memcpy(outputs[i] + at, first, n);
             }
         }
     }
@@ -173,29 +190,26 @@ private:
     static constexpr std::size_t tile_bytes = 2048;
     using Tile = std::array<std::byte, 2 * tile_bytes>; // has room for numbers that were widened
 
-    std::byte* reduce_tile(Places const& inputs, std::size_t at, std::size_t n) {
-        std::size_t const count = n / sizeof(Half); // of those that are widened
+    /// The unrounded result, in the first tile.
+    std::byte const* reduce_tile(Places const& inputs, std::size_t at, std::size_t n) {
+        bool const widens = widen_ != nullptr;
         std::byte* const sum = tiles_[0].data();
         std::array<std::byte const*, ReductionPass::most> from;
         std::size_t filled = 0;
         for (std::size_t i = 0; i < inputs.size(); ++i) {
             from[filled] = inputs[i] + at;
-            if (widen_ != nullptr) {
-                widen_(from[filled], tiles_[filled].data(), count);
+            if (widens) {
+                widen_(from[filled], tiles_[filled].data(), n / sizeof(Half));
                 from[filled] = tiles_[filled].data();
             }
             ++filled;
             if (filled == from.size() || i + 1 == inputs.size()) {
-                run_pass_({{from.data(), filled}, {&sum, 1}, widen_ != nullptr ? 2 * n : n});
+                run_pass_({{from.data(), filled}, {&sum, 1}, widens ? 2 * n : n});
                 from[0] = sum;
                 filled = 1;
             }
         }
-        if (narrow_ == nullptr) {
-            return sum;
-        }
-        narrow_(sum, tiles_[1].data(), count);
-        return tiles_[1].data();
+        return sum;
     }
 
     RunPass run_pass_;
@@ -205,8 +219,8 @@ private:
 };
 
 /// Combines `count` elements of all inputs in rank order and writes them to every output, whoever
-/// computes it and however it was cut: neither arrival nor tuning changes a bit. An output may be one of the
-/// inputs; otherwise they do not overlap.
+/// computes it and however it was cut: neither arrival nor tuning changes a bit. There is at least one input,
+/// and one output. An output may be one of the inputs; otherwise they do not overlap.
 inline void reduce_to(
     DType dtype,
     ReduceOp op,

@@ -2283,6 +2283,328 @@ using work_of =
 
 } // namespace joinable::inline v0
 
+// ---- joinable/communicator/capabilities.hpp
+
+/// @file
+/// One concept for each optional operation of a communicator that moves data. Collective unless
+/// said otherwise; `comm` is an lvalue of `C`, `in` a ConstBuffer, `out` and `buffer` a Buffer, and
+/// `counts` a std::span<std::size_t const> with the number of elements of each rank, which need not
+/// outlive the call. Parts lie one after another in rank order. Models: ThreadCommunicator has
+/// them all, SelfCommunicator all but messages and split.
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+using Counts = std::span<std::size_t const>;
+
+template <class C>
+concept has_all_gather = requires(C& comm, ConstBuffer in, Buffer out, Counts counts) {
+    { comm.all_gather(in, out) } -> Work;
+    { comm.all_gather(in, out, counts) } -> Work;
+};
+template <class C>
+concept has_reduce_scatter =
+    requires(C& comm, ConstBuffer in, Buffer out, ReduceOp op, Counts counts) {
+        { comm.reduce_scatter(in, out, op) } -> Work;
+        { comm.reduce_scatter(in, out, op, counts) } -> Work;
+    };
+template <class C>
+concept has_reduce = requires(C& comm, Buffer buffer, ReduceOp op, int root) {
+    { comm.reduce(buffer, op, root) } -> Work;
+};
+template <class C>
+concept has_gather = requires(C& comm, ConstBuffer in, Buffer out, int root, Counts counts) {
+    { comm.gather(in, out, root) } -> Work;
+    { comm.gather(in, out, root, counts) } -> Work;
+};
+template <class C>
+concept has_scatter = requires(C& comm, ConstBuffer in, Buffer out, int root, Counts counts) {
+    { comm.scatter(in, out, root) } -> Work;
+    { comm.scatter(in, out, root, counts) } -> Work;
+};
+template <class C>
+concept has_all_to_all = requires(C& comm, ConstBuffer in, Buffer out, Counts counts) {
+    { comm.all_to_all(in, out) } -> Work;
+    { comm.all_to_all(in, out, counts, counts) } -> Work;
+};
+template <class C>
+concept has_send = requires(C& comm, ConstBuffer buffer, int to, int tag) {
+    { comm.send(buffer, to, tag) } -> Work;
+};
+template <class C>
+concept has_receive = requires(C& comm, Buffer buffer, int from, int tag) {
+    { comm.receive(buffer, from, tag) } -> Work;
+};
+template <class C>
+concept has_split = requires(C& comm, int color, int key) {
+    { comm.split(color, key) } -> Communicator;
+};
+
+} // namespace detail
+
+/// A communicator that concatenates one buffer of each rank, in rank order, on every rank.
+///
+/// | expression                         | result | meaning                                        |
+/// |------------------------------------|--------|------------------------------------------------|
+/// | `comm.all_gather(in, out)`         | Work   | `out.count == in.count * size()`               |
+/// | `comm.all_gather(in, out, counts)` | Work   | rank r has `in.count == counts[r]`; the same   |
+/// |                                    |        | counts on every rank                           |
+template <class C>
+concept AllGathers = Communicator<C> && detail::has_all_gather<C>;
+
+/// A communicator that combines buffers over all ranks and leaves each rank its part.
+///
+/// | expression                                 | result | meaning                                |
+/// |--------------------------------------------|--------|----------------------------------------|
+/// | `comm.reduce_scatter(in, out, op)`         | Work   | `in.count == out.count * size()`       |
+/// | `comm.reduce_scatter(in, out, op, counts)` | Work   | rank r has `out.count == counts[r]`;   |
+/// |                                            |        | the same counts on every rank          |
+template <class C>
+concept ReduceScatters = Communicator<C> && detail::has_reduce_scatter<C>;
+
+/// A communicator that combines buffers over all ranks and leaves the result to one.
+///
+/// | expression                      | result | meaning                                           |
+/// |---------------------------------|--------|---------------------------------------------------|
+/// | `comm.reduce(buffer, op, root)` | Work   | in place at the root; the others' are not changed |
+template <class C>
+concept Reduces = Communicator<C> && detail::has_reduce<C>;
+
+/// A communicator that concatenates one buffer of each rank, in rank order, on one of them.
+///
+/// | expression                           | result | meaning                                      |
+/// |--------------------------------------|--------|----------------------------------------------|
+/// | `comm.gather(in, out, root)`         | Work   | root: `out.count == in.count * size()`;      |
+/// |                                      |        | elsewhere `out` is not looked at             |
+/// | `comm.gather(in, out, root, counts)` | Work   | rank r has `in.count == counts[r]`; only the |
+/// |                                      |        | root's counts are looked at                  |
+template <class C>
+concept Gathers = Communicator<C> && detail::has_gather<C>;
+
+/// A communicator that deals a buffer of one rank out to all.
+///
+/// | expression                            | result | meaning                                     |
+/// |---------------------------------------|--------|---------------------------------------------|
+/// | `comm.scatter(in, out, root)`         | Work   | root: `in.count == out.count * size()`;     |
+/// |                                       |        | elsewhere `in` is not looked at             |
+/// | `comm.scatter(in, out, root, counts)` | Work   | rank r has `out.count == counts[r]`; only   |
+/// |                                       |        | the root's counts are looked at             |
+template <class C>
+concept Scatters = Communicator<C> && detail::has_scatter<C>;
+
+/// A communicator that sends a part of each rank's buffer to each other rank.
+///
+/// | expression                                         | result | meaning                        |
+/// |----------------------------------------------------|--------|--------------------------------|
+/// | `comm.all_to_all(in, out)`                         | Work   | equal parts: part r of `in` is |
+/// |                                                    |        | part `rank()` of r's `out`     |
+/// | `comm.all_to_all(in, out, counts_in, counts_out)`  | Work   | counts_in[r] elements go to r, |
+/// |                                                    |        | counts_out[r] come from it     |
+template <class C>
+concept AllToAlls = Communicator<C> && detail::has_all_to_all<C>;
+
+/// A communicator on which two ranks exchange messages. Not collective.
+///
+/// | expression                        | result | meaning                                         |
+/// |-----------------------------------|--------|-------------------------------------------------|
+/// | `comm.send(in, to, tag)`          | Work   | messages of one tag between two ranks keep      |
+/// | `comm.receive(buffer, from, tag)` | Work   | their order; count and dtype agree on both      |
+template <class C>
+concept SendsAndReceives = Communicator<C> && detail::has_send<C> && detail::has_receive<C>;
+
+/// A communicator of which groups of ranks can be made communicators of their own.
+///
+/// | expression               | result       | meaning                                            |
+/// |--------------------------|--------------|----------------------------------------------------|
+/// | `comm.split(color, key)` | Communicator | blocks; ranks of one color (>= 0), in the order of |
+/// |                          |              | key, then rank; abort reaches it from `comm`       |
+template <class C>
+concept Splits = Communicator<C> && detail::has_split<C>;
+
+} // namespace joinable::inline v0
+
+// ---- joinable/communicator/detail/checks.hpp
+
+/// @file
+/// What every communicator checks on its own rank before any data moves. All throw
+/// ContractViolation.
+
+namespace joinable::inline v0::detail {
+
+[[nodiscard]] constexpr bool is_floating(DType dtype) noexcept {
+    return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 ||
+           dtype == DType::f64;
+}
+
+inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
+    if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating(buffer.dtype)) {
+        throw ContractViolation{concat(
+            "a reduction with ",
+            name_of(op),
+            " needs integers, but the elements are ",
+            name_of(buffer.dtype)
+        )};
+    }
+}
+
+inline void check_memory(ConstBuffer buffer) {
+    if (buffer.data == nullptr && buffer.count != 0) {
+        throw ContractViolation{
+            concat("a collective was given a null pointer for ", buffer.count, " elements")
+        };
+    }
+}
+
+/// `what` is the role of the rank: "root", "destination".
+inline void check_rank(std::string_view what, int rank, int size) {
+    if (rank < 0 || rank >= size) {
+        throw ContractViolation{
+            concat(what, " ", rank, " is no rank of a communicator of ", size, " ranks")
+        };
+    }
+}
+
+inline void check_root(int root, int size) {
+    check_rank("root", root, size);
+}
+
+inline void check_same_dtype(ConstBuffer a, ConstBuffer b) {
+    if (a.dtype != b.dtype) {
+        throw ContractViolation{concat(
+            "a collective needs two buffers of one dtype, but got ",
+            name_of(a.dtype),
+            " and ",
+            name_of(b.dtype)
+        )};
+    }
+}
+
+inline void check_count(std::string_view what, std::size_t expected, std::size_t given) {
+    if (expected != given) {
+        throw ContractViolation{
+            concat(what, " of a collective must have ", expected, " elements here, but has ", given)
+        };
+    }
+}
+
+[[nodiscard]] inline bool overlap(ConstBuffer a, ConstBuffer b) noexcept {
+    std::less<> const before; // also of pointers into different objects
+    auto const* const first = static_cast<std::byte const*>(a.data);
+    auto const* const second = static_cast<std::byte const*>(b.data);
+    return a.count != 0 && b.count != 0 && before(first, second + b.bytes()) &&
+           before(second, first + a.bytes());
+}
+
+/// Any rank may write one part of a large message while another still reads the next: so `part`
+/// lies outside of `whole`, or is exactly what begins at element `own` of it.
+inline void check_place(ConstBuffer part, ConstBuffer whole, std::size_t own) {
+    if (overlap(part, whole) &&
+        static_cast<std::byte const*>(part.data) !=
+            static_cast<std::byte const*>(whole.data) + own * size_of(whole.dtype)) {
+        throw ContractViolation{
+            "the input and the output of a collective overlap: they must lie apart, or the smaller "
+            "one must be this rank's part of the other"
+        };
+    }
+}
+
+/// `in` and `out` hold one equal part for each rank.
+inline void check_parts(ConstBuffer in, ConstBuffer out, int size) {
+    check_memory(in);
+    check_memory(out);
+    if (in.dtype != out.dtype || in.count != out.count ||
+        in.count % static_cast<std::size_t>(size) != 0) {
+        throw ContractViolation{concat(
+            "an all_to_all over ",
+            size,
+            " ranks without counts needs two buffers of one dtype and count, a multiple of ",
+            size,
+            ", but got ",
+            in.count,
+            " of ",
+            name_of(in.dtype),
+            " and ",
+            out.count,
+            " of ",
+            name_of(out.dtype)
+        )};
+    }
+}
+
+inline void check_apart(ConstBuffer in, ConstBuffer out) {
+    if (overlap(in, out)) {
+        throw ContractViolation{"the input and the output of an all_to_all must not overlap"};
+    }
+}
+
+/// `whole` must be `size` times as many elements as `part`, of the same dtype.
+inline void check_share(ConstBuffer part, ConstBuffer whole, int size) {
+    check_memory(part);
+    check_memory(whole);
+    if (part.dtype != whole.dtype || whole.count != part.count * static_cast<std::size_t>(size)) {
+        throw ContractViolation{concat(
+            "a collective over ",
+            size,
+            " ranks needs one buffer of ",
+            size,
+            " times the elements of the other and the same dtype, but got ",
+            part.count,
+            " of ",
+            name_of(part.dtype),
+            " and ",
+            whole.count,
+            " of ",
+            name_of(whole.dtype)
+        )};
+    }
+}
+
+/// Elements before the share of `rank`.
+[[nodiscard]] constexpr std::size_t offset_of(Counts counts, std::size_t rank) noexcept {
+    std::size_t sum = 0;
+    for (std::size_t const count : counts.first(rank)) {
+        sum += count;
+    }
+    return sum;
+}
+
+/// `counts` has one entry per rank; together they are the elements of `whole`.
+inline void check_counts(Counts counts, ConstBuffer whole, int size) {
+    check_memory(whole);
+    if (counts.size() != static_cast<std::size_t>(size)) {
+        throw ContractViolation{concat(
+            "a collective over ", size, " ranks needs ", size, " counts, but got ", counts.size()
+        )};
+    }
+    std::size_t left = whole.count; // a sum could overflow
+    for (std::size_t const count : counts) {
+        if (count > left) {
+            left = whole.count + 1;
+            break;
+        }
+        left -= count;
+    }
+    if (left != 0) {
+        throw ContractViolation{concat(
+            "the counts of a collective must add up to the ",
+            whole.count,
+            " elements of the buffer that they divide, but they add up to ",
+            left > whole.count ? "more" : "less"
+        )};
+    }
+}
+
+/// The same, and `part` has this rank's count of elements.
+inline void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int rank, int size) {
+    check_memory(part);
+    check_same_dtype(part, whole);
+    check_counts(counts, whole, size);
+    check_count("this rank's own part", counts[static_cast<std::size_t>(rank)], part.count);
+}
+
+} // namespace joinable::inline v0::detail
+
 // ---- joinable/communicator/detail/descriptor.hpp
 
 namespace joinable::inline v0::detail {
@@ -2392,6 +2714,240 @@ struct alignas(64) ArrivalLine {
             static_cast<std::size_t>(inline_count != 0 ? inline_count - 1 : payload[0]),
             (word >> 62U & 1U) != 0
         };
+    }
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/board_communicator.hpp
+
+namespace joinable::inline v0::detail {
+
+/// The members that communicators over a board have in common. `Rank` is an Endpoint, and `Work`
+/// what its collectives return. What the members promise is said of the communicators.
+template <class Rank, class Work>
+class BoardCommunicator {
+public:
+    BoardCommunicator(BoardCommunicator const&) = delete;
+    BoardCommunicator& operator=(BoardCommunicator const&) = delete;
+
+    [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
+    [[nodiscard]] int size() const noexcept { return rank_.size(); }
+
+    /// In place.
+    Work all_reduce(Buffer buffer, ReduceOp op) {
+        check_memory(buffer);
+        check_reduction(buffer, op);
+        return post({Collective::all_reduce, buffer.dtype, op, 0, buffer.count}, buffer, buffer);
+    }
+
+    /// In place at the root; the other buffers keep what they have.
+    Work reduce(Buffer buffer, ReduceOp op, int root) {
+        check_memory(buffer);
+        check_reduction(buffer, op);
+        check_root(root, size());
+        return post({Collective::reduce, buffer.dtype, op, root, buffer.count}, buffer, buffer);
+    }
+
+    Work broadcast(Buffer buffer, int root) {
+        check_memory(buffer);
+        check_root(root, size());
+        return post(
+            {Collective::broadcast, buffer.dtype, ReduceOp::sum, root, buffer.count}, buffer, buffer
+        );
+    }
+
+    void barrier() { post({}, {}, {}).wait(); }
+
+    /// `out` is `size()` times `in`; `in` may be this rank's part of `out`.
+    Work all_gather(ConstBuffer in, Buffer out) {
+        check_share(in, out, size());
+        check_place(in, out, in.count * index());
+        return post({Collective::all_gather, in.dtype, ReduceOp::sum, 0, in.count}, in, out);
+    }
+    /// Rank r contributes counts[r] elements; the same counts on every rank.
+    Work all_gather(ConstBuffer in, Buffer out, std::span<std::size_t const> counts) {
+        check_counts(counts, in, out, rank(), size());
+        check_place(in, out, offset_of(counts, index()));
+        return post_counts(
+            {Collective::all_gather, in.dtype},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                std::fill(sends.begin(), sends.end(), in.count);
+                std::copy(counts.begin(), counts.end(), expects.begin());
+            }
+        );
+    }
+
+    /// `in` is `size()` times `out`; `out` may be this rank's part of `in`.
+    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
+        check_share(out, in, size());
+        check_place(out, in, out.count * index());
+        check_reduction(in, op);
+        return post({Collective::reduce_scatter, in.dtype, op, 0, out.count}, in, out);
+    }
+    /// Rank r receives counts[r] elements; the same counts on every rank.
+    Work
+    reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, std::span<std::size_t const> counts) {
+        check_counts(counts, out, in, rank(), size());
+        check_place(out, in, offset_of(counts, index()));
+        check_reduction(in, op);
+        return post_counts(
+            {Collective::reduce_scatter, in.dtype, op},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                std::copy(counts.begin(), counts.end(), sends.begin());
+                std::fill(expects.begin(), expects.end(), out.count);
+            }
+        );
+    }
+
+    /// At the root `out` is `size()` times `in`, and `in` may be its part; elsewhere `out` is not
+    /// looked at.
+    Work gather(ConstBuffer in, Buffer out, int root) {
+        check_memory(in);
+        check_root(root, size());
+        if (rank() == root) {
+            check_share(in, out, size());
+            check_place(in, out, in.count * index());
+        }
+        return post({Collective::gather, in.dtype, ReduceOp::sum, root, in.count}, in, out);
+    }
+    /// Rank r contributes counts[r] elements; only the root's counts are looked at.
+    Work gather(ConstBuffer in, Buffer out, int root, std::span<std::size_t const> counts) {
+        check_memory(in);
+        check_root(root, size());
+        if (rank() == root) {
+            check_counts(counts, in, out, rank(), size());
+            check_place(in, out, offset_of(counts, index()));
+        }
+        return post_counts(
+            {Collective::gather, in.dtype, ReduceOp::sum, root},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                sends[static_cast<std::size_t>(root)] = in.count;
+                if (rank() == root) {
+                    std::copy(counts.begin(), counts.end(), expects.begin());
+                }
+            }
+        );
+    }
+
+    /// At the root `in` is `size()` times `out`, and `out` may be its part; elsewhere `in` is not
+    /// looked at.
+    Work scatter(ConstBuffer in, Buffer out, int root) {
+        check_memory(out);
+        check_root(root, size());
+        if (rank() == root) {
+            check_share(out, in, size());
+            check_place(out, in, out.count * index());
+        }
+        return post({Collective::scatter, out.dtype, ReduceOp::sum, root, out.count}, in, out);
+    }
+    /// Rank r receives counts[r] elements; only the root's counts are looked at.
+    Work scatter(ConstBuffer in, Buffer out, int root, std::span<std::size_t const> counts) {
+        check_memory(out);
+        check_root(root, size());
+        if (rank() == root) {
+            check_counts(counts, out, in, rank(), size());
+            check_place(out, in, offset_of(counts, index()));
+        }
+        return post_counts(
+            {Collective::scatter, out.dtype, ReduceOp::sum, root},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                if (rank() == root) {
+                    std::copy(counts.begin(), counts.end(), sends.begin());
+                }
+                expects[static_cast<std::size_t>(root)] = out.count;
+            }
+        );
+    }
+
+    /// Part r of `in` goes to rank r, where it is the part of this rank in `out`. Both have the
+    /// same count, a multiple of `size()`; they do not overlap.
+    Work all_to_all(ConstBuffer in, Buffer out) {
+        check_parts(in, out, size());
+        check_apart(in, out);
+        std::size_t const share = in.count / static_cast<std::size_t>(size());
+        return post({Collective::all_to_all, in.dtype, ReduceOp::sum, 0, share}, in, out);
+    }
+    /// counts_in[r] elements go to rank r, counts_out[r] come from it.
+    Work all_to_all(
+        ConstBuffer in,
+        Buffer out,
+        std::span<std::size_t const> counts_in,
+        std::span<std::size_t const> counts_out
+    ) {
+        check_same_dtype(in, out);
+        check_counts(counts_in, in, size());
+        check_counts(counts_out, out, size());
+        check_apart(in, out);
+        return post_counts(
+            {Collective::all_to_all, in.dtype},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                std::copy(counts_in.begin(), counts_in.end(), sends.begin());
+                std::copy(counts_out.begin(), counts_out.end(), expects.begin());
+            }
+        );
+    }
+
+    /// Local. The first reason wins; every wait that cannot complete any more throws it.
+    void abort(AbortReason const& reason) { rank_.abort(reason); }
+    [[nodiscard]] bool is_spent() const noexcept { return rank_.is_spent(); }
+
+    /// Local; for waits that start later. Returns the deadline that was in force.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        return rank_.set_deadline(deadline);
+    }
+    /// Local. Whoever waits for this rank does so for one more deadline from now.
+    void keep_alive() noexcept { rank_.keep_alive(); }
+
+    /// Local. Who has not arrived in this rank's oldest unfinished collective.
+    [[nodiscard]] std::vector<int> missing() const { return rank_.missing(); }
+
+protected:
+    template <class... Arguments>
+    explicit BoardCommunicator(Arguments&&... arguments) noexcept
+        : rank_{std::forward<Arguments>(arguments)...} {}
+    ~BoardCommunicator() = default;
+
+    Rank rank_;
+
+private:
+    [[nodiscard]] std::size_t index() const noexcept { return static_cast<std::size_t>(rank()); }
+
+    Work post(Descriptor const& said, ConstBuffer in, Buffer out) {
+        return post(said, in, out, [](auto, auto) {});
+    }
+    template <class Tell>
+    Work post_counts(Descriptor said, ConstBuffer in, Buffer out, Tell const& tell) {
+        said.has_counts = true;
+        return post(said, in, out, [&](auto sends, auto expects) {
+            std::fill(sends.begin(), sends.end(), std::size_t{0});
+            std::fill(expects.begin(), expects.end(), std::size_t{0});
+            tell(sends, expects);
+        });
+    }
+    /// Leaves out what the collective does not look at on this rank.
+    template <class Tell>
+    Work post(Descriptor const& said, ConstBuffer in, Buffer out, Tell const& tell) {
+        if (rank() != said.root) {
+            switch (said.collective) {
+            case Collective::broadcast:
+            case Collective::scatter: in = {}; break;
+            case Collective::reduce:
+            case Collective::gather: out = {}; break;
+            default: break;
+            }
+        }
+        return {rank_, rank_.post(said, in, out, tell)};
     }
 };
 
@@ -2777,33 +3333,84 @@ public:
     }
 
     /// The first writer wins. Returns when nothing can arrive any more.
-    void abort(AbortReason const& reason) noexcept {
-        int expected = open;
-        if (state_.compare_exchange_strong(expected, writing)) {
-            reason_.store(reason);
-            state_.store(written);
-            for (std::size_t i = 0; i < arrivals(size_); ++i) {
-                lines()[i].word.fetch_or(ArrivalLine::frozen);
-            }
-            state_.store(closed);
-            room.wake();
-        } else {
-            while (state_.load() != closed) {
-                cpu_relax();
-            }
+    void abort(AbortReason const& reason, int writer) noexcept {
+        if (begin_abort(open, writer)) {
+            write(reason, writer);
+        }
+        while (state_.load() != closed) { // whoever writes is at it, or bury() is called for it
+            cpu_relax();
         }
     }
+    /// `rank` has died, wherever it was: in an abort, too. One thread calls this, no rank. Returns at
+    /// once, though another rank may not have finished its own abort.
+    void bury(int rank, AbortReason const& reason) noexcept {
+        state_of(rank).is_dead.store(true);
+        has_dead_.store(true);
+        if (begin_abort(open, size_) || begin_abort(writing(rank), size_)) {
+            write(reason, size_);
+        } else if (int expected = written(rank);
+                   state_.compare_exchange_strong(expected, written(size_))) {
+            freeze();
+        }
+        room.wake();
+    }
+
+    /// Between these `rank` may claim chunks of a collective.
+    void begin_computing(int rank, std::uint64_t sequence) noexcept {
+        state_of(rank).computes.store(sequence);
+    }
+    void end_computing(int rank) noexcept { state_of(rank).computes.store(nothing); }
+
+    /// Whether some chunk of a collective will never be computed, because a rank died that had
+    /// claimed it, and no other can still finish one: the same on all ranks.
+    /// @pre all chunks are claimed
+    [[nodiscard]] bool may_be_lost(std::uint64_t sequence) noexcept {
+        bool is_left_undone = false;
+        for (int rank = 0; has_dead_.load() && rank < size_; ++rank) {
+            RankState& state = state_of(rank);
+            bool const computes = state.computes.load() == sequence;
+            if (computes && !state.is_dead.load()) {
+                return false;
+            }
+            is_left_undone = is_left_undone || computes;
+        }
+        return is_left_undone;
+    }
+
     /// True only when nothing can arrive any more: whoever sees it can rely on it.
     [[nodiscard]] bool is_spent() const noexcept { return state_.load() == closed; }
     /// @pre some line is frozen
     [[nodiscard]] AbortReason reason() const { return reason_.load(); }
 
 private:
-    enum : int { open, writing, written, closed };
+    static constexpr std::uint64_t nothing = ~std::uint64_t{0};
     struct alignas(64) RankState {
         std::atomic<std::uint64_t> retired{0};
         std::atomic<std::chrono::steady_clock::rep> alive_at{0};
+        std::atomic<std::uint64_t> computes{nothing};
+        std::atomic<bool> is_dead{false};
     };
+
+    // The states of an abort. While it is under way they say who writes: no rank, if it is size().
+    enum : int { open, closed };
+    static constexpr int writing(int writer) noexcept { return 2 * writer + 2; }
+    static constexpr int written(int writer) noexcept { return 2 * writer + 3; }
+
+    bool begin_abort(int expected, int writer) noexcept {
+        return state_.compare_exchange_strong(expected, writing(writer));
+    }
+    void write(AbortReason const& reason, int writer) noexcept {
+        reason_.store(reason);
+        state_.store(written(writer));
+        freeze();
+    }
+    void freeze() noexcept {
+        for (std::size_t i = 0; i < arrivals(size_); ++i) {
+            lines()[i].word.fetch_or(ArrivalLine::frozen);
+        }
+        state_.store(closed);
+        room.wake();
+    }
 
     explicit Board(int size) noexcept : room{size}, size_{size} {}
 
@@ -2855,549 +3462,11 @@ public:
 private:
     int size_;
     std::atomic<int> state_{open};
+    std::atomic<bool> has_dead_{false};
     std::array<ChunkProgress, max_in_flight> progress_;
     StoredReason reason_;
 };
 static_assert(std::is_trivially_destructible_v<Board>);
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/mailbox.hpp
-
-namespace joinable::inline v0::detail {
-
-inline std::string text_of(bool is_send, int tag, Buffer const& buffer) {
-    return concat(
-        is_send ? "a send of " : "a receive of ",
-        buffer.count,
-        " ",
-        joinable::name_of(buffer.dtype),
-        " with tag ",
-        tag
-    );
-}
-
-/// One side of a message: a send that waits for its receive, or the other way round.
-struct Letter {
-    enum class State : std::uint8_t { unused, waiting, done };
-
-    bool is_send = false;
-    int tag = 0;
-    Buffer buffer; ///< of a send only read
-    std::uint64_t number = 0;
-    std::atomic<State> state{State::unused};
-
-    [[nodiscard]] std::string text() const { return text_of(is_send, tag, buffer); }
-};
-
-/// The messages from one rank to another. Whoever comes second copies: so nothing has to make
-/// progress, and whoever computes holds up nobody. Messages of one tag keep their order. The lock
-/// is between two threads that would wait for each other anyway.
-class Mailbox {
-public:
-    struct Posted {
-        Letter* waiting = nullptr; ///< null: the other side was there, and the message is delivered
-        std::string mismatch;      ///< why it cannot be delivered, if so
-    };
-
-    Posted post(bool is_send, int tag, Buffer buffer) {
-        std::lock_guard const lock{mutex_};
-        Letter* other = nullptr;
-        Letter* unused = nullptr;
-        for (auto const& letter : letters_) {
-            Letter::State const state = letter->state.load();
-            if (state == Letter::State::unused) {
-                unused = letter.get();
-            } else if (state == Letter::State::waiting && letter->is_send != is_send &&
-                       letter->tag == tag && (other == nullptr || letter->number < other->number)) {
-                other = letter.get();
-            }
-        }
-        if (other == nullptr) {
-            if (unused == nullptr) {
-                unused = letters_.emplace_back(std::make_unique<Letter>()).get();
-            }
-            unused->is_send = is_send;
-            unused->tag = tag;
-            unused->buffer = buffer;
-            unused->number = next_++;
-            unused->state.store(Letter::State::waiting);
-            return {unused, {}};
-        }
-        if (other->buffer.count != buffer.count || other->buffer.dtype != buffer.dtype) {
-            return {nullptr, concat(text_of(is_send, tag, buffer), " meets ", other->text())};
-        }
-        Buffer const& from = is_send ? buffer : other->buffer;
-        Buffer const& to = is_send ? other->buffer : buffer;
-        if (from.count != 0) {
-            std::memmove(to.data, from.data, from.bytes());
-        }
-        other->state.store(Letter::State::done);
-        return {};
-    }
-
-    /// The owner needs its letter no longer. Whether it was delivered: if not, nobody touches its
-    /// memory from now on.
-    bool take_back(Letter& letter) {
-        std::lock_guard const lock{mutex_};
-        return letter.state.exchange(Letter::State::unused) == Letter::State::done;
-    }
-
-private:
-    std::mutex mutex_;
-    std::vector<std::unique_ptr<Letter>> letters_; ///< as many as were ever under way at once
-    std::uint64_t next_ = 0;
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/thread_group.hpp
-
-namespace joinable::inline v0::detail {
-
-/// What the threads of one group share: the board for collectives, a mailbox for each pair of
-/// ranks, and the groups that were split from it.
-class ThreadGroup {
-public:
-    explicit ThreadGroup(int size)
-        : memory_{allocate(Board::bytes_for(size))},
-          board_{Board::create(size, {memory_.get(), Board::bytes_for(size)})},
-          mail_(static_cast<std::size_t>(size) * static_cast<std::size_t>(size)),
-          has_left_(static_cast<std::size_t>(size)) {}
-
-    [[nodiscard]] Board& board() noexcept { return board_; }
-
-    [[nodiscard]] Mailbox& mailbox(int from, int to) noexcept {
-        return mail_[static_cast<std::size_t>(from * board_.size() + to)];
-    }
-
-    /// Ends the collectives, the messages, and the groups that were split from this one.
-    void abort(AbortReason const& reason) {
-        std::vector<std::shared_ptr<ThreadGroup>> children;
-        {
-            std::lock_guard const lock{mutex_};
-            if (!aborted_with_) {
-                aborted_with_ = reason;
-                is_aborted_.store(true);
-            }
-            for (Child const& child : children_) {
-                if (auto group = child.group.lock()) {
-                    children.push_back(std::move(group));
-                }
-            }
-        }
-        board_.abort(reason);
-        board_.room.wake();
-        for (auto const& child : children) {
-            child->abort(reason);
-        }
-    }
-
-    /// `rank` takes part no longer: a collective cannot complete any more, but the others still
-    /// have their messages and their groups without it.
-    void leave(int rank) {
-        has_left_[static_cast<std::size_t>(rank)].store(true);
-        board_.abort(left(rank));
-        board_.room.wake();
-    }
-
-    /// Whether a message to or from `peer` that waits will never be delivered.
-    [[nodiscard]] bool is_lost(int peer) const noexcept {
-        return is_aborted_.load() || has_left_[static_cast<std::size_t>(peer)].load();
-    }
-    /// Why. @pre is_lost(peer)
-    [[nodiscard]] AbortReason loss(int peer) {
-        std::lock_guard const lock{mutex_};
-        return aborted_with_ ? *aborted_with_ : left(peer);
-    }
-
-    /// Whether groups have been split from this one, whose errors name other numbers.
-    [[nodiscard]] bool has_split() const noexcept { return has_split_.load(); }
-
-    /// The group of `size` ranks that the collective `sequence` splits off by `color`: its first
-    /// member makes it, and every member calls this once. Throws if this group was aborted.
-    std::shared_ptr<ThreadGroup> child(std::uint64_t sequence, int color, int size) {
-        std::lock_guard const lock{mutex_};
-        if (aborted_with_) {
-            throw_failure(*aborted_with_);
-        }
-        auto found = std::find_if(children_.begin(), children_.end(), [&](Child const& child) {
-            return child.sequence == sequence && child.color == color;
-        });
-        if (found == children_.end()) {
-            has_split_.store(true);
-            std::erase_if(children_, [](Child const& child) { return child.group.expired(); });
-            auto group = std::make_shared<ThreadGroup>(size);
-            children_.push_back({sequence, color, size, group, group});
-            found = std::prev(children_.end());
-        }
-        std::shared_ptr<ThreadGroup> group = found->group.lock();
-        if (--found->expected == 0) {
-            found->kept.reset();
-        }
-        return group;
-    }
-
-private:
-    struct Child {
-        std::uint64_t sequence;
-        int color;
-        int expected; ///< members that have not come yet, for whom it is kept
-        std::shared_ptr<ThreadGroup> kept;
-        std::weak_ptr<ThreadGroup> group;
-    };
-
-    struct Free {
-        void operator()(std::byte* memory) const noexcept {
-            ::operator delete(memory, std::align_val_t{alignof(Board)});
-        }
-    };
-    using Memory = std::unique_ptr<std::byte, Free>;
-    static Memory allocate(std::size_t bytes) {
-        return Memory{
-            static_cast<std::byte*>(::operator new(bytes, std::align_val_t{alignof(Board)}))
-        };
-    }
-    static AbortReason left(int rank) {
-        return {
-            FailureKind::peer_failed,
-            {rank},
-            concat("rank ", rank, " left while others wait for it")
-        };
-    }
-
-    Memory memory_;
-    Board& board_;
-    std::vector<Mailbox> mail_;
-    std::vector<std::atomic<bool>> has_left_;
-    std::atomic<bool> is_aborted_{false};
-    std::atomic<bool> has_split_{false};
-    std::mutex mutex_;
-    std::optional<AbortReason> aborted_with_;
-    std::vector<Child> children_;
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/capabilities.hpp
-
-/// @file
-/// One concept for each optional operation of a communicator that moves data. Collective unless
-/// said otherwise; `comm` is an lvalue of `C`, `in` a ConstBuffer, `out` and `buffer` a Buffer, and
-/// `counts` a std::span<std::size_t const> with the number of elements of each rank, which need not
-/// outlive the call. Parts lie one after another in rank order. Models: ThreadCommunicator has
-/// them all, SelfCommunicator all but messages and split.
-
-namespace joinable::inline v0 {
-
-namespace detail {
-
-using Counts = std::span<std::size_t const>;
-
-template <class C>
-concept has_all_gather = requires(C& comm, ConstBuffer in, Buffer out, Counts counts) {
-    { comm.all_gather(in, out) } -> Work;
-    { comm.all_gather(in, out, counts) } -> Work;
-};
-template <class C>
-concept has_reduce_scatter =
-    requires(C& comm, ConstBuffer in, Buffer out, ReduceOp op, Counts counts) {
-        { comm.reduce_scatter(in, out, op) } -> Work;
-        { comm.reduce_scatter(in, out, op, counts) } -> Work;
-    };
-template <class C>
-concept has_reduce = requires(C& comm, Buffer buffer, ReduceOp op, int root) {
-    { comm.reduce(buffer, op, root) } -> Work;
-};
-template <class C>
-concept has_gather = requires(C& comm, ConstBuffer in, Buffer out, int root, Counts counts) {
-    { comm.gather(in, out, root) } -> Work;
-    { comm.gather(in, out, root, counts) } -> Work;
-};
-template <class C>
-concept has_scatter = requires(C& comm, ConstBuffer in, Buffer out, int root, Counts counts) {
-    { comm.scatter(in, out, root) } -> Work;
-    { comm.scatter(in, out, root, counts) } -> Work;
-};
-template <class C>
-concept has_all_to_all = requires(C& comm, ConstBuffer in, Buffer out, Counts counts) {
-    { comm.all_to_all(in, out) } -> Work;
-    { comm.all_to_all(in, out, counts, counts) } -> Work;
-};
-template <class C>
-concept has_send = requires(C& comm, ConstBuffer buffer, int to, int tag) {
-    { comm.send(buffer, to, tag) } -> Work;
-};
-template <class C>
-concept has_receive = requires(C& comm, Buffer buffer, int from, int tag) {
-    { comm.receive(buffer, from, tag) } -> Work;
-};
-template <class C>
-concept has_split = requires(C& comm, int color, int key) {
-    { comm.split(color, key) } -> Communicator;
-};
-
-} // namespace detail
-
-/// A communicator that concatenates one buffer of each rank, in rank order, on every rank.
-///
-/// | expression                         | result | meaning                                        |
-/// |------------------------------------|--------|------------------------------------------------|
-/// | `comm.all_gather(in, out)`         | Work   | `out.count == in.count * size()`               |
-/// | `comm.all_gather(in, out, counts)` | Work   | rank r has `in.count == counts[r]`; the same   |
-/// |                                    |        | counts on every rank                           |
-template <class C>
-concept AllGathers = Communicator<C> && detail::has_all_gather<C>;
-
-/// A communicator that combines buffers over all ranks and leaves each rank its part.
-///
-/// | expression                                 | result | meaning                                |
-/// |--------------------------------------------|--------|----------------------------------------|
-/// | `comm.reduce_scatter(in, out, op)`         | Work   | `in.count == out.count * size()`       |
-/// | `comm.reduce_scatter(in, out, op, counts)` | Work   | rank r has `out.count == counts[r]`;   |
-/// |                                            |        | the same counts on every rank          |
-template <class C>
-concept ReduceScatters = Communicator<C> && detail::has_reduce_scatter<C>;
-
-/// A communicator that combines buffers over all ranks and leaves the result to one.
-///
-/// | expression                      | result | meaning                                           |
-/// |---------------------------------|--------|---------------------------------------------------|
-/// | `comm.reduce(buffer, op, root)` | Work   | in place at the root; the others' are not changed |
-template <class C>
-concept Reduces = Communicator<C> && detail::has_reduce<C>;
-
-/// A communicator that concatenates one buffer of each rank, in rank order, on one of them.
-///
-/// | expression                           | result | meaning                                      |
-/// |--------------------------------------|--------|----------------------------------------------|
-/// | `comm.gather(in, out, root)`         | Work   | root: `out.count == in.count * size()`;      |
-/// |                                      |        | elsewhere `out` is not looked at             |
-/// | `comm.gather(in, out, root, counts)` | Work   | rank r has `in.count == counts[r]`; only the |
-/// |                                      |        | root's counts are looked at                  |
-template <class C>
-concept Gathers = Communicator<C> && detail::has_gather<C>;
-
-/// A communicator that deals a buffer of one rank out to all.
-///
-/// | expression                            | result | meaning                                     |
-/// |---------------------------------------|--------|---------------------------------------------|
-/// | `comm.scatter(in, out, root)`         | Work   | root: `in.count == out.count * size()`;     |
-/// |                                       |        | elsewhere `in` is not looked at             |
-/// | `comm.scatter(in, out, root, counts)` | Work   | rank r has `out.count == counts[r]`; only   |
-/// |                                       |        | the root's counts are looked at             |
-template <class C>
-concept Scatters = Communicator<C> && detail::has_scatter<C>;
-
-/// A communicator that sends a part of each rank's buffer to each other rank.
-///
-/// | expression                                         | result | meaning                        |
-/// |----------------------------------------------------|--------|--------------------------------|
-/// | `comm.all_to_all(in, out)`                         | Work   | equal parts: part r of `in` is |
-/// |                                                    |        | part `rank()` of r's `out`     |
-/// | `comm.all_to_all(in, out, counts_in, counts_out)`  | Work   | counts_in[r] elements go to r, |
-/// |                                                    |        | counts_out[r] come from it     |
-template <class C>
-concept AllToAlls = Communicator<C> && detail::has_all_to_all<C>;
-
-/// A communicator on which two ranks exchange messages. Not collective.
-///
-/// | expression                        | result | meaning                                         |
-/// |-----------------------------------|--------|-------------------------------------------------|
-/// | `comm.send(in, to, tag)`          | Work   | messages of one tag between two ranks keep      |
-/// | `comm.receive(buffer, from, tag)` | Work   | their order; count and dtype agree on both      |
-template <class C>
-concept SendsAndReceives = Communicator<C> && detail::has_send<C> && detail::has_receive<C>;
-
-/// A communicator of which groups of ranks can be made communicators of their own.
-///
-/// | expression               | result       | meaning                                            |
-/// |--------------------------|--------------|----------------------------------------------------|
-/// | `comm.split(color, key)` | Communicator | blocks; ranks of one color (>= 0), in the order of |
-/// |                          |              | key, then rank; abort reaches it from `comm`       |
-template <class C>
-concept Splits = Communicator<C> && detail::has_split<C>;
-
-} // namespace joinable::inline v0
-
-// ---- joinable/communicator/detail/checks.hpp
-
-/// @file
-/// What every communicator checks on its own rank before any data moves. All throw
-/// ContractViolation.
-
-namespace joinable::inline v0::detail {
-
-[[nodiscard]] constexpr bool is_floating(DType dtype) noexcept {
-    return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 ||
-           dtype == DType::f64;
-}
-
-inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
-    if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating(buffer.dtype)) {
-        throw ContractViolation{concat(
-            "a reduction with ",
-            name_of(op),
-            " needs integers, but the elements are ",
-            name_of(buffer.dtype)
-        )};
-    }
-}
-
-inline void check_memory(ConstBuffer buffer) {
-    if (buffer.data == nullptr && buffer.count != 0) {
-        throw ContractViolation{
-            concat("a collective was given a null pointer for ", buffer.count, " elements")
-        };
-    }
-}
-
-/// `what` is the role of the rank: "root", "destination".
-inline void check_rank(std::string_view what, int rank, int size) {
-    if (rank < 0 || rank >= size) {
-        throw ContractViolation{
-            concat(what, " ", rank, " is no rank of a communicator of ", size, " ranks")
-        };
-    }
-}
-
-inline void check_root(int root, int size) {
-    check_rank("root", root, size);
-}
-
-inline void check_same_dtype(ConstBuffer a, ConstBuffer b) {
-    if (a.dtype != b.dtype) {
-        throw ContractViolation{concat(
-            "a collective needs two buffers of one dtype, but got ",
-            name_of(a.dtype),
-            " and ",
-            name_of(b.dtype)
-        )};
-    }
-}
-
-inline void check_count(std::string_view what, std::size_t expected, std::size_t given) {
-    if (expected != given) {
-        throw ContractViolation{
-            concat(what, " of a collective must have ", expected, " elements here, but has ", given)
-        };
-    }
-}
-
-[[nodiscard]] inline bool overlap(ConstBuffer a, ConstBuffer b) noexcept {
-    std::less<> const before; // also of pointers into different objects
-    auto const* const first = static_cast<std::byte const*>(a.data);
-    auto const* const second = static_cast<std::byte const*>(b.data);
-    return a.count != 0 && b.count != 0 && before(first, second + b.bytes()) &&
-           before(second, first + a.bytes());
-}
-
-/// Any rank may write one part of a large message while another still reads the next: so `part`
-/// lies outside of `whole`, or is exactly what begins at element `own` of it.
-inline void check_place(ConstBuffer part, ConstBuffer whole, std::size_t own) {
-    if (overlap(part, whole) &&
-        static_cast<std::byte const*>(part.data) !=
-            static_cast<std::byte const*>(whole.data) + own * size_of(whole.dtype)) {
-        throw ContractViolation{
-            "the input and the output of a collective overlap: they must lie apart, or the smaller "
-            "one must be this rank's part of the other"
-        };
-    }
-}
-
-/// `in` and `out` hold one equal part for each rank.
-inline void check_parts(ConstBuffer in, ConstBuffer out, int size) {
-    check_memory(in);
-    check_memory(out);
-    if (in.dtype != out.dtype || in.count != out.count ||
-        in.count % static_cast<std::size_t>(size) != 0) {
-        throw ContractViolation{concat(
-            "an all_to_all over ",
-            size,
-            " ranks without counts needs two buffers of one dtype and count, a multiple of ",
-            size,
-            ", but got ",
-            in.count,
-            " of ",
-            name_of(in.dtype),
-            " and ",
-            out.count,
-            " of ",
-            name_of(out.dtype)
-        )};
-    }
-}
-
-inline void check_apart(ConstBuffer in, ConstBuffer out) {
-    if (overlap(in, out)) {
-        throw ContractViolation{"the input and the output of an all_to_all must not overlap"};
-    }
-}
-
-/// `whole` must be `size` times as many elements as `part`, of the same dtype.
-inline void check_share(ConstBuffer part, ConstBuffer whole, int size) {
-    check_memory(part);
-    check_memory(whole);
-    if (part.dtype != whole.dtype || whole.count != part.count * static_cast<std::size_t>(size)) {
-        throw ContractViolation{concat(
-            "a collective over ",
-            size,
-            " ranks needs one buffer of ",
-            size,
-            " times the elements of the other and the same dtype, but got ",
-            part.count,
-            " of ",
-            name_of(part.dtype),
-            " and ",
-            whole.count,
-            " of ",
-            name_of(whole.dtype)
-        )};
-    }
-}
-
-/// Elements before the share of `rank`.
-[[nodiscard]] constexpr std::size_t offset_of(Counts counts, std::size_t rank) noexcept {
-    std::size_t sum = 0;
-    for (std::size_t const count : counts.first(rank)) {
-        sum += count;
-    }
-    return sum;
-}
-
-/// `counts` has one entry per rank; together they are the elements of `whole`.
-inline void check_counts(Counts counts, ConstBuffer whole, int size) {
-    check_memory(whole);
-    if (counts.size() != static_cast<std::size_t>(size)) {
-        throw ContractViolation{concat(
-            "a collective over ", size, " ranks needs ", size, " counts, but got ", counts.size()
-        )};
-    }
-    std::size_t left = whole.count; // a sum could overflow
-    for (std::size_t const count : counts) {
-        if (count > left) {
-            left = whole.count + 1;
-            break;
-        }
-        left -= count;
-    }
-    if (left != 0) {
-        throw ContractViolation{concat(
-            "the counts of a collective must add up to the ",
-            whole.count,
-            " elements of the buffer that they divide, but they add up to ",
-            left > whole.count ? "more" : "less"
-        )};
-    }
-}
-
-/// The same, and `part` has this rank's count of elements.
-inline void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int rank, int size) {
-    check_memory(part);
-    check_same_dtype(part, whole);
-    check_counts(counts, whole, size);
-    check_count("this rank's own part", counts[static_cast<std::size_t>(rank)], part.count);
-}
 
 } // namespace joinable::inline v0::detail
 
@@ -3845,10 +3914,21 @@ convert_avx2(std::byte const* from, std::byte* to, std::size_t count) noexcept {
     convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
 }
 
+template <class C>
+JOINABLE_LOOP_AVX512 void
+convert_avx512(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
+}
+
 /// The function that converts a row on this processor.
 template <class C>
 auto* conversion_function(InstructionSet set) noexcept {
-    return set == InstructionSet::baseline ? &convert_baseline<C> : &convert_avx2<C>;
+    switch (set) {
+    case InstructionSet::avx512: return &convert_avx512<C>;
+    case InstructionSet::avx2: return &convert_avx2<C>;
+    case InstructionSet::baseline: break;
+    }
+    return &convert_baseline<C>;
 }
 
 } // namespace joinable::inline v0::detail
@@ -4050,7 +4130,8 @@ reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
     }
 }
 
-// The same for each instruction set. AVX-512 would add little: in AVX2 it is memory that takes time.
+// The same for each instruction set. AVX-512 is for float alone, the type of gradients and of what numbers
+// of 16 bits are widened to: it pays in cache, and each function has to be compiled.
 template <class T, class Operation>
 JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
     reduce_bytes<Lanes<T, 16>>(Operation{}, pass);
@@ -4058,6 +4139,11 @@ JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
 template <class T, class Operation>
 JOINABLE_LOOP_AVX2 void reduce_avx2(ReductionPass const& pass) noexcept {
     reduce_bytes<Lanes<T, 32>>(Operation{}, pass);
+}
+
+template <class Operation>
+JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
+    reduce_bytes<Lanes<float, 64>>(Operation{}, pass);
 }
 
 /// What a reduction computes in: numbers of 16 bits are widened before.
@@ -4070,6 +4156,11 @@ template <class Operation>
 RunPass pass_function(DType dtype, InstructionSet set) {
     return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> RunPass {
         using T = typename Operation::template Number<accumulator_of<Stored>>;
+        if constexpr (std::is_same_v<T, float>) {
+            if (set == InstructionSet::avx512) {
+                return &reduce_avx512<Operation>;
+            }
+        }
         return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
                                                : &reduce_avx2<T, Operation>;
     });
@@ -4127,9 +4218,15 @@ public:
     void run(Places const& inputs, Places const& outputs, std::size_t bytes) {
         for (std::size_t at = 0; at < bytes; at += tile_bytes) {
             std::size_t const n = (std::min)(tile_bytes, bytes - at);
-            std::byte* const result = reduce_tile(inputs, at, n);
-            for (std::size_t i = 0; i < outputs.size(); ++i) {
-                std::memcpy(outputs[i] + at, result, n);
+            std::byte const* const sum = reduce_tile(inputs, at, n);
+            std::byte* const first = outputs[0] + at;
+            if (narrow_ != nullptr) {
+                narrow_(sum, first, n / sizeof(Half));
+            } else {
+                std::memcpy(first, sum, n);
+            }
+            for (std::size_t i = 1; i < outputs.size(); ++i) {
+                std::memcpy(outputs[i] + at, first, n);
             }
         }
     }
@@ -4138,29 +4235,26 @@ private:
     static constexpr std::size_t tile_bytes = 2048;
     using Tile = std::array<std::byte, 2 * tile_bytes>; // has room for numbers that were widened
 
-    std::byte* reduce_tile(Places const& inputs, std::size_t at, std::size_t n) {
-        std::size_t const count = n / sizeof(Half); // of those that are widened
+    /// The unrounded result, in the first tile.
+    std::byte const* reduce_tile(Places const& inputs, std::size_t at, std::size_t n) {
+        bool const widens = widen_ != nullptr;
         std::byte* const sum = tiles_[0].data();
         std::array<std::byte const*, ReductionPass::most> from;
         std::size_t filled = 0;
         for (std::size_t i = 0; i < inputs.size(); ++i) {
             from[filled] = inputs[i] + at;
-            if (widen_ != nullptr) {
-                widen_(from[filled], tiles_[filled].data(), count);
+            if (widens) {
+                widen_(from[filled], tiles_[filled].data(), n / sizeof(Half));
                 from[filled] = tiles_[filled].data();
             }
             ++filled;
             if (filled == from.size() || i + 1 == inputs.size()) {
-                run_pass_({{from.data(), filled}, {&sum, 1}, widen_ != nullptr ? 2 * n : n});
+                run_pass_({{from.data(), filled}, {&sum, 1}, widens ? 2 * n : n});
                 from[0] = sum;
                 filled = 1;
             }
         }
-        if (narrow_ == nullptr) {
-            return sum;
-        }
-        narrow_(sum, tiles_[1].data(), count);
-        return tiles_[1].data();
+        return sum;
     }
 
     RunPass run_pass_;
@@ -4170,8 +4264,8 @@ private:
 };
 
 /// Combines `count` elements of all inputs in rank order and writes them to every output, whoever
-/// computes it and however it was cut: neither arrival nor tuning changes a bit. An output may be one of the
-/// inputs; otherwise they do not overlap.
+/// computes it and however it was cut: neither arrival nor tuning changes a bit. There is at least one input,
+/// and one output. An output may be one of the inputs; otherwise they do not overlap.
 inline void reduce_to(
     DType dtype,
     ReduceOp op,
@@ -4302,7 +4396,7 @@ private:
     }
 
     [[nodiscard]] std::byte* address(int rank, std::size_t word) const noexcept {
-        // NOLINTNEXTLINE(performance-no-int-to-ptr): a rank of this process wrote it as an address
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): a rank wrote it, as an address that all can use
         return reinterpret_cast<std::byte*>(
             static_cast<std::uintptr_t>(board_.line(rank, sequence_).payload[word])
         );
@@ -4433,13 +4527,24 @@ chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
     return (board.progress(sequence).done.load() & ChunkProgress::count_mask) == cut.chunks;
 }
 
-/// Computes chunks until none is left to claim. Whether all are done, by whomever.
+/// Whether some chunk will never be done: the rank that had claimed it died. All ranks find the same.
+/// @pre all chunks are claimed
+[[nodiscard]] inline bool
+chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
+    return board.may_be_lost(sequence) && !chunks_are_done(board, sequence, cut);
+}
+
+/// `rank` computes chunks until none is left to claim. Whether all are done, by whomever.
 inline bool
-run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said, Cut const& cut) {
+run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said, Cut const& cut, int rank) {
     ChunkProgress& progress = board.progress(sequence);
     auto const left = [&](std::uint64_t count) {
         return (count & ChunkProgress::count_mask) < cut.chunks;
     };
+    if (!left(progress.claimed.load(std::memory_order_relaxed))) {
+        return chunks_are_done(board, sequence, cut);
+    }
+    board.begin_computing(rank, sequence);
     while (left(progress.claimed.load(std::memory_order_relaxed))) {
         std::uint64_t const claimed = progress.claimed.fetch_add(1);
         if (!left(claimed)) {
@@ -4452,8 +4557,106 @@ run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said, Cut con
             board.room.wake();
         }
     }
+    board.end_computing(rank);
     return chunks_are_done(board, sequence, cut);
 }
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/lent_memory.hpp
+
+/// @file
+/// Where the other ranks find the buffers of a large collective until it is done.
+
+namespace joinable::inline v0::detail {
+
+struct LentAddresses {
+    void const* in;
+    void* out;
+};
+
+/// Threads read and write each other's buffers where they are.
+class OwnMemory {
+public:
+    [[nodiscard]] static bool lend(std::uint64_t, ConstBuffer, Buffer) noexcept { return true; }
+    [[nodiscard]] static LentAddresses lent(std::uint64_t, ConstBuffer in, Buffer out) noexcept {
+        return {in.data, out.data};
+    }
+    static void give_back(std::uint64_t) noexcept {}
+};
+
+/// Processes read and write copies, in memory that has the same address in all of them.
+class StagedMemory {
+public:
+    explicit StagedMemory(std::span<std::byte> memory) noexcept : memory_{memory} {}
+
+    /// Copies the input to where there is room. False: there is none until something is given back.
+    /// Complexity: quadratic in the collectives in flight, at most 64; linear in the elements.
+    /// @throws ContractViolation  there will never be room.
+    [[nodiscard]] bool lend(std::uint64_t sequence, ConstBuffer in, Buffer out) {
+        bool const is_in_place = in.data == out.data;
+        std::size_t const out_at = is_in_place ? 0 : rounded(in.bytes());
+        std::size_t const bytes = (std::max)(rounded(in.bytes()), out_at + rounded(out.bytes()));
+        if (bytes > memory_.size()) {
+            throw ContractViolation{concat(
+                "a collective of ",
+                bytes,
+                " bytes does not fit in the ",
+                memory_.size(),
+                " bytes that a process rank shares: cut it into smaller ones"
+            )};
+        }
+        std::size_t const begin = lowest_gap(bytes);
+        if (begin + bytes > memory_.size()) {
+            return false;
+        }
+        if (in.count != 0) {
+            std::memcpy(memory_.data() + begin, in.data, in.bytes());
+        }
+        loans_[sequence % loans_.size()] = {begin, begin + bytes, begin + out_at, out};
+        return true;
+    }
+    [[nodiscard]] LentAddresses lent(std::uint64_t sequence, ConstBuffer, Buffer) const noexcept {
+        Loan const& loan = loans_[sequence % loans_.size()];
+        return {memory_.data() + loan.begin, memory_.data() + loan.out_at};
+    }
+    /// Copies the output to the rank's own buffer.
+    void give_back(std::uint64_t sequence) noexcept {
+        Loan& loan = loans_[sequence % loans_.size()];
+        if (loan.out.count != 0) {
+            std::memcpy(loan.out.data, memory_.data() + loan.out_at, loan.out.bytes());
+        }
+        loan = {};
+    }
+
+private:
+    struct Loan {
+        std::size_t begin = 0; ///< as places in the memory
+        std::size_t end = 0;
+        std::size_t out_at = 0;
+        Buffer out = {};
+    };
+    static constexpr std::size_t rounded(std::size_t bytes) noexcept {
+        return (bytes + 63) / 64 * 64; // whole cache lines
+    }
+    /// The lowest, because memory that was used before is in the caches.
+    [[nodiscard]] std::size_t lowest_gap(std::size_t bytes) const noexcept {
+        std::size_t begin = 0;
+        for (;;) {
+            auto const in_the_way =
+                std::find_if(loans_.begin(), loans_.end(), [&](Loan const& loan) {
+                    return loan.begin < begin + bytes && begin < loan.end;
+                });
+            if (in_the_way == loans_.end()) {
+                return begin;
+            }
+            begin = in_the_way->end;
+        }
+    }
+
+    std::span<std::byte> memory_;
+    std::array<Loan, Board::max_in_flight> loans_{};
+};
 
 } // namespace joinable::inline v0::detail
 
@@ -4462,11 +4665,13 @@ run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said, Cut con
 namespace joinable::inline v0::detail {
 
 /// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
-/// and an abort() that may reach further than the board.
-template <class Group>
+/// and an abort(reason, rank) that may reach further than the board. `Memory` is where the other
+/// ranks find this one's buffers.
+template <class Group, class Memory = OwnMemory>
 class Endpoint {
 public:
-    Endpoint(Group& group, int rank) noexcept : group_{group}, board_{group.board()}, rank_{rank} {}
+    Endpoint(Group& group, int rank, Memory memory = {}) noexcept
+        : group_{group}, board_{group.board()}, rank_{rank}, memory_{std::move(memory)} {}
     Endpoint(Endpoint const&) = delete;
     Endpoint& operator=(Endpoint const&) = delete;
 
@@ -4478,6 +4683,9 @@ public:
         return std::exchange(deadline_, deadline);
     }
 
+    void abort(AbortReason const& reason) { group_.abort(reason, rank_); }
+    [[nodiscard]] bool is_spent() const noexcept { return board_.is_spent(); }
+
     void keep_alive() noexcept { board_.alive_at(rank_).store(now().time_since_epoch().count()); }
 
     /// Who has not arrived in this rank's oldest unfinished collective.
@@ -4488,28 +4696,32 @@ public:
     /// Arrives in the next collective and returns its number. In one by counts, `tell(sends,
     /// expects)` fills this rank's tables.
     template <class Tell>
-    std::uint64_t post(Descriptor const& said, void const* in, void* out, Tell const& tell) {
+    std::uint64_t post(Descriptor const& said, ConstBuffer in, Buffer out, Tell const& tell) {
         make_room();
         std::uint64_t const sequence = next_;
         std::size_t const bytes = said.count * size_of(said.dtype);
         bool const fits =
             bytes <= ArrivalLine::inline_bytes && said.collective <= Collective::reduce;
-        pending_of(sequence) = {said, out, fits};
+        pending_of(sequence) = {said, out.data, fits};
         ArrivalLine& line = board_.line(rank_, sequence);
         std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
         if ((old & ArrivalLine::frozen) != 0) {
             throw_failure(board_.reason());
         }
         if (!fits) {
+            while (!memory_.lend(sequence, in, out)) { // then something is in flight
+                finish(retired_);
+            }
+            auto const [in_at, out_at] = memory_.lent(sequence, in, out);
             line.payload[0] = said.count;
-            line.payload[1] = reinterpret_cast<std::uintptr_t>(in);
-            line.payload[2] = reinterpret_cast<std::uintptr_t>(out);
+            line.payload[1] = reinterpret_cast<std::uintptr_t>(in_at);
+            line.payload[2] = reinterpret_cast<std::uintptr_t>(out_at);
             if (said.has_counts) {
                 tell(board_.sends(rank_, sequence), board_.expects(rank_, sequence));
             }
             board_.progress(sequence).reset(sequence);
-        } else if (in != nullptr) {
-            std::memcpy(line.payload.data(), in, bytes);
+        } else if (in.count != 0) {
+            std::memcpy(line.payload.data(), in.data, bytes);
         }
         std::uint64_t const word = ArrivalLine::encode(sequence, said, fits);
         if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
@@ -4537,7 +4749,7 @@ public:
             case Arrival::complete: break;
             }
             if (auto const reason = disagreement(board_, sequence, pending.said)) {
-                group_.abort(*reason);
+                group_.abort(*reason, rank_);
                 throw_failure(*reason);
             }
             if (!pending.is_inline) {
@@ -4549,7 +4761,11 @@ public:
         }
         if (pending.is_inline) {
             combine_lines(board_, sequence, pending.said, rank_, pending.out);
-        } else if (!run_chunks(board_, sequence, pending.said, pending.cut)) {
+        } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_)) {
+            memory_.give_back(sequence);
+        } else if (chunks_are_lost(board_, sequence, pending.cut)) {
+            throw_failure(board_.reason());
+        } else {
             return false;
         }
         pending.is_done = true;
@@ -4570,7 +4786,11 @@ public:
         );
         while (!try_finish(sequence)) { // all have arrived: the last chunks are being computed
             board_.room.wait(
-                [&] { return chunks_are_done(board_, sequence, pending.cut); }, deadline_
+                [&] {
+                    return chunks_are_done(board_, sequence, pending.cut) ||
+                           chunks_are_lost(board_, sequence, pending.cut);
+                },
+                deadline_
             );
         }
     }
@@ -4691,13 +4911,15 @@ private:
                  rank_,
                  " ",
                  meanwhile
-             )}
+             )},
+            rank_
         );
     }
 
     Group& group_;
     Board& board_;
     int rank_;
+    Memory memory_;
     std::chrono::nanoseconds deadline_ = default_deadline;
     std::uint64_t next_ = 0;        ///< sequence number of the next collective
     std::uint64_t retired_ = 0;     ///< all before are finished on this rank
@@ -4706,6 +4928,105 @@ private:
 };
 
 } // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/process_segment.hpp
+
+#if defined(__linux__) // elsewhere there are no process ranks
+
+#include <cerrno>
+#include <cstring>
+#include <sys/mman.h>
+
+namespace joinable::inline v0::detail {
+
+/// How the body of a rank ended, for the process that started it.
+struct alignas(64) Outcome {
+    enum State : int { running, returned, threw };
+
+    std::atomic<State> state{running};
+    std::atomic<std::chrono::nanoseconds::rep> deadline{default_deadline.count()};
+    StoredReason reason; ///< why it threw
+};
+
+/// The memory that ranks share which are processes: a board, their outcomes, and room for each
+/// rank's buffers. It is mapped before the processes are made, so it has one address in all of
+/// them, and it has no name: nothing is left behind, whoever is killed.
+class ProcessSegment {
+public:
+    /// @throws ContractViolation   no group can have so many ranks.
+    /// @throws CommunicationError  there is no memory.
+    explicit ProcessSegment(int size)
+        : staging_at_{
+              (outcomes_at(size) + width(size) * sizeof(Outcome) + page - 1) / page * page
+          } {
+        // Address space, not memory: pages are made when a rank first writes them.
+        for (room_ = most_room;; room_ /= 2) {
+            bytes_ = staging_at_ + width(size) * room_;
+            memory_ = mmap(
+                nullptr,
+                bytes_,
+                PROT_READ | PROT_WRITE,
+                MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE,
+                -1,
+                0
+            );
+            if (memory_ != MAP_FAILED) {
+                break;
+            }
+            if (room_ <= least_room) {
+                throw CommunicationError{concat(
+                    "expected ",
+                    bytes_,
+                    " bytes of shared memory for ",
+                    size,
+                    " process ranks, but mmap says: ",
+                    std::strerror(errno),
+                    "; allow more address space, or use fewer ranks"
+                )};
+            }
+        }
+        board_ = &Board::create(size, {at(0), outcomes_at(size)});
+        ::new (at(outcomes_at(size))) Outcome[width(size)];
+    }
+    ~ProcessSegment() { munmap(memory_, bytes_); }
+    ProcessSegment(ProcessSegment const&) = delete;
+    ProcessSegment& operator=(ProcessSegment const&) = delete;
+
+    [[nodiscard]] Board& board() const noexcept { return *board_; }
+    /// Endpoint calls it.
+    void abort(AbortReason const& reason, int rank) const noexcept { board_->abort(reason, rank); }
+    [[nodiscard]] Outcome& outcome(int rank) const noexcept {
+        return std::launder(reinterpret_cast<Outcome*>(at(outcomes_at(board_->size()))))[rank];
+    }
+    /// Where a rank puts its buffers for the others.
+    [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept {
+        return {at(staging_at_ + static_cast<std::size_t>(rank) * room_), room_};
+    }
+
+private:
+    static constexpr std::size_t page = 4096;
+    static constexpr std::size_t most_room = std::size_t{1} << 36U; // for each rank
+    static constexpr std::size_t least_room = std::size_t{1} << 24U;
+
+    static std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
+    static std::size_t outcomes_at(int size) {
+        return (Board::bytes_for(size) + alignof(Outcome) - 1) / alignof(Outcome) *
+               alignof(Outcome);
+    }
+    [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {
+        return static_cast<std::byte*>(memory_) + offset;
+    }
+
+    std::size_t staging_at_;
+    std::size_t room_ = 0;
+    std::size_t bytes_ = 0;
+    void* memory_ = nullptr;
+    Board* board_ = nullptr;
+};
+
+} // namespace joinable::inline v0::detail
+
+#endif
 
 // ---- joinable/detail/failure.hpp
 
@@ -4748,6 +5069,624 @@ inline AbortReason blamed_on(int rank, AbortReason reason) {
 
 } // namespace joinable::inline v0::detail
 
+// ---- joinable/communicator/detail/process_rank.hpp
+
+#if defined(__linux__) // elsewhere there are no process ranks
+
+namespace joinable::inline v0::detail {
+
+/// What one process has of its group: what its communicator and its works have in common.
+class ProcessRank : public Endpoint<ProcessSegment, StagedMemory> {
+public:
+    ProcessRank(ProcessSegment& segment, int rank) noexcept
+        : Endpoint{segment, rank, StagedMemory{segment.staging(rank)}},
+          outcome_{segment.outcome(rank)} {}
+
+    /// The process that started this one waits as long for the others after a failure.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        outcome_.deadline.store(deadline.count());
+        return Endpoint::set_deadline(deadline);
+    }
+
+    /// Tells the others that an exception is leaving `what` on this rank.
+    void abort_for_exception(std::string const& what) {
+        abort(blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what}));
+    }
+    /// It takes part no longer: nothing can complete without it any more.
+    void leave() {
+        abort(
+            {FailureKind::peer_failed,
+             {rank()},
+             concat("rank ", rank(), " left while others wait for it")}
+        );
+    }
+
+private:
+    Outcome& outcome_;
+};
+
+} // namespace joinable::inline v0::detail
+
+#endif
+
+// ---- joinable/communicator/process_work.hpp
+
+#if defined(__linux__) // elsewhere there are no process ranks
+
+namespace joinable::inline v0 {
+
+/// A collective between process ranks. Destroyed unfinished it waits up to the deadline; while
+/// unwinding it aborts. Other ranks never touch this rank's buffers, only copies of them.
+class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] ProcessWork {
+public:
+    ProcessWork(ProcessWork&& other) noexcept
+        : rank_{std::exchange(other.rank_, nullptr)}, sequence_{other.sequence_},
+          exceptions_{other.exceptions_} {}
+    ProcessWork& operator=(ProcessWork&&) = delete;
+
+    ~ProcessWork() {
+        if (rank_ == nullptr || rank_->is_done(sequence_)) {
+            return;
+        }
+        try {
+            if (std::uncaught_exceptions() > exceptions_) {
+                rank_->abort_for_exception("a collective");
+            }
+            wait();
+        } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
+        }
+    }
+
+    /// Blocks until this rank's buffers are final. Waiting again returns at once, or throws again.
+    /// @throws Mismatch  ranks said different things; no data moved.
+    /// @throws TimedOut, PeerFailed, ...  what the communicator was aborted with, unless every rank
+    ///         had arrived before and none died over its share of the work.
+    void wait() { rank_->finish(sequence_); }
+    /// Makes progress; true once wait() would return at once. @throws as wait() does.
+    [[nodiscard]] bool test() { return rank_->try_finish(sequence_); }
+
+private:
+    friend class detail::BoardCommunicator<detail::ProcessRank, ProcessWork>;
+    ProcessWork(detail::ProcessRank& rank, std::uint64_t sequence) noexcept
+        : rank_{&rank}, sequence_{sequence} {}
+
+    detail::ProcessRank* rank_;
+    std::uint64_t sequence_;
+    int exceptions_ = std::uncaught_exceptions();
+};
+
+} // namespace joinable::inline v0
+
+#endif
+
+// ---- joinable/communicator/process.hpp
+
+#if defined(__linux__) // elsewhere there are no process ranks
+
+namespace joinable::inline v0 {
+
+/// Ranks are processes of this machine: made by run_processes(), one object in each.
+///
+/// Collectives are those of ThreadCommunicator, with the same results bit for bit: asynchronous, in
+/// rank order, up to 64 in flight, and a rank that computes holds up nobody. Messages and split() do
+/// not exist. More than 56 bytes are copied into memory that the ranks share, and the result is
+/// copied back by wait() or test(): up to 64 GiB in flight on a rank, less where the system gives
+/// less address space. That memory is kept until the ranks end.
+///
+/// A rank that is killed is PeerFailed, with its number, on all others at once.
+///
+/// All members that take buffers throw ContractViolation before any data moves when counts or
+/// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
+/// by bit. Buffers are the caller's until the work has been waited for; spans of counts are copied.
+class ProcessCommunicator : public detail::BoardCommunicator<detail::ProcessRank, ProcessWork> {
+public:
+    /// For run_processes.
+    ProcessCommunicator(detail::ProcessSegment& segment, int rank) noexcept
+        : BoardCommunicator{segment, rank} {}
+
+    /// The rank leaves its group: whoever waits for it gets PeerFailed.
+    ~ProcessCommunicator() {
+        if (std::uncaught_exceptions() > exceptions_) {
+            rank_.abort_for_exception("the scope of its communicator");
+        }
+        rank_.leave();
+    }
+
+private:
+    int exceptions_ = std::uncaught_exceptions();
+};
+
+} // namespace joinable::inline v0
+
+#endif
+
+// ---- joinable/communicator/detail/child_processes.hpp
+
+#if defined(__linux__) // elsewhere there are no process ranks
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace joinable::inline v0::detail {
+
+/// The processes of one group, seen by the one that started them. None is left when this is gone.
+class ChildProcesses {
+public:
+    explicit ChildProcesses(ProcessSegment& segment) : segment_{segment} {
+        auto const size = static_cast<std::size_t>(segment.board().size());
+        children_.reserve(size);
+        deaths_.resize(size);
+        waited_for_.resize(size);
+    }
+    ~ChildProcesses() {
+        for (Child const& child : children_) {
+            end(child);
+        }
+        for (Child const& child : children_) {
+            reap(child);
+            close(child.handle);
+        }
+    }
+    ChildProcesses(ChildProcesses const&) = delete;
+    ChildProcesses& operator=(ChildProcesses const&) = delete;
+
+    /// Makes the process of the next rank. True in the new process, which must end by _exit.
+    /// @throws CommunicationError  the system has no more processes.
+    [[nodiscard]] bool start() {
+        pid_t const parent = getpid();
+        pid_t const child = fork();
+        if (child == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            if (getppid() != parent) { // it died before that
+                _exit(1);
+            }
+            return true;
+        }
+        auto const rank = static_cast<int>(children_.size());
+        if (child > 0) {
+            int const handle =
+                static_cast<int>(syscall(SYS_pidfd_open, child, 0)); // closed on exec
+            if (handle >= 0) {
+                children_.push_back({child, handle, rank});
+                return false;
+            }
+            int const error = errno;
+            kill(child, SIGKILL);
+            reap({child, -1, rank});
+            errno = error;
+        }
+        throw CommunicationError{concat(
+            "a process for rank ",
+            rank,
+            " could not be started: ",
+            std::strerror(errno),
+            "; process ranks need fork() and the pidfd_open() of Linux 5.3"
+        )};
+    }
+
+    /// Returns when all have ended. Tells the others of one that died. Once one has failed the
+    /// others have their longest deadline to end, then they are killed.
+    void wait() {
+        auto limit = (std::chrono::steady_clock::time_point::max)();
+        while (!children_.empty()) {
+            waited_for_.clear();
+            for (Child const& child : children_) {
+                waited_for_.push_back({child.handle, POLLIN, 0});
+            }
+            poll(waited_for_.data(), waited_for_.size(), milliseconds_until(limit));
+            bool const is_over = std::chrono::steady_clock::now() >= limit;
+            for (std::size_t i = children_.size(); i-- > 0;) {
+                Child const child = children_[i];
+                bool const has_ended = (waited_for_[i].revents & POLLIN) != 0;
+                if (!has_ended && is_over) {
+                    end(child);
+                }
+                if (has_ended || is_over) {
+                    children_.erase(children_.begin() + static_cast<std::ptrdiff_t>(i));
+                    note(child.rank, reap(child));
+                    close(child.handle);
+                }
+            }
+            if (has_failure_ && limit == (std::chrono::steady_clock::time_point::max)()) {
+                limit = end_of_wait(longest_deadline());
+            }
+        }
+    }
+
+    /// How the process of `rank` died; empty if it ended as it should.
+    [[nodiscard]] std::string const& death(int rank) const noexcept {
+        return deaths_[static_cast<std::size_t>(rank)];
+    }
+
+private:
+    struct Child {
+        pid_t id;
+        int handle;
+        int rank;
+    };
+    static constexpr int unknown = -1;
+
+    static void end(Child const& child) noexcept {
+        // By its handle: its number may be another process's, where the program ignores SIGCHLD.
+        syscall(SYS_pidfd_send_signal, child.handle, SIGKILL, nullptr, 0);
+    }
+    static int reap(Child const& child) noexcept {
+        int status = 0;
+        pid_t reaped = 0;
+        do { // NOLINT(cppcoreguidelines-avoid-do-while)
+            reaped = waitpid(child.id, &status, 0);
+        } while (reaped < 0 && errno == EINTR);
+        return reaped == child.id ? status : unknown; // the program may ignore SIGCHLD
+    }
+
+    void note(int rank, int status) {
+        Outcome::State const state = segment_.outcome(rank).state.load();
+        bool const was_killed = status != unknown && WIFSIGNALED(status);
+        has_failure_ = has_failure_ || state != Outcome::returned || was_killed;
+        if (state != Outcome::running && !was_killed) {
+            return;
+        }
+        std::string& death = deaths_[static_cast<std::size_t>(rank)];
+        if (was_killed) {
+            death = concat("its process was killed by signal ", WTERMSIG(status));
+        } else if (status != unknown) {
+            death = concat("its process ended with status ", WEXITSTATUS(status));
+        } else {
+            death = "its process ended";
+        }
+        segment_.board().bury(
+            rank, {FailureKind::peer_failed, {rank}, concat("rank ", rank, " failed: ", death)}
+        );
+    }
+
+    [[nodiscard]] std::chrono::nanoseconds longest_deadline() const noexcept {
+        std::chrono::nanoseconds longest{0};
+        for (Child const& child : children_) {
+            std::chrono::nanoseconds const its{segment_.outcome(child.rank).deadline.load()};
+            longest = (std::max)(longest, its);
+        }
+        return longest;
+    }
+    [[nodiscard]] static int milliseconds_until(std::chrono::steady_clock::time_point end
+    ) noexcept {
+        if (end == (std::chrono::steady_clock::time_point::max)()) {
+            return -1;
+        }
+        auto const left =
+            std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+        constexpr int most = (std::numeric_limits<int>::max)();
+        return static_cast<int>(std::clamp<std::chrono::milliseconds::rep>(left.count(), 0, most));
+    }
+
+    ProcessSegment& segment_;
+    std::vector<Child> children_;
+    std::vector<std::string> deaths_;
+    std::vector<pollfd> waited_for_;
+    bool has_failure_ = false;
+};
+
+} // namespace joinable::inline v0::detail
+
+#endif
+
+// ---- joinable/communicator/run_processes.hpp
+
+#if defined(__linux__) // elsewhere there are no process ranks
+
+#include <unistd.h>
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+/// The life of the process of one rank, after it was made.
+template <class F>
+[[noreturn]] void run_rank(ProcessSegment& segment, int rank, F& body) noexcept {
+    Outcome& outcome = segment.outcome(rank);
+    {
+        ProcessCommunicator comm{segment, rank};
+        try {
+            body(comm);
+            outcome.state.store(Outcome::returned);
+        } catch (...) {
+            AbortReason const reason = failure_of(std::current_exception());
+            outcome.reason.store(reason);
+            outcome.state.store(Outcome::threw);
+            comm.abort(blamed_on(rank, reason));
+        }
+    }
+    std::fflush(nullptr
+    ); // _exit leaves alone what belongs to the program: its destructors and files
+    _exit(outcome.state.load() == Outcome::returned ? 0 : 1);
+}
+
+/// Of the ranks that failed the one that did so first: by itself, not because of another; named by
+/// the abort, if there are several. Throws what it said.
+inline void throw_first_failure(ProcessSegment& segment, ChildProcesses const& children) {
+    int const size = segment.board().size();
+    std::vector<AbortReason> failures;
+    auto const look_at = [&](int rank) {
+        if (!children.death(rank).empty()) {
+            failures.push_back({FailureKind::peer_failed, {}, children.death(rank)});
+        } else if (segment.outcome(rank).state.load() == Outcome::threw) {
+            failures.push_back(segment.outcome(rank).reason.load());
+        } else {
+            return;
+        }
+        bool const is_own = failures.back().ranks.empty();
+        failures.back() = blamed_on(rank, failures.back());
+        if (is_own) {
+            throw PeerFailed{failures.back().ranks, failures.back().message};
+        }
+    };
+    if (segment.board().is_spent()) {
+        for (int const rank : segment.board().reason().ranks) {
+            if (rank < size) {
+                look_at(rank);
+            }
+        }
+    }
+    for (int rank = 0; rank < size; ++rank) {
+        look_at(rank);
+    }
+    if (!failures.empty()) {
+        throw PeerFailed{failures.front().ranks, failures.front().message};
+    }
+}
+
+} // namespace detail
+
+/// Runs `body(ProcessCommunicator&)` in `world_size` new processes, one rank each, and waits for
+/// all. The new processes are copies of this one, with this thread alone; what they change is not
+/// seen here. They end with their body: no destructor of a static object runs. They are killed if
+/// this process dies, or this thread ends.
+///
+/// If a body throws or a process dies, the others get PeerFailed from whatever they wait in. Those
+/// that have not ended after one more deadline, the longest that any of them has set, are killed.
+/// @throws PeerFailed          with the number and the text of the rank that failed first.
+/// @throws ContractViolation   world_size is below 1.
+/// @throws CommunicationError  the system has no memory or no processes for the ranks.
+template <class F>
+void run_processes(int world_size, F body) {
+    detail::ProcessSegment segment{world_size};
+    detail::ChildProcesses children{segment};
+    std::fflush(nullptr); // or each rank would print what this process has not printed yet
+    for (int rank = 0; rank < world_size; ++rank) {
+        if (children.start()) {
+            detail::run_rank(segment, rank, body);
+        }
+    }
+    children.wait();
+    detail::throw_first_failure(segment, children);
+}
+
+} // namespace joinable::inline v0
+
+#endif
+
+// ---- joinable/communicator/detail/mailbox.hpp
+
+namespace joinable::inline v0::detail {
+
+inline std::string text_of(bool is_send, int tag, Buffer const& buffer) {
+    return concat(
+        is_send ? "a send of " : "a receive of ",
+        buffer.count,
+        " ",
+        joinable::name_of(buffer.dtype),
+        " with tag ",
+        tag
+    );
+}
+
+/// One side of a message: a send that waits for its receive, or the other way round.
+struct Letter {
+    enum class State : std::uint8_t { unused, waiting, done };
+
+    bool is_send = false;
+    int tag = 0;
+    Buffer buffer; ///< of a send only read
+    std::uint64_t number = 0;
+    std::atomic<State> state{State::unused};
+
+    [[nodiscard]] std::string text() const { return text_of(is_send, tag, buffer); }
+};
+
+/// The messages from one rank to another. Whoever comes second copies: so nothing has to make
+/// progress, and whoever computes holds up nobody. Messages of one tag keep their order. The lock
+/// is between two threads that would wait for each other anyway.
+class Mailbox {
+public:
+    struct Posted {
+        Letter* waiting = nullptr; ///< null: the other side was there, and the message is delivered
+        std::string mismatch;      ///< why it cannot be delivered, if so
+    };
+
+    Posted post(bool is_send, int tag, Buffer buffer) {
+        std::lock_guard const lock{mutex_};
+        Letter* other = nullptr;
+        Letter* unused = nullptr;
+        for (auto const& letter : letters_) {
+            Letter::State const state = letter->state.load();
+            if (state == Letter::State::unused) {
+                unused = letter.get();
+            } else if (state == Letter::State::waiting && letter->is_send != is_send &&
+                       letter->tag == tag && (other == nullptr || letter->number < other->number)) {
+                other = letter.get();
+            }
+        }
+        if (other == nullptr) {
+            if (unused == nullptr) {
+                unused = letters_.emplace_back(std::make_unique<Letter>()).get();
+            }
+            unused->is_send = is_send;
+            unused->tag = tag;
+            unused->buffer = buffer;
+            unused->number = next_++;
+            unused->state.store(Letter::State::waiting);
+            return {unused, {}};
+        }
+        if (other->buffer.count != buffer.count || other->buffer.dtype != buffer.dtype) {
+            return {nullptr, concat(text_of(is_send, tag, buffer), " meets ", other->text())};
+        }
+        Buffer const& from = is_send ? buffer : other->buffer;
+        Buffer const& to = is_send ? other->buffer : buffer;
+        if (from.count != 0) {
+            std::memmove(to.data, from.data, from.bytes());
+        }
+        other->state.store(Letter::State::done);
+        return {};
+    }
+
+    /// The owner needs its letter no longer. Whether it was delivered: if not, nobody touches its
+    /// memory from now on.
+    bool take_back(Letter& letter) {
+        std::lock_guard const lock{mutex_};
+        return letter.state.exchange(Letter::State::unused) == Letter::State::done;
+    }
+
+private:
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<Letter>> letters_; ///< as many as were ever under way at once
+    std::uint64_t next_ = 0;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/thread_group.hpp
+
+namespace joinable::inline v0::detail {
+
+/// What the threads of one group share: the board for collectives, a mailbox for each pair of
+/// ranks, and the groups that were split from it.
+class ThreadGroup {
+public:
+    explicit ThreadGroup(int size)
+        : memory_{allocate(Board::bytes_for(size))},
+          board_{Board::create(size, {memory_.get(), Board::bytes_for(size)})},
+          mail_(static_cast<std::size_t>(size) * static_cast<std::size_t>(size)),
+          has_left_(static_cast<std::size_t>(size)) {}
+
+    [[nodiscard]] Board& board() noexcept { return board_; }
+
+    [[nodiscard]] Mailbox& mailbox(int from, int to) noexcept {
+        return mail_[static_cast<std::size_t>(from * board_.size() + to)];
+    }
+
+    /// `rank` ends the collectives, the messages, and the groups that were split from this one.
+    void abort(AbortReason const& reason, int rank) {
+        std::vector<std::shared_ptr<ThreadGroup>> children;
+        {
+            std::lock_guard const lock{mutex_};
+            if (!aborted_with_) {
+                aborted_with_ = reason;
+                is_aborted_.store(true);
+            }
+            for (Child const& child : children_) {
+                if (auto group = child.group.lock()) {
+                    children.push_back(std::move(group));
+                }
+            }
+        }
+        board_.abort(reason, rank);
+        board_.room.wake();
+        for (auto const& child : children) {
+            child->abort(reason, 0); // who it is there matters only where ranks can die
+        }
+    }
+
+    /// `rank` takes part no longer: a collective cannot complete any more, but the others still
+    /// have their messages and their groups without it.
+    void leave(int rank) {
+        has_left_[static_cast<std::size_t>(rank)].store(true);
+        board_.abort(left(rank), rank);
+        board_.room.wake();
+    }
+
+    /// Whether a message to or from `peer` that waits will never be delivered.
+    [[nodiscard]] bool is_lost(int peer) const noexcept {
+        return is_aborted_.load() || has_left_[static_cast<std::size_t>(peer)].load();
+    }
+    /// Why. @pre is_lost(peer)
+    [[nodiscard]] AbortReason loss(int peer) {
+        std::lock_guard const lock{mutex_};
+        return aborted_with_ ? *aborted_with_ : left(peer);
+    }
+
+    /// Whether groups have been split from this one, whose errors name other numbers.
+    [[nodiscard]] bool has_split() const noexcept { return has_split_.load(); }
+
+    /// The group of `size` ranks that the collective `sequence` splits off by `color`: its first
+    /// member makes it, and every member calls this once. Throws if this group was aborted.
+    std::shared_ptr<ThreadGroup> child(std::uint64_t sequence, int color, int size) {
+        std::lock_guard const lock{mutex_};
+        if (aborted_with_) {
+            throw_failure(*aborted_with_);
+        }
+        auto found = std::find_if(children_.begin(), children_.end(), [&](Child const& child) {
+            return child.sequence == sequence && child.color == color;
+        });
+        if (found == children_.end()) {
+            has_split_.store(true);
+            std::erase_if(children_, [](Child const& child) { return child.group.expired(); });
+            auto group = std::make_shared<ThreadGroup>(size);
+            children_.push_back({sequence, color, size, group, group});
+            found = std::prev(children_.end());
+        }
+        std::shared_ptr<ThreadGroup> group = found->group.lock();
+        if (--found->expected == 0) {
+            found->kept.reset();
+        }
+        return group;
+    }
+
+private:
+    struct Child {
+        std::uint64_t sequence;
+        int color;
+        int expected; ///< members that have not come yet, for whom it is kept
+        std::shared_ptr<ThreadGroup> kept;
+        std::weak_ptr<ThreadGroup> group;
+    };
+
+    struct Free {
+        void operator()(std::byte* memory) const noexcept {
+            ::operator delete(memory, std::align_val_t{alignof(Board)});
+        }
+    };
+    using Memory = std::unique_ptr<std::byte, Free>;
+    static Memory allocate(std::size_t bytes) {
+        return Memory{
+            static_cast<std::byte*>(::operator new(bytes, std::align_val_t{alignof(Board)}))
+        };
+    }
+    static AbortReason left(int rank) {
+        return {
+            FailureKind::peer_failed,
+            {rank},
+            concat("rank ", rank, " left while others wait for it")
+        };
+    }
+
+    Memory memory_;
+    Board& board_;
+    std::vector<Mailbox> mail_;
+    std::vector<std::atomic<bool>> has_left_;
+    std::atomic<bool> is_aborted_{false};
+    std::atomic<bool> has_split_{false};
+    std::mutex mutex_;
+    std::optional<AbortReason> aborted_with_;
+    std::vector<Child> children_;
+};
+
+} // namespace joinable::inline v0::detail
+
 // ---- joinable/communicator/detail/thread_rank.hpp
 
 namespace joinable::inline v0::detail {
@@ -4762,7 +5701,8 @@ public:
 
     /// Tells the others that an exception is leaving `what` on this rank.
     void abort_for_exception(std::string const& what) {
-        group_->abort(blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what})
+        group_->abort(
+            blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what}), rank()
         );
     }
 
@@ -4776,7 +5716,7 @@ public:
                 {rank(), peer},
                 concat("messages between rank ", rank(), " and rank ", peer, ": ", mismatch)
             };
-            group_->abort(reason);
+            group_->abort(reason, rank());
             throw_failure(reason);
         }
         group_->board().room.wake();
@@ -4815,6 +5755,11 @@ private:
 // ---- joinable/communicator/thread_work.hpp
 
 namespace joinable::inline v0 {
+
+namespace detail {
+template <class Rank, class Work>
+class BoardCommunicator;
+} // namespace detail
 
 /// A collective or a message between thread ranks. Destroyed unfinished it waits up to the
 /// deadline; while unwinding it aborts. When it is gone, no other rank touches this rank's buffers.
@@ -4868,6 +5813,7 @@ public:
 
 private:
     friend class ThreadCommunicator;
+    friend class detail::BoardCommunicator<detail::ThreadRank, ThreadWork>;
     ThreadWork(detail::ThreadRank& rank, std::uint64_t sequence) noexcept
         : rank_{&rank}, sequence_{sequence} {}
     ThreadWork(detail::ThreadRank& rank, detail::Letter* letter, int peer) noexcept
@@ -4898,7 +5844,7 @@ namespace joinable::inline v0 {
 /// All members that take buffers throw ContractViolation before any data moves when counts or
 /// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
 /// by bit. Buffers are the caller's until the work has been waited for; spans of counts are copied.
-class ThreadCommunicator {
+class ThreadCommunicator : public detail::BoardCommunicator<detail::ThreadRank, ThreadWork> {
 public:
     /// For run_threads and split.
     ThreadCommunicator(
@@ -4906,209 +5852,15 @@ public:
         int rank,
         std::chrono::nanoseconds deadline = default_deadline
     ) noexcept
-        : rank_{std::move(group), rank} {
+        : BoardCommunicator{std::move(group), rank} {
         rank_.set_deadline(deadline);
     }
-    ThreadCommunicator(ThreadCommunicator const&) = delete;
-    ThreadCommunicator& operator=(ThreadCommunicator const&) = delete;
-
     /// The rank leaves its group: whoever waits for it gets PeerFailed.
     ~ThreadCommunicator() {
         if (std::uncaught_exceptions() > exceptions_) {
             rank_.abort_for_exception("the scope of its communicator");
         }
         rank_.group().leave(rank());
-    }
-
-    [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
-    [[nodiscard]] int size() const noexcept { return rank_.size(); }
-
-    /// In place.
-    ThreadWork all_reduce(Buffer buffer, ReduceOp op) {
-        detail::check_memory(buffer);
-        detail::check_reduction(buffer, op);
-        return post(
-            {detail::Collective::all_reduce, buffer.dtype, op, 0, buffer.count},
-            buffer.data,
-            buffer.data
-        );
-    }
-
-    /// In place at the root; the other buffers keep what they have.
-    ThreadWork reduce(Buffer buffer, ReduceOp op, int root) {
-        detail::check_memory(buffer);
-        detail::check_reduction(buffer, op);
-        detail::check_root(root, size());
-        return post(
-            {detail::Collective::reduce, buffer.dtype, op, root, buffer.count},
-            buffer.data,
-            buffer.data
-        );
-    }
-
-    ThreadWork broadcast(Buffer buffer, int root) {
-        detail::check_memory(buffer);
-        detail::check_root(root, size());
-        return post(
-            {detail::Collective::broadcast, buffer.dtype, ReduceOp::sum, root, buffer.count},
-            buffer.data,
-            buffer.data
-        );
-    }
-
-    void barrier() { post({}, nullptr, nullptr).wait(); }
-
-    /// `out` is `size()` times `in`; `in` may be this rank's part of `out`.
-    ThreadWork all_gather(ConstBuffer in, Buffer out) {
-        detail::check_share(in, out, size());
-        detail::check_place(in, out, in.count * index());
-        return post(
-            {detail::Collective::all_gather, in.dtype, ReduceOp::sum, 0, in.count},
-            in.data,
-            out.data
-        );
-    }
-    /// Rank r contributes counts[r] elements; the same counts on every rank.
-    ThreadWork all_gather(ConstBuffer in, Buffer out, std::span<std::size_t const> counts) {
-        detail::check_counts(counts, in, out, rank(), size());
-        detail::check_place(in, out, detail::offset_of(counts, index()));
-        return post_counts(
-            {detail::Collective::all_gather, in.dtype},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                std::fill(sends.begin(), sends.end(), in.count);
-                std::copy(counts.begin(), counts.end(), expects.begin());
-            }
-        );
-    }
-
-    /// `in` is `size()` times `out`; `out` may be this rank's part of `in`.
-    ThreadWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
-        detail::check_share(out, in, size());
-        detail::check_place(out, in, out.count * index());
-        detail::check_reduction(in, op);
-        return post(
-            {detail::Collective::reduce_scatter, in.dtype, op, 0, out.count}, in.data, out.data
-        );
-    }
-    /// Rank r receives counts[r] elements; the same counts on every rank.
-    ThreadWork
-    reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, std::span<std::size_t const> counts) {
-        detail::check_counts(counts, out, in, rank(), size());
-        detail::check_place(out, in, detail::offset_of(counts, index()));
-        detail::check_reduction(in, op);
-        return post_counts(
-            {detail::Collective::reduce_scatter, in.dtype, op},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                std::copy(counts.begin(), counts.end(), sends.begin());
-                std::fill(expects.begin(), expects.end(), out.count);
-            }
-        );
-    }
-
-    /// At the root `out` is `size()` times `in`, and `in` may be its part; elsewhere `out` is not
-    /// looked at.
-    ThreadWork gather(ConstBuffer in, Buffer out, int root) {
-        detail::check_memory(in);
-        detail::check_root(root, size());
-        if (rank() == root) {
-            detail::check_share(in, out, size());
-            detail::check_place(in, out, in.count * index());
-        }
-        return post(
-            {detail::Collective::gather, in.dtype, ReduceOp::sum, root, in.count}, in.data, out.data
-        );
-    }
-    /// Rank r contributes counts[r] elements; only the root's counts are looked at.
-    ThreadWork gather(ConstBuffer in, Buffer out, int root, std::span<std::size_t const> counts) {
-        detail::check_memory(in);
-        detail::check_root(root, size());
-        if (rank() == root) {
-            detail::check_counts(counts, in, out, rank(), size());
-            detail::check_place(in, out, detail::offset_of(counts, index()));
-        }
-        return post_counts(
-            {detail::Collective::gather, in.dtype, ReduceOp::sum, root},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                sends[static_cast<std::size_t>(root)] = in.count;
-                if (rank() == root) {
-                    std::copy(counts.begin(), counts.end(), expects.begin());
-                }
-            }
-        );
-    }
-
-    /// At the root `in` is `size()` times `out`, and `out` may be its part; elsewhere `in` is not
-    /// looked at.
-    ThreadWork scatter(ConstBuffer in, Buffer out, int root) {
-        detail::check_memory(out);
-        detail::check_root(root, size());
-        if (rank() == root) {
-            detail::check_share(out, in, size());
-            detail::check_place(out, in, out.count * index());
-        }
-        return post(
-            {detail::Collective::scatter, out.dtype, ReduceOp::sum, root, out.count},
-            in.data,
-            out.data
-        );
-    }
-    /// Rank r receives counts[r] elements; only the root's counts are looked at.
-    ThreadWork scatter(ConstBuffer in, Buffer out, int root, std::span<std::size_t const> counts) {
-        detail::check_memory(out);
-        detail::check_root(root, size());
-        if (rank() == root) {
-            detail::check_counts(counts, out, in, rank(), size());
-            detail::check_place(out, in, detail::offset_of(counts, index()));
-        }
-        return post_counts(
-            {detail::Collective::scatter, out.dtype, ReduceOp::sum, root},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                if (rank() == root) {
-                    std::copy(counts.begin(), counts.end(), sends.begin());
-                }
-                expects[static_cast<std::size_t>(root)] = out.count;
-            }
-        );
-    }
-
-    /// Part r of `in` goes to rank r, where it is the part of this rank in `out`. Both have the
-    /// same count, a multiple of `size()`; they do not overlap.
-    ThreadWork all_to_all(ConstBuffer in, Buffer out) {
-        detail::check_parts(in, out, size());
-        detail::check_apart(in, out);
-        std::size_t const share = in.count / static_cast<std::size_t>(size());
-        return post(
-            {detail::Collective::all_to_all, in.dtype, ReduceOp::sum, 0, share}, in.data, out.data
-        );
-    }
-    /// counts_in[r] elements go to rank r, counts_out[r] come from it.
-    ThreadWork all_to_all(
-        ConstBuffer in,
-        Buffer out,
-        std::span<std::size_t const> counts_in,
-        std::span<std::size_t const> counts_out
-    ) {
-        detail::check_same_dtype(in, out);
-        detail::check_counts(counts_in, in, size());
-        detail::check_counts(counts_out, out, size());
-        detail::check_apart(in, out);
-        return post_counts(
-            {detail::Collective::all_to_all, in.dtype},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                std::copy(counts_in.begin(), counts_in.end(), sends.begin());
-                std::copy(counts_out.begin(), counts_out.end(), expects.begin());
-            }
-        );
     }
 
     /// Not collective. Complete when rank `to` has received it: messages between two ranks with one
@@ -5155,37 +5907,7 @@ public:
         return {rank_.group().child(work.sequence_, color, members), place, rank_.deadline()};
     }
 
-    /// Local. The first reason wins; every wait that cannot complete any more throws it.
-    void abort(AbortReason const& reason) { rank_.group().abort(reason); }
-    [[nodiscard]] bool is_spent() const noexcept { return rank_.group().board().is_spent(); }
-
-    /// Local; for waits that start later. Returns the deadline that was in force.
-    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
-        return rank_.set_deadline(deadline);
-    }
-    /// Local. Whoever waits for this rank does so for one more deadline from now.
-    void keep_alive() noexcept { rank_.keep_alive(); }
-
-    /// Local. Who has not arrived in this rank's oldest unfinished collective.
-    [[nodiscard]] std::vector<int> missing() const { return rank_.missing(); }
-
 private:
-    [[nodiscard]] std::size_t index() const noexcept { return static_cast<std::size_t>(rank()); }
-
-    ThreadWork post(detail::Descriptor const& said, void const* in, void* out) {
-        return {rank_, rank_.post(said, in, out, [](auto, auto) {})};
-    }
-    template <class Tell>
-    ThreadWork post_counts(detail::Descriptor said, ConstBuffer in, Buffer out, Tell const& tell) {
-        said.has_counts = true;
-        return {rank_, rank_.post(said, in.data, out.data, [&](auto sends, auto expects) {
-                    std::fill(sends.begin(), sends.end(), std::size_t{0});
-                    std::fill(expects.begin(), expects.end(), std::size_t{0});
-                    tell(sends, expects);
-                })};
-    }
-
-    detail::ThreadRank rank_;
     int exceptions_ = std::uncaught_exceptions();
 };
 
@@ -5273,7 +5995,7 @@ void run_threads(int world_size, F body) {
             }
         } catch (...) { // the system has no more threads: the started ones must not wait for them
             group->abort(
-                {FailureKind::communication, {}, "a thread for a rank could not be started"}
+                {FailureKind::communication, {}, "a thread for a rank could not be started"}, 0
             );
             throw;
         }

@@ -71,9 +71,10 @@ for round in $(seq "$rounds"); do
     "$out/joinable" limits >>"$out/results.txt"
     for ranks in ${RANKS:-2 4}; do
         for implementation in $order; do
-            measure "$implementation" "$ranks" >>"$out/results.txt" || {
-                echo "$implementation with $ranks ranks ends with an error" >&2
-                exit 1
+            measure "$implementation" "$ranks" >>"$out/results.txt" 2>"$out/errors.txt" || {
+                echo "$implementation with $ranks ranks ends with an error in round $round:" >&2
+                tail -5 "$out/errors.txt" >&2
+                case $peers in *"$implementation"*) ;; *) exit 1 ;; esac # without others' numbers it goes on
             }
         done
     done

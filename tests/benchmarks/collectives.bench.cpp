@@ -271,7 +271,8 @@ void measure_memory(std::size_t bytes) {
     print("pull", 2, "limit", bytes, median(pulls));
 }
 
-/// A way to run ranks: `run(ranks)` prints lines under its name.
+/// A way to run ranks: `run(ranks)` prints lines under its name. Processes have their buffers in memory of
+/// their own, as MPI's have.
 struct Implementation {
     std::string_view name;
     void (*run)(int ranks);
@@ -280,6 +281,10 @@ constexpr Implementation implementations[] = {
     {"threads",
      [](int ranks) {
          joinable::run_threads(ranks, [](auto& comm) { measure_rank(comm, "threads"); });
+     }},
+    {"processes",
+     [](int ranks) {
+         joinable::run_processes(ranks, [](auto& comm) { measure_rank(comm, "processes"); });
      }},
 };
 

@@ -131,17 +131,17 @@ int main() {
 // Output:
 // bucket  dtype  elements   bytes  padding  parameters
 //      0   bf16     15360   30720        0  head
-//      1    f32       120     480       32  1.norm 0.norm
-//      2   bf16     43200   86400        0  1.down 1.up 1.attention
-//      3   bf16     43200   86400        0  0.down 0.up 0.attention
-//      4   bf16     15360   30720        0  embedding
+//      1   bf16     43200   86400        0  1.down 1.up 1.attention
+//      2   bf16     43200   86400        0  0.down 0.up 0.attention
+//      3   bf16     15360   30720        0  embedding
+//      4    f32       120     480       32  1.norm 0.norm
 // together         234720       32  in 235360 bytes of memory
 //
-// 0.norm begins at element 60 of bucket 1
-// 1.up begins at element 14400 of bucket 2
-// 1.attention begins at element 28800 of bucket 2
-// 0.up begins at element 14400 of bucket 3
-// 0.attention begins at element 28800 of bucket 3
+// 1.up begins at element 14400 of bucket 1
+// 1.attention begins at element 28800 of bucket 1
+// 0.up begins at element 14400 of bucket 2
+// 0.attention begins at element 28800 of bucket 2
+// 0.norm begins at element 60 of bucket 4
 //
 //  16 KiB per bucket: 9 buckets
 //  64 KiB per bucket: 4 buckets

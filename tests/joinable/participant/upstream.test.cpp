@@ -516,7 +516,11 @@ TEST_CASE("after a failure the same model is trained on over a new communicator"
                                 throw std::domain_error{"a node went away"};
                             }
                         });
-                        ddp.backward([](auto ready) { ready(0); });
+                        ddp.backward([&](auto ready) {
+                            for (std::size_t i = params.size(); i-- > 0;) {
+                                ready(i);
+                            }
+                        });
                     }
                 ),
                 std::domain_error

@@ -5,6 +5,9 @@
 /// Everything: the core, the communicators that come with it, what plans buckets ahead of time, and
 /// what deals data to ranks.
 
+// The core first, which orders its own so that errors say in few lines where they were included from.
+// clang-format off
+#include <joinable/core.hpp>
 #include <joinable/bucket/bucketed_view.hpp>
 #include <joinable/bucket/fixed_assignment.hpp>
 #include <joinable/communicator/process.hpp>
@@ -14,7 +17,7 @@
 #include <joinable/communicator/self.hpp>
 #include <joinable/communicator/thread.hpp>
 #include <joinable/communicator/thread_work.hpp>
-#include <joinable/core.hpp>
 #include <joinable/data/shard.hpp>
 #include <joinable/data/shard_by_weight.hpp>
 #include <joinable/data/shuffle.hpp>
+// clang-format on

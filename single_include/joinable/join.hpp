@@ -35,6 +35,236 @@
 #include <utility>
 #include <vector>
 
+// ---- joinable/config.hpp
+
+// The only header with conditional compilation: what differs between compilers and systems is
+// named here once, everything else is the same text for every flag set.
+
+#define JOINABLE_VERSION_MAJOR 0
+#define JOINABLE_VERSION_MINOR 1
+#define JOINABLE_VERSION_PATCH 0
+
+namespace joinable::inline v0 {
+
+/// The version of this library; ranks compare it when they enter a guard together.
+inline constexpr std::uint32_t library_version =
+    JOINABLE_VERSION_MAJOR * 10'000 + JOINABLE_VERSION_MINOR * 100 + JOINABLE_VERSION_PATCH;
+
+} // namespace joinable::inline v0
+
+// How a function with a loop over elements is compiled, so that it is as fast in a program built
+// with -O2 for every processor as in one built with -O3 for this one. Clang vectorises loops at -O2;
+// GCC does so where it is asked to.
+#if defined(__clang__)
+#define JOINABLE_LOOP_OPTIONS
+#define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl"
+#else
+#define JOINABLE_LOOP_OPTIONS gnu::optimize("O3"),
+#define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
+#endif
+// Before a loop of at most 16 turns whose array is to live in registers. nvcc warns of the pragma.
+#if defined(__CUDACC__)
+#define JOINABLE_UNROLL
+#else
+#define JOINABLE_UNROLL _Pragma("GCC unroll 16")
+#endif
+#if defined(__x86_64__)
+#define JOINABLE_LOOP [[JOINABLE_LOOP_OPTIONS gnu::noinline]]
+#define JOINABLE_LOOP_AVX2 [[ JOINABLE_LOOP_OPTIONS gnu::noinline, gnu::target("avx2,f16c") ]]
+#define JOINABLE_LOOP_AVX512 [[ JOINABLE_LOOP_OPTIONS gnu::noinline, gnu::target(JOINABLE_AVX512) ]]
+#define JOINABLE_INLINE_AVX2 [[gnu::target("avx2,f16c"), gnu::always_inline]] inline
+#else
+#define JOINABLE_INLINE_AVX2 [[gnu::always_inline]] inline
+#define JOINABLE_LOOP [[JOINABLE_LOOP_OPTIONS gnu::noinline]]
+#define JOINABLE_LOOP_AVX2 JOINABLE_LOOP
+#define JOINABLE_LOOP_AVX512 JOINABLE_LOOP
+#endif
+
+namespace joinable::inline v0::detail {
+
+/// The instruction sets for which loops over elements exist, from the one that every processor has.
+enum class InstructionSet : std::uint8_t { baseline, avx2, avx512 };
+
+/// What this processor has. Costs a load and a test.
+inline InstructionSet instruction_set() noexcept {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
+        __builtin_cpu_supports("avx512vl") != 0) {
+        return InstructionSet::avx512;
+    }
+    if (__builtin_cpu_supports("avx2") != 0) {
+        return InstructionSet::avx2;
+    }
+#endif
+    return InstructionSet::baseline;
+}
+
+/// Eight numbers of f16, and of f32.
+using EightHalves [[gnu::vector_size(16)]] = short;
+using EightFloats [[gnu::vector_size(32)]] = float;
+
+// Conversions of eight numbers at once, where the processor has an instruction for them: every one
+// with AVX2 has. The builtins are what <immintrin.h> calls, which is too large to include.
+#if defined(__x86_64__)
+inline constexpr bool has_half_conversions = true;
+inline constexpr bool has_streaming_stores = true; ///< movntdq and sfence
+JOINABLE_INLINE_AVX2 void widen(EightHalves const& from, EightFloats& to) noexcept {
+    to = __builtin_ia32_vcvtph2ps256(from);
+}
+JOINABLE_INLINE_AVX2 void narrow(EightFloats const& from, EightHalves& to) noexcept {
+    to = __builtin_ia32_vcvtps2ph256(from, 0); // to nearest, ties to even
+}
+#else
+inline constexpr bool has_half_conversions = false;
+inline constexpr bool has_streaming_stores = false;
+inline void widen(EightHalves const&, EightFloats&) noexcept {}
+inline void narrow(EightFloats const&, EightHalves&) noexcept {}
+#endif
+
+/// Tells the core that this is a spinning loop, so that its sibling thread gets the resources.
+inline void cpu_relax() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/fwd.hpp
+
+/// @file
+/// Declarations of everything that other code specialises or names before it is defined.
+///
+/// Customization points, all of them class templates whose primary is undefined or a default:
+/// | template               | adapts                                       | header                 |
+/// |------------------------|----------------------------------------------|------------------------|
+/// | `tensor_traits<T>`     | an engine's tensor                           | tensor/traits.hpp      |
+/// | `parameter_traits<P>`  | an engine's parameter (a value and gradient) | tensor/parameter.hpp   |
+/// | `hook_order<Hook>`     | where a hook of another library runs         | hook/ordering.hpp      |
+
+namespace joinable::inline v0 {
+
+enum class DType : std::uint8_t;
+struct Buffer;
+struct ConstBuffer;
+class Shape;
+class AnyView;
+template <class T>
+class StridedView;
+
+template <class T>
+struct tensor_traits;
+template <class P>
+struct parameter_traits;
+template <class Hook>
+struct hook_order;
+
+enum class ReduceOp : std::uint8_t;
+
+class JoinState;
+class Round;
+class PendingRound;
+struct RoundNotice;
+struct JoinResult;
+
+} // namespace joinable::inline v0
+
+// ---- joinable/error.hpp
+
+namespace joinable::inline v0 {
+
+/// What went wrong, as it travels between ranks. See `throw_failure` for the matching exception.
+enum class FailureKind : std::uint8_t { peer_failed, timed_out, mismatch, communication, contract };
+
+/// Why a communicator was aborted. The first writer wins, and every rank throws what it wrote.
+struct AbortReason {
+    FailureKind kind = FailureKind::communication;
+    std::vector<int> ranks; ///< the culprits, ascending: who failed, did not arrive or differs
+    std::string message;
+};
+
+/// The base of all failures that a correct program can meet.
+class Error : public std::runtime_error {
+public:
+    using std::runtime_error::runtime_error;
+};
+
+/// The caller broke a documented precondition; nothing was moved because of the call.
+class ContractViolation : public std::logic_error {
+public:
+    using std::logic_error::logic_error;
+};
+
+/// The transport failed. The communicator is spent.
+class CommunicationError : public Error {
+public:
+    using Error::Error;
+};
+
+/// A failure with culprits: one class per `FailureKind`, so that a handler can tell them apart.
+template <FailureKind>
+class FailureOfRanks : public Error {
+public:
+    FailureOfRanks(std::vector<int> ranks, std::string const& message)
+        : Error{message}, ranks_{std::move(ranks)} {}
+
+    /// The culprits, ascending. Empty only where the communicator cannot tell.
+    [[nodiscard]] std::vector<int> const& ranks() const noexcept { return ranks_; }
+
+private:
+    std::vector<int> ranks_;
+};
+
+/// Another rank threw, died or left: `rank()` is the lowest that did.
+class PeerFailed : public FailureOfRanks<FailureKind::peer_failed> {
+public:
+    using FailureOfRanks::FailureOfRanks;
+    [[nodiscard]] int rank() const noexcept { return ranks().empty() ? -1 : ranks().front(); }
+};
+
+/// Some ranks did not arrive within the deadline: `missing()` where the communicator can tell.
+class TimedOut : public FailureOfRanks<FailureKind::timed_out> {
+public:
+    using FailureOfRanks::FailureOfRanks;
+    [[nodiscard]] std::vector<int> const& missing() const noexcept { return ranks(); }
+};
+
+/// Ranks do different things where all must do the same: `ranks()` are those that differ from
+/// the lowest rank. No data moved.
+class Mismatch : public FailureOfRanks<FailureKind::mismatch> {
+public:
+    using FailureOfRanks::FailureOfRanks;
+};
+
+/// Some ranks ran out of inputs under `EndPolicy::throw_early`. The communicator stays usable.
+class EarlyTermination : public Error {
+public:
+    EarlyTermination(std::vector<int> ranks, std::string const& message)
+        : Error{message}, ranks_{std::move(ranks)} {}
+
+    /// The ranks that ran out, ascending.
+    [[nodiscard]] std::vector<int> const& ranks() const noexcept { return ranks_; }
+
+private:
+    std::vector<int> ranks_;
+};
+
+/// Throws the exception that stands for `reason`: the same type and text on every rank.
+[[noreturn]] inline void throw_failure(AbortReason const& reason) {
+    switch (reason.kind) {
+    case FailureKind::peer_failed: throw PeerFailed{reason.ranks, reason.message};
+    case FailureKind::timed_out: throw TimedOut{reason.ranks, reason.message};
+    case FailureKind::mismatch: throw Mismatch{reason.ranks, reason.message};
+    case FailureKind::contract: throw ContractViolation{reason.message};
+    case FailureKind::communication: break;
+    }
+    throw CommunicationError{reason.message};
+}
+
+} // namespace joinable::inline v0
+
 // ---- joinable/tensor/dtype.hpp
 
 namespace joinable::inline v0 {
@@ -288,100 +518,6 @@ inline std::string ranks_text(std::vector<int> const& ranks) {
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/error.hpp
-
-namespace joinable::inline v0 {
-
-/// What went wrong, as it travels between ranks. See `throw_failure` for the matching exception.
-enum class FailureKind : std::uint8_t { peer_failed, timed_out, mismatch, communication, contract };
-
-/// Why a communicator was aborted. The first writer wins, and every rank throws what it wrote.
-struct AbortReason {
-    FailureKind kind = FailureKind::communication;
-    std::vector<int> ranks; ///< the culprits, ascending: who failed, did not arrive or differs
-    std::string message;
-};
-
-/// The base of all failures that a correct program can meet.
-class Error : public std::runtime_error {
-public:
-    using std::runtime_error::runtime_error;
-};
-
-/// The caller broke a documented precondition; nothing was moved because of the call.
-class ContractViolation : public std::logic_error {
-public:
-    using std::logic_error::logic_error;
-};
-
-/// The transport failed. The communicator is spent.
-class CommunicationError : public Error {
-public:
-    using Error::Error;
-};
-
-/// A failure with culprits: one class per `FailureKind`, so that a handler can tell them apart.
-template <FailureKind>
-class FailureOfRanks : public Error {
-public:
-    FailureOfRanks(std::vector<int> ranks, std::string const& message)
-        : Error{message}, ranks_{std::move(ranks)} {}
-
-    /// The culprits, ascending. Empty only where the communicator cannot tell.
-    [[nodiscard]] std::vector<int> const& ranks() const noexcept { return ranks_; }
-
-private:
-    std::vector<int> ranks_;
-};
-
-/// Another rank threw, died or left: `rank()` is the lowest that did.
-class PeerFailed : public FailureOfRanks<FailureKind::peer_failed> {
-public:
-    using FailureOfRanks::FailureOfRanks;
-    [[nodiscard]] int rank() const noexcept { return ranks().empty() ? -1 : ranks().front(); }
-};
-
-/// Some ranks did not arrive within the deadline: `missing()` where the communicator can tell.
-class TimedOut : public FailureOfRanks<FailureKind::timed_out> {
-public:
-    using FailureOfRanks::FailureOfRanks;
-    [[nodiscard]] std::vector<int> const& missing() const noexcept { return ranks(); }
-};
-
-/// Ranks do different things where all must do the same: `ranks()` are those that differ from
-/// the lowest rank. No data moved.
-class Mismatch : public FailureOfRanks<FailureKind::mismatch> {
-public:
-    using FailureOfRanks::FailureOfRanks;
-};
-
-/// Some ranks ran out of inputs under `EndPolicy::throw_early`. The communicator stays usable.
-class EarlyTermination : public Error {
-public:
-    EarlyTermination(std::vector<int> ranks, std::string const& message)
-        : Error{message}, ranks_{std::move(ranks)} {}
-
-    /// The ranks that ran out, ascending.
-    [[nodiscard]] std::vector<int> const& ranks() const noexcept { return ranks_; }
-
-private:
-    std::vector<int> ranks_;
-};
-
-/// Throws the exception that stands for `reason`: the same type and text on every rank.
-[[noreturn]] inline void throw_failure(AbortReason const& reason) {
-    switch (reason.kind) {
-    case FailureKind::peer_failed: throw PeerFailed{reason.ranks, reason.message};
-    case FailureKind::timed_out: throw TimedOut{reason.ranks, reason.message};
-    case FailureKind::mismatch: throw Mismatch{reason.ranks, reason.message};
-    case FailureKind::contract: throw ContractViolation{reason.message};
-    case FailureKind::communication: break;
-    }
-    throw CommunicationError{reason.message};
-}
-
-} // namespace joinable::inline v0
-
 // ---- joinable/tensor/shape.hpp
 
 namespace joinable::inline v0 {
@@ -557,45 +693,6 @@ checked_reach(Shape const& extents, Shape const& strides, std::size_t element_by
 }
 
 } // namespace detail
-
-} // namespace joinable::inline v0
-
-// ---- joinable/fwd.hpp
-
-/// @file
-/// Declarations of everything that other code specialises or names before it is defined.
-///
-/// Customization points, all of them class templates whose primary is undefined or a default:
-/// | template               | adapts                                       | header                 |
-/// |------------------------|----------------------------------------------|------------------------|
-/// | `tensor_traits<T>`     | an engine's tensor                           | tensor/traits.hpp      |
-/// | `parameter_traits<P>`  | an engine's parameter (a value and gradient) | tensor/parameter.hpp   |
-/// | `hook_order<Hook>`     | where a hook of another library runs         | hook/ordering.hpp      |
-
-namespace joinable::inline v0 {
-
-enum class DType : std::uint8_t;
-struct Buffer;
-struct ConstBuffer;
-class Shape;
-class AnyView;
-template <class T>
-class StridedView;
-
-template <class T>
-struct tensor_traits;
-template <class P>
-struct parameter_traits;
-template <class Hook>
-struct hook_order;
-
-enum class ReduceOp : std::uint8_t;
-
-class JoinState;
-class Round;
-class PendingRound;
-struct RoundNotice;
-struct JoinResult;
 
 } // namespace joinable::inline v0
 
@@ -1183,2292 +1280,226 @@ struct tensor_traits<AnyView> {
 
 } // namespace joinable::inline v0
 
-// ---- joinable/tensor/detail/handle_list.hpp
+// ---- joinable/tensor/overlap.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable::inline v0 {
 
-/// Handles on objects whose types were forgotten. An index is a position in the list.
-///
-/// `Handle` says what it is made of: `Handle::takes<T>`, of a `T&` and perhaps an owner;
-/// `Handle::shares_storage<T>`, whether a copy of a `T` is as good as the object itself;
-/// `Handle::of_null(i)`, what stands for a null pointer at position `i`, if that does not throw.
-template <class Handle>
-class HandleList {
+namespace detail {
+
+/// The dimensions of extent above 1, those with the smallest stride first.
+inline Shape dimensions_by_stride(Shape const& extents, Shape const& strides) {
+    Shape order;
+    for (std::size_t d = 0; d < extents.size(); ++d) {
+        if (extents[d] > 1) {
+            order.push_back(d);
+        }
+    }
+    for (std::size_t i = 1; i < order.size(); ++i) { // insertion sort of at most eight
+        for (std::size_t k = i; k > 0 && strides[order[k]] < strides[order[k - 1]]; --k) {
+            std::swap(order[k], order[k - 1]);
+        }
+    }
+    return order;
+}
+
+} // namespace detail
+
+/// Whether a tensor's elements fill its memory without gaps or overlap, in whatever order of
+/// dimensions: then its strides can be kept in a flat buffer. The rule of PyTorch's
+/// is_non_overlapping_and_dense.
+[[nodiscard]] inline bool is_non_overlapping_and_dense(Shape const& extents, Shape const& strides) {
+    if (numel(extents) == 0) {
+        return true;
+    }
+    std::size_t expected = 1;
+    for (std::size_t const d : detail::dimensions_by_stride(extents, strides)) {
+        if (strides[d] != expected) {
+            return false;
+        }
+        expected *= extents[d];
+    }
+    return true;
+}
+
+namespace detail {
+
+/// In how many ways `total` is a sum of multiples of strides, each taken less than `count` times:
+/// the equation behind "do two indices name the same memory?". A bounded Diophantine equation, as
+/// in NumPy's solve_may_share_memory: hard in general, but every layout that is nested, permuted,
+/// sliced or padded is decided in a few steps, because the largest stride leaves few choices.
+class SumsOfStrides {
 public:
-    [[nodiscard]] std::size_t size() const noexcept { return items_.size(); }
-    [[nodiscard]] Handle const& operator[](std::size_t i) const { return items_[i]; }
-    [[nodiscard]] auto begin() const noexcept { return items_.begin(); }
-    [[nodiscard]] auto end() const noexcept { return items_.end(); }
-    void push_back(Handle handle) { items_.push_back(std::move(handle)); }
-
-private:
-    std::vector<Handle> items_;
-};
-
-template <class Range>
-using item_of = std::remove_reference_t<decltype(*std::begin(std::declval<Range&>()))>;
-
-template <class T, class Handle>
-concept pointer_to_taken = requires(T& pointer) {
-    static_cast<bool>(pointer);
-    requires Handle::template takes<std::remove_reference_t<decltype(*pointer)>>;
-};
-
-template <class Range, class Handle>
-concept list_of = std::derived_from<std::remove_cvref_t<Range>, HandleList<Handle>>;
-
-/// Whether `append` can make handles of what is in the range.
-template <class Range, class Handle>
-concept has_items_for = list_of<Range, Handle> || Handle::template takes<item_of<Range>> ||
-                        pointer_to_taken<item_of<Range>, Handle>;
-
-/// Appends handles on the objects in a range. Of a named range of objects the addresses are kept;
-/// of pointers and smart pointers the pointer; of a temporary range of handles, copies of them. A
-/// list is spliced in.
-template <class Handle, class Range>
-void append(HandleList<Handle>& list, Range&& range) {
-    using Item = item_of<Range>;
-    if constexpr (list_of<Range, Handle>) {
-        for (Handle const& handle : range) {
-            list.push_back(handle);
+    /// Adds a stride that may be taken 0 to `count - 1` times. At most 16 of them.
+    void add(std::size_t stride, std::size_t count) noexcept {
+        if (stride != 0 && count > 1) {
+            terms_[size_++] = {stride, count, 0, 0};
         }
-    } else if constexpr (Handle::template takes<Item>) {
-        constexpr bool items_stay = std::is_lvalue_reference_v<Range> &&
-                                    std::is_lvalue_reference_v<decltype(*std::begin(range))>;
-        constexpr bool is_shared = Handle::template shares_storage<Item>;
-        static_assert(
-            items_stay || is_shared,
-            "parameters, buffers: a temporary range of objects would be gone before it is used; "
-            "give the range a name, or set parameter_traits::is_handle if copies share storage"
-        );
-        for (auto&& item : range) {
-            if constexpr (items_stay) {
-                list.push_back(Handle{item});
-            } else if constexpr (is_shared) {
-                // Copied, not moved: a temporary view may show handles that somebody owns.
-                auto owned = std::make_shared<std::remove_const_t<Item>>(item);
-                list.push_back(Handle{*owned, owned});
-            }
-        }
-    } else if constexpr (pointer_to_taken<Item, Handle>) {
-        using Pointer = std::remove_const_t<Item>;
-        constexpr bool is_owning_copy =
-            std::copy_constructible<Pointer> && !std::is_pointer_v<Pointer>;
-        static_assert(
-            std::copy_constructible<Pointer> || std::is_lvalue_reference_v<Range> ||
-                std::ranges::enable_borrowed_range<std::remove_cv_t<Range>>,
-            "parameters, buffers: a temporary range of unique pointers would take its objects with "
-            "it; give the range a name, or use shared pointers"
-        );
-        for (auto&& pointer : range) {
-            if (!pointer) {
-                list.push_back(Handle::of_null(list.size()));
-            } else if constexpr (is_owning_copy) {
-                list.push_back(Handle{*pointer, std::make_shared<Pointer>(pointer)});
+    }
+
+    /// One term per stride. It keeps the sums there are, but not in how many ways they come.
+    void merge_equal_strides() noexcept {
+        sort();
+        std::size_t merged = 0;
+        for (std::size_t i = 0; i < size_; ++i) {
+            if (merged != 0 && terms_[merged - 1].stride == terms_[i].stride) {
+                terms_[merged - 1].count += terms_[i].count - 1;
             } else {
-                list.push_back(Handle{*pointer});
+                terms_[merged++] = terms_[i];
             }
         }
+        size_ = merged;
     }
-}
 
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/tensor/parameter.hpp
-
-namespace joinable::inline v0 {
-
-namespace detail {
-
-/// What `parameter_traits` may return for a value or a gradient: something to dereference that may
-/// be empty (a pointer, an optional view).
-template <class P>
-concept pointer_like_to_tensor = requires(P&& pointer) {
-    static_cast<bool>(pointer);
-    requires WritableTensor<decltype(*pointer)>;
-};
-
-template <class T>
-constexpr T* address_of_gradient(T& gradient) noexcept {
-    return &gradient;
-}
-template <class T>
-constexpr T* address_of_gradient(std::optional<T>& gradient) noexcept {
-    return gradient ? &*gradient : nullptr;
-}
-
-template <class P>
-concept has_value_and_grad_members = requires(P& p) {
-    requires WritableTensor<decltype((p.value))>;
-    requires WritableTensor<decltype(*address_of_gradient(p.grad))>;
-};
-
-} // namespace detail
-
-/// Adapts a parameter type: a value and its gradient. Specialise it for the engine's own type:
-///
-/// | member                                        | meaning                                          |
-/// |-----------------------------------------------|--------------------------------------------------|
-/// | `static auto value(P& p)`                     | pointer-like to a writable Tensor                |
-/// | `static auto grad(P& p)`                      | the same; empty = there is no gradient           |
-/// | `static bool requires_grad(P const& p)`       | optional; else all parameters are trained        |
-/// | `static std::string_view name(P const& p)`    | optional; error texts use it                     |
-/// | `static void set_grad(P& p, AnyView view)`    | optional; makes `view` the gradient: enables     |
-/// |                                               | gradients as bucket views                        |
-/// | `static constexpr bool is_handle = true`      | optional; copies of P share storage              |
-///
-/// The default serves every class with members `value` and `grad` (which may be a std::optional)
-/// that are writable tensors, and uses its members `requires_grad` and `name` where it has them.
-template <class P>
-struct parameter_traits {
-    static constexpr auto value(P& p) noexcept
-        requires detail::has_value_and_grad_members<P>
-    {
-        return &p.value;
-    }
-    static constexpr auto grad(P& p) noexcept
-        requires detail::has_value_and_grad_members<P>
-    {
-        return detail::address_of_gradient(p.grad);
-    }
-    static constexpr bool requires_grad(P const& p)
-        requires requires {
-            { p.requires_grad } -> std::convertible_to<bool>;
+    /// Whether there are at least `wanted` ways. Also true when the search took too many steps.
+    [[nodiscard]] bool has(std::size_t total, int wanted) noexcept {
+        sort();
+        std::size_t rest = 0;
+        std::size_t divisor = 0;
+        for (std::size_t i = size_; i-- > 0;) {
+            rest += terms_[i].stride * (terms_[i].count - 1);
+            divisor = std::gcd(divisor, terms_[i].stride);
+            terms_[i].rest = rest;
+            terms_[i].divisor = divisor;
         }
-    {
-        return p.requires_grad;
-    }
-    static constexpr std::string_view name(P const& p)
-        requires requires {
-            { p.name } -> std::convertible_to<std::string_view>;
-        }
-    {
-        return p.name;
-    }
-};
-
-namespace detail {
-
-template <class P>
-using parameter_traits_of = parameter_traits<std::remove_cvref_t<P>>;
-
-template <class P>
-concept has_value = requires(std::remove_cvref_t<P>& p) {
-    { parameter_traits_of<P>::value(p) } -> pointer_like_to_tensor;
-};
-template <class P>
-concept has_grad = requires(std::remove_cvref_t<P>& p) {
-    { parameter_traits_of<P>::grad(p) } -> pointer_like_to_tensor;
-};
-template <class P>
-concept has_set_grad = requires(std::remove_cvref_t<P>& p, AnyView& view) {
-    parameter_traits_of<P>::set_grad(p, view);
-};
-template <class P>
-concept has_name = requires(std::remove_cvref_t<P> const& p) {
-    { parameter_traits_of<P>::name(p) } -> std::convertible_to<std::string_view>;
-};
-template <class P>
-concept has_requires_grad = requires(std::remove_cvref_t<P> const& p) {
-    { parameter_traits_of<P>::requires_grad(p) } -> std::convertible_to<bool>;
-};
-template <class P>
-concept is_handle_parameter = requires { requires parameter_traits_of<P>::is_handle; };
-
-} // namespace detail
-
-/// A trainable tensor with its gradient, as `parameter_traits` describes it.
-///
-/// `p` is an lvalue of `P`.
-/// | expression                        | result                        | meaning                     |
-/// |-----------------------------------|-------------------------------|-----------------------------|
-/// | `parameter_traits<P>::value(p)`   | pointer-like to WritableTensor| the value; never empty      |
-/// | `parameter_traits<P>::grad(p)`    | pointer-like to WritableTensor| the gradient; empty = none  |
-///
-/// Not checkable, still required: value and gradient have the same extents and dtype.
-template <class P>
-concept Parameter = detail::has_value<P> && detail::has_grad<P>;
-
-} // namespace joinable::inline v0
-
-// ---- joinable/tensor/parameters.hpp
-
-namespace joinable::inline v0 {
-
-/// A handle on one parameter of an engine whose type was forgotten. Cheap to copy; does not own
-/// the parameter unless it was made from an owning pointer or a handle type.
-class AnyParameter {
-public:
-    /// The parameter that `object` is; `owner` keeps it alive where that is needed.
-    template <Parameter P>
-    explicit AnyParameter(P& object, std::shared_ptr<void> owner = {})
-        : object_{const_cast<std::remove_const_t<P>*>(&object)}, functions_{&table<P>},
-          owner_{std::move(owner)} {
-        static_assert(
-            !std::is_const_v<P> || detail::is_handle_parameter<P>,
-            "parameters: const parameters cannot be trained, since values and gradients are "
-            "written; give a range or pointers that are not const"
-        );
-    }
-
-    [[nodiscard]] AnyView value() const { return functions_->value(object_); }
-    /// Empty where the parameter has no gradient now.
-    [[nodiscard]] AnyView grad() const { return functions_->grad(object_); }
-    [[nodiscard]] bool can_set_grad() const noexcept { return functions_->set_grad != nullptr; }
-    /// Makes `view` the gradient.
-    /// @throws ContractViolation  the parameter's traits cannot: `can_set_grad()` is false.
-    void set_grad(AnyView const& view) const {
-        if (!can_set_grad()) {
-            throw ContractViolation{"a gradient cannot be set: parameter_traits of this type needs "
-                                    "'static void set_grad(P&, AnyView)'"};
-        }
-        functions_->set_grad(object_, view);
-    }
-    [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
-    /// Empty where the parameter has no name.
-    [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
-
-    template <class P>
-    static constexpr bool takes = Parameter<P>;
-    template <class P>
-    static constexpr bool shares_storage = detail::is_handle_parameter<P>;
-    [[noreturn]] static AnyParameter of_null(std::size_t position) {
-        throw ContractViolation{detail::concat("parameters: pointer ", position, " is null")};
+        wanted_ = wanted;
+        steps_ = 0;
+        search(0, total);
+        return wanted_ <= 0;
     }
 
 private:
-    struct Functions {
-        AnyView (*value)(void*);
-        AnyView (*grad)(void*);
-        void (*set_grad)(void*, AnyView const&); ///< null: there is none
-        bool (*requires_grad)(void*);
-        std::string_view (*name)(void*);
+    struct Term {
+        std::size_t stride;
+        std::size_t count;
+        std::size_t rest;    ///< the largest sum of this term and those after it
+        std::size_t divisor; ///< of every sum of this term and those after it
     };
-
-    template <class Pointer>
-    static AnyView view_of(Pointer&& pointer) {
-        return pointer ? detail::view_of(*pointer) : AnyView{};
-    }
-
-    template <class P>
-    static consteval Functions make_table() {
-        using Traits = detail::parameter_traits_of<P>;
-        using Object = std::remove_const_t<P>;
-        Functions functions{};
-        functions.value = [](void* p) { return view_of(Traits::value(*static_cast<Object*>(p))); };
-        functions.grad = [](void* p) { return view_of(Traits::grad(*static_cast<Object*>(p))); };
-        if constexpr (detail::has_set_grad<P>) {
-            functions.set_grad = [](void* p, AnyView const& view) {
-                Traits::set_grad(*static_cast<Object*>(p), view);
-            };
-        }
-        functions.requires_grad = [](void* p) -> bool {
-            if constexpr (detail::has_requires_grad<P>) {
-                return Traits::requires_grad(*static_cast<Object*>(p));
-            } else {
-                return p != nullptr;
-            }
-        };
-        functions.name = [](void* p) -> std::string_view {
-            if constexpr (detail::has_name<P>) {
-                return Traits::name(*static_cast<Object*>(p));
-            } else {
-                (void)p;
-                return {};
-            }
-        };
-        return functions;
-    }
-
-    template <class P>
-    static constexpr Functions table = make_table<P>();
-
-    void* object_;
-    Functions const* functions_;
-    std::shared_ptr<void> owner_;
-};
-
-/// The parameters of a model, of whatever types. An index is a position in the list.
-class ParameterList : public detail::HandleList<AnyParameter> {};
-
-/// Joins ranges of parameters of different types into one list, in order. Of a named range of
-/// objects the addresses are kept; of pointers and smart pointers the pointer (shared ones share
-/// ownership); a temporary range must hold pointers or handles (parameter_traits::is_handle), which
-/// are copied. Const parameters and temporary ranges of unique pointers are compile errors. A
-/// ParameterList is spliced in. Local.
-/// @throws ContractViolation  a pointer is null.
-template <class... Ranges>
-[[nodiscard]] ParameterList parameters(Ranges&&... ranges) {
-    static_assert(
-        (detail::has_items_for<Ranges, AnyParameter> && ...),
-        "parameters: the elements of the range must model Parameter, or be pointers to such; "
-        "give them members 'value' and 'grad', or specialise joinable::parameter_traits"
-    );
-    ParameterList list;
-    (detail::append(list, std::forward<Ranges>(ranges)), ...);
-    return list;
-}
-
-} // namespace joinable::inline v0
-
-// ---- joinable/bucket/tensor_size.hpp
-
-namespace joinable::inline v0 {
-
-/// All that bucket assignment asks of a tensor. Give it in place of tensors that have no memory
-/// yet: a layout can then be computed before the model is made, or by the compiler.
-struct TensorSize {
-    std::size_t numel = 0;
-    DType dtype = DType::f32;
-    DeviceId device = {};
-
-    [[nodiscard]] constexpr std::size_t bytes() const noexcept { return numel * size_of(dtype); }
-    /// Whether tensors of both sizes may share a bucket: it has one dtype and is on one device.
-    [[nodiscard]] constexpr bool shares_buckets_with(TensorSize const& other) const noexcept {
-        return dtype == other.dtype && device == other.device;
-    }
-};
-
-namespace detail {
-
-template <class T>
-concept has_tensor_size =
-    Tensor<T> || Parameter<T> || std::same_as<std::remove_cvref_t<T>, AnyParameter> ||
-    std::same_as<std::remove_cvref_t<T>, TensorSize>;
-
-/// The size of a tensor, or that of a parameter's value.
-template <has_tensor_size T>
-[[nodiscard]] constexpr TensorSize tensor_size_of(T&& object) {
-    using Object = std::remove_cvref_t<T>;
-    if constexpr (std::same_as<Object, TensorSize>) {
-        return object;
-    } else if constexpr (std::same_as<Object, AnyParameter>) {
-        return tensor_size_of(object.value());
-    } else if constexpr (Tensor<T>) {
-        return {numel(object), dtype(object), device(object)};
-    } else {
-        // Traits take parameters that can be written; nothing is written for a size.
-        return tensor_size_of(*parameter_traits<Object>::value(const_cast<Object&>(object)));
-    }
-}
-
-} // namespace detail
-
-} // namespace joinable::inline v0
-
-// ---- joinable/detail/kept_range.hpp
-
-/// @file
-/// How a view keeps the range that it was made from.
-
-namespace joinable::inline v0::detail {
-
-/// A named range, kept by its address.
-template <class Range>
-class RangeReference {
-public:
-    RangeReference() = default;
-    explicit constexpr RangeReference(Range& range) noexcept : range_{&range} {}
-    [[nodiscard]] constexpr auto begin() const { return std::begin(*range_); }
-    [[nodiscard]] constexpr auto end() const { return std::end(*range_); }
-
-private:
-    Range* range_ = nullptr;
-};
-
-template <class Range>
-inline constexpr bool is_view = std::ranges::enable_view<Range>;
-template <class Range>
-inline constexpr bool is_view<RangeReference<Range>> = true;
-
-/// Whether iterators outlive the object that they come from.
-template <class Range>
-inline constexpr bool is_borrowed = std::ranges::enable_borrowed_range<Range>;
-template <class Range>
-inline constexpr bool is_borrowed<RangeReference<Range>> = true;
-
-/// What keeps an argument of type `Range&&`: a named container is referred to, a view is copied, a
-/// temporary container is moved.
-template <class Range>
-using Kept = std::conditional_t<
-    std::is_lvalue_reference_v<Range> && !is_view<std::remove_cvref_t<Range>>,
-    RangeReference<std::remove_reference_t<Range>>,
-    std::remove_cvref_t<Range>>;
-
-template <class Range>
-[[nodiscard]] constexpr Kept<Range> keep(Range&& range) {
-    return Kept<Range>(std::forward<Range>(range));
-}
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/bucket/bucketed_view.hpp
-
-namespace joinable::inline v0 {
-
-namespace detail {
-
-template <class Range>
-concept has_multi_pass_iterators = requires(Range& range) {
-    { std::begin(range) } -> std::forward_iterator;
-    { std::end(range) } -> std::same_as<decltype(std::begin(range))>;
-};
-
-/// The category that the old iterator tag may claim: it promises references to elements.
-template <class Reference>
-using tag_for_t = std::conditional_t<
-    std::is_lvalue_reference_v<Reference>,
-    std::forward_iterator_tag,
-    std::input_iterator_tag>;
-
-} // namespace detail
-
-/// One bucket of a BucketedView: the elements of the underlying range that share it, in order.
-/// They are found while they are read: nothing beyond the last one that was asked for. Valid as
-/// long as the underlying range.
-template <class BaseIterator>
-class LazyBucket {
-public:
-    class iterator {
-    public:
-        using value_type = std::iter_value_t<BaseIterator>;
-        using difference_type = std::ptrdiff_t;
-        using reference = std::iter_reference_t<BaseIterator>;
-        using pointer = void;
-        using iterator_concept = std::forward_iterator_tag;
-        using iterator_category = detail::tag_for_t<reference>;
-
-        iterator() = default;
-        constexpr iterator(LazyBucket const& bucket, BaseIterator at, std::size_t index)
-            : at_{at}, end_{bucket.end_}, index_{index}, kind_{bucket.kind_},
-              bytes_{bucket.kind_.bytes()}, limit_{bucket.limit_} {}
-
-        [[nodiscard]] constexpr reference operator*() const { return *at_; }
-        /// The position of this element in the underlying range.
-        [[nodiscard]] constexpr std::size_t index() const noexcept { return index_; }
-        constexpr iterator& operator++() {
-            if (bytes_ >= limit_) { // this element has closed the bucket
-                at_ = end_;
-                return *this;
-            }
-            for (++at_, ++index_; at_ != end_; ++at_, ++index_) {
-                TensorSize const size = detail::tensor_size_of(*at_);
-                if (size.shares_buckets_with(kind_)) {
-                    bytes_ += size.bytes();
-                    break;
-                }
-            }
-            return *this;
-        }
-        constexpr iterator operator++(int) {
-            iterator const old = *this;
-            ++*this;
-            return old;
-        }
-        friend constexpr bool operator==(iterator const& a, iterator const& b) {
-            return a.at_ == b.at_;
-        }
-
-    private:
-        BaseIterator at_{};
-        BaseIterator end_{};
-        std::size_t index_ = 0;
-        TensorSize kind_;
-        std::size_t bytes_ = 0; ///< of the bucket, up to and with this element
-        std::size_t limit_ = 0;
-    };
-
-    LazyBucket() = default;
-    constexpr LazyBucket(
-        BaseIterator first, BaseIterator end, std::size_t index, TensorSize kind, std::size_t limit
-    )
-        : first_{first}, end_{end}, index_{index}, kind_{kind}, limit_{limit} {}
-
-    [[nodiscard]] constexpr iterator begin() const { return {*this, first_, index_}; }
-    [[nodiscard]] constexpr iterator end() const { return {*this, end_, index_}; }
-    [[nodiscard]] constexpr DType dtype() const noexcept { return kind_.dtype; }
-    [[nodiscard]] constexpr DeviceId device() const noexcept { return kind_.device; }
-    /// The limit in bytes that this bucket is cut by.
-    [[nodiscard]] constexpr std::size_t limit() const noexcept { return limit_; }
-
-private:
-    BaseIterator first_{};
-    BaseIterator end_{};
-    std::size_t index_ = 0; ///< of first_
-    TensorSize kind_;       ///< of its first element
-    std::size_t limit_ = 0;
-};
-
-/// The buckets of a range of Tensors, Parameters or TensorSizes, as
-/// compute_bucket_assignment_by_size gives them for the same limits, each one cut when it is asked
-/// for. A forward range of LazyBucket; iterators are valid as long as the view. `Base` is what
-/// keeps the range: a reference or the range itself.
-///
-/// How lazy that can be: buckets come in the order of their lowest elements, and those of different
-/// dtypes and devices interleave. So a bucket that closes early waits for those that began before
-/// it, but never for what follows: the next bucket begins at the first element that no earlier one
-/// has taken. To say where a bucket begins, nothing is read beyond the last elements of the earlier
-/// ones and the element after those; to read it, nothing beyond its own last element, which is
-/// known as the last when it reaches the limit (a bucket that stays open is read to the end of the
-/// range). No bucket is stored.
-///
-/// Complexity: reading all buckets is linear in the elements times the number of different dtypes
-/// and devices. An iterator keeps a few words per dtype and device met so far, and allocates them.
-template <class Base>
-class BucketedView {
-public:
-    using base_iterator = decltype(std::begin(std::declval<Base const&>()));
-
-    class iterator {
-    public:
-        using value_type = LazyBucket<base_iterator>;
-        using difference_type = std::ptrdiff_t;
-        using reference = value_type;
-        using pointer = void;
-        using iterator_concept = std::forward_iterator_tag;
-        using iterator_category = std::input_iterator_tag; // buckets are made, not referred to
-
-        iterator() = default;
-        constexpr iterator(BucketedView const& view, base_iterator first)
-            : view_{&view}, first_{first} {}
-
-        [[nodiscard]] constexpr value_type operator*() const {
-            TensorSize const kind = detail::tensor_size_of(*first_);
-            std::size_t cut = 0;
-            for (Kind const& known : kinds_) {
-                if (known.size.shares_buckets_with(kind)) {
-                    cut = known.buckets;
-                }
-            }
-            auto const& limits = view_->limits_;
-            return {
-                first_,
-                std::end(view_->base_),
-                index_,
-                kind,
-                limits[(std::min)(cut, limits.size() - 1)]
-            };
-        }
-        constexpr iterator& operator++() {
-            take(**this);
-            auto const end = std::end(view_->base_);
-            do {
-                ++first_;
-                ++index_;
-            } while (first_ != end && is_taken(index_, detail::tensor_size_of(*first_)));
-            return *this;
-        }
-        constexpr iterator operator++(int) {
-            iterator const old = *this;
-            ++*this;
-            return old;
-        }
-        friend constexpr bool operator==(iterator const& a, iterator const& b) {
-            return a.first_ == b.first_;
-        }
-
-    private:
-        struct Kind {
-            TensorSize size;       ///< of one such tensor
-            std::size_t buckets;   ///< how many of them were passed
-            std::size_t taken_end; ///< the position after the last element of those
-        };
-
-        constexpr void take(value_type const& bucket) {
-            std::size_t last = index_;
-            for (auto it = bucket.begin(); it != bucket.end(); ++it) {
-                last = it.index();
-            }
-            TensorSize const size{0, bucket.dtype(), bucket.device()};
-            for (Kind& known : kinds_) {
-                if (known.size.shares_buckets_with(size)) {
-                    ++known.buckets;
-                    known.taken_end = last + 1;
-                    return;
-                }
-            }
-            kinds_.push_back({size, 1, last + 1});
-        }
-        [[nodiscard]] constexpr bool is_taken(std::size_t index, TensorSize const& size) const {
-            return std::any_of(kinds_.begin(), kinds_.end(), [&](Kind const& known) {
-                return index < known.taken_end && known.size.shares_buckets_with(size);
-            });
-        }
-
-        BucketedView const* view_ = nullptr;
-        base_iterator first_{};
-        std::size_t index_ = 0; ///< of first_
-        std::vector<Kind> kinds_;
-    };
-
-    BucketedView() = default;
-    /// @throws ContractViolation  no limit is given.
-    constexpr BucketedView(Base base, std::span<std::size_t const> limits)
-        : base_{std::move(base)}, limits_(limits.begin(), limits.end()) {
-        if (limits.empty()) {
-            throw ContractViolation{"views::bucketed needs at least one limit, but got none"};
-        }
-    }
-
-    [[nodiscard]] constexpr iterator begin() const { return {*this, std::begin(base_)}; }
-    [[nodiscard]] constexpr iterator end() const { return {*this, std::end(base_)}; }
-
-private:
-    Base base_{};
-    std::vector<std::size_t> limits_; ///< few: copying them with the view is cheap
-};
-
-namespace views {
-
-namespace detail {
-
-/// What `range | bucketed(limits)` waits for.
-class BucketedClosure {
-public:
-    explicit constexpr BucketedClosure(std::span<std::size_t const> limits)
-        : limits_(limits.begin(), limits.end()) {}
-
-    template <class Range>
-    friend constexpr auto operator|(Range&& range, BucketedClosure const& closure) {
-        using Value = std::remove_cvref_t<Range>;
-        static_assert(
-            joinable::detail::has_tensor_size<decltype(*std::begin(range))>,
-            "views::bucketed: the elements of the range must model Tensor or Parameter, or be a "
-            "TensorSize; specialise joinable::tensor_traits for their type"
-        );
-        static_assert(
-            joinable::detail::has_multi_pass_iterators<Value const>,
-            "views::bucketed: the range must be a forward range also when it is const, and its "
-            "begin and end of one type; copy it into a container first"
-        );
-        using Base = joinable::detail::Kept<Range>;
-        return BucketedView<Base>{
-            joinable::detail::keep(std::forward<Range>(range)), closure.limits_
-        };
-    }
-
-private:
-    std::vector<std::size_t> limits_;
-};
-
-} // namespace detail
-
-/// `range | views::bucketed(limits)`: the BucketedView of a forward range. A named container is
-/// referred to, a view is copied, a temporary container is moved into the result. Local; an empty
-/// range has no buckets.
-/// @throws ContractViolation  there are no limits.
-[[nodiscard]] constexpr auto bucketed(std::span<std::size_t const> limits) {
-    return detail::BucketedClosure{limits};
-}
-[[nodiscard]] constexpr auto bucketed(std::initializer_list<std::size_t> limits) {
-    return detail::BucketedClosure{std::span<std::size_t const>{limits.begin(), limits.size()}};
-}
-
-} // namespace views
-
-} // namespace joinable::inline v0
-
-/// A view unless it owns its range: then copying it would copy that.
-template <class Base>
-inline constexpr bool std::ranges::enable_view<joinable::BucketedView<Base>> =
-    joinable::detail::is_view<Base>;
-
-/// Its iterators refer to the underlying range alone.
-template <class BaseIterator>
-inline constexpr bool std::ranges::enable_borrowed_range<joinable::LazyBucket<BaseIterator>> = true;
-template <class BaseIterator>
-inline constexpr bool std::ranges::enable_view<joinable::LazyBucket<BaseIterator>> = true;
-
-// ---- joinable/bucket/assignment.hpp
-
-namespace joinable::inline v0 {
-
-/// Which tensors share a bucket, and the limit in bytes that each bucket was cut by (0 for a sparse
-/// tensor, which is alone in its bucket).
-struct BucketAssignment {
-    std::vector<std::vector<std::size_t>> buckets;
-    std::vector<std::size_t> limits;
-};
-
-namespace detail {
-
-constexpr void check_assignment_input(
-    std::size_t count,
-    std::span<std::size_t const> limits,
-    std::span<bool const> expect_sparse,
-    std::span<std::size_t const> indices
-) {
-    if (count == 0 || limits.empty()) {
-        throw ContractViolation{concat(
-            "bucket assignment needs at least one tensor and one limit, but got ",
-            count,
-            " tensors and ",
-            limits.size(),
-            " limits"
-        )};
-    }
-    if ((!expect_sparse.empty() && expect_sparse.size() != count) ||
-        (!indices.empty() && indices.size() != count)) {
-        throw ContractViolation{concat(
-            "bucket assignment of ",
-            count,
-            " tensors needs as many sparse flags and indices, or "
-            "none, but got ",
-            expect_sparse.size(),
-            " flags and ",
-            indices.size(),
-            " indices"
-        )};
-    }
-    // Vectors are filled with a value: what libstdc++ 12 does without one is no constant expression
-    // to clang, and neither is its std::vector<bool>.
-    std::vector<unsigned char> seen(indices.empty() ? 0 : count, 0);
-    for (std::size_t const index : indices) {
-        if (index >= count || seen[index]) {
-            throw ContractViolation{concat(
-                "bucket assignment: index ",
-                index,
-                index >= count ? " is out of range for " : " is given twice for ",
-                count,
-                " tensors; give a permutation"
-            )};
-        }
-        seen[index] = 1;
-    }
-}
-
-} // namespace detail
-
-/// Cuts tensors into buckets of one dtype and device each, in order: a bucket closes after the
-/// tensor with which it reaches its limit in bytes, and the next bucket of that dtype and device
-/// gets the next limit (the last one repeats). Tensors flagged in `expect_sparse` are alone.
-///
-/// `indices` permutes the order in which tensors are taken. Without it buckets are sorted by their
-/// lowest tensor; with it they stay in the order in which they closed, those left open at the end
-/// by the first tensor of their dtype and device, so that the result is the same everywhere.
-/// Local; also in constant expressions. `tensors` is a random-access range of Tensors, Parameters
-/// or TensorSizes. The rule is that of PyTorch's _compute_bucket_assignment_by_size.
-/// Complexity: linear in the tensors times the number of different dtypes and devices.
-/// @throws ContractViolation  nothing given, sizes that differ, or indices that are no permutation.
-template <class Tensors>
-[[nodiscard]] constexpr BucketAssignment compute_bucket_assignment_by_size(
-    Tensors const& tensors,
-    std::span<std::size_t const> limits,
-    std::span<bool const> expect_sparse = {},
-    std::span<std::size_t const> indices = {}
-) {
-    static_assert(
-        detail::has_tensor_size<decltype(*std::begin(tensors))>,
-        "compute_bucket_assignment_by_size: the elements of the range must model Tensor or "
-        "Parameter, or be a TensorSize; specialise joinable::tensor_traits for their type"
-    );
-    struct Open {
-        TensorSize kind; ///< of its first tensor: who may join
-        std::size_t limit_index = 0;
-        std::size_t bytes = 0;
-        std::vector<std::size_t> members;
-    };
-    std::size_t const count = static_cast<std::size_t>(std::size(tensors));
-    detail::check_assignment_input(count, limits, expect_sparse, indices);
-    BucketAssignment result;
-    std::vector<Open> open; // few dtypes and devices: a linear search beats hashing
-    auto const close = [&](Open& group) {
-        result.buckets.push_back(std::exchange(group.members, {}));
-        result.limits.push_back(limits[group.limit_index]);
-        group.bytes = 0;
-        group.limit_index = (std::min)(group.limit_index + 1, limits.size() - 1);
-    };
-    auto const first = std::begin(tensors);
-    for (std::size_t i = 0; i < count; ++i) {
-        std::size_t const t = indices.empty() ? i : indices[i];
-        if (!expect_sparse.empty() && expect_sparse[t]) {
-            result.buckets.push_back({t});
-            result.limits.push_back(0);
-            continue;
-        }
-        auto const size = detail::tensor_size_of(first[static_cast<std::ptrdiff_t>(t)]);
-        auto group = std::find_if(open.begin(), open.end(), [&](Open const& candidate) {
-            return candidate.kind.shares_buckets_with(size);
+    static constexpr int max_steps = 10'000; ///< about half a millisecond
+
+    void sort() noexcept {
+        auto const end = terms_.begin() + static_cast<std::ptrdiff_t>(size_);
+        std::sort(terms_.begin(), end, [](Term const& a, Term const& b) {
+            return a.stride > b.stride;
         });
-        if (group == open.end()) {
-            open.push_back({size, 0, 0, {}});
-            group = std::prev(open.end());
-        }
-        group->members.push_back(t);
-        group->bytes += size.bytes();
-        if (group->bytes >= limits[group->limit_index]) {
-            close(*group);
-        }
     }
-    for (Open& group : open) {
-        if (!group.members.empty()) {
-            close(group);
+
+    void search(std::size_t i, std::size_t total) noexcept {
+        if (i == size_) {
+            wanted_ -= total == 0 ? 1 : 0;
+            return;
         }
-    }
-    if (indices.empty()) {
-        std::vector<std::size_t> order(result.buckets.size(), 0);
-        for (std::size_t b = 0; b < order.size(); ++b) {
-            order[b] = b;
+        Term const& term = terms_[i];
+        if (total > term.rest || total % term.divisor != 0) {
+            return;
         }
-        std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-            return result.buckets[a].front() < result.buckets[b].front(); // ascending inside
-        });
-        BucketAssignment sorted;
-        for (std::size_t const b : order) {
-            sorted.buckets.push_back(std::move(result.buckets[b]));
-            sorted.limits.push_back(result.limits[b]);
-        }
-        return sorted;
-    }
-    return result;
-}
-
-template <class Tensors>
-[[nodiscard]] constexpr BucketAssignment compute_bucket_assignment_by_size(
-    Tensors const& tensors,
-    std::initializer_list<std::size_t> limits,
-    std::initializer_list<bool> expect_sparse = {},
-    std::initializer_list<std::size_t> indices = {}
-) {
-    return compute_bucket_assignment_by_size(
-        tensors,
-        std::span<std::size_t const>{limits.begin(), limits.size()},
-        std::span<bool const>{expect_sparse.begin(), expect_sparse.size()},
-        std::span<std::size_t const>{indices.begin(), indices.size()}
-    );
-}
-
-} // namespace joinable::inline v0
-
-// ---- joinable/bucket/fixed_assignment.hpp
-
-namespace joinable::inline v0 {
-
-/// A bucket assignment of at most `Capacity` tensors that allocates nothing, so that it can be a
-/// constexpr variable (a BucketAssignment lives in a constant expression only as long as that):
-///
-///     constexpr std::array<TensorSize, 3> sizes{{{10}, {10}, {5, DType::f64}}};
-///     constexpr FixedBucketAssignment<3> layout{compute_bucket_assignment_by_size(sizes, {80})};
-template <std::size_t Capacity>
-class FixedBucketAssignment {
-public:
-    /// @throws ContractViolation  more tensors than the capacity.
-    explicit constexpr FixedBucketAssignment(BucketAssignment const& assignment) {
-        for (auto const& members : assignment.buckets) {
-            if (members.size() > Capacity - starts_[size_]) {
-                throw ContractViolation{detail::concat(
-                    "a fixed bucket assignment has room for ",
-                    Capacity,
-                    " tensors, but the one it was given has more; raise its capacity"
-                )};
+        std::size_t const later = term.rest - term.stride * (term.count - 1);
+        std::size_t const first =
+            total <= later ? 0 : (total - later + term.stride - 1) / term.stride;
+        std::size_t const last = (std::min)(term.count - 1, total / term.stride);
+        for (std::size_t k = first; k <= last && wanted_ > 0; ++k) {
+            if (++steps_ > max_steps) {
+                wanted_ = 0;
+                return;
             }
-            limits_[size_] = assignment.limits[size_];
-            starts_[size_ + 1] = starts_[size_] + members.size();
-            std::copy(members.begin(), members.end(), tensors_.data() + starts_[size_]);
-            ++size_;
+            search(i + 1, total - k * term.stride);
         }
     }
 
-    /// The number of buckets.
-    [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
-    /// The tensors of bucket `b`. @pre b < size()
-    [[nodiscard]] constexpr std::span<std::size_t const> operator[](std::size_t b) const noexcept {
-        return {tensors_.data() + starts_[b], starts_[b + 1] - starts_[b]};
-    }
-    /// The limit in bytes that each bucket was cut by, as in BucketAssignment.
-    [[nodiscard]] constexpr std::span<std::size_t const> limits() const noexcept {
-        return {limits_.data(), size_};
-    }
-
-private:
-    std::array<std::size_t, Capacity> tensors_{}; ///< of all buckets, one after another
-    std::array<std::size_t, Capacity + 1> starts_{};
-    std::array<std::size_t, Capacity> limits_{};
+    std::array<Term, 2 * max_tensor_rank> terms_{};
     std::size_t size_ = 0;
+    int wanted_ = 0;
+    int steps_ = 0;
 };
 
-} // namespace joinable::inline v0
+/// Whether each stride is larger than all that the smaller ones reach: then no two indices meet.
+inline bool is_nested(Shape const& extents, Shape const& strides) {
+    std::size_t reach = 0;
+    for (std::size_t const d : dimensions_by_stride(extents, strides)) {
+        if (strides[d] <= reach) {
+            return false;
+        }
+        reach += strides[d] * (extents[d] - 1);
+    }
+    return true;
+}
 
-// ---- joinable/communicator/work.hpp
-
-namespace joinable::inline v0 {
-
-namespace detail {
-
-template <class W>
-concept has_wait = requires(W& work) { work.wait(); };
-
-template <class W>
-concept has_test = requires(W& work) {
-    { work.test() } -> std::convertible_to<bool>;
-};
+inline bool is_overlapping(Shape const& extents, Shape const& strides) {
+    if (numel(extents) < 2 || is_nested(extents, strides)) {
+        return false;
+    }
+    // Two indices name one element where the difference of indices, taken from -(extent - 1) to
+    // extent - 1, steps to 0 without being 0. Counted from the lowest difference:
+    SumsOfStrides sums;
+    std::size_t total = 0;
+    for (std::size_t d = 0; d < extents.size(); ++d) {
+        if (extents[d] > 1 && strides[d] == 0) {
+            return true;
+        }
+        sums.add(strides[d], 2 * extents[d] - 1);
+        total += strides[d] * (extents[d] - 1);
+    }
+    return sums.has(total, 2);
+}
 
 } // namespace detail
 
-/// A collective that was started and may not be complete.
-///
-/// `work` is an lvalue of `W`.
-/// | expression    | result              | meaning                                                  |
-/// |---------------|---------------------|----------------------------------------------------------|
-/// | `work.wait()` |                     | returns when this rank's buffers are final; throws what  |
-/// |               |                     | made the collective fail; waiting twice is fine          |
-/// | `work.test()` | convertible to bool | makes progress without blocking; true once wait() would  |
-/// |               |                     | return at once                                           |
-///
-/// Not checkable, still required: the buffers stay alive until wait() returned. A work that is
-/// destroyed unfinished waits, and while unwinding aborts, so that no peer touches freed memory.
-/// Models: CompletedWork, ThreadWork.
-template <class W>
-concept Work = std::move_constructible<W> && detail::has_wait<W> && detail::has_test<W>;
+/// Whether two different indices of a tensor may name the same element, as where a stride is 0: such
+/// a tensor can be read, but writing all of its elements has no defined result. Local.
+/// Exact, except that a tensor whose layout takes more than 10,000 steps to decide counts as
+/// overlapping; all that come from slicing, padding, permuting and broadcasting take a few.
+/// @throws ContractViolation  extents and strides are none of a view, see StridedView.
+template <Tensor T>
+[[nodiscard]] bool is_overlapping(T const& tensor) {
+    Shape const shape = extents(tensor);
+    Shape const steps = strides(tensor);
+    (void)detail::checked_reach(shape, steps, size_of(dtype(tensor)));
+    return detail::is_overlapping(shape, steps);
+}
 
-/// A work that was complete when it was started.
-struct CompletedWork {
-    void wait() const noexcept {}
-    [[nodiscard]] bool test() const noexcept { return true; }
-};
+/// Whether some element of one tensor may be in the memory of an element of the other. Local; the
+/// tensors may differ in everything. Exact like `is_overlapping` where both have elements of the same
+/// size at a multiple of it; else overlapping address ranges count.
+/// @throws ContractViolation  extents and strides are none of a view, see StridedView.
+template <Tensor A, Tensor B>
+[[nodiscard]] bool share_memory(A const& a, B const& b) {
+    Shape const extents_a = extents(a);
+    Shape const extents_b = extents(b);
+    Shape const strides_a = strides(a);
+    Shape const strides_b = strides(b);
+    std::size_t const size = size_of(dtype(a));
+    std::size_t const size_b = size_of(dtype(b));
+    std::size_t const reach_a = detail::checked_reach(extents_a, strides_a, size);
+    std::size_t const reach_b = detail::checked_reach(extents_b, strides_b, size_b);
+    void const* const data_a = detail::traits_of<A const>::data(a);
+    void const* const data_b = detail::traits_of<B const>::data(b);
+    auto const first_a = reinterpret_cast<std::uintptr_t>(data_a);
+    auto const first_b = reinterpret_cast<std::uintptr_t>(data_b);
+    if (device(a) != device(b) || first_a >= first_b + reach_b * size_b ||
+        first_b >= first_a + reach_a * size || reach_a == 0 || reach_b == 0) {
+        return false;
+    }
+    // Modulo 2^64 the difference may be negative: what b reaches makes up for it below.
+    std::size_t const difference = first_b - first_a;
+    if (size != size_b || difference % size != 0) {
+        return true;
+    }
+    // Element i of a is element k of b where a's steps up to i and b's from k to its last element
+    // are together the distance from a's first element to b's last one.
+    detail::SumsOfStrides sums;
+    std::size_t total =
+        first_b >= first_a ? difference / size : std::size_t{0} - (first_a - first_b) / size;
+    for (std::size_t d = 0; d < extents_a.size(); ++d) {
+        sums.add(strides_a[d], extents_a[d]);
+    }
+    for (std::size_t d = 0; d < extents_b.size(); ++d) {
+        sums.add(strides_b[d], extents_b[d]);
+        total += strides_b[d] * (extents_b[d] - 1);
+    }
+    sums.merge_equal_strides();
+    return sums.has(total, 1);
+}
 
 } // namespace joinable::inline v0
-
-// ---- joinable/communicator/communicator.hpp
-
-namespace joinable::inline v0 {
-
-/// How a reduction combines two elements. Sums and products of integers wrap around; the bit
-/// operations are for integers only.
-enum class ReduceOp : std::uint8_t { sum, product, min, max, bit_and, bit_or };
-
-/// The enumerator's name, for error texts.
-[[nodiscard]] constexpr std::string_view name_of(ReduceOp op) noexcept {
-    constexpr std::string_view names[] = {"sum", "product", "min", "max", "bit_and", "bit_or"};
-    return names[static_cast<std::size_t>(op)];
-}
-
-/// How long a collective waits for the other ranks unless set_deadline() says otherwise.
-inline constexpr std::chrono::nanoseconds default_deadline = std::chrono::minutes{5};
-
-namespace detail {
-
-template <class C>
-concept has_rank = requires(C const& comm) {
-    { comm.rank() } -> std::convertible_to<int>;
-};
-template <class C>
-concept has_size = requires(C const& comm) {
-    { comm.size() } -> std::convertible_to<int>;
-};
-template <class C>
-concept has_all_reduce = requires(C& comm, Buffer buffer, ReduceOp op) {
-    { comm.all_reduce(buffer, op) } -> Work;
-};
-template <class C>
-concept has_broadcast = requires(C& comm, Buffer buffer, int root) {
-    { comm.broadcast(buffer, root) } -> Work;
-};
-template <class C>
-concept has_barrier = requires(C& comm) { comm.barrier(); };
-
-template <class C>
-concept has_abort = requires(C& comm, AbortReason reason) {
-    comm.abort(reason);
-    { comm.is_spent() } -> std::convertible_to<bool>;
-};
-template <class C>
-concept has_set_deadline = requires(C& comm, std::chrono::nanoseconds deadline) {
-    { comm.set_deadline(deadline) } -> std::convertible_to<std::chrono::nanoseconds>;
-};
-template <class C>
-concept has_missing = requires(C const& comm) {
-    { comm.missing() } -> std::convertible_to<std::vector<int>>;
-};
-
-template <class C>
-concept has_keep_alive = requires(C& comm) { comm.keep_alive(); };
-
-} // namespace detail
-
-/// Whose memory a communicator moves, as its `device_type`; without one it is the host's.
-struct HostDevice {};
-struct CudaDevice {};
-
-namespace detail {
-
-template <class C>
-struct device_type_of : std::type_identity<HostDevice> {};
-template <class C>
-    requires requires { typename C::device_type; }
-struct device_type_of<C> : std::type_identity<typename C::device_type> {};
-
-template <class C>
-concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, HostDevice>;
-
-} // namespace detail
-
-/// A group of ranks that run collectives together. Optional operations: capabilities.hpp.
-///
-/// `comm` is an lvalue of `C`.
-/// | expression                     | result             | meaning                                  |
-/// |--------------------------------|--------------------|------------------------------------------|
-/// | `comm.rank()`                  | convertible to int | this rank, in [0, size()); never changes |
-/// | `comm.size()`                  | convertible to int | number of ranks, the same on every rank  |
-/// | `comm.all_reduce(buffer, op)`  | Work               | combines `buffer` over all ranks in place|
-/// | `comm.broadcast(buffer, root)` | Work               | copies the buffer of `root` to all ranks |
-/// | `comm.barrier()`               |                    | blocks until every rank has called it    |
-/// | `C::device_type`               | optional           | HostDevice (default) or CudaDevice       |
-///
-/// Not checkable, still required: every rank calls the same collectives in the same order; a
-/// collective that throws because of another rank leaves the communicator spent. Thread safety:
-/// one thread at a time per object; ranks are independent. Need not be movable.
-/// Archetype: tests/support/archetypes.hpp. Models: SelfCommunicator, ThreadCommunicator.
-template <class C>
-concept Communicator = detail::has_rank<C> && detail::has_size<C> && detail::has_all_reduce<C> &&
-                       detail::has_broadcast<C> && detail::has_barrier<C>;
-
-/// A communicator on which one rank can end the waiting of all.
-///
-/// | expression           | result              | meaning                                         |
-/// |----------------------|---------------------|-------------------------------------------------|
-/// | `comm.abort(reason)` |                     | local; every wait that cannot complete throws   |
-/// |                      |                     | `reason` on every rank; the first writer wins   |
-/// | `comm.is_spent()`    | convertible to bool | whether somebody aborted                        |
-template <class C>
-concept Aborts = Communicator<C> && detail::has_abort<C>;
-
-/// A communicator whose waits end in `TimedOut` (default: `default_deadline`).
-///
-/// | expression             | result                   | meaning                                   |
-/// |------------------------|--------------------------|-------------------------------------------|
-/// | `comm.set_deadline(d)` | std::chrono::nanoseconds | local; for waits that start later;        |
-/// |                        |                          | returns the deadline that was in force    |
-template <class C>
-concept HasDeadline = Communicator<C> && detail::has_set_deadline<C>;
-
-/// A communicator on which a rank that keeps others waiting can say that it is still at work.
-///
-/// | expression          | result | meaning                                                        |
-/// |---------------------|--------|----------------------------------------------------------------|
-/// | `comm.keep_alive()` |        | local; whoever waits for this rank does so for one more        |
-/// |                     |        | deadline from now                                              |
-template <class C>
-concept RenewsDeadline = HasDeadline<C> && detail::has_keep_alive<C>;
-
-/// A communicator that can tell which ranks have not arrived in the oldest pending collective.
-///
-/// | expression       | result           | meaning                                               |
-/// |------------------|------------------|-------------------------------------------------------|
-/// | `comm.missing()` | std::vector<int> | local; ascending; empty when nothing is pending       |
-template <class C>
-concept ReportsMissing = Communicator<C> && detail::has_missing<C>;
-
-/// Says in one sentence what a class lacks to be a Communicator.
-template <class C>
-consteval bool models_communicator() {
-    static_assert(detail::has_rank<C>, "Communicator: expected a member 'int rank() const'");
-    static_assert(detail::has_size<C>, "Communicator: expected a member 'int size() const'");
-    static_assert(
-        detail::has_all_reduce<C>,
-        "Communicator: expected a member 'Work all_reduce(Buffer, ReduceOp)' (in place)"
-    );
-    static_assert(
-        detail::has_broadcast<C>,
-        "Communicator: expected a member 'Work broadcast(Buffer, int root)' (in place)"
-    );
-    static_assert(detail::has_barrier<C>, "Communicator: expected a member 'void barrier()'");
-    return Communicator<C>;
-}
-
-/// The work that `C` returns from its all-reduce.
-template <Communicator C>
-using work_of =
-    std::remove_cvref_t<decltype(std::declval<C&>().all_reduce(Buffer{}, ReduceOp::sum))>;
-
-} // namespace joinable::inline v0
-
-// ---- joinable/communicator/capabilities.hpp
-
-/// @file
-/// One concept for each optional operation of a communicator that moves data. Collective unless
-/// said otherwise; `comm` is an lvalue of `C`, `in` a ConstBuffer, `out` and `buffer` a Buffer, and
-/// `counts` a std::span<std::size_t const> with the number of elements of each rank, which need not
-/// outlive the call. Parts lie one after another in rank order. Models: ThreadCommunicator has
-/// them all, SelfCommunicator all but messages and split.
-
-namespace joinable::inline v0 {
-
-namespace detail {
-
-using Counts = std::span<std::size_t const>;
-
-template <class C>
-concept has_all_gather = requires(C& comm, ConstBuffer in, Buffer out, Counts counts) {
-    { comm.all_gather(in, out) } -> Work;
-    { comm.all_gather(in, out, counts) } -> Work;
-};
-template <class C>
-concept has_reduce_scatter =
-    requires(C& comm, ConstBuffer in, Buffer out, ReduceOp op, Counts counts) {
-        { comm.reduce_scatter(in, out, op) } -> Work;
-        { comm.reduce_scatter(in, out, op, counts) } -> Work;
-    };
-template <class C>
-concept has_reduce = requires(C& comm, Buffer buffer, ReduceOp op, int root) {
-    { comm.reduce(buffer, op, root) } -> Work;
-};
-template <class C>
-concept has_gather = requires(C& comm, ConstBuffer in, Buffer out, int root, Counts counts) {
-    { comm.gather(in, out, root) } -> Work;
-    { comm.gather(in, out, root, counts) } -> Work;
-};
-template <class C>
-concept has_scatter = requires(C& comm, ConstBuffer in, Buffer out, int root, Counts counts) {
-    { comm.scatter(in, out, root) } -> Work;
-    { comm.scatter(in, out, root, counts) } -> Work;
-};
-template <class C>
-concept has_all_to_all = requires(C& comm, ConstBuffer in, Buffer out, Counts counts) {
-    { comm.all_to_all(in, out) } -> Work;
-    { comm.all_to_all(in, out, counts, counts) } -> Work;
-};
-template <class C>
-concept has_send = requires(C& comm, ConstBuffer buffer, int to, int tag) {
-    { comm.send(buffer, to, tag) } -> Work;
-};
-template <class C>
-concept has_receive = requires(C& comm, Buffer buffer, int from, int tag) {
-    { comm.receive(buffer, from, tag) } -> Work;
-};
-template <class C>
-concept has_split = requires(C& comm, int color, int key) {
-    { comm.split(color, key) } -> Communicator;
-};
-
-} // namespace detail
-
-/// A communicator that concatenates one buffer of each rank, in rank order, on every rank.
-///
-/// | expression                         | result | meaning                                        |
-/// |------------------------------------|--------|------------------------------------------------|
-/// | `comm.all_gather(in, out)`         | Work   | `out.count == in.count * size()`               |
-/// | `comm.all_gather(in, out, counts)` | Work   | rank r has `in.count == counts[r]`; the same   |
-/// |                                    |        | counts on every rank                           |
-template <class C>
-concept AllGathers = Communicator<C> && detail::has_all_gather<C>;
-
-/// A communicator that combines buffers over all ranks and leaves each rank its part.
-///
-/// | expression                                 | result | meaning                                |
-/// |--------------------------------------------|--------|----------------------------------------|
-/// | `comm.reduce_scatter(in, out, op)`         | Work   | `in.count == out.count * size()`       |
-/// | `comm.reduce_scatter(in, out, op, counts)` | Work   | rank r has `out.count == counts[r]`;   |
-/// |                                            |        | the same counts on every rank          |
-template <class C>
-concept ReduceScatters = Communicator<C> && detail::has_reduce_scatter<C>;
-
-/// A communicator that combines buffers over all ranks and leaves the result to one.
-///
-/// | expression                      | result | meaning                                           |
-/// |---------------------------------|--------|---------------------------------------------------|
-/// | `comm.reduce(buffer, op, root)` | Work   | in place at the root; the others' are not changed |
-template <class C>
-concept Reduces = Communicator<C> && detail::has_reduce<C>;
-
-/// A communicator that concatenates one buffer of each rank, in rank order, on one of them.
-///
-/// | expression                           | result | meaning                                      |
-/// |--------------------------------------|--------|----------------------------------------------|
-/// | `comm.gather(in, out, root)`         | Work   | root: `out.count == in.count * size()`;      |
-/// |                                      |        | elsewhere `out` is not looked at             |
-/// | `comm.gather(in, out, root, counts)` | Work   | rank r has `in.count == counts[r]`; only the |
-/// |                                      |        | root's counts are looked at                  |
-template <class C>
-concept Gathers = Communicator<C> && detail::has_gather<C>;
-
-/// A communicator that deals a buffer of one rank out to all.
-///
-/// | expression                            | result | meaning                                     |
-/// |---------------------------------------|--------|---------------------------------------------|
-/// | `comm.scatter(in, out, root)`         | Work   | root: `in.count == out.count * size()`;     |
-/// |                                       |        | elsewhere `in` is not looked at             |
-/// | `comm.scatter(in, out, root, counts)` | Work   | rank r has `out.count == counts[r]`; only   |
-/// |                                       |        | the root's counts are looked at             |
-template <class C>
-concept Scatters = Communicator<C> && detail::has_scatter<C>;
-
-/// A communicator that sends a part of each rank's buffer to each other rank.
-///
-/// | expression                                         | result | meaning                        |
-/// |----------------------------------------------------|--------|--------------------------------|
-/// | `comm.all_to_all(in, out)`                         | Work   | equal parts: part r of `in` is |
-/// |                                                    |        | part `rank()` of r's `out`     |
-/// | `comm.all_to_all(in, out, counts_in, counts_out)`  | Work   | counts_in[r] elements go to r, |
-/// |                                                    |        | counts_out[r] come from it     |
-template <class C>
-concept AllToAlls = Communicator<C> && detail::has_all_to_all<C>;
-
-/// A communicator on which two ranks exchange messages. Not collective.
-///
-/// | expression                        | result | meaning                                         |
-/// |-----------------------------------|--------|-------------------------------------------------|
-/// | `comm.send(in, to, tag)`          | Work   | messages of one tag between two ranks keep      |
-/// | `comm.receive(buffer, from, tag)` | Work   | their order; count and dtype agree on both      |
-template <class C>
-concept SendsAndReceives = Communicator<C> && detail::has_send<C> && detail::has_receive<C>;
-
-/// A communicator of which groups of ranks can be made communicators of their own.
-///
-/// | expression               | result       | meaning                                            |
-/// |--------------------------|--------------|----------------------------------------------------|
-/// | `comm.split(color, key)` | Communicator | blocks; ranks of one color (>= 0), in the order of |
-/// |                          |              | key, then rank; abort reaches it from `comm`       |
-template <class C>
-concept Splits = Communicator<C> && detail::has_split<C>;
-
-} // namespace joinable::inline v0
-
-// ---- joinable/communicator/detail/checks.hpp
-
-/// @file
-/// What every communicator checks on its own rank before any data moves. All throw
-/// ContractViolation.
-
-namespace joinable::inline v0::detail {
-
-[[nodiscard]] constexpr bool is_floating(DType dtype) noexcept {
-    return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 ||
-           dtype == DType::f64;
-}
-
-inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
-    if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating(buffer.dtype)) {
-        throw ContractViolation{concat(
-            "a reduction with ",
-            name_of(op),
-            " needs integers, but the elements are ",
-            name_of(buffer.dtype)
-        )};
-    }
-}
-
-inline void check_memory(ConstBuffer buffer) {
-    if (buffer.data == nullptr && buffer.count != 0) {
-        throw ContractViolation{
-            concat("a collective was given a null pointer for ", buffer.count, " elements")
-        };
-    }
-}
-
-/// `what` is the role of the rank: "root", "destination".
-inline void check_rank(std::string_view what, int rank, int size) {
-    if (rank < 0 || rank >= size) {
-        throw ContractViolation{
-            concat(what, " ", rank, " is no rank of a communicator of ", size, " ranks")
-        };
-    }
-}
-
-inline void check_root(int root, int size) {
-    check_rank("root", root, size);
-}
-
-inline void check_same_dtype(ConstBuffer a, ConstBuffer b) {
-    if (a.dtype != b.dtype) {
-        throw ContractViolation{concat(
-            "a collective needs two buffers of one dtype, but got ",
-            name_of(a.dtype),
-            " and ",
-            name_of(b.dtype)
-        )};
-    }
-}
-
-inline void check_count(std::string_view what, std::size_t expected, std::size_t given) {
-    if (expected != given) {
-        throw ContractViolation{
-            concat(what, " of a collective must have ", expected, " elements here, but has ", given)
-        };
-    }
-}
-
-[[nodiscard]] inline bool overlap(ConstBuffer a, ConstBuffer b) noexcept {
-    std::less<> const before; // also of pointers into different objects
-    auto const* const first = static_cast<std::byte const*>(a.data);
-    auto const* const second = static_cast<std::byte const*>(b.data);
-    return a.count != 0 && b.count != 0 && before(first, second + b.bytes()) &&
-           before(second, first + a.bytes());
-}
-
-/// Any rank may write one part of a large message while another still reads the next: so `part`
-/// lies outside of `whole`, or is exactly what begins at element `own` of it.
-inline void check_place(ConstBuffer part, ConstBuffer whole, std::size_t own) {
-    if (overlap(part, whole) &&
-        static_cast<std::byte const*>(part.data) !=
-            static_cast<std::byte const*>(whole.data) + own * size_of(whole.dtype)) {
-        throw ContractViolation{
-            "the input and the output of a collective overlap: they must lie apart, or the smaller "
-            "one must be this rank's part of the other"
-        };
-    }
-}
-
-/// `in` and `out` hold one equal part for each rank.
-inline void check_parts(ConstBuffer in, ConstBuffer out, int size) {
-    check_memory(in);
-    check_memory(out);
-    if (in.dtype != out.dtype || in.count != out.count ||
-        in.count % static_cast<std::size_t>(size) != 0) {
-        throw ContractViolation{concat(
-            "an all_to_all over ",
-            size,
-            " ranks without counts needs two buffers of one dtype and count, a multiple of ",
-            size,
-            ", but got ",
-            in.count,
-            " of ",
-            name_of(in.dtype),
-            " and ",
-            out.count,
-            " of ",
-            name_of(out.dtype)
-        )};
-    }
-}
-
-inline void check_apart(ConstBuffer in, ConstBuffer out) {
-    if (overlap(in, out)) {
-        throw ContractViolation{"the input and the output of an all_to_all must not overlap"};
-    }
-}
-
-/// `whole` must be `size` times as many elements as `part`, of the same dtype.
-inline void check_share(ConstBuffer part, ConstBuffer whole, int size) {
-    check_memory(part);
-    check_memory(whole);
-    if (part.dtype != whole.dtype || whole.count != part.count * static_cast<std::size_t>(size)) {
-        throw ContractViolation{concat(
-            "a collective over ",
-            size,
-            " ranks needs one buffer of ",
-            size,
-            " times the elements of the other and the same dtype, but got ",
-            part.count,
-            " of ",
-            name_of(part.dtype),
-            " and ",
-            whole.count,
-            " of ",
-            name_of(whole.dtype)
-        )};
-    }
-}
-
-/// Elements before the share of `rank`.
-[[nodiscard]] constexpr std::size_t offset_of(Counts counts, std::size_t rank) noexcept {
-    std::size_t sum = 0;
-    for (std::size_t const count : counts.first(rank)) {
-        sum += count;
-    }
-    return sum;
-}
-
-/// `counts` has one entry per rank; together they are the elements of `whole`.
-inline void check_counts(Counts counts, ConstBuffer whole, int size) {
-    check_memory(whole);
-    if (counts.size() != static_cast<std::size_t>(size)) {
-        throw ContractViolation{concat(
-            "a collective over ", size, " ranks needs ", size, " counts, but got ", counts.size()
-        )};
-    }
-    std::size_t left = whole.count; // a sum could overflow
-    for (std::size_t const count : counts) {
-        if (count > left) {
-            left = whole.count + 1;
-            break;
-        }
-        left -= count;
-    }
-    if (left != 0) {
-        throw ContractViolation{concat(
-            "the counts of a collective must add up to the ",
-            whole.count,
-            " elements of the buffer that they divide, but they add up to ",
-            left > whole.count ? "more" : "less"
-        )};
-    }
-}
-
-/// The same, and `part` has this rank's count of elements.
-inline void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int rank, int size) {
-    check_memory(part);
-    check_same_dtype(part, whole);
-    check_counts(counts, whole, size);
-    check_count("this rank's own part", counts[static_cast<std::size_t>(rank)], part.count);
-}
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/descriptor.hpp
-
-namespace joinable::inline v0::detail {
-
-/// In this order: up to `reduce` a small message fits on its arrival line.
-enum class Collective : std::uint8_t {
-    all_reduce,
-    broadcast,
-    barrier,
-    reduce,
-    all_gather,
-    reduce_scatter,
-    gather,
-    scatter,
-    all_to_all,
-};
-
-[[nodiscard]] constexpr std::string_view name_of(Collective collective) noexcept {
-    constexpr std::string_view names[] = {
-        "all_reduce",
-        "broadcast",
-        "barrier",
-        "reduce",
-        "all_gather",
-        "reduce_scatter",
-        "gather",
-        "scatter",
-        "all_to_all",
-    };
-    return names[static_cast<std::size_t>(collective)];
-}
-
-/// What a rank says that it is about to do; all ranks must say the same.
-struct Descriptor {
-    Collective collective = Collective::barrier;
-    DType dtype = DType::u8;
-    ReduceOp op = ReduceOp::sum;
-    int root = 0;
-    std::size_t count = 0;   ///< elements of one rank's share; of all, where nothing is shared out
-    bool has_counts = false; ///< shares differ and are told by tables: `count` is not compared
-
-    friend bool operator==(Descriptor const& a, Descriptor const& b) noexcept {
-        return a.collective == b.collective && a.dtype == b.dtype && a.op == b.op &&
-               a.root == b.root && a.has_counts == b.has_counts &&
-               (a.has_counts || a.count == b.count);
-    }
-
-    [[nodiscard]] bool is_reduction() const noexcept {
-        return collective == Collective::all_reduce || collective == Collective::reduce ||
-               collective == Collective::reduce_scatter;
-    }
-
-    [[nodiscard]] std::string text() const {
-        std::string said = concat(name_of(collective));
-        if (has_counts) {
-            said += concat(" by counts of ", joinable::name_of(dtype));
-        } else if (collective != Collective::barrier) {
-            said += concat(" of ", count, " ", joinable::name_of(dtype));
-        }
-        if (is_reduction()) {
-            said += concat(" with ", joinable::name_of(op));
-        }
-        if (collective == Collective::broadcast || collective == Collective::scatter) {
-            said += concat(" from rank ", root);
-        }
-        if (collective == Collective::reduce || collective == Collective::gather) {
-            said += concat(" to rank ", root);
-        }
-        return said;
-    }
-};
-
-/// One rank's arrival in one collective, on one cache line: a small message needs no other.
-///
-/// `word` holds, from the top: frozen (1 bit), whether there are counts (1), root (13), descriptor
-/// (11), inline count (7: 0 means that payload holds count and addresses instead), sequence number
-/// (31). Arriving is one compare-and-swap on it, aborting sets the frozen bit: so whether a rank
-/// has arrived before an abort is decided in one step, and every rank sees the same.
-struct alignas(64) ArrivalLine {
-    std::atomic<std::uint64_t> word{empty};
-    std::array<std::uint64_t, 7> payload{};
-
-    static constexpr std::size_t inline_bytes = 56;
-    static constexpr int max_ranks = 1 << 13;
-    static constexpr std::uint64_t frozen = std::uint64_t{1} << 63U;
-    static constexpr std::uint64_t sequence_mask = (std::uint64_t{1} << 31U) - 1;
-    static constexpr std::uint64_t empty = sequence_mask; ///< no collective of a fresh ring slot
-
-    static std::uint64_t
-    encode(std::uint64_t sequence, Descriptor const& said, bool is_inline) noexcept {
-        std::uint64_t const inline_count = is_inline ? said.count + 1 : 0;
-        return (sequence & sequence_mask) | inline_count << 31U |
-               static_cast<std::uint64_t>(said.collective) << 38U |
-               static_cast<std::uint64_t>(said.dtype) << 42U |
-               static_cast<std::uint64_t>(said.op) << 46U |
-               static_cast<std::uint64_t>(said.root) << 49U |
-               static_cast<std::uint64_t>(said.has_counts) << 62U;
-    }
-    [[nodiscard]] static Descriptor
-    decode(std::uint64_t word, std::array<std::uint64_t, 7> const& payload) noexcept {
-        std::uint64_t const inline_count = word >> 31U & 0x7fU;
-        return {
-            static_cast<Collective>(word >> 38U & 0xfU),
-            static_cast<DType>(word >> 42U & 0xfU),
-            static_cast<ReduceOp>(word >> 46U & 0x7U),
-            static_cast<int>(word >> 49U & 0x1fffU),
-            static_cast<std::size_t>(inline_count != 0 ? inline_count - 1 : payload[0]),
-            (word >> 62U & 1U) != 0
-        };
-    }
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/board_communicator.hpp
-
-namespace joinable::inline v0::detail {
-
-/// The members that communicators over a board have in common. `Rank` is an Endpoint, and `Work`
-/// what its collectives return. What the members promise is said of the communicators.
-template <class Rank, class Work>
-class BoardCommunicator {
-public:
-    BoardCommunicator(BoardCommunicator const&) = delete;
-    BoardCommunicator& operator=(BoardCommunicator const&) = delete;
-
-    [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
-    [[nodiscard]] int size() const noexcept { return rank_.size(); }
-
-    /// In place.
-    Work all_reduce(Buffer buffer, ReduceOp op) {
-        check_memory(buffer);
-        check_reduction(buffer, op);
-        return post({Collective::all_reduce, buffer.dtype, op, 0, buffer.count}, buffer, buffer);
-    }
-
-    /// In place at the root; the other buffers keep what they have.
-    Work reduce(Buffer buffer, ReduceOp op, int root) {
-        check_memory(buffer);
-        check_reduction(buffer, op);
-        check_root(root, size());
-        return post({Collective::reduce, buffer.dtype, op, root, buffer.count}, buffer, buffer);
-    }
-
-    Work broadcast(Buffer buffer, int root) {
-        check_memory(buffer);
-        check_root(root, size());
-        return post(
-            {Collective::broadcast, buffer.dtype, ReduceOp::sum, root, buffer.count}, buffer, buffer
-        );
-    }
-
-    void barrier() { post({}, {}, {}).wait(); }
-
-    /// `out` is `size()` times `in`; `in` may be this rank's part of `out`.
-    Work all_gather(ConstBuffer in, Buffer out) {
-        check_share(in, out, size());
-        check_place(in, out, in.count * index());
-        return post({Collective::all_gather, in.dtype, ReduceOp::sum, 0, in.count}, in, out);
-    }
-    /// Rank r contributes counts[r] elements; the same counts on every rank.
-    Work all_gather(ConstBuffer in, Buffer out, std::span<std::size_t const> counts) {
-        check_counts(counts, in, out, rank(), size());
-        check_place(in, out, offset_of(counts, index()));
-        return post_counts(
-            {Collective::all_gather, in.dtype},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                std::fill(sends.begin(), sends.end(), in.count);
-                std::copy(counts.begin(), counts.end(), expects.begin());
-            }
-        );
-    }
-
-    /// `in` is `size()` times `out`; `out` may be this rank's part of `in`.
-    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
-        check_share(out, in, size());
-        check_place(out, in, out.count * index());
-        check_reduction(in, op);
-        return post({Collective::reduce_scatter, in.dtype, op, 0, out.count}, in, out);
-    }
-    /// Rank r receives counts[r] elements; the same counts on every rank.
-    Work
-    reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, std::span<std::size_t const> counts) {
-        check_counts(counts, out, in, rank(), size());
-        check_place(out, in, offset_of(counts, index()));
-        check_reduction(in, op);
-        return post_counts(
-            {Collective::reduce_scatter, in.dtype, op},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                std::copy(counts.begin(), counts.end(), sends.begin());
-                std::fill(expects.begin(), expects.end(), out.count);
-            }
-        );
-    }
-
-    /// At the root `out` is `size()` times `in`, and `in` may be its part; elsewhere `out` is not
-    /// looked at.
-    Work gather(ConstBuffer in, Buffer out, int root) {
-        check_memory(in);
-        check_root(root, size());
-        if (rank() == root) {
-            check_share(in, out, size());
-            check_place(in, out, in.count * index());
-        }
-        return post({Collective::gather, in.dtype, ReduceOp::sum, root, in.count}, in, out);
-    }
-    /// Rank r contributes counts[r] elements; only the root's counts are looked at.
-    Work gather(ConstBuffer in, Buffer out, int root, std::span<std::size_t const> counts) {
-        check_memory(in);
-        check_root(root, size());
-        if (rank() == root) {
-            check_counts(counts, in, out, rank(), size());
-            check_place(in, out, offset_of(counts, index()));
-        }
-        return post_counts(
-            {Collective::gather, in.dtype, ReduceOp::sum, root},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                sends[static_cast<std::size_t>(root)] = in.count;
-                if (rank() == root) {
-                    std::copy(counts.begin(), counts.end(), expects.begin());
-                }
-            }
-        );
-    }
-
-    /// At the root `in` is `size()` times `out`, and `out` may be its part; elsewhere `in` is not
-    /// looked at.
-    Work scatter(ConstBuffer in, Buffer out, int root) {
-        check_memory(out);
-        check_root(root, size());
-        if (rank() == root) {
-            check_share(out, in, size());
-            check_place(out, in, out.count * index());
-        }
-        return post({Collective::scatter, out.dtype, ReduceOp::sum, root, out.count}, in, out);
-    }
-    /// Rank r receives counts[r] elements; only the root's counts are looked at.
-    Work scatter(ConstBuffer in, Buffer out, int root, std::span<std::size_t const> counts) {
-        check_memory(out);
-        check_root(root, size());
-        if (rank() == root) {
-            check_counts(counts, out, in, rank(), size());
-            check_place(out, in, offset_of(counts, index()));
-        }
-        return post_counts(
-            {Collective::scatter, out.dtype, ReduceOp::sum, root},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                if (rank() == root) {
-                    std::copy(counts.begin(), counts.end(), sends.begin());
-                }
-                expects[static_cast<std::size_t>(root)] = out.count;
-            }
-        );
-    }
-
-    /// Part r of `in` goes to rank r, where it is the part of this rank in `out`. Both have the
-    /// same count, a multiple of `size()`; they do not overlap.
-    Work all_to_all(ConstBuffer in, Buffer out) {
-        check_parts(in, out, size());
-        check_apart(in, out);
-        std::size_t const share = in.count / static_cast<std::size_t>(size());
-        return post({Collective::all_to_all, in.dtype, ReduceOp::sum, 0, share}, in, out);
-    }
-    /// counts_in[r] elements go to rank r, counts_out[r] come from it.
-    Work all_to_all(
-        ConstBuffer in,
-        Buffer out,
-        std::span<std::size_t const> counts_in,
-        std::span<std::size_t const> counts_out
-    ) {
-        check_same_dtype(in, out);
-        check_counts(counts_in, in, size());
-        check_counts(counts_out, out, size());
-        check_apart(in, out);
-        return post_counts(
-            {Collective::all_to_all, in.dtype},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                std::copy(counts_in.begin(), counts_in.end(), sends.begin());
-                std::copy(counts_out.begin(), counts_out.end(), expects.begin());
-            }
-        );
-    }
-
-    /// Local. The first reason wins; every wait that cannot complete any more throws it.
-    void abort(AbortReason const& reason) { rank_.abort(reason); }
-    [[nodiscard]] bool is_spent() const noexcept { return rank_.is_spent(); }
-
-    /// Local; for waits that start later. Returns the deadline that was in force.
-    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
-        return rank_.set_deadline(deadline);
-    }
-    /// Local. Whoever waits for this rank does so for one more deadline from now.
-    void keep_alive() noexcept { rank_.keep_alive(); }
-
-    /// Local. Who has not arrived in this rank's oldest unfinished collective.
-    [[nodiscard]] std::vector<int> missing() const { return rank_.missing(); }
-
-protected:
-    template <class... Arguments>
-    explicit BoardCommunicator(Arguments&&... arguments) noexcept
-        : rank_{std::forward<Arguments>(arguments)...} {}
-    ~BoardCommunicator() = default;
-
-    Rank rank_;
-
-private:
-    [[nodiscard]] std::size_t index() const noexcept { return static_cast<std::size_t>(rank()); }
-
-    Work post(Descriptor const& said, ConstBuffer in, Buffer out) {
-        return post(said, in, out, [](auto, auto) {});
-    }
-    template <class Tell>
-    Work post_counts(Descriptor said, ConstBuffer in, Buffer out, Tell const& tell) {
-        said.has_counts = true;
-        return post(said, in, out, [&](auto sends, auto expects) {
-            std::fill(sends.begin(), sends.end(), std::size_t{0});
-            std::fill(expects.begin(), expects.end(), std::size_t{0});
-            tell(sends, expects);
-        });
-    }
-    /// Leaves out what the collective does not look at on this rank.
-    template <class Tell>
-    Work post(Descriptor const& said, ConstBuffer in, Buffer out, Tell const& tell) {
-        if (rank() != said.root) {
-            switch (said.collective) {
-            case Collective::broadcast:
-            case Collective::scatter: in = {}; break;
-            case Collective::reduce:
-            case Collective::gather: out = {}; break;
-            default: break;
-            }
-        }
-        return {rank_, rank_.post(said, in, out, tell)};
-    }
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/stored_reason.hpp
-
-namespace joinable::inline v0::detail {
-
-/// An AbortReason in memory of fixed size, which another process may read. A text that does not fit
-/// ends in "...".
-class StoredReason {
-public:
-    static constexpr std::size_t max_text = 4000;
-
-    void store(AbortReason const& reason) noexcept {
-        kind_ = reason.kind;
-        ranks_.fill(0);
-        for (int const rank : reason.ranks) {
-            if (rank >= 0 && rank < ArrivalLine::max_ranks) {
-                auto const at = static_cast<std::size_t>(rank);
-                ranks_[at / 64] |= std::uint64_t{1} << at % 64;
-            }
-        }
-        constexpr std::string_view mark = "...";
-        length_ = reason.message.size();
-        if (length_ > max_text) {
-            length_ = max_text - mark.size();
-            while (length_ != 0 &&
-                   (static_cast<unsigned char>(reason.message[length_]) & 0xc0U) == 0x80U) {
-                --length_; // not within a character of UTF-8
-            }
-            std::memcpy(text_.data() + length_, mark.data(), mark.size());
-        }
-        std::memcpy(text_.data(), reason.message.data(), length_);
-        length_ += length_ < reason.message.size() ? mark.size() : 0;
-    }
-
-    [[nodiscard]] AbortReason load() const {
-        AbortReason reason{kind_, {}, std::string{text_.data(), length_}};
-        for (int rank = 0; rank < ArrivalLine::max_ranks; ++rank) {
-            auto const at = static_cast<std::size_t>(rank);
-            if ((ranks_[at / 64] >> at % 64 & 1U) != 0) {
-                reason.ranks.push_back(rank);
-            }
-        }
-        return reason;
-    }
-
-private:
-    FailureKind kind_ = FailureKind::communication;
-    std::array<std::uint64_t, ArrivalLine::max_ranks / 64> ranks_{}; ///< a bit for each
-    std::size_t length_ = 0;
-    std::array<char, max_text> text_{};
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/futex.hpp
-
-#if defined(__linux__)
-#include <climits>
-#include <ctime>
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#else
-#include <thread>
-#endif
-
-/// @file
-/// How a thread sleeps until a word changes, also one that other processes write. With config.hpp
-/// the only header that differs between systems: that one must not include theirs.
-
-namespace joinable::inline v0::detail {
-
-using FutexWord = std::atomic<std::uint32_t>;
-static_assert(sizeof(FutexWord) == sizeof(std::uint32_t) && FutexWord::is_always_lock_free);
-
-#if defined(__linux__)
-
-/// Returns soon after `word` is no longer `seen` and somebody calls futex_wake_all, at `end`, and
-/// sometimes for no reason: so the caller looks again.
-inline void futex_wait(
-    FutexWord& word, std::uint32_t seen, std::chrono::steady_clock::time_point end
-) noexcept {
-    auto const since_boot = end.time_since_epoch(); // the steady clock is CLOCK_MONOTONIC
-    auto const seconds = std::chrono::duration_cast<std::chrono::seconds>(since_boot);
-    std::timespec until{};
-    until.tv_sec = static_cast<decltype(until.tv_sec)>(seconds.count());
-    until.tv_nsec =
-        static_cast<decltype(until.tv_nsec)>(std::chrono::nanoseconds{since_boot - seconds}.count()
-        );
-    // FUTEX_WAIT would take the time from now on; this takes the time at which it ends.
-    syscall(SYS_futex, &word, FUTEX_WAIT_BITSET, seen, &until, nullptr, FUTEX_BITSET_MATCH_ANY);
-}
-
-inline void futex_wake_all(FutexWord& word) noexcept {
-    syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
-
-#else
-
-inline void
-futex_wait(FutexWord& word, std::uint32_t seen, std::chrono::steady_clock::time_point end) {
-    if (word.load() == seen && std::chrono::steady_clock::now() < end) {
-        std::this_thread::sleep_for(std::chrono::microseconds{50});
-    }
-}
-inline void futex_wake_all(FutexWord&) noexcept {}
-
-#endif
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/config.hpp
-
-// The only header with conditional compilation: what differs between compilers and systems is
-// named here once, everything else is the same text for every flag set.
-
-#define JOINABLE_VERSION_MAJOR 0
-#define JOINABLE_VERSION_MINOR 1
-#define JOINABLE_VERSION_PATCH 0
-
-namespace joinable::inline v0 {
-
-/// The version of this library; ranks compare it when they enter a guard together.
-inline constexpr std::uint32_t library_version =
-    JOINABLE_VERSION_MAJOR * 10'000 + JOINABLE_VERSION_MINOR * 100 + JOINABLE_VERSION_PATCH;
-
-} // namespace joinable::inline v0
-
-// How a function with a loop over elements is compiled, so that it is as fast in a program built
-// with -O2 for every processor as in one built with -O3 for this one. Clang vectorises loops at -O2;
-// GCC does so where it is asked to.
-#if defined(__clang__)
-#define JOINABLE_LOOP_OPTIONS
-#define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl"
-#else
-#define JOINABLE_LOOP_OPTIONS gnu::optimize("O3"),
-#define JOINABLE_AVX512 "f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
-#endif
-// Before a loop of at most 16 turns whose array is to live in registers. nvcc warns of the pragma.
-#if defined(__CUDACC__)
-#define JOINABLE_UNROLL
-#else
-#define JOINABLE_UNROLL _Pragma("GCC unroll 16")
-#endif
-#if defined(__x86_64__)
-#define JOINABLE_LOOP [[JOINABLE_LOOP_OPTIONS gnu::noinline]]
-#define JOINABLE_LOOP_AVX2 [[ JOINABLE_LOOP_OPTIONS gnu::noinline, gnu::target("avx2,f16c") ]]
-#define JOINABLE_LOOP_AVX512 [[ JOINABLE_LOOP_OPTIONS gnu::noinline, gnu::target(JOINABLE_AVX512) ]]
-#define JOINABLE_INLINE_AVX2 [[gnu::target("avx2,f16c"), gnu::always_inline]] inline
-#else
-#define JOINABLE_INLINE_AVX2 [[gnu::always_inline]] inline
-#define JOINABLE_LOOP [[JOINABLE_LOOP_OPTIONS gnu::noinline]]
-#define JOINABLE_LOOP_AVX2 JOINABLE_LOOP
-#define JOINABLE_LOOP_AVX512 JOINABLE_LOOP
-#endif
-
-namespace joinable::inline v0::detail {
-
-/// The instruction sets for which loops over elements exist, from the one that every processor has.
-enum class InstructionSet : std::uint8_t { baseline, avx2, avx512 };
-
-/// What this processor has. Costs a load and a test.
-inline InstructionSet instruction_set() noexcept {
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
-        __builtin_cpu_supports("avx512vl") != 0) {
-        return InstructionSet::avx512;
-    }
-    if (__builtin_cpu_supports("avx2") != 0) {
-        return InstructionSet::avx2;
-    }
-#endif
-    return InstructionSet::baseline;
-}
-
-/// Eight numbers of f16, and of f32.
-using EightHalves [[gnu::vector_size(16)]] = short;
-using EightFloats [[gnu::vector_size(32)]] = float;
-
-// Conversions of eight numbers at once, where the processor has an instruction for them: every one
-// with AVX2 has. The builtins are what <immintrin.h> calls, which is too large to include.
-#if defined(__x86_64__)
-inline constexpr bool has_half_conversions = true;
-inline constexpr bool has_streaming_stores = true; ///< movntdq and sfence
-JOINABLE_INLINE_AVX2 void widen(EightHalves const& from, EightFloats& to) noexcept {
-    to = __builtin_ia32_vcvtph2ps256(from);
-}
-JOINABLE_INLINE_AVX2 void narrow(EightFloats const& from, EightHalves& to) noexcept {
-    to = __builtin_ia32_vcvtps2ph256(from, 0); // to nearest, ties to even
-}
-#else
-inline constexpr bool has_half_conversions = false;
-inline constexpr bool has_streaming_stores = false;
-inline void widen(EightHalves const&, EightFloats&) noexcept {}
-inline void narrow(EightFloats const&, EightHalves&) noexcept {}
-#endif
-
-/// Tells the core that this is a spinning loop, so that its sibling thread gets the resources.
-inline void cpu_relax() noexcept {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/waiting.hpp
-
-namespace joinable::inline v0::detail {
-
-/// When a wait that starts now ends. A year stands for any longer time: the sum would overflow.
-[[nodiscard]] inline std::chrono::steady_clock::time_point
-end_of_wait(std::chrono::nanoseconds deadline) noexcept {
-    constexpr std::chrono::nanoseconds year = std::chrono::hours{24 * 365};
-    return std::chrono::steady_clock::now() + (std::min)(deadline, year);
-}
-
-/// Waiting in three stages: spin while an answer usually takes less than a system call, yield so
-/// that more ranks than cores make progress, then sleep. Whoever changes what is waited for pays
-/// one load unless somebody sleeps. May lie in memory that several processes share.
-class WaitingRoom {
-public:
-    /// Spins for some microseconds where every rank has a core: longer would keep a peer waiting
-    /// that shares its core with another program.
-    explicit WaitingRoom(int ranks)
-        : spins_{static_cast<unsigned>(ranks) <= std::thread::hardware_concurrency() ? 200 : 20} {}
-
-    /// Returns true once `ready()`, false at the deadline. What `ready` reads is changed before
-    /// wake() and read here by sequentially consistent operations: so either the waker sees the
-    /// sleeper, or the sleeper sees the change.
-    template <class Ready>
-    bool wait(Ready const& ready, std::chrono::nanoseconds deadline) {
-        for (int i = 0; i < spins_; ++i) {
-            if (ready()) {
-                return true;
-            }
-            cpu_relax();
-        }
-        auto const end = end_of_wait(deadline);
-        for (int i = 0; i < yields; ++i) {
-            if (ready()) {
-                return true;
-            }
-            std::this_thread::yield();
-        }
-        sleepers_.fetch_add(1);
-        std::uint32_t seen = wakes_.load(); // before the last look: a wake after it ends the sleep
-        bool is_ready = ready();
-        while (!is_ready && std::chrono::steady_clock::now() < end) {
-            futex_wait(wakes_, seen, end);
-            seen = wakes_.load();
-            is_ready = ready();
-        }
-        sleepers_.fetch_sub(1);
-        return is_ready;
-    }
-
-    void wake() noexcept {
-        if (sleepers_.load() != 0) {
-            wakes_.fetch_add(1);
-            futex_wake_all(wakes_);
-        }
-    }
-
-private:
-    static constexpr int yields = 100;
-
-    int spins_;
-    std::atomic<int> sleepers_{0}; ///< and those that were killed in their sleep
-    FutexWord wakes_{0};
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/board.hpp
-
-namespace joinable::inline v0::detail {
-
-/// How far the ranks have come with the chunks of one large collective. The upper bits of each word
-/// are the sequence number, so that whoever posts first resets the slot: enough of them that no
-/// number comes back, however long only small messages have used the slot.
-struct alignas(64) ChunkProgress {
-    std::atomic<std::uint64_t> claimed{~std::uint64_t{0}};
-    std::atomic<std::uint64_t> done{~std::uint64_t{0}};
-
-    static constexpr unsigned count_bits = 24;
-    static constexpr std::uint64_t count_mask = (std::uint64_t{1} << count_bits) - 1;
-
-    void reset(std::uint64_t sequence) noexcept {
-        for (std::atomic<std::uint64_t>* const counter : {&claimed, &done}) {
-            std::uint64_t old = counter->load();
-            std::uint64_t const fresh = sequence << count_bits;
-            if ((old & ~count_mask) != fresh) {
-                counter->compare_exchange_strong(old, fresh);
-            }
-        }
-    }
-};
-
-/// Where the ranks of one group meet. Knows no threads: ranks are numbers, and whoever waits or
-/// tests does the work. It lies in memory handed to it, with its tables behind it, and holds no
-/// addresses: so ranks may also be processes that share that memory.
-class alignas(64) Board {
-public:
-    using Count = std::size_t;
-    static constexpr std::size_t max_in_flight = 64; ///< collectives; a slot each
-
-    /// What create() needs.
-    /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
-    [[nodiscard]] static std::size_t bytes_for(int size) {
-        return counts_at(checked(size)) + counts_per_arrival(size) * arrivals(size) * sizeof(Count);
-    }
-    /// @pre `memory` is aligned for a Board, has bytes_for(size), and outlives what is returned:
-    ///      there is nothing to destroy.
-    static Board& create(int size, std::span<std::byte> memory) {
-        auto* const board = ::new (memory.data()) Board{size};
-        ::new (board->at(lines_at())) ArrivalLine[arrivals(size)];
-        ::new (board->at(ranks_at(size))) RankState[width(size)];
-        // The tables of counts are not touched before they are used: most programs never do.
-        ::new (board->at(counts_at(size))) Count[counts_per_arrival(size) * arrivals(size)];
-        return *board;
-    }
-    Board(Board const&) = delete;
-    Board& operator=(Board const&) = delete;
-
-    [[nodiscard]] int size() const noexcept { return size_; }
-
-    [[nodiscard]] ArrivalLine& line(int rank, std::uint64_t sequence) noexcept {
-        return lines()[arrival(rank, sequence)];
-    }
-    [[nodiscard]] ChunkProgress& progress(std::uint64_t sequence) noexcept {
-        return progress_[sequence % max_in_flight];
-    }
-
-    /// What `rank` says in a collective by counts: the elements that it sends to each rank, then
-    /// those that it expects from each. Memory that nothing uses is never touched.
-    [[nodiscard]] std::span<Count> sends(int rank, std::uint64_t sequence) noexcept {
-        return counts_of(rank, sequence).first(width(size_));
-    }
-    [[nodiscard]] std::span<Count> expects(int rank, std::uint64_t sequence) noexcept {
-        return counts_of(rank, sequence).last(width(size_));
-    }
-
-    [[nodiscard]] bool has_arrived(int rank, std::uint64_t sequence) noexcept {
-        return (line(rank, sequence).word.load() & ArrivalLine::sequence_mask) ==
-               (sequence & ArrivalLine::sequence_mask);
-    }
-    [[nodiscard]] std::vector<int> missing(std::uint64_t sequence) {
-        std::vector<int> ranks;
-        for (int rank = 0; rank < size_; ++rank) {
-            if (!has_arrived(rank, sequence)) {
-                ranks.push_back(rank);
-            }
-        }
-        return ranks;
-    }
-
-    /// Collectives before this number are finished on `rank`: their slots are free for others.
-    [[nodiscard]] std::atomic<std::uint64_t>& retired(int rank) noexcept {
-        return state_of(rank).retired;
-    }
-
-    /// When `rank` last said that it is at work, as the steady clock counts; 0 is never.
-    [[nodiscard]] std::atomic<std::chrono::steady_clock::rep>& alive_at(int rank) noexcept {
-        return state_of(rank).alive_at;
-    }
-
-    /// The ranks that have not finished the collective before which `sequence` cannot start.
-    [[nodiscard]] std::vector<int> holding_up(std::uint64_t sequence) {
-        std::vector<int> ranks;
-        for (int rank = 0; rank < size_; ++rank) {
-            if (retired(rank).load() + max_in_flight <= sequence) {
-                ranks.push_back(rank);
-            }
-        }
-        return ranks;
-    }
-
-    /// The first writer wins. Returns when nothing can arrive any more.
-    void abort(AbortReason const& reason, int writer) noexcept {
-        if (begin_abort(open, writer)) {
-            write(reason, writer);
-        }
-        while (state_.load() != closed) { // whoever writes is at it, or bury() is called for it
-            cpu_relax();
-        }
-    }
-    /// `rank` has died, wherever it was: in an abort, too. One thread calls this, no rank. Returns at
-    /// once, though another rank may not have finished its own abort.
-    void bury(int rank, AbortReason const& reason) noexcept {
-        state_of(rank).is_dead.store(true);
-        has_dead_.store(true);
-        if (begin_abort(open, size_) || begin_abort(writing(rank), size_)) {
-            write(reason, size_);
-        } else if (int expected = written(rank);
-                   state_.compare_exchange_strong(expected, written(size_))) {
-            freeze();
-        }
-        room.wake();
-    }
-
-    /// Between these `rank` may claim chunks of a collective.
-    void begin_computing(int rank, std::uint64_t sequence) noexcept {
-        state_of(rank).computes.store(sequence);
-    }
-    void end_computing(int rank) noexcept { state_of(rank).computes.store(nothing); }
-
-    /// Whether some chunk of a collective will never be computed, because a rank died that had
-    /// claimed it, and no other can still finish one: the same on all ranks.
-    /// @pre all chunks are claimed
-    [[nodiscard]] bool may_be_lost(std::uint64_t sequence) noexcept {
-        bool is_left_undone = false;
-        for (int rank = 0; has_dead_.load() && rank < size_; ++rank) {
-            RankState& state = state_of(rank);
-            bool const computes = state.computes.load() == sequence;
-            if (computes && !state.is_dead.load()) {
-                return false;
-            }
-            is_left_undone = is_left_undone || computes;
-        }
-        return is_left_undone;
-    }
-
-    /// True only when nothing can arrive any more: whoever sees it can rely on it.
-    [[nodiscard]] bool is_spent() const noexcept { return state_.load() == closed; }
-    /// @pre some line is frozen
-    [[nodiscard]] AbortReason reason() const { return reason_.load(); }
-
-private:
-    static constexpr std::uint64_t nothing = ~std::uint64_t{0};
-    struct alignas(64) RankState {
-        std::atomic<std::uint64_t> retired{0};
-        std::atomic<std::chrono::steady_clock::rep> alive_at{0};
-        std::atomic<std::uint64_t> computes{nothing};
-        std::atomic<bool> is_dead{false};
-    };
-
-    // The states of an abort. While it is under way they say who writes: no rank, if it is size().
-    enum : int { open, closed };
-    static constexpr int writing(int writer) noexcept { return 2 * writer + 2; }
-    static constexpr int written(int writer) noexcept { return 2 * writer + 3; }
-
-    bool begin_abort(int expected, int writer) noexcept {
-        return state_.compare_exchange_strong(expected, writing(writer));
-    }
-    void write(AbortReason const& reason, int writer) noexcept {
-        reason_.store(reason);
-        state_.store(written(writer));
-        freeze();
-    }
-    void freeze() noexcept {
-        for (std::size_t i = 0; i < arrivals(size_); ++i) {
-            lines()[i].word.fetch_or(ArrivalLine::frozen);
-        }
-        state_.store(closed);
-        room.wake();
-    }
-
-    explicit Board(int size) noexcept : room{size}, size_{size} {}
-
-    static constexpr std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
-    static constexpr std::size_t arrivals(int size) noexcept { return width(size) * max_in_flight; }
-    static constexpr std::size_t counts_per_arrival(int size) noexcept { return 2 * width(size); }
-    static int checked(int size) {
-        if (size < 1 || size > ArrivalLine::max_ranks) {
-            throw ContractViolation{concat(
-                "a group needs between 1 and ",
-                ArrivalLine::max_ranks,
-                " ranks, but was given ",
-                size
-            )};
-        }
-        return size;
-    }
-
-    // What lies behind the board: the arrival lines of each rank, its state, its tables of counts.
-    static constexpr std::size_t lines_at() noexcept { return sizeof(Board); }
-    static constexpr std::size_t ranks_at(int size) noexcept {
-        return lines_at() + arrivals(size) * sizeof(ArrivalLine);
-    }
-    static constexpr std::size_t counts_at(int size) noexcept {
-        return ranks_at(size) + width(size) * sizeof(RankState);
-    }
-
-    [[nodiscard]] std::byte* at(std::size_t offset) noexcept {
-        return reinterpret_cast<std::byte*>(this) + offset;
-    }
-    [[nodiscard]] ArrivalLine* lines() noexcept {
-        return std::launder(reinterpret_cast<ArrivalLine*>(at(lines_at())));
-    }
-    [[nodiscard]] RankState& state_of(int rank) noexcept {
-        return std::launder(reinterpret_cast<RankState*>(at(ranks_at(size_))))[rank];
-    }
-    [[nodiscard]] static std::size_t arrival(int rank, std::uint64_t sequence) noexcept {
-        return static_cast<std::size_t>(rank) * max_in_flight + sequence % max_in_flight;
-    }
-    [[nodiscard]] std::span<Count> counts_of(int rank, std::uint64_t sequence) noexcept {
-        auto* const counts = std::launder(reinterpret_cast<Count*>(at(counts_at(size_))));
-        std::size_t const n = counts_per_arrival(size_);
-        return {counts + arrival(rank, sequence) * n, n};
-    }
-
-public:
-    WaitingRoom room;
-
-private:
-    int size_;
-    std::atomic<int> state_{open};
-    std::atomic<bool> has_dead_{false};
-    std::array<ChunkProgress, max_in_flight> progress_;
-    StoredReason reason_;
-};
-static_assert(std::is_trivially_destructible_v<Board>);
-
-} // namespace joinable::inline v0::detail
 
 // ---- joinable/tensor/detail/arithmetic.hpp
 
@@ -3839,2489 +1870,6 @@ auto rows_function(InstructionSet set = instruction_set()) noexcept {
 }
 
 } // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/halves.hpp
-
-/// @file
-/// Rows of numbers of 16 bits to float and back, the same bits as Half and BFloat16 give, compiled for each
-/// instruction set. Rows do not overlap.
-
-namespace joinable::inline v0::detail {
-
-template <sixteen_bits T>
-struct Widen {
-    static constexpr std::size_t from_bytes = sizeof(T);
-    static constexpr std::size_t to_bytes = sizeof(float);
-    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
-
-    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
-        store<float>(to, Conversion<T>::widen(load<std::uint16_t>(from)));
-    }
-    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
-        EightFloats floats;
-        widen(load<EightHalves>(from), floats);
-        std::memcpy(to, &floats, sizeof(floats));
-    }
-};
-
-template <sixteen_bits T>
-struct Narrow {
-    static constexpr std::size_t from_bytes = sizeof(float);
-    static constexpr std::size_t to_bytes = sizeof(T);
-    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
-
-    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
-        store(to, static_cast<std::uint16_t>(Conversion<T>::narrow(load<float>(from))));
-    }
-    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
-        EightFloats floats;
-        EightHalves halves;
-        std::memcpy(&floats, from, sizeof(floats));
-        narrow(floats, halves);
-        store(to, halves);
-    }
-};
-
-template <class C>
-[[gnu::always_inline]] inline void convert_from(
-    std::size_t done, std::byte const* __restrict from, std::byte* __restrict to, std::size_t count
-) noexcept {
-    for (std::size_t i = done; i < count; ++i) {
-        C::one(from + i * C::from_bytes, to + i * C::to_bytes);
-    }
-}
-/// By the processor's instruction, where it has one. Returns how many it was applied to.
-template <class C>
-JOINABLE_INLINE_AVX2 std::size_t
-convert_eights(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-    std::size_t done = 0;
-    if constexpr (C::has_instruction) {
-        for (; done + 8 <= count; done += 8) {
-            C::eight(from + done * C::from_bytes, to + done * C::to_bytes);
-        }
-    }
-    return done;
-}
-
-template <class C>
-JOINABLE_LOOP void
-convert_baseline(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-    convert_from<C>(0, from, to, count);
-}
-template <class C>
-JOINABLE_LOOP_AVX2 void
-convert_avx2(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
-}
-
-template <class C>
-JOINABLE_LOOP_AVX512 void
-convert_avx512(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
-}
-
-/// The function that converts a row on this processor.
-template <class C>
-auto* conversion_function(InstructionSet set) noexcept {
-    switch (set) {
-    case InstructionSet::avx512: return &convert_avx512<C>;
-    case InstructionSet::avx2: return &convert_avx2<C>;
-    case InstructionSet::baseline: break;
-    }
-    return &convert_baseline<C>;
-}
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/lanes.hpp
-
-/// @file
-/// Elements in registers, and what a reduction does to them. Registers are types of the compiler, and
-/// always inlined: so the same text is compiled for each instruction set, by any optimisation level.
-
-namespace joinable::inline v0::detail {
-
-/// A register of elements.
-template <class T, std::size_t width>
-struct Lanes {
-    using Register [[gnu::vector_size(width)]] = T;
-    static constexpr std::size_t bytes = width;
-    Register numbers;
-
-    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
-        std::memcpy(&numbers, from, width);
-    }
-    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
-        std::memcpy(to, &numbers, width);
-    }
-    template <class Operation>
-    [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
-        operation(numbers, next.numbers);
-    }
-};
-
-/// Registers that are computed together: enough for several loads to be on their way.
-template <class L>
-struct FourLanes {
-    static constexpr std::size_t bytes = 4 * L::bytes;
-    L a; // no array: a compiler would keep it in memory
-    L b;
-    L c;
-    L d;
-
-    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
-        a.load(from);
-        b.load(from + L::bytes);
-        c.load(from + 2 * L::bytes);
-        d.load(from + 3 * L::bytes);
-    }
-    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
-        a.store(to);
-        b.store(to + L::bytes);
-        c.store(to + 2 * L::bytes);
-        d.store(to + 3 * L::bytes);
-    }
-    template <class Operation>
-    [[gnu::always_inline]] void
-    combine(Operation const& operation, FourLanes const& next) noexcept {
-        a.combine(operation, next.a);
-        b.combine(operation, next.b);
-        c.combine(operation, next.c);
-        d.combine(operation, next.d);
-    }
-};
-
-// An operation on registers: `a`, of the lower ranks, becomes what it gives with `b`. `Number<T>` is a type
-// that gives the same bits as T: the fewer there are, the less is to compile.
-
-/// Integers are added and multiplied unsigned, because they wrap around: overflow of signed ones is
-/// undefined, and the reduced value of a rank's data must not be.
-template <class T>
-struct without_sign {
-    using type = T;
-};
-template <std::integral T>
-struct without_sign<T> {
-    using type = bits_of_size<sizeof(T)>;
-};
-
-struct Plus {
-    template <class T>
-    using Number = typename without_sign<T>::type;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a + b;
-    }
-};
-struct Times {
-    template <class T>
-    using Number = typename without_sign<T>::type;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a * b;
-    }
-};
-/// A NaN of the lowest rank stays, one of another rank is left out, as by `std::min`.
-struct Lesser {
-    template <class T>
-    using Number = T;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = b < a ? b : a;
-    }
-};
-struct Greater {
-    template <class T>
-    using Number = T;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a < b ? b : a;
-    }
-};
-struct BitAnd {
-    template <class>
-    using Number = std::uint64_t;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a & b;
-    }
-};
-struct BitOr {
-    template <class>
-    using Number = std::uint64_t;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a | b;
-    }
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/reduce.hpp
-
-namespace joinable::inline v0::detail {
-
-/// One pass of a reduction: reads every input once, in order, and writes every output. An output may be
-/// one of the inputs; otherwise they do not overlap.
-struct ReductionPass {
-    std::span<std::byte const* const> inputs;
-    std::span<std::byte* const> outputs;
-    std::size_t bytes;
-
-    static constexpr std::size_t most = 16; ///< inputs, and outputs: more are hard on a cache
-};
-
-/// Like `load` and `store`, of the first `bytes` bytes alone. For a constant they cost nothing more.
-template <class L>
-[[gnu::always_inline]] inline void
-load_part(L& lanes, std::byte const* from, std::size_t bytes) noexcept {
-    if (bytes == L::bytes) {
-        return lanes.load(from);
-    }
-    std::array<std::byte, L::bytes> padded{};
-    std::memcpy(padded.data(), from, bytes);
-    lanes.load(padded.data());
-}
-template <class L>
-[[gnu::always_inline]] inline void
-store_part(L const& lanes, std::byte* to, std::size_t bytes) noexcept {
-    if (bytes == L::bytes) {
-        return lanes.store(to);
-    }
-    std::array<std::byte, L::bytes> padded;
-    lanes.store(padded.data());
-    std::memcpy(to, padded.data(), bytes);
-}
-
-/// Reduces what is at byte `at` of every input, `bytes` bytes. All is read before something is written.
-template <class L, class Operation>
-[[gnu::always_inline]] inline void reduce_lanes(
-    Operation const& operation, ReductionPass const& pass, std::size_t at, std::size_t bytes
-) noexcept {
-    L result;
-    load_part(result, pass.inputs[0] + at, bytes);
-    for (std::size_t i = 1; i < pass.inputs.size(); ++i) {
-        L next;
-        load_part(next, pass.inputs[i] + at, bytes);
-        result.combine(operation, next);
-    }
-    for (std::byte* const output : pass.outputs) {
-        store_part(result, output + at, bytes);
-    }
-}
-
-/// What is from byte `at` on, as long as it fills lanes. Returns where it ends.
-template <class L, class Operation>
-[[gnu::always_inline]] inline std::size_t
-reduce_whole(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
-    for (; at + L::bytes <= pass.bytes; at += L::bytes) {
-        reduce_lanes<L>(operation, pass, at, L::bytes);
-    }
-    return at;
-}
-
-template <class L, class Operation>
-[[gnu::always_inline]] inline void
-reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
-    std::size_t at = reduce_whole<FourLanes<L>>(operation, pass, 0);
-    at = reduce_whole<L>(operation, pass, at);
-    if (at != pass.bytes) {
-        reduce_lanes<L>(operation, pass, at, pass.bytes - at);
-    }
-}
-
-// The same for each instruction set. AVX-512 is for float alone, the type of gradients and of what numbers
-// of 16 bits are widened to: it pays in cache, and each function has to be compiled.
-template <class T, class Operation>
-JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
-    reduce_bytes<Lanes<T, 16>>(Operation{}, pass);
-}
-template <class T, class Operation>
-JOINABLE_LOOP_AVX2 void reduce_avx2(ReductionPass const& pass) noexcept {
-    reduce_bytes<Lanes<T, 32>>(Operation{}, pass);
-}
-
-template <class Operation>
-JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
-    reduce_bytes<Lanes<float, 64>>(Operation{}, pass);
-}
-
-/// What a reduction computes in: numbers of 16 bits are widened before.
-template <class T>
-using accumulator_of = std::conditional_t<sixteen_bits<T>, float, T>;
-
-using RunPass = void (*)(ReductionPass const&) noexcept;
-
-template <class Operation>
-RunPass pass_function(DType dtype, InstructionSet set) {
-    return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> RunPass {
-        using T = typename Operation::template Number<accumulator_of<Stored>>;
-        if constexpr (std::is_same_v<T, float>) {
-            if (set == InstructionSet::avx512) {
-                return &reduce_avx512<Operation>;
-            }
-        }
-        return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
-                                               : &reduce_avx2<T, Operation>;
-    });
-}
-
-/// The function that runs passes on this processor, over numbers that are computed in as they are stored.
-inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
-    switch (op) {
-    case ReduceOp::sum: return pass_function<Plus>(dtype, set);
-    case ReduceOp::product: return pass_function<Times>(dtype, set);
-    case ReduceOp::min: return pass_function<Lesser>(dtype, set);
-    case ReduceOp::max: return pass_function<Greater>(dtype, set);
-    case ReduceOp::bit_and: return pass_function<BitAnd>(dtype, set);
-    case ReduceOp::bit_or: break;
-    }
-    return pass_function<BitOr>(dtype, set);
-}
-
-/// Addresses by number: of the inputs of all ranks, or of the places where the result is wanted. Refers
-/// to the function that was given.
-class Places {
-public:
-    template <class Function>
-    Places(std::size_t number, Function const& function) noexcept
-        : size_{number}, function_{&function}, call_{[](void const* called, std::size_t i) {
-              return (*static_cast<Function const*>(called))(i);
-          }} {}
-
-    [[nodiscard]] std::size_t size() const noexcept { return size_; }
-    [[nodiscard]] std::byte* operator[](std::size_t i) const { return call_(function_, i); }
-
-private:
-    std::size_t size_;
-    void const* function_;
-    std::byte* (*call_)(void const*, std::size_t);
-};
-
-/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache: where
-/// there are more inputs or outputs than in a pass, or numbers of 16 bits, which accumulate in float and are
-/// rounded once.
-class TiledReduction {
-public:
-    TiledReduction(DType dtype, ReduceOp op, InstructionSet set) {
-        bool const is_half = dtype == DType::f16;
-        if (is_half || dtype == DType::bf16) {
-            widen_ = is_half ? conversion_function<Widen<Half>>(set)
-                             : conversion_function<Widen<BFloat16>>(set);
-            narrow_ = is_half ? conversion_function<Narrow<Half>>(set)
-                              : conversion_function<Narrow<BFloat16>>(set);
-            dtype = DType::f32;
-        }
-        run_pass_ = pass_function(dtype, op, set);
-    }
-
-    void run(Places const& inputs, Places const& outputs, std::size_t bytes) {
-        for (std::size_t at = 0; at < bytes; at += tile_bytes) {
-            std::size_t const n = (std::min)(tile_bytes, bytes - at);
-            std::byte const* const sum = reduce_tile(inputs, at, n);
-            std::byte* const first = outputs[0] + at;
-            if (narrow_ != nullptr) {
-                narrow_(sum, first, n / sizeof(Half));
-            } else {
-                std::memcpy(first, sum, n);
-            }
-            for (std::size_t i = 1; i < outputs.size(); ++i) {
-                std::memcpy(outputs[i] + at, first, n);
-            }
-        }
-    }
-
-private:
-    static constexpr std::size_t tile_bytes = 2048;
-    using Tile = std::array<std::byte, 2 * tile_bytes>; // has room for numbers that were widened
-
-    /// The unrounded result, in the first tile.
-    std::byte const* reduce_tile(Places const& inputs, std::size_t at, std::size_t n) {
-        bool const widens = widen_ != nullptr;
-        std::byte* const sum = tiles_[0].data();
-        std::array<std::byte const*, ReductionPass::most> from;
-        std::size_t filled = 0;
-        for (std::size_t i = 0; i < inputs.size(); ++i) {
-            from[filled] = inputs[i] + at;
-            if (widens) {
-                widen_(from[filled], tiles_[filled].data(), n / sizeof(Half));
-                from[filled] = tiles_[filled].data();
-            }
-            ++filled;
-            if (filled == from.size() || i + 1 == inputs.size()) {
-                run_pass_({{from.data(), filled}, {&sum, 1}, widens ? 2 * n : n});
-                from[0] = sum;
-                filled = 1;
-            }
-        }
-        return sum;
-    }
-
-    RunPass run_pass_;
-    void (*widen_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
-    void (*narrow_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
-    alignas(64) std::array<Tile, ReductionPass::most> tiles_;
-};
-
-/// Combines `count` elements of all inputs in rank order and writes them to every output, whoever
-/// computes it and however it was cut: neither arrival nor tuning changes a bit. There is at least one input,
-/// and one output. An output may be one of the inputs; otherwise they do not overlap.
-inline void reduce_to(
-    DType dtype,
-    ReduceOp op,
-    Places const& inputs,
-    Places const& outputs,
-    std::size_t count,
-    InstructionSet set = instruction_set()
-) {
-    std::size_t const bytes = count * size_of(dtype);
-    std::array<std::byte const*, ReductionPass::most> from;
-    std::array<std::byte*, ReductionPass::most> to;
-    if (dtype <= DType::bf16 || inputs.size() > from.size() || outputs.size() > to.size()) {
-        return TiledReduction{dtype, op, set}.run(inputs, outputs, bytes);
-    }
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-        from[i] = inputs[i];
-    }
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-        to[i] = outputs[i];
-    }
-    pass_function(dtype, op, set)({{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes}
-    );
-}
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/exchange.hpp
-
-/// @file
-/// What happens once all ranks have arrived in a collective: nothing here waits, and any rank can
-/// do it for all.
-
-namespace joinable::inline v0::detail {
-
-/// Stands for a rank: of a block that comes from all of them, reduced, or goes to all of them.
-inline constexpr int every_rank = -1;
-
-/// A part of a large collective: `size` elements, found from `in_at` on in the input of the rank
-/// `from`, and wanted from `out_at` on in the output of the rank `to`.
-struct Block {
-    std::size_t size;
-    int from = every_rank;
-    int to = every_rank;
-    std::size_t in_at = 0;
-    std::size_t out_at = 0;
-};
-
-/// A collective in which all ranks have arrived, as the blocks that have to be moved or reduced.
-/// Blocks are numbered, and every rank finds the same ones.
-class Exchange {
-public:
-    Exchange(Board& board, std::uint64_t sequence, Descriptor const& said) noexcept
-        : board_{board}, sequence_{sequence}, said_{said} {}
-
-    [[nodiscard]] int blocks() const noexcept {
-        switch (said_.collective) {
-        case Collective::all_reduce:
-        case Collective::broadcast:
-        case Collective::barrier:
-        case Collective::reduce: return 1;
-        case Collective::all_to_all: return board_.size() * board_.size();
-        default: return board_.size();
-        }
-    }
-
-    /// The elements of block `b`, without looking for its place.
-    [[nodiscard]] std::size_t size_of_block(int b) const noexcept {
-        switch (said_.collective) {
-        case Collective::all_gather: return share(b, 0);
-        case Collective::gather: return share(b, said_.root);
-        case Collective::reduce_scatter: return share(0, b);
-        case Collective::scatter: return share(said_.root, b);
-        case Collective::all_to_all: return share(b / board_.size(), b % board_.size());
-        default: return said_.count;
-        }
-    }
-
-    /// Linear in the number of ranks.
-    [[nodiscard]] Block block(int b) const noexcept {
-        std::size_t const size = size_of_block(b);
-        auto const before = [&] {
-            std::size_t sum = 0;
-            for (int other = 0; other < b; ++other) {
-                sum += size_of_block(other);
-            }
-            return sum;
-        };
-        switch (said_.collective) {
-        case Collective::broadcast: return {size, said_.root};
-        case Collective::reduce: return {size, every_rank, said_.root};
-        case Collective::all_gather: return {size, b, every_rank, 0, before()};
-        case Collective::gather: return {size, b, said_.root, 0, before()};
-        case Collective::reduce_scatter: return {size, every_rank, b, before(), 0};
-        case Collective::scatter: return {size, said_.root, b, before(), 0};
-        case Collective::all_to_all: {
-            Block found{size, b / board_.size(), b % board_.size()};
-            for (int rank = 0; rank < found.to; ++rank) {
-                found.in_at += share(found.from, rank);
-            }
-            for (int rank = 0; rank < found.from; ++rank) {
-                found.out_at += share(rank, found.to);
-            }
-            return found;
-        }
-        default: return {size};
-        }
-    }
-
-    /// Computes the elements [begin, end) of all blocks, one after another, for all ranks.
-    void run(std::size_t begin, std::size_t end) const {
-        std::size_t first = 0; // of the block, in the same count
-        for (int b = 0; b < blocks() && first < end; ++b) {
-            std::size_t const size = size_of_block(b);
-            std::size_t const from = (std::max)(begin, first);
-            std::size_t const to = (std::min)(end, first + size);
-            if (from < to) {
-                run_part(block(b), from - first, to - first);
-            }
-            first += size;
-        }
-    }
-
-private:
-    /// Elements that rank `from` sends to rank `to`.
-    [[nodiscard]] std::size_t share(int from, int to) const noexcept {
-        return said_.has_counts ? board_.sends(from, sequence_)[static_cast<std::size_t>(to)]
-                                : said_.count;
-    }
-
-    [[nodiscard]] std::byte* address(int rank, std::size_t word) const noexcept {
-        // NOLINTNEXTLINE(performance-no-int-to-ptr): a rank wrote it, as an address that all can use
-        return reinterpret_cast<std::byte*>(
-            static_cast<std::uintptr_t>(board_.line(rank, sequence_).payload[word])
-        );
-    }
-
-    void run_part(Block const& block, std::size_t begin, std::size_t end) const {
-        std::size_t const element = size_of(said_.dtype);
-        auto const input = [&](std::size_t rank) {
-            return address(static_cast<int>(rank), 1) + (block.in_at + begin) * element;
-        };
-        auto const output = [&](std::size_t k) {
-            int const rank = block.to == every_rank ? static_cast<int>(k) : block.to;
-            return address(rank, 2) + (block.out_at + begin) * element;
-        };
-        auto const ranks = static_cast<std::size_t>(board_.size());
-        std::size_t const outputs = block.to == every_rank ? ranks : 1;
-        if (block.from == every_rank) {
-            reduce_to(said_.dtype, said_.op, {ranks, input}, {outputs, output}, end - begin);
-            return;
-        }
-        std::byte const* const from = input(static_cast<std::size_t>(block.from));
-        for (std::size_t k = 0; k < outputs; ++k) {
-            if (std::byte* const to = output(k); to != from) {
-                std::memcpy(to, from, (end - begin) * element);
-            }
-        }
-    }
-
-    Board& board_;
-    std::uint64_t sequence_;
-    Descriptor const& said_;
-};
-
-/// Why the ranks' words do not fit together, if they do not: every rank computes the same from the
-/// same lines and tables.
-inline std::optional<AbortReason>
-disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
-    auto const said_by = [&](int rank) {
-        ArrivalLine const& line = board.line(rank, sequence);
-        return ArrivalLine::decode(line.word.load(std::memory_order_relaxed), line.payload);
-    };
-    bool agrees = true;
-    for (int rank = 0; rank < board.size(); ++rank) {
-        agrees = agrees && said_by(rank) == mine;
-    }
-    if (!agrees) {
-        AbortReason reason{FailureKind::mismatch, {}, {}};
-        reason.message = "ranks run different collectives: rank 0 " + said_by(0).text();
-        for (int rank = 1; rank < board.size(); ++rank) {
-            if (!(said_by(rank) == said_by(0))) {
-                reason.ranks.push_back(rank);
-                reason.message += concat(", rank ", rank, " ", said_by(rank).text());
-            }
-        }
-        return reason;
-    }
-    for (int from = 0; mine.has_counts && from < board.size(); ++from) {
-        for (int to = 0; to < board.size(); ++to) {
-            std::size_t const sent = board.sends(from, sequence)[static_cast<std::size_t>(to)];
-            std::size_t const expected =
-                board.expects(to, sequence)[static_cast<std::size_t>(from)];
-            if (sent != expected) {
-                return AbortReason{
-                    FailureKind::mismatch,
-                    {from, to},
-                    concat(
-                        "counts differ in ",
-                        mine.text(),
-                        ": rank ",
-                        from,
-                        " has ",
-                        sent,
-                        " elements for rank ",
-                        to,
-                        ", which expects ",
-                        expected
-                    )
-                };
-            }
-        }
-    }
-    return std::nullopt;
-}
-
-/// A small message: every rank reads the payloads of all lines and combines them for itself.
-inline void
-combine_lines(Board& board, std::uint64_t sequence, Descriptor const& said, int rank, void* out) {
-    auto const payload_of = [&](std::size_t from) {
-        return reinterpret_cast<std::byte*>(
-            board.line(static_cast<int>(from), sequence).payload.data()
-        );
-    };
-    if (said.count == 0 || (said.collective == Collective::reduce && rank != said.root)) {
-        return;
-    }
-    if (said.collective == Collective::broadcast) {
-        auto const* const payload = payload_of(static_cast<std::size_t>(said.root));
-        std::memcpy(out, payload, said.count * size_of(said.dtype));
-        return;
-    }
-    auto const in_place = [&](std::size_t) { return static_cast<std::byte*>(out); };
-    auto const ranks = static_cast<std::size_t>(board.size());
-    reduce_to(said.dtype, said.op, {ranks, payload_of}, {1, in_place}, said.count);
-}
-
-/// A large message is cut into `chunks` ranges of `chunk` elements, the same on every rank.
-struct Cut {
-    std::size_t total = 0;
-    std::size_t chunk = 1;
-    std::size_t chunks = 0;
-
-    Cut() = default;
-    Cut(Exchange const& exchange, std::size_t element, int world_size) noexcept {
-        for (int b = 0; b < exchange.blocks(); ++b) {
-            total += exchange.size_of_block(b);
-        }
-        // Small enough that all ranks get some, large enough that claiming costs nothing.
-        constexpr std::size_t smallest = std::size_t{16} << 10U;
-        constexpr std::size_t largest = std::size_t{256} << 10U;
-        auto const ranks = static_cast<std::size_t>(world_size);
-        chunk = std::clamp(total * element / (4 * ranks), smallest, largest) / element;
-        chunks = (total + chunk - 1) / chunk;
-    }
-};
-
-[[nodiscard]] inline bool
-chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
-    return (board.progress(sequence).done.load() & ChunkProgress::count_mask) == cut.chunks;
-}
-
-/// Whether some chunk will never be done: the rank that had claimed it died. All ranks find the same.
-/// @pre all chunks are claimed
-[[nodiscard]] inline bool
-chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
-    return board.may_be_lost(sequence) && !chunks_are_done(board, sequence, cut);
-}
-
-/// `rank` computes chunks until none is left to claim. Whether all are done, by whomever.
-inline bool
-run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said, Cut const& cut, int rank) {
-    ChunkProgress& progress = board.progress(sequence);
-    auto const left = [&](std::uint64_t count) {
-        return (count & ChunkProgress::count_mask) < cut.chunks;
-    };
-    if (!left(progress.claimed.load(std::memory_order_relaxed))) {
-        return chunks_are_done(board, sequence, cut);
-    }
-    board.begin_computing(rank, sequence);
-    while (left(progress.claimed.load(std::memory_order_relaxed))) {
-        std::uint64_t const claimed = progress.claimed.fetch_add(1);
-        if (!left(claimed)) {
-            break;
-        }
-        std::size_t const begin =
-            static_cast<std::size_t>(claimed & ChunkProgress::count_mask) * cut.chunk;
-        Exchange{board, sequence, said}.run(begin, (std::min)(cut.total, begin + cut.chunk));
-        if ((progress.done.fetch_add(1) & ChunkProgress::count_mask) + 1 == cut.chunks) {
-            board.room.wake();
-        }
-    }
-    board.end_computing(rank);
-    return chunks_are_done(board, sequence, cut);
-}
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/lent_memory.hpp
-
-/// @file
-/// Where the other ranks find the buffers of a large collective until it is done.
-
-namespace joinable::inline v0::detail {
-
-struct LentAddresses {
-    void const* in;
-    void* out;
-};
-
-/// Threads read and write each other's buffers where they are.
-class OwnMemory {
-public:
-    [[nodiscard]] static bool lend(std::uint64_t, ConstBuffer, Buffer) noexcept { return true; }
-    [[nodiscard]] static LentAddresses lent(std::uint64_t, ConstBuffer in, Buffer out) noexcept {
-        return {in.data, out.data};
-    }
-    static void give_back(std::uint64_t) noexcept {}
-};
-
-/// Processes read and write copies, in memory that has the same address in all of them.
-class StagedMemory {
-public:
-    explicit StagedMemory(std::span<std::byte> memory) noexcept : memory_{memory} {}
-
-    /// Copies the input to where there is room. False: there is none until something is given back.
-    /// Complexity: quadratic in the collectives in flight, at most 64; linear in the elements.
-    /// @throws ContractViolation  there will never be room.
-    [[nodiscard]] bool lend(std::uint64_t sequence, ConstBuffer in, Buffer out) {
-        bool const is_in_place = in.data == out.data;
-        std::size_t const out_at = is_in_place ? 0 : rounded(in.bytes());
-        std::size_t const bytes = (std::max)(rounded(in.bytes()), out_at + rounded(out.bytes()));
-        if (bytes > memory_.size()) {
-            throw ContractViolation{concat(
-                "a collective of ",
-                bytes,
-                " bytes does not fit in the ",
-                memory_.size(),
-                " bytes that a process rank shares: cut it into smaller ones"
-            )};
-        }
-        std::size_t const begin = lowest_gap(bytes);
-        if (begin + bytes > memory_.size()) {
-            return false;
-        }
-        if (in.count != 0) {
-            std::memcpy(memory_.data() + begin, in.data, in.bytes());
-        }
-        loans_[sequence % loans_.size()] = {begin, begin + bytes, begin + out_at, out};
-        return true;
-    }
-    [[nodiscard]] LentAddresses lent(std::uint64_t sequence, ConstBuffer, Buffer) const noexcept {
-        Loan const& loan = loans_[sequence % loans_.size()];
-        return {memory_.data() + loan.begin, memory_.data() + loan.out_at};
-    }
-    /// Copies the output to the rank's own buffer.
-    void give_back(std::uint64_t sequence) noexcept {
-        Loan& loan = loans_[sequence % loans_.size()];
-        if (loan.out.count != 0) {
-            std::memcpy(loan.out.data, memory_.data() + loan.out_at, loan.out.bytes());
-        }
-        loan = {};
-    }
-
-private:
-    struct Loan {
-        std::size_t begin = 0; ///< as places in the memory
-        std::size_t end = 0;
-        std::size_t out_at = 0;
-        Buffer out = {};
-    };
-    static constexpr std::size_t rounded(std::size_t bytes) noexcept {
-        return (bytes + 63) / 64 * 64; // whole cache lines
-    }
-    /// The lowest, because memory that was used before is in the caches.
-    [[nodiscard]] std::size_t lowest_gap(std::size_t bytes) const noexcept {
-        std::size_t begin = 0;
-        for (;;) {
-            auto const in_the_way =
-                std::find_if(loans_.begin(), loans_.end(), [&](Loan const& loan) {
-                    return loan.begin < begin + bytes && begin < loan.end;
-                });
-            if (in_the_way == loans_.end()) {
-                return begin;
-            }
-            begin = in_the_way->end;
-        }
-    }
-
-    std::span<std::byte> memory_;
-    std::array<Loan, Board::max_in_flight> loans_{};
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/endpoint.hpp
-
-namespace joinable::inline v0::detail {
-
-/// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
-/// and an abort(reason, rank) that may reach further than the board. `Memory` is where the other
-/// ranks find this one's buffers.
-template <class Group, class Memory = OwnMemory>
-class Endpoint {
-public:
-    Endpoint(Group& group, int rank, Memory memory = {}) noexcept
-        : group_{group}, board_{group.board()}, rank_{rank}, memory_{std::move(memory)} {}
-    Endpoint(Endpoint const&) = delete;
-    Endpoint& operator=(Endpoint const&) = delete;
-
-    [[nodiscard]] int rank() const noexcept { return rank_; }
-    [[nodiscard]] int size() const noexcept { return board_.size(); }
-
-    [[nodiscard]] std::chrono::nanoseconds deadline() const noexcept { return deadline_; }
-    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
-        return std::exchange(deadline_, deadline);
-    }
-
-    void abort(AbortReason const& reason) { group_.abort(reason, rank_); }
-    [[nodiscard]] bool is_spent() const noexcept { return board_.is_spent(); }
-
-    void keep_alive() noexcept { board_.alive_at(rank_).store(now().time_since_epoch().count()); }
-
-    /// Who has not arrived in this rank's oldest unfinished collective.
-    [[nodiscard]] std::vector<int> missing() const {
-        return retired_ == next_ ? std::vector<int>{} : board_.missing(retired_);
-    }
-
-    /// Arrives in the next collective and returns its number. In one by counts, `tell(sends,
-    /// expects)` fills this rank's tables.
-    template <class Tell>
-    std::uint64_t post(Descriptor const& said, ConstBuffer in, Buffer out, Tell const& tell) {
-        make_room();
-        std::uint64_t const sequence = next_;
-        std::size_t const bytes = said.count * size_of(said.dtype);
-        bool const fits =
-            bytes <= ArrivalLine::inline_bytes && said.collective <= Collective::reduce;
-        pending_of(sequence) = {said, out.data, fits};
-        ArrivalLine& line = board_.line(rank_, sequence);
-        std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
-        if ((old & ArrivalLine::frozen) != 0) {
-            throw_failure(board_.reason());
-        }
-        if (!fits) {
-            while (!memory_.lend(sequence, in, out)) { // then something is in flight
-                finish(retired_);
-            }
-            auto const [in_at, out_at] = memory_.lent(sequence, in, out);
-            line.payload[0] = said.count;
-            line.payload[1] = reinterpret_cast<std::uintptr_t>(in_at);
-            line.payload[2] = reinterpret_cast<std::uintptr_t>(out_at);
-            if (said.has_counts) {
-                tell(board_.sends(rank_, sequence), board_.expects(rank_, sequence));
-            }
-            board_.progress(sequence).reset(sequence);
-        } else if (in.count != 0) {
-            std::memcpy(line.payload.data(), in.data, bytes);
-        }
-        std::uint64_t const word = ArrivalLine::encode(sequence, said, fits);
-        if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
-            throw_failure(board_.reason());
-        }
-        ++next_;
-        board_.room.wake();
-        return sequence;
-    }
-
-    [[nodiscard]] bool is_done(std::uint64_t sequence) const noexcept {
-        return sequence < retired_ || pending_[sequence % Board::max_in_flight].is_done;
-    }
-
-    /// Makes progress. Whether this rank's buffers are final.
-    [[nodiscard]] bool try_finish(std::uint64_t sequence) {
-        if (is_done(sequence)) {
-            return true;
-        }
-        Pending& pending = pending_of(sequence);
-        if (!pending.has_agreed) {
-            switch (arrival_of(sequence)) {
-            case Arrival::waiting: return false;
-            case Arrival::never: throw_failure(board_.reason());
-            case Arrival::complete: break;
-            }
-            if (auto const reason = disagreement(board_, sequence, pending.said)) {
-                group_.abort(*reason, rank_);
-                throw_failure(*reason);
-            }
-            if (!pending.is_inline) {
-                pending.cut = Cut{
-                    Exchange{board_, sequence, pending.said}, size_of(pending.said.dtype), size()
-                };
-            }
-            pending.has_agreed = true;
-        }
-        if (pending.is_inline) {
-            combine_lines(board_, sequence, pending.said, rank_, pending.out);
-        } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_)) {
-            memory_.give_back(sequence);
-        } else if (chunks_are_lost(board_, sequence, pending.cut)) {
-            throw_failure(board_.reason());
-        } else {
-            return false;
-        }
-        pending.is_done = true;
-        retire();
-        return true;
-    }
-
-    void finish(std::uint64_t sequence) {
-        if (try_finish(sequence)) {
-            return;
-        }
-        Pending const& pending = pending_of(sequence);
-        wait_for_others(
-            [&] { return arrival_of(sequence) != Arrival::waiting; },
-            [&] { return board_.missing(sequence); },
-            "arrive",
-            [&] { return "waits in " + pending.said.text(); }
-        );
-        while (!try_finish(sequence)) { // all have arrived: the last chunks are being computed
-            board_.room.wait(
-                [&] {
-                    return chunks_are_done(board_, sequence, pending.cut) ||
-                           chunks_are_lost(board_, sequence, pending.cut);
-                },
-                deadline_
-            );
-        }
-    }
-
-    /// Waits until `ready()` or until the deadline. It begins anew when a rank that holds this one
-    /// up says that it is alive. `holding_up()` lists those ranks; if none is left at the deadline,
-    /// the wait is over without an answer.
-    /// @throws TimedOut  after aborting the group: they "did not <do>", while this rank `does()`.
-    template <class Ready, class HoldingUp, class Does>
-    void wait_for_others(
-        Ready const& ready, HoldingUp const& holding_up, char const* to_do, Does const& does
-    ) {
-        auto const start = now();
-        std::chrono::nanoseconds left = deadline_;
-        while (!board_.room.wait(ready, left)) {
-            std::vector<int> overdue = holding_up();
-            if (overdue.empty()) {
-                return;
-            }
-            left = deadline_;
-            std::erase_if(overdue, [&](int rank) {
-                std::chrono::steady_clock::time_point const alive{
-                    std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
-                };
-                std::chrono::nanoseconds const waited = now() - (std::max)(start, alive);
-                bool const is_alive = waited < deadline_;
-                if (is_alive) {
-                    left = (std::min)(left, deadline_ - waited);
-                }
-                return is_alive;
-            });
-            if (!overdue.empty()) {
-                abort_for(overdue, to_do, does());
-            }
-        }
-    }
-
-private:
-    struct Pending {
-        Descriptor said;
-        void* out = nullptr;
-        bool is_inline = false;
-        bool is_done = false;
-        bool has_agreed = false;
-        Cut cut = {};
-    };
-    enum class Arrival : std::uint8_t { waiting, complete, never };
-
-    [[nodiscard]] static std::chrono::steady_clock::time_point now() noexcept {
-        return std::chrono::steady_clock::now();
-    }
-    [[nodiscard]] Pending& pending_of(std::uint64_t sequence) noexcept {
-        return pending_[sequence % Board::max_in_flight];
-    }
-
-    /// The slot of the next collective is free when every rank has finished what used it before.
-    void make_room() {
-        constexpr std::uint64_t max_in_flight = Board::max_in_flight;
-        if (next_ < max_in_flight + all_retired_) {
-            return;
-        }
-        if (retired_ + max_in_flight <= next_) {
-            finish(retired_);
-        }
-        auto const others_have_room = [&] {
-            all_retired_ = next_;
-            for (int rank = 0; rank < size(); ++rank) {
-                all_retired_ = (std::min)(all_retired_, board_.retired(rank).load());
-            }
-            return next_ < max_in_flight + all_retired_ || board_.is_spent();
-        };
-        wait_for_others(
-            others_have_room,
-            [&] { return board_.holding_up(next_); },
-            "finish a collective",
-            [] { return "posts another one"; }
-        );
-        if (board_.is_spent()) {
-            throw_failure(board_.reason());
-        }
-    }
-
-    [[nodiscard]] Arrival arrival_of(std::uint64_t sequence) noexcept {
-        for (int rank = 0; rank < size(); ++rank) {
-            std::uint64_t const word = board_.line(rank, sequence).word.load();
-            if ((word & ArrivalLine::sequence_mask) != (sequence & ArrivalLine::sequence_mask)) {
-                return (word & ArrivalLine::frozen) != 0 ? Arrival::never : Arrival::waiting;
-            }
-        }
-        return Arrival::complete;
-    }
-
-    void retire() noexcept {
-        std::uint64_t retired = retired_;
-        while (retired < next_ && pending_of(retired).is_done) {
-            ++retired;
-        }
-        if (retired != retired_) {
-            retired_ = retired;
-            board_.retired(rank_).store(retired);
-            board_.room.wake();
-        }
-    }
-
-    void
-    abort_for(std::vector<int> const& overdue, char const* to_do, std::string const& meanwhile) {
-        double const seconds = std::chrono::duration<double>(deadline_).count();
-        group_.abort(
-            {FailureKind::timed_out,
-             overdue,
-             concat(
-                 ranks_text(overdue),
-                 " did not ",
-                 to_do,
-                 " within ",
-                 seconds,
-                 " s, while rank ",
-                 rank_,
-                 " ",
-                 meanwhile
-             )},
-            rank_
-        );
-    }
-
-    Group& group_;
-    Board& board_;
-    int rank_;
-    Memory memory_;
-    std::chrono::nanoseconds deadline_ = default_deadline;
-    std::uint64_t next_ = 0;        ///< sequence number of the next collective
-    std::uint64_t retired_ = 0;     ///< all before are finished on this rank
-    std::uint64_t all_retired_ = 0; ///< on all ranks, as far as known
-    std::array<Pending, Board::max_in_flight> pending_{};
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/process_segment.hpp
-
-#if defined(__linux__) // elsewhere there are no process ranks
-
-#include <cerrno>
-#include <cstring>
-#include <sys/mman.h>
-
-namespace joinable::inline v0::detail {
-
-/// How the body of a rank ended, for the process that started it.
-struct alignas(64) Outcome {
-    enum State : int { running, returned, threw };
-
-    std::atomic<State> state{running};
-    std::atomic<std::chrono::nanoseconds::rep> deadline{default_deadline.count()};
-    StoredReason reason; ///< why it threw
-};
-
-/// The memory that ranks share which are processes: a board, their outcomes, and room for each
-/// rank's buffers. It is mapped before the processes are made, so it has one address in all of
-/// them, and it has no name: nothing is left behind, whoever is killed.
-class ProcessSegment {
-public:
-    /// @throws ContractViolation   no group can have so many ranks.
-    /// @throws CommunicationError  there is no memory.
-    explicit ProcessSegment(int size)
-        : staging_at_{
-              (outcomes_at(size) + width(size) * sizeof(Outcome) + page - 1) / page * page
-          } {
-        // Address space, not memory: pages are made when a rank first writes them.
-        for (room_ = most_room;; room_ /= 2) {
-            bytes_ = staging_at_ + width(size) * room_;
-            memory_ = mmap(
-                nullptr,
-                bytes_,
-                PROT_READ | PROT_WRITE,
-                MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE,
-                -1,
-                0
-            );
-            if (memory_ != MAP_FAILED) {
-                break;
-            }
-            if (room_ <= least_room) {
-                throw CommunicationError{concat(
-                    "expected ",
-                    bytes_,
-                    " bytes of shared memory for ",
-                    size,
-                    " process ranks, but mmap says: ",
-                    std::strerror(errno),
-                    "; allow more address space, or use fewer ranks"
-                )};
-            }
-        }
-        board_ = &Board::create(size, {at(0), outcomes_at(size)});
-        ::new (at(outcomes_at(size))) Outcome[width(size)];
-    }
-    ~ProcessSegment() { munmap(memory_, bytes_); }
-    ProcessSegment(ProcessSegment const&) = delete;
-    ProcessSegment& operator=(ProcessSegment const&) = delete;
-
-    [[nodiscard]] Board& board() const noexcept { return *board_; }
-    /// Endpoint calls it.
-    void abort(AbortReason const& reason, int rank) const noexcept { board_->abort(reason, rank); }
-    [[nodiscard]] Outcome& outcome(int rank) const noexcept {
-        return std::launder(reinterpret_cast<Outcome*>(at(outcomes_at(board_->size()))))[rank];
-    }
-    /// Where a rank puts its buffers for the others.
-    [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept {
-        return {at(staging_at_ + static_cast<std::size_t>(rank) * room_), room_};
-    }
-
-private:
-    static constexpr std::size_t page = 4096;
-    static constexpr std::size_t most_room = std::size_t{1} << 36U; // for each rank
-    static constexpr std::size_t least_room = std::size_t{1} << 24U;
-
-    static std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
-    static std::size_t outcomes_at(int size) {
-        return (Board::bytes_for(size) + alignof(Outcome) - 1) / alignof(Outcome) *
-               alignof(Outcome);
-    }
-    [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {
-        return static_cast<std::byte*>(memory_) + offset;
-    }
-
-    std::size_t staging_at_;
-    std::size_t room_ = 0;
-    std::size_t bytes_ = 0;
-    void* memory_ = nullptr;
-    Board* board_ = nullptr;
-};
-
-} // namespace joinable::inline v0::detail
-
-#endif
-
-// ---- joinable/detail/failure.hpp
-
-namespace joinable::inline v0::detail {
-
-/// What peers should be told about an exception. A failure that came from other ranks keeps its
-/// culprits; anything else has none yet, which stands for the rank that throws it.
-inline AbortReason failure_of(std::exception_ptr const& error) {
-    if (!error) {
-        return {FailureKind::peer_failed, {}, {}};
-    }
-    try {
-        std::rethrow_exception(error);
-    } catch (PeerFailed const& failure) {
-        return {FailureKind::peer_failed, failure.ranks(), failure.what()};
-    } catch (TimedOut const& failure) {
-        return {FailureKind::timed_out, failure.ranks(), failure.what()};
-    } catch (Mismatch const& failure) {
-        return {FailureKind::mismatch, failure.ranks(), failure.what()};
-    } catch (std::exception const& other) {
-        return {FailureKind::peer_failed, {}, other.what()};
-    } catch (...) {
-        return {FailureKind::peer_failed, {}, "an exception that is no std::exception"};
-    }
-}
-
-/// The same, ready to be thrown elsewhere: without culprits it is `rank` that failed.
-inline AbortReason blamed_on(int rank, AbortReason reason) {
-    if (reason.ranks.empty()) {
-        reason.ranks = {rank};
-        reason.message = concat(
-            "rank ",
-            rank,
-            " failed: ",
-            reason.message.empty() ? std::string{"an exception left the guard"} : reason.message
-        );
-    }
-    return reason;
-}
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/process_rank.hpp
-
-#if defined(__linux__) // elsewhere there are no process ranks
-
-namespace joinable::inline v0::detail {
-
-/// What one process has of its group: what its communicator and its works have in common.
-class ProcessRank : public Endpoint<ProcessSegment, StagedMemory> {
-public:
-    ProcessRank(ProcessSegment& segment, int rank) noexcept
-        : Endpoint{segment, rank, StagedMemory{segment.staging(rank)}},
-          outcome_{segment.outcome(rank)} {}
-
-    /// The process that started this one waits as long for the others after a failure.
-    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
-        outcome_.deadline.store(deadline.count());
-        return Endpoint::set_deadline(deadline);
-    }
-
-    /// Tells the others that an exception is leaving `what` on this rank.
-    void abort_for_exception(std::string const& what) {
-        abort(blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what}));
-    }
-    /// It takes part no longer: nothing can complete without it any more.
-    void leave() {
-        abort(
-            {FailureKind::peer_failed,
-             {rank()},
-             concat("rank ", rank(), " left while others wait for it")}
-        );
-    }
-
-private:
-    Outcome& outcome_;
-};
-
-} // namespace joinable::inline v0::detail
-
-#endif
-
-// ---- joinable/communicator/process_work.hpp
-
-#if defined(__linux__) // elsewhere there are no process ranks
-
-namespace joinable::inline v0 {
-
-/// A collective between process ranks. Destroyed unfinished it waits up to the deadline; while
-/// unwinding it aborts. Other ranks never touch this rank's buffers, only copies of them.
-class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] ProcessWork {
-public:
-    ProcessWork(ProcessWork&& other) noexcept
-        : rank_{std::exchange(other.rank_, nullptr)}, sequence_{other.sequence_},
-          exceptions_{other.exceptions_} {}
-    ProcessWork& operator=(ProcessWork&&) = delete;
-
-    ~ProcessWork() {
-        if (rank_ == nullptr || rank_->is_done(sequence_)) {
-            return;
-        }
-        try {
-            if (std::uncaught_exceptions() > exceptions_) {
-                rank_->abort_for_exception("a collective");
-            }
-            wait();
-        } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
-        }
-    }
-
-    /// Blocks until this rank's buffers are final. Waiting again returns at once, or throws again.
-    /// @throws Mismatch  ranks said different things; no data moved.
-    /// @throws TimedOut, PeerFailed, ...  what the communicator was aborted with, unless every rank
-    ///         had arrived before and none died over its share of the work.
-    void wait() { rank_->finish(sequence_); }
-    /// Makes progress; true once wait() would return at once. @throws as wait() does.
-    [[nodiscard]] bool test() { return rank_->try_finish(sequence_); }
-
-private:
-    friend class detail::BoardCommunicator<detail::ProcessRank, ProcessWork>;
-    ProcessWork(detail::ProcessRank& rank, std::uint64_t sequence) noexcept
-        : rank_{&rank}, sequence_{sequence} {}
-
-    detail::ProcessRank* rank_;
-    std::uint64_t sequence_;
-    int exceptions_ = std::uncaught_exceptions();
-};
-
-} // namespace joinable::inline v0
-
-#endif
-
-// ---- joinable/communicator/process.hpp
-
-#if defined(__linux__) // elsewhere there are no process ranks
-
-namespace joinable::inline v0 {
-
-/// Ranks are processes of this machine: made by run_processes(), one object in each.
-///
-/// Collectives are those of ThreadCommunicator, with the same results bit for bit: asynchronous, in
-/// rank order, up to 64 in flight, and a rank that computes holds up nobody. Messages and split() do
-/// not exist. More than 56 bytes are copied into memory that the ranks share, and the result is
-/// copied back by wait() or test(): up to 64 GiB in flight on a rank, less where the system gives
-/// less address space. That memory is kept until the ranks end.
-///
-/// A rank that is killed is PeerFailed, with its number, on all others at once.
-///
-/// All members that take buffers throw ContractViolation before any data moves when counts or
-/// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
-/// by bit. Buffers are the caller's until the work has been waited for; spans of counts are copied.
-class ProcessCommunicator : public detail::BoardCommunicator<detail::ProcessRank, ProcessWork> {
-public:
-    /// For run_processes.
-    ProcessCommunicator(detail::ProcessSegment& segment, int rank) noexcept
-        : BoardCommunicator{segment, rank} {}
-
-    /// The rank leaves its group: whoever waits for it gets PeerFailed.
-    ~ProcessCommunicator() {
-        if (std::uncaught_exceptions() > exceptions_) {
-            rank_.abort_for_exception("the scope of its communicator");
-        }
-        rank_.leave();
-    }
-
-private:
-    int exceptions_ = std::uncaught_exceptions();
-};
-
-} // namespace joinable::inline v0
-
-#endif
-
-// ---- joinable/communicator/detail/child_processes.hpp
-
-#if defined(__linux__) // elsewhere there are no process ranks
-
-#include <cerrno>
-#include <csignal>
-#include <cstring>
-#include <poll.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-namespace joinable::inline v0::detail {
-
-/// The processes of one group, seen by the one that started them. None is left when this is gone.
-class ChildProcesses {
-public:
-    explicit ChildProcesses(ProcessSegment& segment) : segment_{segment} {
-        auto const size = static_cast<std::size_t>(segment.board().size());
-        children_.reserve(size);
-        deaths_.resize(size);
-        waited_for_.resize(size);
-    }
-    ~ChildProcesses() {
-        for (Child const& child : children_) {
-            end(child);
-        }
-        for (Child const& child : children_) {
-            reap(child);
-            close(child.handle);
-        }
-    }
-    ChildProcesses(ChildProcesses const&) = delete;
-    ChildProcesses& operator=(ChildProcesses const&) = delete;
-
-    /// Makes the process of the next rank. True in the new process, which must end by _exit.
-    /// @throws CommunicationError  the system has no more processes.
-    [[nodiscard]] bool start() {
-        pid_t const parent = getpid();
-        pid_t const child = fork();
-        if (child == 0) {
-            prctl(PR_SET_PDEATHSIG, SIGKILL);
-            if (getppid() != parent) { // it died before that
-                _exit(1);
-            }
-            return true;
-        }
-        auto const rank = static_cast<int>(children_.size());
-        if (child > 0) {
-            int const handle =
-                static_cast<int>(syscall(SYS_pidfd_open, child, 0)); // closed on exec
-            if (handle >= 0) {
-                children_.push_back({child, handle, rank});
-                return false;
-            }
-            int const error = errno;
-            kill(child, SIGKILL);
-            reap({child, -1, rank});
-            errno = error;
-        }
-        throw CommunicationError{concat(
-            "a process for rank ",
-            rank,
-            " could not be started: ",
-            std::strerror(errno),
-            "; process ranks need fork() and the pidfd_open() of Linux 5.3"
-        )};
-    }
-
-    /// Returns when all have ended. Tells the others of one that died. Once one has failed the
-    /// others have their longest deadline to end, then they are killed.
-    void wait() {
-        auto limit = (std::chrono::steady_clock::time_point::max)();
-        while (!children_.empty()) {
-            waited_for_.clear();
-            for (Child const& child : children_) {
-                waited_for_.push_back({child.handle, POLLIN, 0});
-            }
-            poll(waited_for_.data(), waited_for_.size(), milliseconds_until(limit));
-            bool const is_over = std::chrono::steady_clock::now() >= limit;
-            for (std::size_t i = children_.size(); i-- > 0;) {
-                Child const child = children_[i];
-                bool const has_ended = (waited_for_[i].revents & POLLIN) != 0;
-                if (!has_ended && is_over) {
-                    end(child);
-                }
-                if (has_ended || is_over) {
-                    children_.erase(children_.begin() + static_cast<std::ptrdiff_t>(i));
-                    note(child.rank, reap(child));
-                    close(child.handle);
-                }
-            }
-            if (has_failure_ && limit == (std::chrono::steady_clock::time_point::max)()) {
-                limit = end_of_wait(longest_deadline());
-            }
-        }
-    }
-
-    /// How the process of `rank` died; empty if it ended as it should.
-    [[nodiscard]] std::string const& death(int rank) const noexcept {
-        return deaths_[static_cast<std::size_t>(rank)];
-    }
-
-private:
-    struct Child {
-        pid_t id;
-        int handle;
-        int rank;
-    };
-    static constexpr int unknown = -1;
-
-    static void end(Child const& child) noexcept {
-        // By its handle: its number may be another process's, where the program ignores SIGCHLD.
-        syscall(SYS_pidfd_send_signal, child.handle, SIGKILL, nullptr, 0);
-    }
-    static int reap(Child const& child) noexcept {
-        int status = 0;
-        pid_t reaped = 0;
-        do { // NOLINT(cppcoreguidelines-avoid-do-while)
-            reaped = waitpid(child.id, &status, 0);
-        } while (reaped < 0 && errno == EINTR);
-        return reaped == child.id ? status : unknown; // the program may ignore SIGCHLD
-    }
-
-    void note(int rank, int status) {
-        Outcome::State const state = segment_.outcome(rank).state.load();
-        bool const was_killed = status != unknown && WIFSIGNALED(status);
-        has_failure_ = has_failure_ || state != Outcome::returned || was_killed;
-        if (state != Outcome::running && !was_killed) {
-            return;
-        }
-        std::string& death = deaths_[static_cast<std::size_t>(rank)];
-        if (was_killed) {
-            death = concat("its process was killed by signal ", WTERMSIG(status));
-        } else if (status != unknown) {
-            death = concat("its process ended with status ", WEXITSTATUS(status));
-        } else {
-            death = "its process ended";
-        }
-        segment_.board().bury(
-            rank, {FailureKind::peer_failed, {rank}, concat("rank ", rank, " failed: ", death)}
-        );
-    }
-
-    [[nodiscard]] std::chrono::nanoseconds longest_deadline() const noexcept {
-        std::chrono::nanoseconds longest{0};
-        for (Child const& child : children_) {
-            std::chrono::nanoseconds const its{segment_.outcome(child.rank).deadline.load()};
-            longest = (std::max)(longest, its);
-        }
-        return longest;
-    }
-    [[nodiscard]] static int milliseconds_until(std::chrono::steady_clock::time_point end
-    ) noexcept {
-        if (end == (std::chrono::steady_clock::time_point::max)()) {
-            return -1;
-        }
-        auto const left =
-            std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
-        constexpr int most = (std::numeric_limits<int>::max)();
-        return static_cast<int>(std::clamp<std::chrono::milliseconds::rep>(left.count(), 0, most));
-    }
-
-    ProcessSegment& segment_;
-    std::vector<Child> children_;
-    std::vector<std::string> deaths_;
-    std::vector<pollfd> waited_for_;
-    bool has_failure_ = false;
-};
-
-} // namespace joinable::inline v0::detail
-
-#endif
-
-// ---- joinable/communicator/run_processes.hpp
-
-#if defined(__linux__) // elsewhere there are no process ranks
-
-#include <unistd.h>
-
-namespace joinable::inline v0 {
-
-namespace detail {
-
-/// The life of the process of one rank, after it was made.
-template <class F>
-[[noreturn]] void run_rank(ProcessSegment& segment, int rank, F& body) noexcept {
-    Outcome& outcome = segment.outcome(rank);
-    {
-        ProcessCommunicator comm{segment, rank};
-        try {
-            body(comm);
-            outcome.state.store(Outcome::returned);
-        } catch (...) {
-            AbortReason const reason = failure_of(std::current_exception());
-            outcome.reason.store(reason);
-            outcome.state.store(Outcome::threw);
-            comm.abort(blamed_on(rank, reason));
-        }
-    }
-    std::fflush(nullptr
-    ); // _exit leaves alone what belongs to the program: its destructors and files
-    _exit(outcome.state.load() == Outcome::returned ? 0 : 1);
-}
-
-/// Of the ranks that failed the one that did so first: by itself, not because of another; named by
-/// the abort, if there are several. Throws what it said.
-inline void throw_first_failure(ProcessSegment& segment, ChildProcesses const& children) {
-    int const size = segment.board().size();
-    std::vector<AbortReason> failures;
-    auto const look_at = [&](int rank) {
-        if (!children.death(rank).empty()) {
-            failures.push_back({FailureKind::peer_failed, {}, children.death(rank)});
-        } else if (segment.outcome(rank).state.load() == Outcome::threw) {
-            failures.push_back(segment.outcome(rank).reason.load());
-        } else {
-            return;
-        }
-        bool const is_own = failures.back().ranks.empty();
-        failures.back() = blamed_on(rank, failures.back());
-        if (is_own) {
-            throw PeerFailed{failures.back().ranks, failures.back().message};
-        }
-    };
-    if (segment.board().is_spent()) {
-        for (int const rank : segment.board().reason().ranks) {
-            if (rank < size) {
-                look_at(rank);
-            }
-        }
-    }
-    for (int rank = 0; rank < size; ++rank) {
-        look_at(rank);
-    }
-    if (!failures.empty()) {
-        throw PeerFailed{failures.front().ranks, failures.front().message};
-    }
-}
-
-} // namespace detail
-
-/// Runs `body(ProcessCommunicator&)` in `world_size` new processes, one rank each, and waits for
-/// all. The new processes are copies of this one, with this thread alone; what they change is not
-/// seen here. They end with their body: no destructor of a static object runs. They are killed if
-/// this process dies, or this thread ends.
-///
-/// If a body throws or a process dies, the others get PeerFailed from whatever they wait in. Those
-/// that have not ended after one more deadline, the longest that any of them has set, are killed.
-/// @throws PeerFailed          with the number and the text of the rank that failed first.
-/// @throws ContractViolation   world_size is below 1.
-/// @throws CommunicationError  the system has no memory or no processes for the ranks.
-template <class F>
-void run_processes(int world_size, F body) {
-    detail::ProcessSegment segment{world_size};
-    detail::ChildProcesses children{segment};
-    std::fflush(nullptr); // or each rank would print what this process has not printed yet
-    for (int rank = 0; rank < world_size; ++rank) {
-        if (children.start()) {
-            detail::run_rank(segment, rank, body);
-        }
-    }
-    children.wait();
-    detail::throw_first_failure(segment, children);
-}
-
-} // namespace joinable::inline v0
-
-#endif
-
-// ---- joinable/communicator/detail/mailbox.hpp
-
-namespace joinable::inline v0::detail {
-
-inline std::string text_of(bool is_send, int tag, Buffer const& buffer) {
-    return concat(
-        is_send ? "a send of " : "a receive of ",
-        buffer.count,
-        " ",
-        joinable::name_of(buffer.dtype),
-        " with tag ",
-        tag
-    );
-}
-
-/// One side of a message: a send that waits for its receive, or the other way round.
-struct Letter {
-    enum class State : std::uint8_t { unused, waiting, done };
-
-    bool is_send = false;
-    int tag = 0;
-    Buffer buffer; ///< of a send only read
-    std::uint64_t number = 0;
-    std::atomic<State> state{State::unused};
-
-    [[nodiscard]] std::string text() const { return text_of(is_send, tag, buffer); }
-};
-
-/// The messages from one rank to another. Whoever comes second copies: so nothing has to make
-/// progress, and whoever computes holds up nobody. Messages of one tag keep their order. The lock
-/// is between two threads that would wait for each other anyway.
-class Mailbox {
-public:
-    struct Posted {
-        Letter* waiting = nullptr; ///< null: the other side was there, and the message is delivered
-        std::string mismatch;      ///< why it cannot be delivered, if so
-    };
-
-    Posted post(bool is_send, int tag, Buffer buffer) {
-        std::lock_guard const lock{mutex_};
-        Letter* other = nullptr;
-        Letter* unused = nullptr;
-        for (auto const& letter : letters_) {
-            Letter::State const state = letter->state.load();
-            if (state == Letter::State::unused) {
-                unused = letter.get();
-            } else if (state == Letter::State::waiting && letter->is_send != is_send &&
-                       letter->tag == tag && (other == nullptr || letter->number < other->number)) {
-                other = letter.get();
-            }
-        }
-        if (other == nullptr) {
-            if (unused == nullptr) {
-                unused = letters_.emplace_back(std::make_unique<Letter>()).get();
-            }
-            unused->is_send = is_send;
-            unused->tag = tag;
-            unused->buffer = buffer;
-            unused->number = next_++;
-            unused->state.store(Letter::State::waiting);
-            return {unused, {}};
-        }
-        if (other->buffer.count != buffer.count || other->buffer.dtype != buffer.dtype) {
-            return {nullptr, concat(text_of(is_send, tag, buffer), " meets ", other->text())};
-        }
-        Buffer const& from = is_send ? buffer : other->buffer;
-        Buffer const& to = is_send ? other->buffer : buffer;
-        if (from.count != 0) {
-            std::memmove(to.data, from.data, from.bytes());
-        }
-        other->state.store(Letter::State::done);
-        return {};
-    }
-
-    /// The owner needs its letter no longer. Whether it was delivered: if not, nobody touches its
-    /// memory from now on.
-    bool take_back(Letter& letter) {
-        std::lock_guard const lock{mutex_};
-        return letter.state.exchange(Letter::State::unused) == Letter::State::done;
-    }
-
-private:
-    std::mutex mutex_;
-    std::vector<std::unique_ptr<Letter>> letters_; ///< as many as were ever under way at once
-    std::uint64_t next_ = 0;
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/thread_group.hpp
-
-namespace joinable::inline v0::detail {
-
-/// What the threads of one group share: the board for collectives, a mailbox for each pair of
-/// ranks, and the groups that were split from it.
-class ThreadGroup {
-public:
-    explicit ThreadGroup(int size)
-        : memory_{allocate(Board::bytes_for(size))},
-          board_{Board::create(size, {memory_.get(), Board::bytes_for(size)})},
-          mail_(static_cast<std::size_t>(size) * static_cast<std::size_t>(size)),
-          has_left_(static_cast<std::size_t>(size)) {}
-
-    [[nodiscard]] Board& board() noexcept { return board_; }
-
-    [[nodiscard]] Mailbox& mailbox(int from, int to) noexcept {
-        return mail_[static_cast<std::size_t>(from * board_.size() + to)];
-    }
-
-    /// `rank` ends the collectives, the messages, and the groups that were split from this one.
-    void abort(AbortReason const& reason, int rank) {
-        std::vector<std::shared_ptr<ThreadGroup>> children;
-        {
-            std::lock_guard const lock{mutex_};
-            if (!aborted_with_) {
-                aborted_with_ = reason;
-                is_aborted_.store(true);
-            }
-            for (Child const& child : children_) {
-                if (auto group = child.group.lock()) {
-                    children.push_back(std::move(group));
-                }
-            }
-        }
-        board_.abort(reason, rank);
-        board_.room.wake();
-        for (auto const& child : children) {
-            child->abort(reason, 0); // who it is there matters only where ranks can die
-        }
-    }
-
-    /// `rank` takes part no longer: a collective cannot complete any more, but the others still
-    /// have their messages and their groups without it.
-    void leave(int rank) {
-        has_left_[static_cast<std::size_t>(rank)].store(true);
-        board_.abort(left(rank), rank);
-        board_.room.wake();
-    }
-
-    /// Whether a message to or from `peer` that waits will never be delivered.
-    [[nodiscard]] bool is_lost(int peer) const noexcept {
-        return is_aborted_.load() || has_left_[static_cast<std::size_t>(peer)].load();
-    }
-    /// Why. @pre is_lost(peer)
-    [[nodiscard]] AbortReason loss(int peer) {
-        std::lock_guard const lock{mutex_};
-        return aborted_with_ ? *aborted_with_ : left(peer);
-    }
-
-    /// Whether groups have been split from this one, whose errors name other numbers.
-    [[nodiscard]] bool has_split() const noexcept { return has_split_.load(); }
-
-    /// The group of `size` ranks that the collective `sequence` splits off by `color`: its first
-    /// member makes it, and every member calls this once. Throws if this group was aborted.
-    std::shared_ptr<ThreadGroup> child(std::uint64_t sequence, int color, int size) {
-        std::lock_guard const lock{mutex_};
-        if (aborted_with_) {
-            throw_failure(*aborted_with_);
-        }
-        auto found = std::find_if(children_.begin(), children_.end(), [&](Child const& child) {
-            return child.sequence == sequence && child.color == color;
-        });
-        if (found == children_.end()) {
-            has_split_.store(true);
-            std::erase_if(children_, [](Child const& child) { return child.group.expired(); });
-            auto group = std::make_shared<ThreadGroup>(size);
-            children_.push_back({sequence, color, size, group, group});
-            found = std::prev(children_.end());
-        }
-        std::shared_ptr<ThreadGroup> group = found->group.lock();
-        if (--found->expected == 0) {
-            found->kept.reset();
-        }
-        return group;
-    }
-
-private:
-    struct Child {
-        std::uint64_t sequence;
-        int color;
-        int expected; ///< members that have not come yet, for whom it is kept
-        std::shared_ptr<ThreadGroup> kept;
-        std::weak_ptr<ThreadGroup> group;
-    };
-
-    struct Free {
-        void operator()(std::byte* memory) const noexcept {
-            ::operator delete(memory, std::align_val_t{alignof(Board)});
-        }
-    };
-    using Memory = std::unique_ptr<std::byte, Free>;
-    static Memory allocate(std::size_t bytes) {
-        return Memory{
-            static_cast<std::byte*>(::operator new(bytes, std::align_val_t{alignof(Board)}))
-        };
-    }
-    static AbortReason left(int rank) {
-        return {
-            FailureKind::peer_failed,
-            {rank},
-            concat("rank ", rank, " left while others wait for it")
-        };
-    }
-
-    Memory memory_;
-    Board& board_;
-    std::vector<Mailbox> mail_;
-    std::vector<std::atomic<bool>> has_left_;
-    std::atomic<bool> is_aborted_{false};
-    std::atomic<bool> has_split_{false};
-    std::mutex mutex_;
-    std::optional<AbortReason> aborted_with_;
-    std::vector<Child> children_;
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/thread_rank.hpp
-
-namespace joinable::inline v0::detail {
-
-/// What one thread has of its group: what its communicator and its works have in common.
-class ThreadRank : public Endpoint<ThreadGroup> {
-public:
-    ThreadRank(std::shared_ptr<ThreadGroup> group, int rank) noexcept
-        : Endpoint{*group, rank}, group_{std::move(group)} {}
-
-    [[nodiscard]] ThreadGroup& group() const noexcept { return *group_; }
-
-    /// Tells the others that an exception is leaving `what` on this rank.
-    void abort_for_exception(std::string const& what) {
-        group_->abort(
-            blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what}), rank()
-        );
-    }
-
-    /// Leaves `buffer` for `peer`, or takes it at once: then there is no letter.
-    /// @throws Mismatch  the other side has another count or dtype; on both.
-    [[nodiscard]] Letter* post_message(bool is_send, int peer, int tag, Buffer buffer) {
-        auto const [letter, mismatch] = mailbox(is_send, peer).post(is_send, tag, buffer);
-        if (!mismatch.empty()) {
-            AbortReason const reason{
-                FailureKind::mismatch,
-                {rank(), peer},
-                concat("messages between rank ", rank(), " and rank ", peer, ": ", mismatch)
-            };
-            group_->abort(reason, rank());
-            throw_failure(reason);
-        }
-        group_->board().room.wake();
-        return letter;
-    }
-
-    /// Whether waiting for the letter would return at once, or throw.
-    [[nodiscard]] bool is_settled(Letter const& letter, int peer) const noexcept {
-        return letter.state.load() == Letter::State::done || group_->is_lost(peer);
-    }
-
-    /// Blocks until the letter is settled, and gives it back. Whether it was delivered: if not,
-    /// group().loss(peer) says why.
-    [[nodiscard]] bool finish_message(Letter& letter, int peer) {
-        if (!is_settled(letter, peer)) {
-            wait_for_others(
-                [&] { return is_settled(letter, peer); },
-                [&] { return is_settled(letter, peer) ? std::vector<int>{} : std::vector{peer}; },
-                letter.is_send ? "receive" : "send",
-                [&] { return "waits in " + letter.text(); }
-            );
-        }
-        return mailbox(letter.is_send, peer).take_back(letter);
-    }
-
-private:
-    [[nodiscard]] Mailbox& mailbox(bool is_send, int peer) noexcept {
-        return is_send ? group_->mailbox(rank(), peer) : group_->mailbox(peer, rank());
-    }
-
-    std::shared_ptr<ThreadGroup> group_;
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/thread_work.hpp
-
-namespace joinable::inline v0 {
-
-namespace detail {
-template <class Rank, class Work>
-class BoardCommunicator;
-} // namespace detail
-
-/// A collective or a message between thread ranks. Destroyed unfinished it waits up to the
-/// deadline; while unwinding it aborts. When it is gone, no other rank touches this rank's buffers.
-class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] ThreadWork {
-public:
-    ThreadWork(ThreadWork&& other) noexcept
-        : rank_{std::exchange(other.rank_, nullptr)}, sequence_{other.sequence_},
-          letter_{other.letter_}, peer_{other.peer_}, exceptions_{other.exceptions_} {}
-    ThreadWork& operator=(ThreadWork&&) = delete;
-
-    ~ThreadWork() {
-        if (rank_ == nullptr || (peer_ < 0 && rank_->is_done(sequence_)) ||
-            (peer_ >= 0 && letter_ == nullptr)) {
-            return;
-        }
-        try {
-            if (std::uncaught_exceptions() > exceptions_) {
-                rank_->abort_for_exception("a collective");
-            }
-            wait();
-        } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
-        }
-    }
-
-    /// Blocks until this rank's buffers are final. Waiting again returns at once, or throws again.
-    /// @throws Mismatch  ranks said different things; no data moved.
-    /// @throws TimedOut, PeerFailed, ...  what the communicator was aborted with, unless every rank
-    ///         had arrived before.
-    void wait() {
-        if (peer_ < 0) {
-            rank_->finish(sequence_);
-        } else if (letter_ != nullptr) {
-            is_lost_ = !rank_->finish_message(*letter_, peer_);
-            letter_ = nullptr;
-        }
-        if (is_lost_) {
-            throw_failure(rank_->group().loss(peer_));
-        }
-    }
-    /// Makes progress; true once wait() would return at once. @throws as wait() does.
-    [[nodiscard]] bool test() {
-        if (peer_ < 0) {
-            return rank_->try_finish(sequence_);
-        }
-        if (letter_ != nullptr && !rank_->is_settled(*letter_, peer_)) {
-            return false;
-        }
-        wait();
-        return true;
-    }
-
-private:
-    friend class ThreadCommunicator;
-    friend class detail::BoardCommunicator<detail::ThreadRank, ThreadWork>;
-    ThreadWork(detail::ThreadRank& rank, std::uint64_t sequence) noexcept
-        : rank_{&rank}, sequence_{sequence} {}
-    ThreadWork(detail::ThreadRank& rank, detail::Letter* letter, int peer) noexcept
-        : rank_{&rank}, letter_{letter}, peer_{peer} {}
-
-    detail::ThreadRank* rank_;
-    std::uint64_t sequence_ = 0;
-    detail::Letter* letter_ = nullptr; ///< of a message that is not finished
-    int peer_ = -1;                    ///< of a message
-    bool is_lost_ = false;
-    int exceptions_ = std::uncaught_exceptions();
-};
-
-} // namespace joinable::inline v0
-
-// ---- joinable/communicator/thread.hpp
-
-namespace joinable::inline v0 {
-
-/// Ranks are threads of this process: made by run_threads(), one object per rank.
-///
-/// Reductions combine every element in rank order, so results are the same bit for bit whoever
-/// arrives first. Everything is asynchronous: whoever waits or tests does the work for all, so a
-/// rank that computes holds up nobody. Up to 64 collectives are in flight, further ones finish the
-/// oldest. Ranks compare what they are about to do in every collective. No allocation, no lock and
-/// no system call in a collective unless a rank waits long.
-///
-/// All members that take buffers throw ContractViolation before any data moves when counts or
-/// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
-/// by bit. Buffers are the caller's until the work has been waited for; spans of counts are copied.
-class ThreadCommunicator : public detail::BoardCommunicator<detail::ThreadRank, ThreadWork> {
-public:
-    /// For run_threads and split.
-    ThreadCommunicator(
-        std::shared_ptr<detail::ThreadGroup> group,
-        int rank,
-        std::chrono::nanoseconds deadline = default_deadline
-    ) noexcept
-        : BoardCommunicator{std::move(group), rank} {
-        rank_.set_deadline(deadline);
-    }
-    /// The rank leaves its group: whoever waits for it gets PeerFailed.
-    ~ThreadCommunicator() {
-        if (std::uncaught_exceptions() > exceptions_) {
-            rank_.abort_for_exception("the scope of its communicator");
-        }
-        rank_.group().leave(rank());
-    }
-
-    /// Not collective. Complete when rank `to` has received it: messages between two ranks with one
-    /// tag arrive in their order. Both sides say the same count and dtype, else Mismatch on both.
-    ThreadWork send(ConstBuffer buffer, int to, int tag = 0) {
-        detail::check_memory(buffer);
-        detail::check_rank("destination", to, size());
-        // A send is only read from; both sides of a message share one type.
-        Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
-        return {rank_, rank_.post_message(true, to, tag, read), to};
-    }
-    /// Not collective. The other side of send().
-    ThreadWork receive(Buffer buffer, int from, int tag = 0) {
-        detail::check_memory(buffer);
-        detail::check_rank("source", from, size());
-        return {rank_, rank_.post_message(false, from, tag, buffer), from};
-    }
-
-    /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
-    /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
-    /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
-    [[nodiscard]] ThreadCommunicator split(int color, int key) {
-        if (color < 0) {
-            throw ContractViolation{
-                detail::concat("split needs a color of at least 0, but was given ", color)
-            };
-        }
-        std::array<std::int32_t, 2> const mine{color, key};
-        std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
-        auto work =
-            all_gather({mine.data(), 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32});
-        work.wait();
-        auto const before = [&](int a, int b) {
-            return std::pair{all[static_cast<std::size_t>(a)][1], a} <
-                   std::pair{all[static_cast<std::size_t>(b)][1], b};
-        };
-        int members = 0;
-        int place = 0;
-        for (int other = 0; other < size(); ++other) {
-            bool const is_member = all[static_cast<std::size_t>(other)][0] == color;
-            members += is_member ? 1 : 0;
-            place += is_member && before(other, rank()) ? 1 : 0;
-        }
-        return {rank_.group().child(work.sequence_, color, members), place, rank_.deadline()};
-    }
-
-private:
-    int exceptions_ = std::uncaught_exceptions();
-};
-
-} // namespace joinable::inline v0
-
-// ---- joinable/communicator/run_threads.hpp
-
-namespace joinable::inline v0 {
-
-namespace detail {
-
-/// What the other ranks hear about the exception that ends a rank's body. Once groups were split
-/// off, an error that names ranks may mean those of such a group: then it is this rank that failed.
-inline AbortReason reason_of_exit(ThreadGroup& group, int rank) {
-    AbortReason reason = failure_of(std::current_exception());
-    if (group.has_split()) {
-        reason.ranks.clear();
-    }
-    return blamed_on(rank, std::move(reason));
-}
-
-inline bool is_of_a_peer(std::exception_ptr const& error) {
-    try {
-        std::rethrow_exception(error);
-    } catch (PeerFailed const&) {
-        return true;
-    } catch (...) {
-        return false;
-    }
-}
-
-/// Of the exceptions that ended the ranks' bodies, the one that came first: not what other ranks
-/// threw because of it. `named` are the ranks that the abort names.
-inline std::exception_ptr
-original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& named, int first) {
-    std::vector<int> ranks = named;
-    if (first >= 0) {
-        ranks.push_back(first);
-    }
-    std::exception_ptr found;
-    auto const look_at = [&](std::exception_ptr const& error) {
-        if (error && (!found || (is_of_a_peer(found) && !is_of_a_peer(error)))) {
-            found = error;
-        }
-    };
-    for (int const rank : ranks) {
-        look_at(errors[static_cast<std::size_t>(rank)]);
-    }
-    for (std::exception_ptr const& error : errors) {
-        look_at(error);
-    }
-    return found;
-}
-
-} // namespace detail
-
-/// Runs `body(ThreadCommunicator&)` on `world_size` threads, one rank each, and waits for all.
-///
-/// If a body throws, the others get PeerFailed from whatever they wait in, and the original
-/// exception is rethrown here. A rank that returns while others wait for it is PeerFailed with its
-/// number at once. A thread that is stuck in the caller's own code cannot be ended.
-/// @throws ContractViolation  world_size is below 1.
-template <class F>
-void run_threads(int world_size, F body) {
-    auto const group = std::make_shared<detail::ThreadGroup>(world_size);
-    std::vector<std::exception_ptr> errors(static_cast<std::size_t>(world_size));
-    std::atomic<int> first_to_throw{-1};
-    auto const run = [&](int rank) {
-        ThreadCommunicator comm{group, rank};
-        try {
-            body(comm);
-        } catch (...) {
-            errors[static_cast<std::size_t>(rank)] = std::current_exception();
-            int expected = -1;
-            first_to_throw.compare_exchange_strong(expected, rank);
-            comm.abort(detail::reason_of_exit(*group, rank));
-        }
-    };
-    {
-        std::vector<std::jthread> threads;
-        threads.reserve(static_cast<std::size_t>(world_size));
-        try {
-            for (int rank = 1; rank < world_size; ++rank) {
-                threads.emplace_back(run, rank);
-            }
-        } catch (...) { // the system has no more threads: the started ones must not wait for them
-            group->abort(
-                {FailureKind::communication, {}, "a thread for a rank could not be started"}, 0
-            );
-            throw;
-        }
-        run(0);
-    }
-    if (auto const error =
-            detail::original(errors, group->board().reason().ranks, first_to_throw.load())) {
-        std::rethrow_exception(error);
-    }
-}
-
-} // namespace joinable::inline v0
-
-// ---- joinable/communicator/self.hpp
-
-namespace joinable::inline v0 {
-
-/// The communicator of a single rank: everything is complete when it starts. Checks its arguments
-/// as the others do, so that a program which runs alone also runs together. It has nobody to send
-/// to, and nothing to split.
-class SelfCommunicator {
-public:
-    [[nodiscard]] int rank() const noexcept { return 0; }
-    [[nodiscard]] int size() const noexcept { return 1; }
-
-    CompletedWork all_reduce(Buffer buffer, ReduceOp op) { return reduce(buffer, op, 0); }
-    CompletedWork reduce(Buffer buffer, ReduceOp op, int root) {
-        detail::check_reduction(buffer, op);
-        return broadcast(buffer, root);
-    }
-    CompletedWork broadcast(Buffer buffer, int root) {
-        start();
-        detail::check_memory(buffer);
-        detail::check_root(root, 1);
-        return {};
-    }
-    void barrier() { start(); }
-
-    CompletedWork all_gather(ConstBuffer in, Buffer out) {
-        detail::check_share(in, out, 1);
-        return copy(in, out);
-    }
-    CompletedWork all_gather(ConstBuffer in, Buffer out, detail::Counts counts) {
-        detail::check_counts(counts, in, out, 0, 1);
-        return copy(in, out);
-    }
-    CompletedWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
-        detail::check_reduction(in, op);
-        return all_gather(in, out);
-    }
-    CompletedWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, detail::Counts counts) {
-        detail::check_reduction(in, op);
-        return all_gather(in, out, counts);
-    }
-    CompletedWork gather(ConstBuffer in, Buffer out, int root) {
-        detail::check_root(root, 1);
-        return all_gather(in, out);
-    }
-    CompletedWork gather(ConstBuffer in, Buffer out, int root, detail::Counts counts) {
-        detail::check_root(root, 1);
-        return all_gather(in, out, counts);
-    }
-    CompletedWork scatter(ConstBuffer in, Buffer out, int root) { return gather(in, out, root); }
-    CompletedWork scatter(ConstBuffer in, Buffer out, int root, detail::Counts counts) {
-        return gather(in, out, root, counts);
-    }
-    CompletedWork all_to_all(ConstBuffer in, Buffer out) {
-        detail::check_apart(in, out);
-        return all_gather(in, out);
-    }
-    CompletedWork
-    all_to_all(ConstBuffer in, Buffer out, detail::Counts counts_in, detail::Counts counts_out) {
-        detail::check_apart(in, out);
-        detail::check_counts(counts_in, in, 1);
-        return all_gather(in, out, counts_out);
-    }
-
-    void abort(AbortReason reason) {
-        if (!is_spent_) {
-            reason_ = std::move(reason);
-            is_spent_ = true;
-        }
-    }
-    [[nodiscard]] bool is_spent() const noexcept { return is_spent_; }
-
-private:
-    void start() const {
-        if (is_spent_) {
-            throw_failure(reason_);
-        }
-    }
-    [[nodiscard]] CompletedWork copy(ConstBuffer in, Buffer out) const {
-        start();
-        detail::check_place(in, out, 0);
-        if (in.count != 0) {
-            std::memmove(out.data, in.data, in.bytes());
-        }
-        return {};
-    }
-
-    AbortReason reason_;
-    bool is_spent_ = false;
-};
-
-} // namespace joinable::inline v0
-
-// ---- joinable/tensor/overlap.hpp
-
-namespace joinable::inline v0 {
-
-namespace detail {
-
-/// The dimensions of extent above 1, those with the smallest stride first.
-inline Shape dimensions_by_stride(Shape const& extents, Shape const& strides) {
-    Shape order;
-    for (std::size_t d = 0; d < extents.size(); ++d) {
-        if (extents[d] > 1) {
-            order.push_back(d);
-        }
-    }
-    for (std::size_t i = 1; i < order.size(); ++i) { // insertion sort of at most eight
-        for (std::size_t k = i; k > 0 && strides[order[k]] < strides[order[k - 1]]; --k) {
-            std::swap(order[k], order[k - 1]);
-        }
-    }
-    return order;
-}
-
-} // namespace detail
-
-/// Whether a tensor's elements fill its memory without gaps or overlap, in whatever order of
-/// dimensions: then its strides can be kept in a flat buffer. The rule of PyTorch's
-/// is_non_overlapping_and_dense.
-[[nodiscard]] inline bool is_non_overlapping_and_dense(Shape const& extents, Shape const& strides) {
-    if (numel(extents) == 0) {
-        return true;
-    }
-    std::size_t expected = 1;
-    for (std::size_t const d : detail::dimensions_by_stride(extents, strides)) {
-        if (strides[d] != expected) {
-            return false;
-        }
-        expected *= extents[d];
-    }
-    return true;
-}
-
-namespace detail {
-
-/// In how many ways `total` is a sum of multiples of strides, each taken less than `count` times:
-/// the equation behind "do two indices name the same memory?". A bounded Diophantine equation, as
-/// in NumPy's solve_may_share_memory: hard in general, but every layout that is nested, permuted,
-/// sliced or padded is decided in a few steps, because the largest stride leaves few choices.
-class SumsOfStrides {
-public:
-    /// Adds a stride that may be taken 0 to `count - 1` times. At most 16 of them.
-    void add(std::size_t stride, std::size_t count) noexcept {
-        if (stride != 0 && count > 1) {
-            terms_[size_++] = {stride, count, 0, 0};
-        }
-    }
-
-    /// One term per stride. It keeps the sums there are, but not in how many ways they come.
-    void merge_equal_strides() noexcept {
-        sort();
-        std::size_t merged = 0;
-        for (std::size_t i = 0; i < size_; ++i) {
-            if (merged != 0 && terms_[merged - 1].stride == terms_[i].stride) {
-                terms_[merged - 1].count += terms_[i].count - 1;
-            } else {
-                terms_[merged++] = terms_[i];
-            }
-        }
-        size_ = merged;
-    }
-
-    /// Whether there are at least `wanted` ways. Also true when the search took too many steps.
-    [[nodiscard]] bool has(std::size_t total, int wanted) noexcept {
-        sort();
-        std::size_t rest = 0;
-        std::size_t divisor = 0;
-        for (std::size_t i = size_; i-- > 0;) {
-            rest += terms_[i].stride * (terms_[i].count - 1);
-            divisor = std::gcd(divisor, terms_[i].stride);
-            terms_[i].rest = rest;
-            terms_[i].divisor = divisor;
-        }
-        wanted_ = wanted;
-        steps_ = 0;
-        search(0, total);
-        return wanted_ <= 0;
-    }
-
-private:
-    struct Term {
-        std::size_t stride;
-        std::size_t count;
-        std::size_t rest;    ///< the largest sum of this term and those after it
-        std::size_t divisor; ///< of every sum of this term and those after it
-    };
-    static constexpr int max_steps = 10'000; ///< about half a millisecond
-
-    void sort() noexcept {
-        auto const end = terms_.begin() + static_cast<std::ptrdiff_t>(size_);
-        std::sort(terms_.begin(), end, [](Term const& a, Term const& b) {
-            return a.stride > b.stride;
-        });
-    }
-
-    void search(std::size_t i, std::size_t total) noexcept {
-        if (i == size_) {
-            wanted_ -= total == 0 ? 1 : 0;
-            return;
-        }
-        Term const& term = terms_[i];
-        if (total > term.rest || total % term.divisor != 0) {
-            return;
-        }
-        std::size_t const later = term.rest - term.stride * (term.count - 1);
-        std::size_t const first =
-            total <= later ? 0 : (total - later + term.stride - 1) / term.stride;
-        std::size_t const last = (std::min)(term.count - 1, total / term.stride);
-        for (std::size_t k = first; k <= last && wanted_ > 0; ++k) {
-            if (++steps_ > max_steps) {
-                wanted_ = 0;
-                return;
-            }
-            search(i + 1, total - k * term.stride);
-        }
-    }
-
-    std::array<Term, 2 * max_tensor_rank> terms_{};
-    std::size_t size_ = 0;
-    int wanted_ = 0;
-    int steps_ = 0;
-};
-
-/// Whether each stride is larger than all that the smaller ones reach: then no two indices meet.
-inline bool is_nested(Shape const& extents, Shape const& strides) {
-    std::size_t reach = 0;
-    for (std::size_t const d : dimensions_by_stride(extents, strides)) {
-        if (strides[d] <= reach) {
-            return false;
-        }
-        reach += strides[d] * (extents[d] - 1);
-    }
-    return true;
-}
-
-inline bool is_overlapping(Shape const& extents, Shape const& strides) {
-    if (numel(extents) < 2 || is_nested(extents, strides)) {
-        return false;
-    }
-    // Two indices name one element where the difference of indices, taken from -(extent - 1) to
-    // extent - 1, steps to 0 without being 0. Counted from the lowest difference:
-    SumsOfStrides sums;
-    std::size_t total = 0;
-    for (std::size_t d = 0; d < extents.size(); ++d) {
-        if (extents[d] > 1 && strides[d] == 0) {
-            return true;
-        }
-        sums.add(strides[d], 2 * extents[d] - 1);
-        total += strides[d] * (extents[d] - 1);
-    }
-    return sums.has(total, 2);
-}
-
-} // namespace detail
-
-/// Whether two different indices of a tensor may name the same element, as where a stride is 0: such
-/// a tensor can be read, but writing all of its elements has no defined result. Local.
-/// Exact, except that a tensor whose layout takes more than 10,000 steps to decide counts as
-/// overlapping; all that come from slicing, padding, permuting and broadcasting take a few.
-/// @throws ContractViolation  extents and strides are none of a view, see StridedView.
-template <Tensor T>
-[[nodiscard]] bool is_overlapping(T const& tensor) {
-    Shape const shape = extents(tensor);
-    Shape const steps = strides(tensor);
-    (void)detail::checked_reach(shape, steps, size_of(dtype(tensor)));
-    return detail::is_overlapping(shape, steps);
-}
-
-/// Whether some element of one tensor may be in the memory of an element of the other. Local; the
-/// tensors may differ in everything. Exact like `is_overlapping` where both have elements of the same
-/// size at a multiple of it; else overlapping address ranges count.
-/// @throws ContractViolation  extents and strides are none of a view, see StridedView.
-template <Tensor A, Tensor B>
-[[nodiscard]] bool share_memory(A const& a, B const& b) {
-    Shape const extents_a = extents(a);
-    Shape const extents_b = extents(b);
-    Shape const strides_a = strides(a);
-    Shape const strides_b = strides(b);
-    std::size_t const size = size_of(dtype(a));
-    std::size_t const size_b = size_of(dtype(b));
-    std::size_t const reach_a = detail::checked_reach(extents_a, strides_a, size);
-    std::size_t const reach_b = detail::checked_reach(extents_b, strides_b, size_b);
-    void const* const data_a = detail::traits_of<A const>::data(a);
-    void const* const data_b = detail::traits_of<B const>::data(b);
-    auto const first_a = reinterpret_cast<std::uintptr_t>(data_a);
-    auto const first_b = reinterpret_cast<std::uintptr_t>(data_b);
-    if (device(a) != device(b) || first_a >= first_b + reach_b * size_b ||
-        first_b >= first_a + reach_a * size || reach_a == 0 || reach_b == 0) {
-        return false;
-    }
-    // Modulo 2^64 the difference may be negative: what b reaches makes up for it below.
-    std::size_t const difference = first_b - first_a;
-    if (size != size_b || difference % size != 0) {
-        return true;
-    }
-    // Element i of a is element k of b where a's steps up to i and b's from k to its last element
-    // are together the distance from a's first element to b's last one.
-    detail::SumsOfStrides sums;
-    std::size_t total =
-        first_b >= first_a ? difference / size : std::size_t{0} - (first_a - first_b) / size;
-    for (std::size_t d = 0; d < extents_a.size(); ++d) {
-        sums.add(strides_a[d], extents_a[d]);
-    }
-    for (std::size_t d = 0; d < extents_b.size(); ++d) {
-        sums.add(strides_b[d], extents_b[d]);
-        total += strides_b[d] * (extents_b[d] - 1);
-    }
-    sums.merge_equal_strides();
-    return sums.has(total, 1);
-}
-
-} // namespace joinable::inline v0
 
 // ---- joinable/tensor/detail/transpose.hpp
 
@@ -6981,6 +2529,334 @@ void fill_zero(StridedView<T> const& to) {
 
 } // namespace joinable::inline v0
 
+// ---- joinable/tensor/parameter.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+/// What `parameter_traits` may return for a value or a gradient: something to dereference that may
+/// be empty (a pointer, an optional view).
+template <class P>
+concept pointer_like_to_tensor = requires(P&& pointer) {
+    static_cast<bool>(pointer);
+    requires WritableTensor<decltype(*pointer)>;
+};
+
+template <class T>
+constexpr T* address_of_gradient(T& gradient) noexcept {
+    return &gradient;
+}
+template <class T>
+constexpr T* address_of_gradient(std::optional<T>& gradient) noexcept {
+    return gradient ? &*gradient : nullptr;
+}
+
+template <class P>
+concept has_value_and_grad_members = requires(P& p) {
+    requires WritableTensor<decltype((p.value))>;
+    requires WritableTensor<decltype(*address_of_gradient(p.grad))>;
+};
+
+} // namespace detail
+
+/// Adapts a parameter type: a value and its gradient. Specialise it for the engine's own type:
+///
+/// | member                                        | meaning                                          |
+/// |-----------------------------------------------|--------------------------------------------------|
+/// | `static auto value(P& p)`                     | pointer-like to a writable Tensor                |
+/// | `static auto grad(P& p)`                      | the same; empty = there is no gradient           |
+/// | `static bool requires_grad(P const& p)`       | optional; else all parameters are trained        |
+/// | `static std::string_view name(P const& p)`    | optional; error texts use it                     |
+/// | `static void set_grad(P& p, AnyView view)`    | optional; makes `view` the gradient: enables     |
+/// |                                               | gradients as bucket views                        |
+/// | `static constexpr bool is_handle = true`      | optional; copies of P share storage              |
+///
+/// The default serves every class with members `value` and `grad` (which may be a std::optional)
+/// that are writable tensors, and uses its members `requires_grad` and `name` where it has them.
+template <class P>
+struct parameter_traits {
+    static constexpr auto value(P& p) noexcept
+        requires detail::has_value_and_grad_members<P>
+    {
+        return &p.value;
+    }
+    static constexpr auto grad(P& p) noexcept
+        requires detail::has_value_and_grad_members<P>
+    {
+        return detail::address_of_gradient(p.grad);
+    }
+    static constexpr bool requires_grad(P const& p)
+        requires requires {
+            { p.requires_grad } -> std::convertible_to<bool>;
+        }
+    {
+        return p.requires_grad;
+    }
+    static constexpr std::string_view name(P const& p)
+        requires requires {
+            { p.name } -> std::convertible_to<std::string_view>;
+        }
+    {
+        return p.name;
+    }
+};
+
+namespace detail {
+
+template <class P>
+using parameter_traits_of = parameter_traits<std::remove_cvref_t<P>>;
+
+template <class P>
+concept has_value = requires(std::remove_cvref_t<P>& p) {
+    { parameter_traits_of<P>::value(p) } -> pointer_like_to_tensor;
+};
+template <class P>
+concept has_grad = requires(std::remove_cvref_t<P>& p) {
+    { parameter_traits_of<P>::grad(p) } -> pointer_like_to_tensor;
+};
+template <class P>
+concept has_set_grad = requires(std::remove_cvref_t<P>& p, AnyView& view) {
+    parameter_traits_of<P>::set_grad(p, view);
+};
+template <class P>
+concept has_name = requires(std::remove_cvref_t<P> const& p) {
+    { parameter_traits_of<P>::name(p) } -> std::convertible_to<std::string_view>;
+};
+template <class P>
+concept has_requires_grad = requires(std::remove_cvref_t<P> const& p) {
+    { parameter_traits_of<P>::requires_grad(p) } -> std::convertible_to<bool>;
+};
+template <class P>
+concept is_handle_parameter = requires { requires parameter_traits_of<P>::is_handle; };
+
+} // namespace detail
+
+/// A trainable tensor with its gradient, as `parameter_traits` describes it.
+///
+/// `p` is an lvalue of `P`.
+/// | expression                        | result                        | meaning                     |
+/// |-----------------------------------|-------------------------------|-----------------------------|
+/// | `parameter_traits<P>::value(p)`   | pointer-like to WritableTensor| the value; never empty      |
+/// | `parameter_traits<P>::grad(p)`    | pointer-like to WritableTensor| the gradient; empty = none  |
+///
+/// Not checkable, still required: value and gradient have the same extents and dtype.
+template <class P>
+concept Parameter = detail::has_value<P> && detail::has_grad<P>;
+
+} // namespace joinable::inline v0
+
+// ---- joinable/tensor/detail/handle_list.hpp
+
+namespace joinable::inline v0::detail {
+
+/// Handles on objects whose types were forgotten. An index is a position in the list.
+///
+/// `Handle` says what it is made of: `Handle::takes<T>`, of a `T&` and perhaps an owner;
+/// `Handle::shares_storage<T>`, whether a copy of a `T` is as good as the object itself;
+/// `Handle::of_null(i)`, what stands for a null pointer at position `i`, if that does not throw.
+template <class Handle>
+class HandleList {
+public:
+    [[nodiscard]] std::size_t size() const noexcept { return items_.size(); }
+    [[nodiscard]] Handle const& operator[](std::size_t i) const { return items_[i]; }
+    [[nodiscard]] auto begin() const noexcept { return items_.begin(); }
+    [[nodiscard]] auto end() const noexcept { return items_.end(); }
+    void push_back(Handle handle) { items_.push_back(std::move(handle)); }
+
+private:
+    std::vector<Handle> items_;
+};
+
+template <class Range>
+using item_of = std::remove_reference_t<decltype(*std::begin(std::declval<Range&>()))>;
+
+template <class T, class Handle>
+concept pointer_to_taken = requires(T& pointer) {
+    static_cast<bool>(pointer);
+    requires Handle::template takes<std::remove_reference_t<decltype(*pointer)>>;
+};
+
+template <class Range, class Handle>
+concept list_of = std::derived_from<std::remove_cvref_t<Range>, HandleList<Handle>>;
+
+/// Whether `append` can make handles of what is in the range.
+template <class Range, class Handle>
+concept has_items_for = list_of<Range, Handle> || Handle::template takes<item_of<Range>> ||
+                        pointer_to_taken<item_of<Range>, Handle>;
+
+/// Appends handles on the objects in a range. Of a named range of objects the addresses are kept;
+/// of pointers and smart pointers the pointer; of a temporary range of handles, copies of them. A
+/// list is spliced in.
+template <class Handle, class Range>
+void append(HandleList<Handle>& list, Range&& range) {
+    using Item = item_of<Range>;
+    if constexpr (list_of<Range, Handle>) {
+        for (Handle const& handle : range) {
+            list.push_back(handle);
+        }
+    } else if constexpr (Handle::template takes<Item>) {
+        constexpr bool items_stay = std::is_lvalue_reference_v<Range> &&
+                                    std::is_lvalue_reference_v<decltype(*std::begin(range))>;
+        constexpr bool is_shared = Handle::template shares_storage<Item>;
+        static_assert(
+            items_stay || is_shared,
+            "parameters, buffers: a temporary range of objects would be gone before it is used; "
+            "give the range a name, or set parameter_traits::is_handle if copies share storage"
+        );
+        for (auto&& item : range) {
+            if constexpr (items_stay) {
+                list.push_back(Handle{item});
+            } else if constexpr (is_shared) {
+                // Copied, not moved: a temporary view may show handles that somebody owns.
+                auto owned = std::make_shared<std::remove_const_t<Item>>(item);
+                list.push_back(Handle{*owned, owned});
+            }
+        }
+    } else if constexpr (pointer_to_taken<Item, Handle>) {
+        using Pointer = std::remove_const_t<Item>;
+        constexpr bool is_owning_copy =
+            std::copy_constructible<Pointer> && !std::is_pointer_v<Pointer>;
+        static_assert(
+            std::copy_constructible<Pointer> || std::is_lvalue_reference_v<Range> ||
+                std::ranges::enable_borrowed_range<std::remove_cv_t<Range>>,
+            "parameters, buffers: a temporary range of unique pointers would take its objects with "
+            "it; give the range a name, or use shared pointers"
+        );
+        for (auto&& pointer : range) {
+            if (!pointer) {
+                list.push_back(Handle::of_null(list.size()));
+            } else if constexpr (is_owning_copy) {
+                list.push_back(Handle{*pointer, std::make_shared<Pointer>(pointer)});
+            } else {
+                list.push_back(Handle{*pointer});
+            }
+        }
+    }
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/tensor/parameters.hpp
+
+namespace joinable::inline v0 {
+
+/// A handle on one parameter of an engine whose type was forgotten. Cheap to copy; does not own
+/// the parameter unless it was made from an owning pointer or a handle type.
+class AnyParameter {
+public:
+    /// The parameter that `object` is; `owner` keeps it alive where that is needed.
+    template <Parameter P>
+    explicit AnyParameter(P& object, std::shared_ptr<void> owner = {})
+        : object_{const_cast<std::remove_const_t<P>*>(&object)}, functions_{&table<P>},
+          owner_{std::move(owner)} {
+        static_assert(
+            !std::is_const_v<P> || detail::is_handle_parameter<P>,
+            "parameters: const parameters cannot be trained, since values and gradients are "
+            "written; give a range or pointers that are not const"
+        );
+    }
+
+    [[nodiscard]] AnyView value() const { return functions_->value(object_); }
+    /// Empty where the parameter has no gradient now.
+    [[nodiscard]] AnyView grad() const { return functions_->grad(object_); }
+    [[nodiscard]] bool can_set_grad() const noexcept { return functions_->set_grad != nullptr; }
+    /// Makes `view` the gradient.
+    /// @throws ContractViolation  the parameter's traits cannot: `can_set_grad()` is false.
+    void set_grad(AnyView const& view) const {
+        if (!can_set_grad()) {
+            throw ContractViolation{"a gradient cannot be set: parameter_traits of this type needs "
+                                    "'static void set_grad(P&, AnyView)'"};
+        }
+        functions_->set_grad(object_, view);
+    }
+    [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
+    /// Empty where the parameter has no name.
+    [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
+
+    template <class P>
+    static constexpr bool takes = Parameter<P>;
+    template <class P>
+    static constexpr bool shares_storage = detail::is_handle_parameter<P>;
+    [[noreturn]] static AnyParameter of_null(std::size_t position) {
+        throw ContractViolation{detail::concat("parameters: pointer ", position, " is null")};
+    }
+
+private:
+    struct Functions {
+        AnyView (*value)(void*);
+        AnyView (*grad)(void*);
+        void (*set_grad)(void*, AnyView const&); ///< null: there is none
+        bool (*requires_grad)(void*);
+        std::string_view (*name)(void*);
+    };
+
+    template <class Pointer>
+    static AnyView view_of(Pointer&& pointer) {
+        return pointer ? detail::view_of(*pointer) : AnyView{};
+    }
+
+    template <class P>
+    static consteval Functions make_table() {
+        using Traits = detail::parameter_traits_of<P>;
+        using Object = std::remove_const_t<P>;
+        Functions functions{};
+        functions.value = [](void* p) { return view_of(Traits::value(*static_cast<Object*>(p))); };
+        functions.grad = [](void* p) { return view_of(Traits::grad(*static_cast<Object*>(p))); };
+        if constexpr (detail::has_set_grad<P>) {
+            functions.set_grad = [](void* p, AnyView const& view) {
+                Traits::set_grad(*static_cast<Object*>(p), view);
+            };
+        }
+        functions.requires_grad = [](void* p) -> bool {
+            if constexpr (detail::has_requires_grad<P>) {
+                return Traits::requires_grad(*static_cast<Object*>(p));
+            } else {
+                return p != nullptr;
+            }
+        };
+        functions.name = [](void* p) -> std::string_view {
+            if constexpr (detail::has_name<P>) {
+                return Traits::name(*static_cast<Object*>(p));
+            } else {
+                (void)p;
+                return {};
+            }
+        };
+        return functions;
+    }
+
+    template <class P>
+    static constexpr Functions table = make_table<P>();
+
+    void* object_;
+    Functions const* functions_;
+    std::shared_ptr<void> owner_;
+};
+
+/// The parameters of a model, of whatever types. An index is a position in the list.
+class ParameterList : public detail::HandleList<AnyParameter> {};
+
+/// Joins ranges of parameters of different types into one list, in order. Of a named range of
+/// objects the addresses are kept; of pointers and smart pointers the pointer (shared ones share
+/// ownership); a temporary range must hold pointers or handles (parameter_traits::is_handle), which
+/// are copied. Const parameters and temporary ranges of unique pointers are compile errors. A
+/// ParameterList is spliced in. Local.
+/// @throws ContractViolation  a pointer is null.
+template <class... Ranges>
+[[nodiscard]] ParameterList parameters(Ranges&&... ranges) {
+    static_assert(
+        (detail::has_items_for<Ranges, AnyParameter> && ...),
+        "parameters: the elements of the range must model Parameter, or be pointers to such; "
+        "give them members 'value' and 'grad', or specialise joinable::parameter_traits"
+    );
+    ParameterList list;
+    (detail::append(list, std::forward<Ranges>(ranges)), ...);
+    return list;
+}
+
+} // namespace joinable::inline v0
+
 // ---- joinable/tensor/tensor_list.hpp
 
 namespace joinable::inline v0 {
@@ -7103,6 +2979,341 @@ template <class... Ranges>
 [[nodiscard]] BufferList buffers(Ranges&&... ranges) {
     return BufferList{detail::tensor_list(std::forward<Ranges>(ranges)...)};
 }
+
+} // namespace joinable::inline v0
+
+// ---- joinable/communicator/work.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+template <class W>
+concept has_wait = requires(W& work) { work.wait(); };
+
+template <class W>
+concept has_test = requires(W& work) {
+    { work.test() } -> std::convertible_to<bool>;
+};
+
+} // namespace detail
+
+/// A collective that was started and may not be complete.
+///
+/// `work` is an lvalue of `W`.
+/// | expression    | result              | meaning                                                  |
+/// |---------------|---------------------|----------------------------------------------------------|
+/// | `work.wait()` |                     | returns when this rank's buffers are final; throws what  |
+/// |               |                     | made the collective fail; waiting twice is fine          |
+/// | `work.test()` | convertible to bool | makes progress without blocking; true once wait() would  |
+/// |               |                     | return at once                                           |
+///
+/// Not checkable, still required: the buffers stay alive until wait() returned. A work that is
+/// destroyed unfinished waits, and while unwinding aborts, so that no peer touches freed memory.
+/// Models: CompletedWork, ThreadWork.
+template <class W>
+concept Work = std::move_constructible<W> && detail::has_wait<W> && detail::has_test<W>;
+
+/// A work that was complete when it was started.
+struct CompletedWork {
+    void wait() const noexcept {}
+    [[nodiscard]] bool test() const noexcept { return true; }
+};
+
+} // namespace joinable::inline v0
+
+// ---- joinable/communicator/communicator.hpp
+
+namespace joinable::inline v0 {
+
+/// How a reduction combines two elements. Sums and products of integers wrap around; the bit
+/// operations are for integers only.
+enum class ReduceOp : std::uint8_t { sum, product, min, max, bit_and, bit_or };
+
+/// The enumerator's name, for error texts.
+[[nodiscard]] constexpr std::string_view name_of(ReduceOp op) noexcept {
+    constexpr std::string_view names[] = {"sum", "product", "min", "max", "bit_and", "bit_or"};
+    return names[static_cast<std::size_t>(op)];
+}
+
+/// How long a collective waits for the other ranks unless set_deadline() says otherwise.
+inline constexpr std::chrono::nanoseconds default_deadline = std::chrono::minutes{5};
+
+namespace detail {
+
+template <class C>
+concept has_rank = requires(C const& comm) {
+    { comm.rank() } -> std::convertible_to<int>;
+};
+template <class C>
+concept has_size = requires(C const& comm) {
+    { comm.size() } -> std::convertible_to<int>;
+};
+template <class C>
+concept has_all_reduce = requires(C& comm, Buffer buffer, ReduceOp op) {
+    { comm.all_reduce(buffer, op) } -> Work;
+};
+template <class C>
+concept has_broadcast = requires(C& comm, Buffer buffer, int root) {
+    { comm.broadcast(buffer, root) } -> Work;
+};
+template <class C>
+concept has_barrier = requires(C& comm) { comm.barrier(); };
+
+template <class C>
+concept has_abort = requires(C& comm, AbortReason reason) {
+    comm.abort(reason);
+    { comm.is_spent() } -> std::convertible_to<bool>;
+};
+template <class C>
+concept has_set_deadline = requires(C& comm, std::chrono::nanoseconds deadline) {
+    { comm.set_deadline(deadline) } -> std::convertible_to<std::chrono::nanoseconds>;
+};
+template <class C>
+concept has_missing = requires(C const& comm) {
+    { comm.missing() } -> std::convertible_to<std::vector<int>>;
+};
+
+template <class C>
+concept has_keep_alive = requires(C& comm) { comm.keep_alive(); };
+
+} // namespace detail
+
+/// Whose memory a communicator moves, as its `device_type`; without one it is the host's.
+struct HostDevice {};
+struct CudaDevice {};
+
+namespace detail {
+
+template <class C>
+struct device_type_of : std::type_identity<HostDevice> {};
+template <class C>
+    requires requires { typename C::device_type; }
+struct device_type_of<C> : std::type_identity<typename C::device_type> {};
+
+template <class C>
+concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, HostDevice>;
+
+} // namespace detail
+
+/// A group of ranks that run collectives together. Optional operations: capabilities.hpp.
+///
+/// `comm` is an lvalue of `C`.
+/// | expression                     | result             | meaning                                  |
+/// |--------------------------------|--------------------|------------------------------------------|
+/// | `comm.rank()`                  | convertible to int | this rank, in [0, size()); never changes |
+/// | `comm.size()`                  | convertible to int | number of ranks, the same on every rank  |
+/// | `comm.all_reduce(buffer, op)`  | Work               | combines `buffer` over all ranks in place|
+/// | `comm.broadcast(buffer, root)` | Work               | copies the buffer of `root` to all ranks |
+/// | `comm.barrier()`               |                    | blocks until every rank has called it    |
+/// | `C::device_type`               | optional           | HostDevice (default) or CudaDevice       |
+///
+/// Not checkable, still required: every rank calls the same collectives in the same order; a
+/// collective that throws because of another rank leaves the communicator spent. Thread safety:
+/// one thread at a time per object; ranks are independent. Need not be movable.
+/// Archetype: tests/support/archetypes.hpp. Models: SelfCommunicator, ThreadCommunicator.
+template <class C>
+concept Communicator = detail::has_rank<C> && detail::has_size<C> && detail::has_all_reduce<C> &&
+                       detail::has_broadcast<C> && detail::has_barrier<C>;
+
+/// A communicator on which one rank can end the waiting of all.
+///
+/// | expression           | result              | meaning                                         |
+/// |----------------------|---------------------|-------------------------------------------------|
+/// | `comm.abort(reason)` |                     | local; every wait that cannot complete throws   |
+/// |                      |                     | `reason` on every rank; the first writer wins   |
+/// | `comm.is_spent()`    | convertible to bool | whether somebody aborted                        |
+template <class C>
+concept Aborts = Communicator<C> && detail::has_abort<C>;
+
+/// A communicator whose waits end in `TimedOut` (default: `default_deadline`).
+///
+/// | expression             | result                   | meaning                                   |
+/// |------------------------|--------------------------|-------------------------------------------|
+/// | `comm.set_deadline(d)` | std::chrono::nanoseconds | local; for waits that start later;        |
+/// |                        |                          | returns the deadline that was in force    |
+template <class C>
+concept HasDeadline = Communicator<C> && detail::has_set_deadline<C>;
+
+/// A communicator on which a rank that keeps others waiting can say that it is still at work.
+///
+/// | expression          | result | meaning                                                        |
+/// |---------------------|--------|----------------------------------------------------------------|
+/// | `comm.keep_alive()` |        | local; whoever waits for this rank does so for one more        |
+/// |                     |        | deadline from now                                              |
+template <class C>
+concept RenewsDeadline = HasDeadline<C> && detail::has_keep_alive<C>;
+
+/// A communicator that can tell which ranks have not arrived in the oldest pending collective.
+///
+/// | expression       | result           | meaning                                               |
+/// |------------------|------------------|-------------------------------------------------------|
+/// | `comm.missing()` | std::vector<int> | local; ascending; empty when nothing is pending       |
+template <class C>
+concept ReportsMissing = Communicator<C> && detail::has_missing<C>;
+
+/// Says in one sentence what a class lacks to be a Communicator.
+template <class C>
+consteval bool models_communicator() {
+    static_assert(detail::has_rank<C>, "Communicator: expected a member 'int rank() const'");
+    static_assert(detail::has_size<C>, "Communicator: expected a member 'int size() const'");
+    static_assert(
+        detail::has_all_reduce<C>,
+        "Communicator: expected a member 'Work all_reduce(Buffer, ReduceOp)' (in place)"
+    );
+    static_assert(
+        detail::has_broadcast<C>,
+        "Communicator: expected a member 'Work broadcast(Buffer, int root)' (in place)"
+    );
+    static_assert(detail::has_barrier<C>, "Communicator: expected a member 'void barrier()'");
+    return Communicator<C>;
+}
+
+/// The work that `C` returns from its all-reduce.
+template <Communicator C>
+using work_of =
+    std::remove_cvref_t<decltype(std::declval<C&>().all_reduce(Buffer{}, ReduceOp::sum))>;
+
+} // namespace joinable::inline v0
+
+// ---- joinable/communicator/capabilities.hpp
+
+/// @file
+/// One concept for each optional operation of a communicator that moves data. Collective unless
+/// said otherwise; `comm` is an lvalue of `C`, `in` a ConstBuffer, `out` and `buffer` a Buffer, and
+/// `counts` a std::span<std::size_t const> with the number of elements of each rank, which need not
+/// outlive the call. Parts lie one after another in rank order. Models: ThreadCommunicator has
+/// them all, SelfCommunicator all but messages and split.
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+using Counts = std::span<std::size_t const>;
+
+template <class C>
+concept has_all_gather = requires(C& comm, ConstBuffer in, Buffer out, Counts counts) {
+    { comm.all_gather(in, out) } -> Work;
+    { comm.all_gather(in, out, counts) } -> Work;
+};
+template <class C>
+concept has_reduce_scatter =
+    requires(C& comm, ConstBuffer in, Buffer out, ReduceOp op, Counts counts) {
+        { comm.reduce_scatter(in, out, op) } -> Work;
+        { comm.reduce_scatter(in, out, op, counts) } -> Work;
+    };
+template <class C>
+concept has_reduce = requires(C& comm, Buffer buffer, ReduceOp op, int root) {
+    { comm.reduce(buffer, op, root) } -> Work;
+};
+template <class C>
+concept has_gather = requires(C& comm, ConstBuffer in, Buffer out, int root, Counts counts) {
+    { comm.gather(in, out, root) } -> Work;
+    { comm.gather(in, out, root, counts) } -> Work;
+};
+template <class C>
+concept has_scatter = requires(C& comm, ConstBuffer in, Buffer out, int root, Counts counts) {
+    { comm.scatter(in, out, root) } -> Work;
+    { comm.scatter(in, out, root, counts) } -> Work;
+};
+template <class C>
+concept has_all_to_all = requires(C& comm, ConstBuffer in, Buffer out, Counts counts) {
+    { comm.all_to_all(in, out) } -> Work;
+    { comm.all_to_all(in, out, counts, counts) } -> Work;
+};
+template <class C>
+concept has_send = requires(C& comm, ConstBuffer buffer, int to, int tag) {
+    { comm.send(buffer, to, tag) } -> Work;
+};
+template <class C>
+concept has_receive = requires(C& comm, Buffer buffer, int from, int tag) {
+    { comm.receive(buffer, from, tag) } -> Work;
+};
+template <class C>
+concept has_split = requires(C& comm, int color, int key) {
+    { comm.split(color, key) } -> Communicator;
+};
+
+} // namespace detail
+
+/// A communicator that concatenates one buffer of each rank, in rank order, on every rank.
+///
+/// | expression                         | result | meaning                                        |
+/// |------------------------------------|--------|------------------------------------------------|
+/// | `comm.all_gather(in, out)`         | Work   | `out.count == in.count * size()`               |
+/// | `comm.all_gather(in, out, counts)` | Work   | rank r has `in.count == counts[r]`; the same   |
+/// |                                    |        | counts on every rank                           |
+template <class C>
+concept AllGathers = Communicator<C> && detail::has_all_gather<C>;
+
+/// A communicator that combines buffers over all ranks and leaves each rank its part.
+///
+/// | expression                                 | result | meaning                                |
+/// |--------------------------------------------|--------|----------------------------------------|
+/// | `comm.reduce_scatter(in, out, op)`         | Work   | `in.count == out.count * size()`       |
+/// | `comm.reduce_scatter(in, out, op, counts)` | Work   | rank r has `out.count == counts[r]`;   |
+/// |                                            |        | the same counts on every rank          |
+template <class C>
+concept ReduceScatters = Communicator<C> && detail::has_reduce_scatter<C>;
+
+/// A communicator that combines buffers over all ranks and leaves the result to one.
+///
+/// | expression                      | result | meaning                                           |
+/// |---------------------------------|--------|---------------------------------------------------|
+/// | `comm.reduce(buffer, op, root)` | Work   | in place at the root; the others' are not changed |
+template <class C>
+concept Reduces = Communicator<C> && detail::has_reduce<C>;
+
+/// A communicator that concatenates one buffer of each rank, in rank order, on one of them.
+///
+/// | expression                           | result | meaning                                      |
+/// |--------------------------------------|--------|----------------------------------------------|
+/// | `comm.gather(in, out, root)`         | Work   | root: `out.count == in.count * size()`;      |
+/// |                                      |        | elsewhere `out` is not looked at             |
+/// | `comm.gather(in, out, root, counts)` | Work   | rank r has `in.count == counts[r]`; only the |
+/// |                                      |        | root's counts are looked at                  |
+template <class C>
+concept Gathers = Communicator<C> && detail::has_gather<C>;
+
+/// A communicator that deals a buffer of one rank out to all.
+///
+/// | expression                            | result | meaning                                     |
+/// |---------------------------------------|--------|---------------------------------------------|
+/// | `comm.scatter(in, out, root)`         | Work   | root: `in.count == out.count * size()`;     |
+/// |                                       |        | elsewhere `in` is not looked at             |
+/// | `comm.scatter(in, out, root, counts)` | Work   | rank r has `out.count == counts[r]`; only   |
+/// |                                       |        | the root's counts are looked at             |
+template <class C>
+concept Scatters = Communicator<C> && detail::has_scatter<C>;
+
+/// A communicator that sends a part of each rank's buffer to each other rank.
+///
+/// | expression                                         | result | meaning                        |
+/// |----------------------------------------------------|--------|--------------------------------|
+/// | `comm.all_to_all(in, out)`                         | Work   | equal parts: part r of `in` is |
+/// |                                                    |        | part `rank()` of r's `out`     |
+/// | `comm.all_to_all(in, out, counts_in, counts_out)`  | Work   | counts_in[r] elements go to r, |
+/// |                                                    |        | counts_out[r] come from it     |
+template <class C>
+concept AllToAlls = Communicator<C> && detail::has_all_to_all<C>;
+
+/// A communicator on which two ranks exchange messages. Not collective.
+///
+/// | expression                        | result | meaning                                         |
+/// |-----------------------------------|--------|-------------------------------------------------|
+/// | `comm.send(in, to, tag)`          | Work   | messages of one tag between two ranks keep      |
+/// | `comm.receive(buffer, from, tag)` | Work   | their order; count and dtype agree on both      |
+template <class C>
+concept SendsAndReceives = Communicator<C> && detail::has_send<C> && detail::has_receive<C>;
+
+/// A communicator of which groups of ranks can be made communicators of their own.
+///
+/// | expression               | result       | meaning                                            |
+/// |--------------------------|--------------|----------------------------------------------------|
+/// | `comm.split(color, key)` | Communicator | blocks; ranks of one color (>= 0), in the order of |
+/// |                          |              | key, then rank; abort reaches it from `comm`       |
+template <class C>
+concept Splits = Communicator<C> && detail::has_split<C>;
 
 } // namespace joinable::inline v0
 
@@ -7673,6 +3884,212 @@ struct ordered_hooks {
 };
 
 } // namespace detail
+
+} // namespace joinable::inline v0
+
+// ---- joinable/bucket/tensor_size.hpp
+
+namespace joinable::inline v0 {
+
+/// All that bucket assignment asks of a tensor. Give it in place of tensors that have no memory
+/// yet: a layout can then be computed before the model is made, or by the compiler.
+struct TensorSize {
+    std::size_t numel = 0;
+    DType dtype = DType::f32;
+    DeviceId device = {};
+
+    [[nodiscard]] constexpr std::size_t bytes() const noexcept { return numel * size_of(dtype); }
+    /// Whether tensors of both sizes may share a bucket: it has one dtype and is on one device.
+    [[nodiscard]] constexpr bool shares_buckets_with(TensorSize const& other) const noexcept {
+        return dtype == other.dtype && device == other.device;
+    }
+};
+
+namespace detail {
+
+template <class T>
+concept has_tensor_size =
+    Tensor<T> || Parameter<T> || std::same_as<std::remove_cvref_t<T>, AnyParameter> ||
+    std::same_as<std::remove_cvref_t<T>, TensorSize>;
+
+/// The size of a tensor, or that of a parameter's value.
+template <has_tensor_size T>
+[[nodiscard]] constexpr TensorSize tensor_size_of(T&& object) {
+    using Object = std::remove_cvref_t<T>;
+    if constexpr (std::same_as<Object, TensorSize>) {
+        return object;
+    } else if constexpr (std::same_as<Object, AnyParameter>) {
+        return tensor_size_of(object.value());
+    } else if constexpr (Tensor<T>) {
+        return {numel(object), dtype(object), device(object)};
+    } else {
+        // Traits take parameters that can be written; nothing is written for a size.
+        return tensor_size_of(*parameter_traits<Object>::value(const_cast<Object&>(object)));
+    }
+}
+
+} // namespace detail
+
+} // namespace joinable::inline v0
+
+// ---- joinable/bucket/assignment.hpp
+
+namespace joinable::inline v0 {
+
+/// Which tensors share a bucket, and the limit in bytes that each bucket was cut by (0 for a sparse
+/// tensor, which is alone in its bucket).
+struct BucketAssignment {
+    std::vector<std::vector<std::size_t>> buckets;
+    std::vector<std::size_t> limits;
+};
+
+namespace detail {
+
+constexpr void check_assignment_input(
+    std::size_t count,
+    std::span<std::size_t const> limits,
+    std::span<bool const> expect_sparse,
+    std::span<std::size_t const> indices
+) {
+    if (count == 0 || limits.empty()) {
+        throw ContractViolation{concat(
+            "bucket assignment needs at least one tensor and one limit, but got ",
+            count,
+            " tensors and ",
+            limits.size(),
+            " limits"
+        )};
+    }
+    if ((!expect_sparse.empty() && expect_sparse.size() != count) ||
+        (!indices.empty() && indices.size() != count)) {
+        throw ContractViolation{concat(
+            "bucket assignment of ",
+            count,
+            " tensors needs as many sparse flags and indices, or "
+            "none, but got ",
+            expect_sparse.size(),
+            " flags and ",
+            indices.size(),
+            " indices"
+        )};
+    }
+    // Vectors are filled with a value: what libstdc++ 12 does without one is no constant expression
+    // to clang, and neither is its std::vector<bool>.
+    std::vector<unsigned char> seen(indices.empty() ? 0 : count, 0);
+    for (std::size_t const index : indices) {
+        if (index >= count || seen[index]) {
+            throw ContractViolation{concat(
+                "bucket assignment: index ",
+                index,
+                index >= count ? " is out of range for " : " is given twice for ",
+                count,
+                " tensors; give a permutation"
+            )};
+        }
+        seen[index] = 1;
+    }
+}
+
+} // namespace detail
+
+/// Cuts tensors into buckets of one dtype and device each, in order: a bucket closes after the
+/// tensor with which it reaches its limit in bytes, and the next bucket of that dtype and device
+/// gets the next limit (the last one repeats). Tensors flagged in `expect_sparse` are alone.
+///
+/// `indices` permutes the order in which tensors are taken. Without it buckets are sorted by their
+/// lowest tensor; with it they stay in the order in which they closed, those left open at the end
+/// by the first tensor of their dtype and device, so that the result is the same everywhere.
+/// Local; also in constant expressions. `tensors` is a random-access range of Tensors, Parameters
+/// or TensorSizes. The rule is that of PyTorch's _compute_bucket_assignment_by_size.
+/// Complexity: linear in the tensors times the number of different dtypes and devices.
+/// @throws ContractViolation  nothing given, sizes that differ, or indices that are no permutation.
+template <class Tensors>
+[[nodiscard]] constexpr BucketAssignment compute_bucket_assignment_by_size(
+    Tensors const& tensors,
+    std::span<std::size_t const> limits,
+    std::span<bool const> expect_sparse = {},
+    std::span<std::size_t const> indices = {}
+) {
+    static_assert(
+        detail::has_tensor_size<decltype(*std::begin(tensors))>,
+        "compute_bucket_assignment_by_size: the elements of the range must model Tensor or "
+        "Parameter, or be a TensorSize; specialise joinable::tensor_traits for their type"
+    );
+    struct Open {
+        TensorSize kind; ///< of its first tensor: who may join
+        std::size_t limit_index = 0;
+        std::size_t bytes = 0;
+        std::vector<std::size_t> members;
+    };
+    std::size_t const count = static_cast<std::size_t>(std::size(tensors));
+    detail::check_assignment_input(count, limits, expect_sparse, indices);
+    BucketAssignment result;
+    std::vector<Open> open; // few dtypes and devices: a linear search beats hashing
+    auto const close = [&](Open& group) {
+        result.buckets.push_back(std::exchange(group.members, {}));
+        result.limits.push_back(limits[group.limit_index]);
+        group.bytes = 0;
+        group.limit_index = (std::min)(group.limit_index + 1, limits.size() - 1);
+    };
+    auto const first = std::begin(tensors);
+    for (std::size_t i = 0; i < count; ++i) {
+        std::size_t const t = indices.empty() ? i : indices[i];
+        if (!expect_sparse.empty() && expect_sparse[t]) {
+            result.buckets.push_back({t});
+            result.limits.push_back(0);
+            continue;
+        }
+        auto const size = detail::tensor_size_of(first[static_cast<std::ptrdiff_t>(t)]);
+        auto group = std::find_if(open.begin(), open.end(), [&](Open const& candidate) {
+            return candidate.kind.shares_buckets_with(size);
+        });
+        if (group == open.end()) {
+            open.push_back({size, 0, 0, {}});
+            group = std::prev(open.end());
+        }
+        group->members.push_back(t);
+        group->bytes += size.bytes();
+        if (group->bytes >= limits[group->limit_index]) {
+            close(*group);
+        }
+    }
+    for (Open& group : open) {
+        if (!group.members.empty()) {
+            close(group);
+        }
+    }
+    if (indices.empty()) {
+        std::vector<std::size_t> order(result.buckets.size(), 0);
+        for (std::size_t b = 0; b < order.size(); ++b) {
+            order[b] = b;
+        }
+        std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+            return result.buckets[a].front() < result.buckets[b].front(); // ascending inside
+        });
+        BucketAssignment sorted;
+        for (std::size_t const b : order) {
+            sorted.buckets.push_back(std::move(result.buckets[b]));
+            sorted.limits.push_back(result.limits[b]);
+        }
+        return sorted;
+    }
+    return result;
+}
+
+template <class Tensors>
+[[nodiscard]] constexpr BucketAssignment compute_bucket_assignment_by_size(
+    Tensors const& tensors,
+    std::initializer_list<std::size_t> limits,
+    std::initializer_list<bool> expect_sparse = {},
+    std::initializer_list<std::size_t> indices = {}
+) {
+    return compute_bucket_assignment_by_size(
+        tensors,
+        std::span<std::size_t const>{limits.begin(), limits.size()},
+        std::span<bool const>{expect_sparse.begin(), expect_sparse.size()},
+        std::span<std::size_t const>{indices.begin(), indices.size()}
+    );
+}
 
 } // namespace joinable::inline v0
 
@@ -10001,6 +6418,47 @@ private:
     std::size_t rounds_ = 0;
     std::size_t unsynced_ = 0;
 };
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/detail/failure.hpp
+
+namespace joinable::inline v0::detail {
+
+/// What peers should be told about an exception. A failure that came from other ranks keeps its
+/// culprits; anything else has none yet, which stands for the rank that throws it.
+inline AbortReason failure_of(std::exception_ptr const& error) {
+    if (!error) {
+        return {FailureKind::peer_failed, {}, {}};
+    }
+    try {
+        std::rethrow_exception(error);
+    } catch (PeerFailed const& failure) {
+        return {FailureKind::peer_failed, failure.ranks(), failure.what()};
+    } catch (TimedOut const& failure) {
+        return {FailureKind::timed_out, failure.ranks(), failure.what()};
+    } catch (Mismatch const& failure) {
+        return {FailureKind::mismatch, failure.ranks(), failure.what()};
+    } catch (std::exception const& other) {
+        return {FailureKind::peer_failed, {}, other.what()};
+    } catch (...) {
+        return {FailureKind::peer_failed, {}, "an exception that is no std::exception"};
+    }
+}
+
+/// The same, ready to be thrown elsewhere: without culprits it is `rank` that failed.
+inline AbortReason blamed_on(int rank, AbortReason reason) {
+    if (reason.ranks.empty()) {
+        reason.ranks = {rank};
+        reason.message = concat(
+            "rank ",
+            rank,
+            " failed: ",
+            reason.message.empty() ? std::string{"an exception left the guard"} : reason.message
+        );
+    }
+    return reason;
+}
 
 } // namespace joinable::inline v0::detail
 
@@ -12861,6 +9319,3548 @@ Step(Comm&, Body) -> Step<Body, Comm>;
 // clang-format off
 // clang-format on
 
+// ---- joinable/detail/kept_range.hpp
+
+/// @file
+/// How a view keeps the range that it was made from.
+
+namespace joinable::inline v0::detail {
+
+/// A named range, kept by its address.
+template <class Range>
+class RangeReference {
+public:
+    RangeReference() = default;
+    explicit constexpr RangeReference(Range& range) noexcept : range_{&range} {}
+    [[nodiscard]] constexpr auto begin() const { return std::begin(*range_); }
+    [[nodiscard]] constexpr auto end() const { return std::end(*range_); }
+
+private:
+    Range* range_ = nullptr;
+};
+
+template <class Range>
+inline constexpr bool is_view = std::ranges::enable_view<Range>;
+template <class Range>
+inline constexpr bool is_view<RangeReference<Range>> = true;
+
+/// Whether iterators outlive the object that they come from.
+template <class Range>
+inline constexpr bool is_borrowed = std::ranges::enable_borrowed_range<Range>;
+template <class Range>
+inline constexpr bool is_borrowed<RangeReference<Range>> = true;
+
+/// What keeps an argument of type `Range&&`: a named container is referred to, a view is copied, a
+/// temporary container is moved.
+template <class Range>
+using Kept = std::conditional_t<
+    std::is_lvalue_reference_v<Range> && !is_view<std::remove_cvref_t<Range>>,
+    RangeReference<std::remove_reference_t<Range>>,
+    std::remove_cvref_t<Range>>;
+
+template <class Range>
+[[nodiscard]] constexpr Kept<Range> keep(Range&& range) {
+    return Kept<Range>(std::forward<Range>(range));
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/bucket/bucketed_view.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+template <class Range>
+concept has_multi_pass_iterators = requires(Range& range) {
+    { std::begin(range) } -> std::forward_iterator;
+    { std::end(range) } -> std::same_as<decltype(std::begin(range))>;
+};
+
+/// The category that the old iterator tag may claim: it promises references to elements.
+template <class Reference>
+using tag_for_t = std::conditional_t<
+    std::is_lvalue_reference_v<Reference>,
+    std::forward_iterator_tag,
+    std::input_iterator_tag>;
+
+} // namespace detail
+
+/// One bucket of a BucketedView: the elements of the underlying range that share it, in order.
+/// They are found while they are read: nothing beyond the last one that was asked for. Valid as
+/// long as the underlying range.
+template <class BaseIterator>
+class LazyBucket {
+public:
+    class iterator {
+    public:
+        using value_type = std::iter_value_t<BaseIterator>;
+        using difference_type = std::ptrdiff_t;
+        using reference = std::iter_reference_t<BaseIterator>;
+        using pointer = void;
+        using iterator_concept = std::forward_iterator_tag;
+        using iterator_category = detail::tag_for_t<reference>;
+
+        iterator() = default;
+        constexpr iterator(LazyBucket const& bucket, BaseIterator at, std::size_t index)
+            : at_{at}, end_{bucket.end_}, index_{index}, kind_{bucket.kind_},
+              bytes_{bucket.kind_.bytes()}, limit_{bucket.limit_} {}
+
+        [[nodiscard]] constexpr reference operator*() const { return *at_; }
+        /// The position of this element in the underlying range.
+        [[nodiscard]] constexpr std::size_t index() const noexcept { return index_; }
+        constexpr iterator& operator++() {
+            if (bytes_ >= limit_) { // this element has closed the bucket
+                at_ = end_;
+                return *this;
+            }
+            for (++at_, ++index_; at_ != end_; ++at_, ++index_) {
+                TensorSize const size = detail::tensor_size_of(*at_);
+                if (size.shares_buckets_with(kind_)) {
+                    bytes_ += size.bytes();
+                    break;
+                }
+            }
+            return *this;
+        }
+        constexpr iterator operator++(int) {
+            iterator const old = *this;
+            ++*this;
+            return old;
+        }
+        friend constexpr bool operator==(iterator const& a, iterator const& b) {
+            return a.at_ == b.at_;
+        }
+
+    private:
+        BaseIterator at_{};
+        BaseIterator end_{};
+        std::size_t index_ = 0;
+        TensorSize kind_;
+        std::size_t bytes_ = 0; ///< of the bucket, up to and with this element
+        std::size_t limit_ = 0;
+    };
+
+    LazyBucket() = default;
+    constexpr LazyBucket(
+        BaseIterator first, BaseIterator end, std::size_t index, TensorSize kind, std::size_t limit
+    )
+        : first_{first}, end_{end}, index_{index}, kind_{kind}, limit_{limit} {}
+
+    [[nodiscard]] constexpr iterator begin() const { return {*this, first_, index_}; }
+    [[nodiscard]] constexpr iterator end() const { return {*this, end_, index_}; }
+    [[nodiscard]] constexpr DType dtype() const noexcept { return kind_.dtype; }
+    [[nodiscard]] constexpr DeviceId device() const noexcept { return kind_.device; }
+    /// The limit in bytes that this bucket is cut by.
+    [[nodiscard]] constexpr std::size_t limit() const noexcept { return limit_; }
+
+private:
+    BaseIterator first_{};
+    BaseIterator end_{};
+    std::size_t index_ = 0; ///< of first_
+    TensorSize kind_;       ///< of its first element
+    std::size_t limit_ = 0;
+};
+
+/// The buckets of a range of Tensors, Parameters or TensorSizes, as
+/// compute_bucket_assignment_by_size gives them for the same limits, each one cut when it is asked
+/// for. A forward range of LazyBucket; iterators are valid as long as the view. `Base` is what
+/// keeps the range: a reference or the range itself.
+///
+/// How lazy that can be: buckets come in the order of their lowest elements, and those of different
+/// dtypes and devices interleave. So a bucket that closes early waits for those that began before
+/// it, but never for what follows: the next bucket begins at the first element that no earlier one
+/// has taken. To say where a bucket begins, nothing is read beyond the last elements of the earlier
+/// ones and the element after those; to read it, nothing beyond its own last element, which is
+/// known as the last when it reaches the limit (a bucket that stays open is read to the end of the
+/// range). No bucket is stored.
+///
+/// Complexity: reading all buckets is linear in the elements times the number of different dtypes
+/// and devices. An iterator keeps a few words per dtype and device met so far, and allocates them.
+template <class Base>
+class BucketedView {
+public:
+    using base_iterator = decltype(std::begin(std::declval<Base const&>()));
+
+    class iterator {
+    public:
+        using value_type = LazyBucket<base_iterator>;
+        using difference_type = std::ptrdiff_t;
+        using reference = value_type;
+        using pointer = void;
+        using iterator_concept = std::forward_iterator_tag;
+        using iterator_category = std::input_iterator_tag; // buckets are made, not referred to
+
+        iterator() = default;
+        constexpr iterator(BucketedView const& view, base_iterator first)
+            : view_{&view}, first_{first} {}
+
+        [[nodiscard]] constexpr value_type operator*() const {
+            TensorSize const kind = detail::tensor_size_of(*first_);
+            std::size_t cut = 0;
+            for (Kind const& known : kinds_) {
+                if (known.size.shares_buckets_with(kind)) {
+                    cut = known.buckets;
+                }
+            }
+            auto const& limits = view_->limits_;
+            return {
+                first_,
+                std::end(view_->base_),
+                index_,
+                kind,
+                limits[(std::min)(cut, limits.size() - 1)]
+            };
+        }
+        constexpr iterator& operator++() {
+            take(**this);
+            auto const end = std::end(view_->base_);
+            do {
+                ++first_;
+                ++index_;
+            } while (first_ != end && is_taken(index_, detail::tensor_size_of(*first_)));
+            return *this;
+        }
+        constexpr iterator operator++(int) {
+            iterator const old = *this;
+            ++*this;
+            return old;
+        }
+        friend constexpr bool operator==(iterator const& a, iterator const& b) {
+            return a.first_ == b.first_;
+        }
+
+    private:
+        struct Kind {
+            TensorSize size;       ///< of one such tensor
+            std::size_t buckets;   ///< how many of them were passed
+            std::size_t taken_end; ///< the position after the last element of those
+        };
+
+        constexpr void take(value_type const& bucket) {
+            std::size_t last = index_;
+            for (auto it = bucket.begin(); it != bucket.end(); ++it) {
+                last = it.index();
+            }
+            TensorSize const size{0, bucket.dtype(), bucket.device()};
+            for (Kind& known : kinds_) {
+                if (known.size.shares_buckets_with(size)) {
+                    ++known.buckets;
+                    known.taken_end = last + 1;
+                    return;
+                }
+            }
+            kinds_.push_back({size, 1, last + 1});
+        }
+        [[nodiscard]] constexpr bool is_taken(std::size_t index, TensorSize const& size) const {
+            return std::any_of(kinds_.begin(), kinds_.end(), [&](Kind const& known) {
+                return index < known.taken_end && known.size.shares_buckets_with(size);
+            });
+        }
+
+        BucketedView const* view_ = nullptr;
+        base_iterator first_{};
+        std::size_t index_ = 0; ///< of first_
+        std::vector<Kind> kinds_;
+    };
+
+    BucketedView() = default;
+    /// @throws ContractViolation  no limit is given.
+    constexpr BucketedView(Base base, std::span<std::size_t const> limits)
+        : base_{std::move(base)}, limits_(limits.begin(), limits.end()) {
+        if (limits.empty()) {
+            throw ContractViolation{"views::bucketed needs at least one limit, but got none"};
+        }
+    }
+
+    [[nodiscard]] constexpr iterator begin() const { return {*this, std::begin(base_)}; }
+    [[nodiscard]] constexpr iterator end() const { return {*this, std::end(base_)}; }
+
+private:
+    Base base_{};
+    std::vector<std::size_t> limits_; ///< few: copying them with the view is cheap
+};
+
+namespace views {
+
+namespace detail {
+
+/// What `range | bucketed(limits)` waits for.
+class BucketedClosure {
+public:
+    explicit constexpr BucketedClosure(std::span<std::size_t const> limits)
+        : limits_(limits.begin(), limits.end()) {}
+
+    template <class Range>
+    friend constexpr auto operator|(Range&& range, BucketedClosure const& closure) {
+        using Value = std::remove_cvref_t<Range>;
+        static_assert(
+            joinable::detail::has_tensor_size<decltype(*std::begin(range))>,
+            "views::bucketed: the elements of the range must model Tensor or Parameter, or be a "
+            "TensorSize; specialise joinable::tensor_traits for their type"
+        );
+        static_assert(
+            joinable::detail::has_multi_pass_iterators<Value const>,
+            "views::bucketed: the range must be a forward range also when it is const, and its "
+            "begin and end of one type; copy it into a container first"
+        );
+        using Base = joinable::detail::Kept<Range>;
+        return BucketedView<Base>{
+            joinable::detail::keep(std::forward<Range>(range)), closure.limits_
+        };
+    }
+
+private:
+    std::vector<std::size_t> limits_;
+};
+
+} // namespace detail
+
+/// `range | views::bucketed(limits)`: the BucketedView of a forward range. A named container is
+/// referred to, a view is copied, a temporary container is moved into the result. Local; an empty
+/// range has no buckets.
+/// @throws ContractViolation  there are no limits.
+[[nodiscard]] constexpr auto bucketed(std::span<std::size_t const> limits) {
+    return detail::BucketedClosure{limits};
+}
+[[nodiscard]] constexpr auto bucketed(std::initializer_list<std::size_t> limits) {
+    return detail::BucketedClosure{std::span<std::size_t const>{limits.begin(), limits.size()}};
+}
+
+} // namespace views
+
+} // namespace joinable::inline v0
+
+/// A view unless it owns its range: then copying it would copy that.
+template <class Base>
+inline constexpr bool std::ranges::enable_view<joinable::BucketedView<Base>> =
+    joinable::detail::is_view<Base>;
+
+/// Its iterators refer to the underlying range alone.
+template <class BaseIterator>
+inline constexpr bool std::ranges::enable_borrowed_range<joinable::LazyBucket<BaseIterator>> = true;
+template <class BaseIterator>
+inline constexpr bool std::ranges::enable_view<joinable::LazyBucket<BaseIterator>> = true;
+
+// ---- joinable/bucket/fixed_assignment.hpp
+
+namespace joinable::inline v0 {
+
+/// A bucket assignment of at most `Capacity` tensors that allocates nothing, so that it can be a
+/// constexpr variable (a BucketAssignment lives in a constant expression only as long as that):
+///
+///     constexpr std::array<TensorSize, 3> sizes{{{10}, {10}, {5, DType::f64}}};
+///     constexpr FixedBucketAssignment<3> layout{compute_bucket_assignment_by_size(sizes, {80})};
+template <std::size_t Capacity>
+class FixedBucketAssignment {
+public:
+    /// @throws ContractViolation  more tensors than the capacity.
+    explicit constexpr FixedBucketAssignment(BucketAssignment const& assignment) {
+        for (auto const& members : assignment.buckets) {
+            if (members.size() > Capacity - starts_[size_]) {
+                throw ContractViolation{detail::concat(
+                    "a fixed bucket assignment has room for ",
+                    Capacity,
+                    " tensors, but the one it was given has more; raise its capacity"
+                )};
+            }
+            limits_[size_] = assignment.limits[size_];
+            starts_[size_ + 1] = starts_[size_] + members.size();
+            std::copy(members.begin(), members.end(), tensors_.data() + starts_[size_]);
+            ++size_;
+        }
+    }
+
+    /// The number of buckets.
+    [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
+    /// The tensors of bucket `b`. @pre b < size()
+    [[nodiscard]] constexpr std::span<std::size_t const> operator[](std::size_t b) const noexcept {
+        return {tensors_.data() + starts_[b], starts_[b + 1] - starts_[b]};
+    }
+    /// The limit in bytes that each bucket was cut by, as in BucketAssignment.
+    [[nodiscard]] constexpr std::span<std::size_t const> limits() const noexcept {
+        return {limits_.data(), size_};
+    }
+
+private:
+    std::array<std::size_t, Capacity> tensors_{}; ///< of all buckets, one after another
+    std::array<std::size_t, Capacity + 1> starts_{};
+    std::array<std::size_t, Capacity> limits_{};
+    std::size_t size_ = 0;
+};
+
+} // namespace joinable::inline v0
+
+// ---- joinable/communicator/detail/checks.hpp
+
+/// @file
+/// What every communicator checks on its own rank before any data moves. All throw
+/// ContractViolation.
+
+namespace joinable::inline v0::detail {
+
+[[nodiscard]] constexpr bool is_floating(DType dtype) noexcept {
+    return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 ||
+           dtype == DType::f64;
+}
+
+inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
+    if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating(buffer.dtype)) {
+        throw ContractViolation{concat(
+            "a reduction with ",
+            name_of(op),
+            " needs integers, but the elements are ",
+            name_of(buffer.dtype)
+        )};
+    }
+}
+
+inline void check_memory(ConstBuffer buffer) {
+    if (buffer.data == nullptr && buffer.count != 0) {
+        throw ContractViolation{
+            concat("a collective was given a null pointer for ", buffer.count, " elements")
+        };
+    }
+}
+
+/// `what` is the role of the rank: "root", "destination".
+inline void check_rank(std::string_view what, int rank, int size) {
+    if (rank < 0 || rank >= size) {
+        throw ContractViolation{
+            concat(what, " ", rank, " is no rank of a communicator of ", size, " ranks")
+        };
+    }
+}
+
+inline void check_root(int root, int size) {
+    check_rank("root", root, size);
+}
+
+inline void check_same_dtype(ConstBuffer a, ConstBuffer b) {
+    if (a.dtype != b.dtype) {
+        throw ContractViolation{concat(
+            "a collective needs two buffers of one dtype, but got ",
+            name_of(a.dtype),
+            " and ",
+            name_of(b.dtype)
+        )};
+    }
+}
+
+inline void check_count(std::string_view what, std::size_t expected, std::size_t given) {
+    if (expected != given) {
+        throw ContractViolation{
+            concat(what, " of a collective must have ", expected, " elements here, but has ", given)
+        };
+    }
+}
+
+[[nodiscard]] inline bool overlap(ConstBuffer a, ConstBuffer b) noexcept {
+    std::less<> const before; // also of pointers into different objects
+    auto const* const first = static_cast<std::byte const*>(a.data);
+    auto const* const second = static_cast<std::byte const*>(b.data);
+    return a.count != 0 && b.count != 0 && before(first, second + b.bytes()) &&
+           before(second, first + a.bytes());
+}
+
+/// Any rank may write one part of a large message while another still reads the next: so `part`
+/// lies outside of `whole`, or is exactly what begins at element `own` of it.
+inline void check_place(ConstBuffer part, ConstBuffer whole, std::size_t own) {
+    if (overlap(part, whole) &&
+        static_cast<std::byte const*>(part.data) !=
+            static_cast<std::byte const*>(whole.data) + own * size_of(whole.dtype)) {
+        throw ContractViolation{
+            "the input and the output of a collective overlap: they must lie apart, or the smaller "
+            "one must be this rank's part of the other"
+        };
+    }
+}
+
+/// `in` and `out` hold one equal part for each rank.
+inline void check_parts(ConstBuffer in, ConstBuffer out, int size) {
+    check_memory(in);
+    check_memory(out);
+    if (in.dtype != out.dtype || in.count != out.count ||
+        in.count % static_cast<std::size_t>(size) != 0) {
+        throw ContractViolation{concat(
+            "an all_to_all over ",
+            size,
+            " ranks without counts needs two buffers of one dtype and count, a multiple of ",
+            size,
+            ", but got ",
+            in.count,
+            " of ",
+            name_of(in.dtype),
+            " and ",
+            out.count,
+            " of ",
+            name_of(out.dtype)
+        )};
+    }
+}
+
+inline void check_apart(ConstBuffer in, ConstBuffer out) {
+    if (overlap(in, out)) {
+        throw ContractViolation{"the input and the output of an all_to_all must not overlap"};
+    }
+}
+
+/// `whole` must be `size` times as many elements as `part`, of the same dtype.
+inline void check_share(ConstBuffer part, ConstBuffer whole, int size) {
+    check_memory(part);
+    check_memory(whole);
+    if (part.dtype != whole.dtype || whole.count != part.count * static_cast<std::size_t>(size)) {
+        throw ContractViolation{concat(
+            "a collective over ",
+            size,
+            " ranks needs one buffer of ",
+            size,
+            " times the elements of the other and the same dtype, but got ",
+            part.count,
+            " of ",
+            name_of(part.dtype),
+            " and ",
+            whole.count,
+            " of ",
+            name_of(whole.dtype)
+        )};
+    }
+}
+
+/// Elements before the share of `rank`.
+[[nodiscard]] constexpr std::size_t offset_of(Counts counts, std::size_t rank) noexcept {
+    std::size_t sum = 0;
+    for (std::size_t const count : counts.first(rank)) {
+        sum += count;
+    }
+    return sum;
+}
+
+/// `counts` has one entry per rank; together they are the elements of `whole`.
+inline void check_counts(Counts counts, ConstBuffer whole, int size) {
+    check_memory(whole);
+    if (counts.size() != static_cast<std::size_t>(size)) {
+        throw ContractViolation{concat(
+            "a collective over ", size, " ranks needs ", size, " counts, but got ", counts.size()
+        )};
+    }
+    std::size_t left = whole.count; // a sum could overflow
+    for (std::size_t const count : counts) {
+        if (count > left) {
+            left = whole.count + 1;
+            break;
+        }
+        left -= count;
+    }
+    if (left != 0) {
+        throw ContractViolation{concat(
+            "the counts of a collective must add up to the ",
+            whole.count,
+            " elements of the buffer that they divide, but they add up to ",
+            left > whole.count ? "more" : "less"
+        )};
+    }
+}
+
+/// The same, and `part` has this rank's count of elements.
+inline void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int rank, int size) {
+    check_memory(part);
+    check_same_dtype(part, whole);
+    check_counts(counts, whole, size);
+    check_count("this rank's own part", counts[static_cast<std::size_t>(rank)], part.count);
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/descriptor.hpp
+
+namespace joinable::inline v0::detail {
+
+/// In this order: up to `reduce` a small message fits on its arrival line.
+enum class Collective : std::uint8_t {
+    all_reduce,
+    broadcast,
+    barrier,
+    reduce,
+    all_gather,
+    reduce_scatter,
+    gather,
+    scatter,
+    all_to_all,
+};
+
+[[nodiscard]] constexpr std::string_view name_of(Collective collective) noexcept {
+    constexpr std::string_view names[] = {
+        "all_reduce",
+        "broadcast",
+        "barrier",
+        "reduce",
+        "all_gather",
+        "reduce_scatter",
+        "gather",
+        "scatter",
+        "all_to_all",
+    };
+    return names[static_cast<std::size_t>(collective)];
+}
+
+/// What a rank says that it is about to do; all ranks must say the same.
+struct Descriptor {
+    Collective collective = Collective::barrier;
+    DType dtype = DType::u8;
+    ReduceOp op = ReduceOp::sum;
+    int root = 0;
+    std::size_t count = 0;   ///< elements of one rank's share; of all, where nothing is shared out
+    bool has_counts = false; ///< shares differ and are told by tables: `count` is not compared
+
+    friend bool operator==(Descriptor const& a, Descriptor const& b) noexcept {
+        return a.collective == b.collective && a.dtype == b.dtype && a.op == b.op &&
+               a.root == b.root && a.has_counts == b.has_counts &&
+               (a.has_counts || a.count == b.count);
+    }
+
+    [[nodiscard]] bool is_reduction() const noexcept {
+        return collective == Collective::all_reduce || collective == Collective::reduce ||
+               collective == Collective::reduce_scatter;
+    }
+
+    [[nodiscard]] std::string text() const {
+        std::string said = concat(name_of(collective));
+        if (has_counts) {
+            said += concat(" by counts of ", joinable::name_of(dtype));
+        } else if (collective != Collective::barrier) {
+            said += concat(" of ", count, " ", joinable::name_of(dtype));
+        }
+        if (is_reduction()) {
+            said += concat(" with ", joinable::name_of(op));
+        }
+        if (collective == Collective::broadcast || collective == Collective::scatter) {
+            said += concat(" from rank ", root);
+        }
+        if (collective == Collective::reduce || collective == Collective::gather) {
+            said += concat(" to rank ", root);
+        }
+        return said;
+    }
+};
+
+/// One rank's arrival in one collective, on one cache line: a small message needs no other.
+///
+/// `word` holds, from the top: frozen (1 bit), whether there are counts (1), root (13), descriptor
+/// (11), inline count (7: 0 means that payload holds count and addresses instead), sequence number
+/// (31). Arriving is one compare-and-swap on it, aborting sets the frozen bit: so whether a rank
+/// has arrived before an abort is decided in one step, and every rank sees the same.
+struct alignas(64) ArrivalLine {
+    std::atomic<std::uint64_t> word{empty};
+    std::array<std::uint64_t, 7> payload{};
+
+    static constexpr std::size_t inline_bytes = 56;
+    static constexpr int max_ranks = 1 << 13;
+    static constexpr std::uint64_t frozen = std::uint64_t{1} << 63U;
+    static constexpr std::uint64_t sequence_mask = (std::uint64_t{1} << 31U) - 1;
+    static constexpr std::uint64_t empty = sequence_mask; ///< no collective of a fresh ring slot
+
+    static std::uint64_t
+    encode(std::uint64_t sequence, Descriptor const& said, bool is_inline) noexcept {
+        std::uint64_t const inline_count = is_inline ? said.count + 1 : 0;
+        return (sequence & sequence_mask) | inline_count << 31U |
+               static_cast<std::uint64_t>(said.collective) << 38U |
+               static_cast<std::uint64_t>(said.dtype) << 42U |
+               static_cast<std::uint64_t>(said.op) << 46U |
+               static_cast<std::uint64_t>(said.root) << 49U |
+               static_cast<std::uint64_t>(said.has_counts) << 62U;
+    }
+    [[nodiscard]] static Descriptor
+    decode(std::uint64_t word, std::array<std::uint64_t, 7> const& payload) noexcept {
+        std::uint64_t const inline_count = word >> 31U & 0x7fU;
+        return {
+            static_cast<Collective>(word >> 38U & 0xfU),
+            static_cast<DType>(word >> 42U & 0xfU),
+            static_cast<ReduceOp>(word >> 46U & 0x7U),
+            static_cast<int>(word >> 49U & 0x1fffU),
+            static_cast<std::size_t>(inline_count != 0 ? inline_count - 1 : payload[0]),
+            (word >> 62U & 1U) != 0
+        };
+    }
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/board_communicator.hpp
+
+namespace joinable::inline v0::detail {
+
+/// The members that communicators over a board have in common. `Rank` is an Endpoint, and `Work`
+/// what its collectives return. What the members promise is said of the communicators.
+template <class Rank, class Work>
+class BoardCommunicator {
+public:
+    BoardCommunicator(BoardCommunicator const&) = delete;
+    BoardCommunicator& operator=(BoardCommunicator const&) = delete;
+
+    [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
+    [[nodiscard]] int size() const noexcept { return rank_.size(); }
+
+    /// In place.
+    Work all_reduce(Buffer buffer, ReduceOp op) {
+        check_memory(buffer);
+        check_reduction(buffer, op);
+        return post({Collective::all_reduce, buffer.dtype, op, 0, buffer.count}, buffer, buffer);
+    }
+
+    /// In place at the root; the other buffers keep what they have.
+    Work reduce(Buffer buffer, ReduceOp op, int root) {
+        check_memory(buffer);
+        check_reduction(buffer, op);
+        check_root(root, size());
+        return post({Collective::reduce, buffer.dtype, op, root, buffer.count}, buffer, buffer);
+    }
+
+    Work broadcast(Buffer buffer, int root) {
+        check_memory(buffer);
+        check_root(root, size());
+        return post(
+            {Collective::broadcast, buffer.dtype, ReduceOp::sum, root, buffer.count}, buffer, buffer
+        );
+    }
+
+    void barrier() { post({}, {}, {}).wait(); }
+
+    /// `out` is `size()` times `in`; `in` may be this rank's part of `out`.
+    Work all_gather(ConstBuffer in, Buffer out) {
+        check_share(in, out, size());
+        check_place(in, out, in.count * index());
+        return post({Collective::all_gather, in.dtype, ReduceOp::sum, 0, in.count}, in, out);
+    }
+    /// Rank r contributes counts[r] elements; the same counts on every rank.
+    Work all_gather(ConstBuffer in, Buffer out, std::span<std::size_t const> counts) {
+        check_counts(counts, in, out, rank(), size());
+        check_place(in, out, offset_of(counts, index()));
+        return post_counts(
+            {Collective::all_gather, in.dtype},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                std::fill(sends.begin(), sends.end(), in.count);
+                std::copy(counts.begin(), counts.end(), expects.begin());
+            }
+        );
+    }
+
+    /// `in` is `size()` times `out`; `out` may be this rank's part of `in`.
+    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
+        check_share(out, in, size());
+        check_place(out, in, out.count * index());
+        check_reduction(in, op);
+        return post({Collective::reduce_scatter, in.dtype, op, 0, out.count}, in, out);
+    }
+    /// Rank r receives counts[r] elements; the same counts on every rank.
+    Work
+    reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, std::span<std::size_t const> counts) {
+        check_counts(counts, out, in, rank(), size());
+        check_place(out, in, offset_of(counts, index()));
+        check_reduction(in, op);
+        return post_counts(
+            {Collective::reduce_scatter, in.dtype, op},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                std::copy(counts.begin(), counts.end(), sends.begin());
+                std::fill(expects.begin(), expects.end(), out.count);
+            }
+        );
+    }
+
+    /// At the root `out` is `size()` times `in`, and `in` may be its part; elsewhere `out` is not
+    /// looked at.
+    Work gather(ConstBuffer in, Buffer out, int root) {
+        check_memory(in);
+        check_root(root, size());
+        if (rank() == root) {
+            check_share(in, out, size());
+            check_place(in, out, in.count * index());
+        }
+        return post({Collective::gather, in.dtype, ReduceOp::sum, root, in.count}, in, out);
+    }
+    /// Rank r contributes counts[r] elements; only the root's counts are looked at.
+    Work gather(ConstBuffer in, Buffer out, int root, std::span<std::size_t const> counts) {
+        check_memory(in);
+        check_root(root, size());
+        if (rank() == root) {
+            check_counts(counts, in, out, rank(), size());
+            check_place(in, out, offset_of(counts, index()));
+        }
+        return post_counts(
+            {Collective::gather, in.dtype, ReduceOp::sum, root},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                sends[static_cast<std::size_t>(root)] = in.count;
+                if (rank() == root) {
+                    std::copy(counts.begin(), counts.end(), expects.begin());
+                }
+            }
+        );
+    }
+
+    /// At the root `in` is `size()` times `out`, and `out` may be its part; elsewhere `in` is not
+    /// looked at.
+    Work scatter(ConstBuffer in, Buffer out, int root) {
+        check_memory(out);
+        check_root(root, size());
+        if (rank() == root) {
+            check_share(out, in, size());
+            check_place(out, in, out.count * index());
+        }
+        return post({Collective::scatter, out.dtype, ReduceOp::sum, root, out.count}, in, out);
+    }
+    /// Rank r receives counts[r] elements; only the root's counts are looked at.
+    Work scatter(ConstBuffer in, Buffer out, int root, std::span<std::size_t const> counts) {
+        check_memory(out);
+        check_root(root, size());
+        if (rank() == root) {
+            check_counts(counts, out, in, rank(), size());
+            check_place(out, in, offset_of(counts, index()));
+        }
+        return post_counts(
+            {Collective::scatter, out.dtype, ReduceOp::sum, root},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                if (rank() == root) {
+                    std::copy(counts.begin(), counts.end(), sends.begin());
+                }
+                expects[static_cast<std::size_t>(root)] = out.count;
+            }
+        );
+    }
+
+    /// Part r of `in` goes to rank r, where it is the part of this rank in `out`. Both have the
+    /// same count, a multiple of `size()`; they do not overlap.
+    Work all_to_all(ConstBuffer in, Buffer out) {
+        check_parts(in, out, size());
+        check_apart(in, out);
+        std::size_t const share = in.count / static_cast<std::size_t>(size());
+        return post({Collective::all_to_all, in.dtype, ReduceOp::sum, 0, share}, in, out);
+    }
+    /// counts_in[r] elements go to rank r, counts_out[r] come from it.
+    Work all_to_all(
+        ConstBuffer in,
+        Buffer out,
+        std::span<std::size_t const> counts_in,
+        std::span<std::size_t const> counts_out
+    ) {
+        check_same_dtype(in, out);
+        check_counts(counts_in, in, size());
+        check_counts(counts_out, out, size());
+        check_apart(in, out);
+        return post_counts(
+            {Collective::all_to_all, in.dtype},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                std::copy(counts_in.begin(), counts_in.end(), sends.begin());
+                std::copy(counts_out.begin(), counts_out.end(), expects.begin());
+            }
+        );
+    }
+
+    /// Local. The first reason wins; every wait that cannot complete any more throws it.
+    void abort(AbortReason const& reason) { rank_.abort(reason); }
+    [[nodiscard]] bool is_spent() const noexcept { return rank_.is_spent(); }
+
+    /// Local; for waits that start later. Returns the deadline that was in force.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        return rank_.set_deadline(deadline);
+    }
+    /// Local. Whoever waits for this rank does so for one more deadline from now.
+    void keep_alive() noexcept { rank_.keep_alive(); }
+
+    /// Local. Who has not arrived in this rank's oldest unfinished collective.
+    [[nodiscard]] std::vector<int> missing() const { return rank_.missing(); }
+
+protected:
+    template <class... Arguments>
+    explicit BoardCommunicator(Arguments&&... arguments) noexcept
+        : rank_{std::forward<Arguments>(arguments)...} {}
+    ~BoardCommunicator() = default;
+
+    Rank rank_;
+
+private:
+    [[nodiscard]] std::size_t index() const noexcept { return static_cast<std::size_t>(rank()); }
+
+    Work post(Descriptor const& said, ConstBuffer in, Buffer out) {
+        return post(said, in, out, [](auto, auto) {});
+    }
+    template <class Tell>
+    Work post_counts(Descriptor said, ConstBuffer in, Buffer out, Tell const& tell) {
+        said.has_counts = true;
+        return post(said, in, out, [&](auto sends, auto expects) {
+            std::fill(sends.begin(), sends.end(), std::size_t{0});
+            std::fill(expects.begin(), expects.end(), std::size_t{0});
+            tell(sends, expects);
+        });
+    }
+    /// Leaves out what the collective does not look at on this rank.
+    template <class Tell>
+    Work post(Descriptor const& said, ConstBuffer in, Buffer out, Tell const& tell) {
+        if (rank() != said.root) {
+            switch (said.collective) {
+            case Collective::broadcast:
+            case Collective::scatter: in = {}; break;
+            case Collective::reduce:
+            case Collective::gather: out = {}; break;
+            default: break;
+            }
+        }
+        return {rank_, rank_.post(said, in, out, tell)};
+    }
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/stored_reason.hpp
+
+namespace joinable::inline v0::detail {
+
+/// An AbortReason in memory of fixed size, which another process may read. A text that does not fit
+/// ends in "...".
+class StoredReason {
+public:
+    static constexpr std::size_t max_text = 4000;
+
+    void store(AbortReason const& reason) noexcept {
+        kind_ = reason.kind;
+        ranks_.fill(0);
+        for (int const rank : reason.ranks) {
+            if (rank >= 0 && rank < ArrivalLine::max_ranks) {
+                auto const at = static_cast<std::size_t>(rank);
+                ranks_[at / 64] |= std::uint64_t{1} << at % 64;
+            }
+        }
+        constexpr std::string_view mark = "...";
+        length_ = reason.message.size();
+        if (length_ > max_text) {
+            length_ = max_text - mark.size();
+            while (length_ != 0 &&
+                   (static_cast<unsigned char>(reason.message[length_]) & 0xc0U) == 0x80U) {
+                --length_; // not within a character of UTF-8
+            }
+            std::memcpy(text_.data() + length_, mark.data(), mark.size());
+        }
+        std::memcpy(text_.data(), reason.message.data(), length_);
+        length_ += length_ < reason.message.size() ? mark.size() : 0;
+    }
+
+    [[nodiscard]] AbortReason load() const {
+        AbortReason reason{kind_, {}, std::string{text_.data(), length_}};
+        for (int rank = 0; rank < ArrivalLine::max_ranks; ++rank) {
+            auto const at = static_cast<std::size_t>(rank);
+            if ((ranks_[at / 64] >> at % 64 & 1U) != 0) {
+                reason.ranks.push_back(rank);
+            }
+        }
+        return reason;
+    }
+
+private:
+    FailureKind kind_ = FailureKind::communication;
+    std::array<std::uint64_t, ArrivalLine::max_ranks / 64> ranks_{}; ///< a bit for each
+    std::size_t length_ = 0;
+    std::array<char, max_text> text_{};
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/futex.hpp
+
+#if defined(__linux__)
+#include <climits>
+#include <ctime>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
+#include <thread>
+#endif
+
+/// @file
+/// How a thread sleeps until a word changes, also one that other processes write. With config.hpp
+/// the only header that differs between systems: that one must not include theirs.
+
+namespace joinable::inline v0::detail {
+
+using FutexWord = std::atomic<std::uint32_t>;
+static_assert(sizeof(FutexWord) == sizeof(std::uint32_t) && FutexWord::is_always_lock_free);
+
+#if defined(__linux__)
+
+/// Returns soon after `word` is no longer `seen` and somebody calls futex_wake_all, at `end`, and
+/// sometimes for no reason: so the caller looks again.
+inline void futex_wait(
+    FutexWord& word, std::uint32_t seen, std::chrono::steady_clock::time_point end
+) noexcept {
+    auto const since_boot = end.time_since_epoch(); // the steady clock is CLOCK_MONOTONIC
+    auto const seconds = std::chrono::duration_cast<std::chrono::seconds>(since_boot);
+    std::timespec until{};
+    until.tv_sec = static_cast<decltype(until.tv_sec)>(seconds.count());
+    until.tv_nsec =
+        static_cast<decltype(until.tv_nsec)>(std::chrono::nanoseconds{since_boot - seconds}.count()
+        );
+    // FUTEX_WAIT would take the time from now on; this takes the time at which it ends.
+    syscall(SYS_futex, &word, FUTEX_WAIT_BITSET, seen, &until, nullptr, FUTEX_BITSET_MATCH_ANY);
+}
+
+inline void futex_wake_all(FutexWord& word) noexcept {
+    syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+#else
+
+inline void
+futex_wait(FutexWord& word, std::uint32_t seen, std::chrono::steady_clock::time_point end) {
+    if (word.load() == seen && std::chrono::steady_clock::now() < end) {
+        std::this_thread::sleep_for(std::chrono::microseconds{50});
+    }
+}
+inline void futex_wake_all(FutexWord&) noexcept {}
+
+#endif
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/waiting.hpp
+
+namespace joinable::inline v0::detail {
+
+/// When a wait that starts now ends. A year stands for any longer time: the sum would overflow.
+[[nodiscard]] inline std::chrono::steady_clock::time_point
+end_of_wait(std::chrono::nanoseconds deadline) noexcept {
+    constexpr std::chrono::nanoseconds year = std::chrono::hours{24 * 365};
+    return std::chrono::steady_clock::now() + (std::min)(deadline, year);
+}
+
+/// Waiting in three stages: spin while an answer usually takes less than a system call, yield so
+/// that more ranks than cores make progress, then sleep. Whoever changes what is waited for pays
+/// one load unless somebody sleeps. May lie in memory that several processes share.
+class WaitingRoom {
+public:
+    /// Spins for some microseconds where every rank has a core: longer would keep a peer waiting
+    /// that shares its core with another program.
+    explicit WaitingRoom(int ranks)
+        : spins_{static_cast<unsigned>(ranks) <= std::thread::hardware_concurrency() ? 200 : 20} {}
+
+    /// Returns true once `ready()`, false at the deadline. What `ready` reads is changed before
+    /// wake() and read here by sequentially consistent operations: so either the waker sees the
+    /// sleeper, or the sleeper sees the change.
+    template <class Ready>
+    bool wait(Ready const& ready, std::chrono::nanoseconds deadline) {
+        for (int i = 0; i < spins_; ++i) {
+            if (ready()) {
+                return true;
+            }
+            cpu_relax();
+        }
+        auto const end = end_of_wait(deadline);
+        for (int i = 0; i < yields; ++i) {
+            if (ready()) {
+                return true;
+            }
+            std::this_thread::yield();
+        }
+        sleepers_.fetch_add(1);
+        std::uint32_t seen = wakes_.load(); // before the last look: a wake after it ends the sleep
+        bool is_ready = ready();
+        while (!is_ready && std::chrono::steady_clock::now() < end) {
+            futex_wait(wakes_, seen, end);
+            seen = wakes_.load();
+            is_ready = ready();
+        }
+        sleepers_.fetch_sub(1);
+        return is_ready;
+    }
+
+    void wake() noexcept {
+        if (sleepers_.load() != 0) {
+            wakes_.fetch_add(1);
+            futex_wake_all(wakes_);
+        }
+    }
+
+private:
+    static constexpr int yields = 100;
+
+    int spins_;
+    std::atomic<int> sleepers_{0}; ///< and those that were killed in their sleep
+    FutexWord wakes_{0};
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/board.hpp
+
+namespace joinable::inline v0::detail {
+
+/// How far the ranks have come with the chunks of one large collective. The upper bits of each word
+/// are the sequence number, so that whoever posts first resets the slot: enough of them that no
+/// number comes back, however long only small messages have used the slot.
+struct alignas(64) ChunkProgress {
+    std::atomic<std::uint64_t> claimed{~std::uint64_t{0}};
+    std::atomic<std::uint64_t> done{~std::uint64_t{0}};
+
+    static constexpr unsigned count_bits = 24;
+    static constexpr std::uint64_t count_mask = (std::uint64_t{1} << count_bits) - 1;
+
+    void reset(std::uint64_t sequence) noexcept {
+        for (std::atomic<std::uint64_t>* const counter : {&claimed, &done}) {
+            std::uint64_t old = counter->load();
+            std::uint64_t const fresh = sequence << count_bits;
+            if ((old & ~count_mask) != fresh) {
+                counter->compare_exchange_strong(old, fresh);
+            }
+        }
+    }
+};
+
+/// Where the ranks of one group meet. Knows no threads: ranks are numbers, and whoever waits or
+/// tests does the work. It lies in memory handed to it, with its tables behind it, and holds no
+/// addresses: so ranks may also be processes that share that memory.
+class alignas(64) Board {
+public:
+    using Count = std::size_t;
+    static constexpr std::size_t max_in_flight = 64; ///< collectives; a slot each
+
+    /// What create() needs.
+    /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
+    [[nodiscard]] static std::size_t bytes_for(int size) {
+        return counts_at(checked(size)) + counts_per_arrival(size) * arrivals(size) * sizeof(Count);
+    }
+    /// @pre `memory` is aligned for a Board, has bytes_for(size), and outlives what is returned:
+    ///      there is nothing to destroy.
+    static Board& create(int size, std::span<std::byte> memory) {
+        auto* const board = ::new (memory.data()) Board{size};
+        ::new (board->at(lines_at())) ArrivalLine[arrivals(size)];
+        ::new (board->at(ranks_at(size))) RankState[width(size)];
+        // The tables of counts are not touched before they are used: most programs never do.
+        ::new (board->at(counts_at(size))) Count[counts_per_arrival(size) * arrivals(size)];
+        return *board;
+    }
+    Board(Board const&) = delete;
+    Board& operator=(Board const&) = delete;
+
+    [[nodiscard]] int size() const noexcept { return size_; }
+
+    [[nodiscard]] ArrivalLine& line(int rank, std::uint64_t sequence) noexcept {
+        return lines()[arrival(rank, sequence)];
+    }
+    [[nodiscard]] ChunkProgress& progress(std::uint64_t sequence) noexcept {
+        return progress_[sequence % max_in_flight];
+    }
+
+    /// What `rank` says in a collective by counts: the elements that it sends to each rank, then
+    /// those that it expects from each. Memory that nothing uses is never touched.
+    [[nodiscard]] std::span<Count> sends(int rank, std::uint64_t sequence) noexcept {
+        return counts_of(rank, sequence).first(width(size_));
+    }
+    [[nodiscard]] std::span<Count> expects(int rank, std::uint64_t sequence) noexcept {
+        return counts_of(rank, sequence).last(width(size_));
+    }
+
+    [[nodiscard]] bool has_arrived(int rank, std::uint64_t sequence) noexcept {
+        return (line(rank, sequence).word.load() & ArrivalLine::sequence_mask) ==
+               (sequence & ArrivalLine::sequence_mask);
+    }
+    [[nodiscard]] std::vector<int> missing(std::uint64_t sequence) {
+        std::vector<int> ranks;
+        for (int rank = 0; rank < size_; ++rank) {
+            if (!has_arrived(rank, sequence)) {
+                ranks.push_back(rank);
+            }
+        }
+        return ranks;
+    }
+
+    /// Collectives before this number are finished on `rank`: their slots are free for others.
+    [[nodiscard]] std::atomic<std::uint64_t>& retired(int rank) noexcept {
+        return state_of(rank).retired;
+    }
+
+    /// When `rank` last said that it is at work, as the steady clock counts; 0 is never.
+    [[nodiscard]] std::atomic<std::chrono::steady_clock::rep>& alive_at(int rank) noexcept {
+        return state_of(rank).alive_at;
+    }
+
+    /// The ranks that have not finished the collective before which `sequence` cannot start.
+    [[nodiscard]] std::vector<int> holding_up(std::uint64_t sequence) {
+        std::vector<int> ranks;
+        for (int rank = 0; rank < size_; ++rank) {
+            if (retired(rank).load() + max_in_flight <= sequence) {
+                ranks.push_back(rank);
+            }
+        }
+        return ranks;
+    }
+
+    /// The first writer wins. Returns when nothing can arrive any more.
+    void abort(AbortReason const& reason, int writer) noexcept {
+        if (begin_abort(open, writer)) {
+            write(reason, writer);
+        }
+        while (state_.load() != closed) { // whoever writes is at it, or bury() is called for it
+            cpu_relax();
+        }
+    }
+    /// `rank` has died, wherever it was: in an abort, too. One thread calls this, no rank. Returns at
+    /// once, though another rank may not have finished its own abort.
+    void bury(int rank, AbortReason const& reason) noexcept {
+        state_of(rank).is_dead.store(true);
+        has_dead_.store(true);
+        if (begin_abort(open, size_) || begin_abort(writing(rank), size_)) {
+            write(reason, size_);
+        } else if (int expected = written(rank);
+                   state_.compare_exchange_strong(expected, written(size_))) {
+            freeze();
+        }
+        room.wake();
+    }
+
+    /// Between these `rank` may claim chunks of a collective.
+    void begin_computing(int rank, std::uint64_t sequence) noexcept {
+        state_of(rank).computes.store(sequence);
+    }
+    void end_computing(int rank) noexcept { state_of(rank).computes.store(nothing); }
+
+    /// Whether some chunk of a collective will never be computed, because a rank died that had
+    /// claimed it, and no other can still finish one: the same on all ranks.
+    /// @pre all chunks are claimed
+    [[nodiscard]] bool may_be_lost(std::uint64_t sequence) noexcept {
+        bool is_left_undone = false;
+        for (int rank = 0; has_dead_.load() && rank < size_; ++rank) {
+            RankState& state = state_of(rank);
+            bool const computes = state.computes.load() == sequence;
+            if (computes && !state.is_dead.load()) {
+                return false;
+            }
+            is_left_undone = is_left_undone || computes;
+        }
+        return is_left_undone;
+    }
+
+    /// True only when nothing can arrive any more: whoever sees it can rely on it.
+    [[nodiscard]] bool is_spent() const noexcept { return state_.load() == closed; }
+    /// @pre some line is frozen
+    [[nodiscard]] AbortReason reason() const { return reason_.load(); }
+
+private:
+    static constexpr std::uint64_t nothing = ~std::uint64_t{0};
+    struct alignas(64) RankState {
+        std::atomic<std::uint64_t> retired{0};
+        std::atomic<std::chrono::steady_clock::rep> alive_at{0};
+        std::atomic<std::uint64_t> computes{nothing};
+        std::atomic<bool> is_dead{false};
+    };
+
+    // The states of an abort. While it is under way they say who writes: no rank, if it is size().
+    enum : int { open, closed };
+    static constexpr int writing(int writer) noexcept { return 2 * writer + 2; }
+    static constexpr int written(int writer) noexcept { return 2 * writer + 3; }
+
+    bool begin_abort(int expected, int writer) noexcept {
+        return state_.compare_exchange_strong(expected, writing(writer));
+    }
+    void write(AbortReason const& reason, int writer) noexcept {
+        reason_.store(reason);
+        state_.store(written(writer));
+        freeze();
+    }
+    void freeze() noexcept {
+        for (std::size_t i = 0; i < arrivals(size_); ++i) {
+            lines()[i].word.fetch_or(ArrivalLine::frozen);
+        }
+        state_.store(closed);
+        room.wake();
+    }
+
+    explicit Board(int size) noexcept : room{size}, size_{size} {}
+
+    static constexpr std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
+    static constexpr std::size_t arrivals(int size) noexcept { return width(size) * max_in_flight; }
+    static constexpr std::size_t counts_per_arrival(int size) noexcept { return 2 * width(size); }
+    static int checked(int size) {
+        if (size < 1 || size > ArrivalLine::max_ranks) {
+            throw ContractViolation{concat(
+                "a group needs between 1 and ",
+                ArrivalLine::max_ranks,
+                " ranks, but was given ",
+                size
+            )};
+        }
+        return size;
+    }
+
+    // What lies behind the board: the arrival lines of each rank, its state, its tables of counts.
+    static constexpr std::size_t lines_at() noexcept { return sizeof(Board); }
+    static constexpr std::size_t ranks_at(int size) noexcept {
+        return lines_at() + arrivals(size) * sizeof(ArrivalLine);
+    }
+    static constexpr std::size_t counts_at(int size) noexcept {
+        return ranks_at(size) + width(size) * sizeof(RankState);
+    }
+
+    [[nodiscard]] std::byte* at(std::size_t offset) noexcept {
+        return reinterpret_cast<std::byte*>(this) + offset;
+    }
+    [[nodiscard]] ArrivalLine* lines() noexcept {
+        return std::launder(reinterpret_cast<ArrivalLine*>(at(lines_at())));
+    }
+    [[nodiscard]] RankState& state_of(int rank) noexcept {
+        return std::launder(reinterpret_cast<RankState*>(at(ranks_at(size_))))[rank];
+    }
+    [[nodiscard]] static std::size_t arrival(int rank, std::uint64_t sequence) noexcept {
+        return static_cast<std::size_t>(rank) * max_in_flight + sequence % max_in_flight;
+    }
+    [[nodiscard]] std::span<Count> counts_of(int rank, std::uint64_t sequence) noexcept {
+        auto* const counts = std::launder(reinterpret_cast<Count*>(at(counts_at(size_))));
+        std::size_t const n = counts_per_arrival(size_);
+        return {counts + arrival(rank, sequence) * n, n};
+    }
+
+public:
+    WaitingRoom room;
+
+private:
+    int size_;
+    std::atomic<int> state_{open};
+    std::atomic<bool> has_dead_{false};
+    std::array<ChunkProgress, max_in_flight> progress_;
+    StoredReason reason_;
+};
+static_assert(std::is_trivially_destructible_v<Board>);
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/halves.hpp
+
+/// @file
+/// Rows of numbers of 16 bits to float and back, the same bits as Half and BFloat16 give, compiled for each
+/// instruction set. Rows do not overlap.
+
+namespace joinable::inline v0::detail {
+
+template <sixteen_bits T>
+struct Widen {
+    static constexpr std::size_t from_bytes = sizeof(T);
+    static constexpr std::size_t to_bytes = sizeof(float);
+    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
+
+    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
+        store<float>(to, Conversion<T>::widen(load<std::uint16_t>(from)));
+    }
+    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
+        EightFloats floats;
+        widen(load<EightHalves>(from), floats);
+        std::memcpy(to, &floats, sizeof(floats));
+    }
+};
+
+template <sixteen_bits T>
+struct Narrow {
+    static constexpr std::size_t from_bytes = sizeof(float);
+    static constexpr std::size_t to_bytes = sizeof(T);
+    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
+
+    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
+        store(to, static_cast<std::uint16_t>(Conversion<T>::narrow(load<float>(from))));
+    }
+    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
+        EightFloats floats;
+        EightHalves halves;
+        std::memcpy(&floats, from, sizeof(floats));
+        narrow(floats, halves);
+        store(to, halves);
+    }
+};
+
+template <class C>
+[[gnu::always_inline]] inline void convert_from(
+    std::size_t done, std::byte const* __restrict from, std::byte* __restrict to, std::size_t count
+) noexcept {
+    for (std::size_t i = done; i < count; ++i) {
+        C::one(from + i * C::from_bytes, to + i * C::to_bytes);
+    }
+}
+/// By the processor's instruction, where it has one. Returns how many it was applied to.
+template <class C>
+JOINABLE_INLINE_AVX2 std::size_t
+convert_eights(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    std::size_t done = 0;
+    if constexpr (C::has_instruction) {
+        for (; done + 8 <= count; done += 8) {
+            C::eight(from + done * C::from_bytes, to + done * C::to_bytes);
+        }
+    }
+    return done;
+}
+
+template <class C>
+JOINABLE_LOOP void
+convert_baseline(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    convert_from<C>(0, from, to, count);
+}
+template <class C>
+JOINABLE_LOOP_AVX2 void
+convert_avx2(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
+}
+
+template <class C>
+JOINABLE_LOOP_AVX512 void
+convert_avx512(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
+}
+
+/// The function that converts a row on this processor.
+template <class C>
+auto* conversion_function(InstructionSet set) noexcept {
+    switch (set) {
+    case InstructionSet::avx512: return &convert_avx512<C>;
+    case InstructionSet::avx2: return &convert_avx2<C>;
+    case InstructionSet::baseline: break;
+    }
+    return &convert_baseline<C>;
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/lanes.hpp
+
+/// @file
+/// Elements in registers, and what a reduction does to them. Registers are types of the compiler, and
+/// always inlined: so the same text is compiled for each instruction set, by any optimisation level.
+
+namespace joinable::inline v0::detail {
+
+/// A register of elements.
+template <class T, std::size_t width>
+struct Lanes {
+    using Register [[gnu::vector_size(width)]] = T;
+    static constexpr std::size_t bytes = width;
+    Register numbers;
+
+    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
+        std::memcpy(&numbers, from, width);
+    }
+    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
+        std::memcpy(to, &numbers, width);
+    }
+    template <class Operation>
+    [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
+        operation(numbers, next.numbers);
+    }
+};
+
+/// Registers that are computed together: enough for several loads to be on their way.
+template <class L>
+struct FourLanes {
+    static constexpr std::size_t bytes = 4 * L::bytes;
+    L a; // no array: a compiler would keep it in memory
+    L b;
+    L c;
+    L d;
+
+    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
+        a.load(from);
+        b.load(from + L::bytes);
+        c.load(from + 2 * L::bytes);
+        d.load(from + 3 * L::bytes);
+    }
+    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
+        a.store(to);
+        b.store(to + L::bytes);
+        c.store(to + 2 * L::bytes);
+        d.store(to + 3 * L::bytes);
+    }
+    template <class Operation>
+    [[gnu::always_inline]] void
+    combine(Operation const& operation, FourLanes const& next) noexcept {
+        a.combine(operation, next.a);
+        b.combine(operation, next.b);
+        c.combine(operation, next.c);
+        d.combine(operation, next.d);
+    }
+};
+
+// An operation on registers: `a`, of the lower ranks, becomes what it gives with `b`. `Number<T>` is a type
+// that gives the same bits as T: the fewer there are, the less is to compile.
+
+/// Integers are added and multiplied unsigned, because they wrap around: overflow of signed ones is
+/// undefined, and the reduced value of a rank's data must not be.
+template <class T>
+struct without_sign {
+    using type = T;
+};
+template <std::integral T>
+struct without_sign<T> {
+    using type = bits_of_size<sizeof(T)>;
+};
+
+struct Plus {
+    template <class T>
+    using Number = typename without_sign<T>::type;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a + b;
+    }
+};
+struct Times {
+    template <class T>
+    using Number = typename without_sign<T>::type;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a * b;
+    }
+};
+/// A NaN of the lowest rank stays, one of another rank is left out, as by `std::min`.
+struct Lesser {
+    template <class T>
+    using Number = T;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = b < a ? b : a;
+    }
+};
+struct Greater {
+    template <class T>
+    using Number = T;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a < b ? b : a;
+    }
+};
+struct BitAnd {
+    template <class>
+    using Number = std::uint64_t;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a & b;
+    }
+};
+struct BitOr {
+    template <class>
+    using Number = std::uint64_t;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a | b;
+    }
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/reduce.hpp
+
+namespace joinable::inline v0::detail {
+
+/// One pass of a reduction: reads every input once, in order, and writes every output. An output may be
+/// one of the inputs; otherwise they do not overlap.
+struct ReductionPass {
+    std::span<std::byte const* const> inputs;
+    std::span<std::byte* const> outputs;
+    std::size_t bytes;
+
+    static constexpr std::size_t most = 16; ///< inputs, and outputs: more are hard on a cache
+};
+
+/// Like `load` and `store`, of the first `bytes` bytes alone. For a constant they cost nothing more.
+template <class L>
+[[gnu::always_inline]] inline void
+load_part(L& lanes, std::byte const* from, std::size_t bytes) noexcept {
+    if (bytes == L::bytes) {
+        return lanes.load(from);
+    }
+    std::array<std::byte, L::bytes> padded{};
+    std::memcpy(padded.data(), from, bytes);
+    lanes.load(padded.data());
+}
+template <class L>
+[[gnu::always_inline]] inline void
+store_part(L const& lanes, std::byte* to, std::size_t bytes) noexcept {
+    if (bytes == L::bytes) {
+        return lanes.store(to);
+    }
+    std::array<std::byte, L::bytes> padded;
+    lanes.store(padded.data());
+    std::memcpy(to, padded.data(), bytes);
+}
+
+/// Reduces what is at byte `at` of every input, `bytes` bytes. All is read before something is written.
+template <class L, class Operation>
+[[gnu::always_inline]] inline void reduce_lanes(
+    Operation const& operation, ReductionPass const& pass, std::size_t at, std::size_t bytes
+) noexcept {
+    L result;
+    load_part(result, pass.inputs[0] + at, bytes);
+    for (std::size_t i = 1; i < pass.inputs.size(); ++i) {
+        L next;
+        load_part(next, pass.inputs[i] + at, bytes);
+        result.combine(operation, next);
+    }
+    for (std::byte* const output : pass.outputs) {
+        store_part(result, output + at, bytes);
+    }
+}
+
+/// What is from byte `at` on, as long as it fills lanes. Returns where it ends.
+template <class L, class Operation>
+[[gnu::always_inline]] inline std::size_t
+reduce_whole(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
+    for (; at + L::bytes <= pass.bytes; at += L::bytes) {
+        reduce_lanes<L>(operation, pass, at, L::bytes);
+    }
+    return at;
+}
+
+template <class L, class Operation>
+[[gnu::always_inline]] inline void
+reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
+    std::size_t at = reduce_whole<FourLanes<L>>(operation, pass, 0);
+    at = reduce_whole<L>(operation, pass, at);
+    if (at != pass.bytes) {
+        reduce_lanes<L>(operation, pass, at, pass.bytes - at);
+    }
+}
+
+// The same for each instruction set. AVX-512 is for float alone, the type of gradients and of what numbers
+// of 16 bits are widened to: it pays in cache, and each function has to be compiled.
+template <class T, class Operation>
+JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
+    reduce_bytes<Lanes<T, 16>>(Operation{}, pass);
+}
+template <class T, class Operation>
+JOINABLE_LOOP_AVX2 void reduce_avx2(ReductionPass const& pass) noexcept {
+    reduce_bytes<Lanes<T, 32>>(Operation{}, pass);
+}
+
+template <class Operation>
+JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
+    reduce_bytes<Lanes<float, 64>>(Operation{}, pass);
+}
+
+/// What a reduction computes in: numbers of 16 bits are widened before.
+template <class T>
+using accumulator_of = std::conditional_t<sixteen_bits<T>, float, T>;
+
+using RunPass = void (*)(ReductionPass const&) noexcept;
+
+template <class Operation>
+RunPass pass_function(DType dtype, InstructionSet set) {
+    return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> RunPass {
+        using T = typename Operation::template Number<accumulator_of<Stored>>;
+        if constexpr (std::is_same_v<T, float>) {
+            if (set == InstructionSet::avx512) {
+                return &reduce_avx512<Operation>;
+            }
+        }
+        return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
+                                               : &reduce_avx2<T, Operation>;
+    });
+}
+
+/// The function that runs passes on this processor, over numbers that are computed in as they are stored.
+inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
+    switch (op) {
+    case ReduceOp::sum: return pass_function<Plus>(dtype, set);
+    case ReduceOp::product: return pass_function<Times>(dtype, set);
+    case ReduceOp::min: return pass_function<Lesser>(dtype, set);
+    case ReduceOp::max: return pass_function<Greater>(dtype, set);
+    case ReduceOp::bit_and: return pass_function<BitAnd>(dtype, set);
+    case ReduceOp::bit_or: break;
+    }
+    return pass_function<BitOr>(dtype, set);
+}
+
+/// Addresses by number: of the inputs of all ranks, or of the places where the result is wanted. Refers
+/// to the function that was given.
+class Places {
+public:
+    template <class Function>
+    Places(std::size_t number, Function const& function) noexcept
+        : size_{number}, function_{&function}, call_{[](void const* called, std::size_t i) {
+              return (*static_cast<Function const*>(called))(i);
+          }} {}
+
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    [[nodiscard]] std::byte* operator[](std::size_t i) const { return call_(function_, i); }
+
+private:
+    std::size_t size_;
+    void const* function_;
+    std::byte* (*call_)(void const*, std::size_t);
+};
+
+/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache: where
+/// there are more inputs or outputs than in a pass, or numbers of 16 bits, which accumulate in float and are
+/// rounded once.
+class TiledReduction {
+public:
+    TiledReduction(DType dtype, ReduceOp op, InstructionSet set) {
+        bool const is_half = dtype == DType::f16;
+        if (is_half || dtype == DType::bf16) {
+            widen_ = is_half ? conversion_function<Widen<Half>>(set)
+                             : conversion_function<Widen<BFloat16>>(set);
+            narrow_ = is_half ? conversion_function<Narrow<Half>>(set)
+                              : conversion_function<Narrow<BFloat16>>(set);
+            dtype = DType::f32;
+        }
+        run_pass_ = pass_function(dtype, op, set);
+    }
+
+    void run(Places const& inputs, Places const& outputs, std::size_t bytes) {
+        for (std::size_t at = 0; at < bytes; at += tile_bytes) {
+            std::size_t const n = (std::min)(tile_bytes, bytes - at);
+            std::byte const* const sum = reduce_tile(inputs, at, n);
+            std::byte* const first = outputs[0] + at;
+            if (narrow_ != nullptr) {
+                narrow_(sum, first, n / sizeof(Half));
+            } else {
+                std::memcpy(first, sum, n);
+            }
+            for (std::size_t i = 1; i < outputs.size(); ++i) {
+                std::memcpy(outputs[i] + at, first, n);
+            }
+        }
+    }
+
+private:
+    static constexpr std::size_t tile_bytes = 2048;
+    using Tile = std::array<std::byte, 2 * tile_bytes>; // has room for numbers that were widened
+
+    /// The unrounded result, in the first tile.
+    std::byte const* reduce_tile(Places const& inputs, std::size_t at, std::size_t n) {
+        bool const widens = widen_ != nullptr;
+        std::byte* const sum = tiles_[0].data();
+        std::array<std::byte const*, ReductionPass::most> from;
+        std::size_t filled = 0;
+        for (std::size_t i = 0; i < inputs.size(); ++i) {
+            from[filled] = inputs[i] + at;
+            if (widens) {
+                widen_(from[filled], tiles_[filled].data(), n / sizeof(Half));
+                from[filled] = tiles_[filled].data();
+            }
+            ++filled;
+            if (filled == from.size() || i + 1 == inputs.size()) {
+                run_pass_({{from.data(), filled}, {&sum, 1}, widens ? 2 * n : n});
+                from[0] = sum;
+                filled = 1;
+            }
+        }
+        return sum;
+    }
+
+    RunPass run_pass_;
+    void (*widen_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
+    void (*narrow_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
+    alignas(64) std::array<Tile, ReductionPass::most> tiles_;
+};
+
+/// Combines `count` elements of all inputs in rank order and writes them to every output, whoever
+/// computes it and however it was cut: neither arrival nor tuning changes a bit. There is at least one input,
+/// and one output. An output may be one of the inputs; otherwise they do not overlap.
+inline void reduce_to(
+    DType dtype,
+    ReduceOp op,
+    Places const& inputs,
+    Places const& outputs,
+    std::size_t count,
+    InstructionSet set = instruction_set()
+) {
+    std::size_t const bytes = count * size_of(dtype);
+    std::array<std::byte const*, ReductionPass::most> from;
+    std::array<std::byte*, ReductionPass::most> to;
+    if (dtype <= DType::bf16 || inputs.size() > from.size() || outputs.size() > to.size()) {
+        return TiledReduction{dtype, op, set}.run(inputs, outputs, bytes);
+    }
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        from[i] = inputs[i];
+    }
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+        to[i] = outputs[i];
+    }
+    pass_function(dtype, op, set)({{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes}
+    );
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/exchange.hpp
+
+/// @file
+/// What happens once all ranks have arrived in a collective: nothing here waits, and any rank can
+/// do it for all.
+
+namespace joinable::inline v0::detail {
+
+/// Stands for a rank: of a block that comes from all of them, reduced, or goes to all of them.
+inline constexpr int every_rank = -1;
+
+/// A part of a large collective: `size` elements, found from `in_at` on in the input of the rank
+/// `from`, and wanted from `out_at` on in the output of the rank `to`.
+struct Block {
+    std::size_t size;
+    int from = every_rank;
+    int to = every_rank;
+    std::size_t in_at = 0;
+    std::size_t out_at = 0;
+};
+
+/// A collective in which all ranks have arrived, as the blocks that have to be moved or reduced.
+/// Blocks are numbered, and every rank finds the same ones.
+class Exchange {
+public:
+    Exchange(Board& board, std::uint64_t sequence, Descriptor const& said) noexcept
+        : board_{board}, sequence_{sequence}, said_{said} {}
+
+    [[nodiscard]] int blocks() const noexcept {
+        switch (said_.collective) {
+        case Collective::all_reduce:
+        case Collective::broadcast:
+        case Collective::barrier:
+        case Collective::reduce: return 1;
+        case Collective::all_to_all: return board_.size() * board_.size();
+        default: return board_.size();
+        }
+    }
+
+    /// The elements of block `b`, without looking for its place.
+    [[nodiscard]] std::size_t size_of_block(int b) const noexcept {
+        switch (said_.collective) {
+        case Collective::all_gather: return share(b, 0);
+        case Collective::gather: return share(b, said_.root);
+        case Collective::reduce_scatter: return share(0, b);
+        case Collective::scatter: return share(said_.root, b);
+        case Collective::all_to_all: return share(b / board_.size(), b % board_.size());
+        default: return said_.count;
+        }
+    }
+
+    /// Linear in the number of ranks.
+    [[nodiscard]] Block block(int b) const noexcept {
+        std::size_t const size = size_of_block(b);
+        auto const before = [&] {
+            std::size_t sum = 0;
+            for (int other = 0; other < b; ++other) {
+                sum += size_of_block(other);
+            }
+            return sum;
+        };
+        switch (said_.collective) {
+        case Collective::broadcast: return {size, said_.root};
+        case Collective::reduce: return {size, every_rank, said_.root};
+        case Collective::all_gather: return {size, b, every_rank, 0, before()};
+        case Collective::gather: return {size, b, said_.root, 0, before()};
+        case Collective::reduce_scatter: return {size, every_rank, b, before(), 0};
+        case Collective::scatter: return {size, said_.root, b, before(), 0};
+        case Collective::all_to_all: {
+            Block found{size, b / board_.size(), b % board_.size()};
+            for (int rank = 0; rank < found.to; ++rank) {
+                found.in_at += share(found.from, rank);
+            }
+            for (int rank = 0; rank < found.from; ++rank) {
+                found.out_at += share(rank, found.to);
+            }
+            return found;
+        }
+        default: return {size};
+        }
+    }
+
+    /// Computes the elements [begin, end) of all blocks, one after another, for all ranks.
+    void run(std::size_t begin, std::size_t end) const {
+        std::size_t first = 0; // of the block, in the same count
+        for (int b = 0; b < blocks() && first < end; ++b) {
+            std::size_t const size = size_of_block(b);
+            std::size_t const from = (std::max)(begin, first);
+            std::size_t const to = (std::min)(end, first + size);
+            if (from < to) {
+                run_part(block(b), from - first, to - first);
+            }
+            first += size;
+        }
+    }
+
+private:
+    /// Elements that rank `from` sends to rank `to`.
+    [[nodiscard]] std::size_t share(int from, int to) const noexcept {
+        return said_.has_counts ? board_.sends(from, sequence_)[static_cast<std::size_t>(to)]
+                                : said_.count;
+    }
+
+    [[nodiscard]] std::byte* address(int rank, std::size_t word) const noexcept {
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): a rank wrote it, as an address that all can use
+        return reinterpret_cast<std::byte*>(
+            static_cast<std::uintptr_t>(board_.line(rank, sequence_).payload[word])
+        );
+    }
+
+    void run_part(Block const& block, std::size_t begin, std::size_t end) const {
+        std::size_t const element = size_of(said_.dtype);
+        auto const input = [&](std::size_t rank) {
+            return address(static_cast<int>(rank), 1) + (block.in_at + begin) * element;
+        };
+        auto const output = [&](std::size_t k) {
+            int const rank = block.to == every_rank ? static_cast<int>(k) : block.to;
+            return address(rank, 2) + (block.out_at + begin) * element;
+        };
+        auto const ranks = static_cast<std::size_t>(board_.size());
+        std::size_t const outputs = block.to == every_rank ? ranks : 1;
+        if (block.from == every_rank) {
+            reduce_to(said_.dtype, said_.op, {ranks, input}, {outputs, output}, end - begin);
+            return;
+        }
+        std::byte const* const from = input(static_cast<std::size_t>(block.from));
+        for (std::size_t k = 0; k < outputs; ++k) {
+            if (std::byte* const to = output(k); to != from) {
+                std::memcpy(to, from, (end - begin) * element);
+            }
+        }
+    }
+
+    Board& board_;
+    std::uint64_t sequence_;
+    Descriptor const& said_;
+};
+
+/// Why the ranks' words do not fit together, if they do not: every rank computes the same from the
+/// same lines and tables.
+inline std::optional<AbortReason>
+disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
+    auto const said_by = [&](int rank) {
+        ArrivalLine const& line = board.line(rank, sequence);
+        return ArrivalLine::decode(line.word.load(std::memory_order_relaxed), line.payload);
+    };
+    bool agrees = true;
+    for (int rank = 0; rank < board.size(); ++rank) {
+        agrees = agrees && said_by(rank) == mine;
+    }
+    if (!agrees) {
+        AbortReason reason{FailureKind::mismatch, {}, {}};
+        reason.message = "ranks run different collectives: rank 0 " + said_by(0).text();
+        for (int rank = 1; rank < board.size(); ++rank) {
+            if (!(said_by(rank) == said_by(0))) {
+                reason.ranks.push_back(rank);
+                reason.message += concat(", rank ", rank, " ", said_by(rank).text());
+            }
+        }
+        return reason;
+    }
+    for (int from = 0; mine.has_counts && from < board.size(); ++from) {
+        for (int to = 0; to < board.size(); ++to) {
+            std::size_t const sent = board.sends(from, sequence)[static_cast<std::size_t>(to)];
+            std::size_t const expected =
+                board.expects(to, sequence)[static_cast<std::size_t>(from)];
+            if (sent != expected) {
+                return AbortReason{
+                    FailureKind::mismatch,
+                    {from, to},
+                    concat(
+                        "counts differ in ",
+                        mine.text(),
+                        ": rank ",
+                        from,
+                        " has ",
+                        sent,
+                        " elements for rank ",
+                        to,
+                        ", which expects ",
+                        expected
+                    )
+                };
+            }
+        }
+    }
+    return std::nullopt;
+}
+
+/// A small message: every rank reads the payloads of all lines and combines them for itself.
+inline void
+combine_lines(Board& board, std::uint64_t sequence, Descriptor const& said, int rank, void* out) {
+    auto const payload_of = [&](std::size_t from) {
+        return reinterpret_cast<std::byte*>(
+            board.line(static_cast<int>(from), sequence).payload.data()
+        );
+    };
+    if (said.count == 0 || (said.collective == Collective::reduce && rank != said.root)) {
+        return;
+    }
+    if (said.collective == Collective::broadcast) {
+        auto const* const payload = payload_of(static_cast<std::size_t>(said.root));
+        std::memcpy(out, payload, said.count * size_of(said.dtype));
+        return;
+    }
+    auto const in_place = [&](std::size_t) { return static_cast<std::byte*>(out); };
+    auto const ranks = static_cast<std::size_t>(board.size());
+    reduce_to(said.dtype, said.op, {ranks, payload_of}, {1, in_place}, said.count);
+}
+
+/// A large message is cut into `chunks` ranges of `chunk` elements, the same on every rank.
+struct Cut {
+    std::size_t total = 0;
+    std::size_t chunk = 1;
+    std::size_t chunks = 0;
+
+    Cut() = default;
+    Cut(Exchange const& exchange, std::size_t element, int world_size) noexcept {
+        for (int b = 0; b < exchange.blocks(); ++b) {
+            total += exchange.size_of_block(b);
+        }
+        // Small enough that all ranks get some, large enough that claiming costs nothing.
+        constexpr std::size_t smallest = std::size_t{16} << 10U;
+        constexpr std::size_t largest = std::size_t{256} << 10U;
+        auto const ranks = static_cast<std::size_t>(world_size);
+        chunk = std::clamp(total * element / (4 * ranks), smallest, largest) / element;
+        chunks = (total + chunk - 1) / chunk;
+    }
+};
+
+[[nodiscard]] inline bool
+chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
+    return (board.progress(sequence).done.load() & ChunkProgress::count_mask) == cut.chunks;
+}
+
+/// Whether some chunk will never be done: the rank that had claimed it died. All ranks find the same.
+/// @pre all chunks are claimed
+[[nodiscard]] inline bool
+chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
+    return board.may_be_lost(sequence) && !chunks_are_done(board, sequence, cut);
+}
+
+/// `rank` computes chunks until none is left to claim. Whether all are done, by whomever.
+inline bool
+run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said, Cut const& cut, int rank) {
+    ChunkProgress& progress = board.progress(sequence);
+    auto const left = [&](std::uint64_t count) {
+        return (count & ChunkProgress::count_mask) < cut.chunks;
+    };
+    if (!left(progress.claimed.load(std::memory_order_relaxed))) {
+        return chunks_are_done(board, sequence, cut);
+    }
+    board.begin_computing(rank, sequence);
+    while (left(progress.claimed.load(std::memory_order_relaxed))) {
+        std::uint64_t const claimed = progress.claimed.fetch_add(1);
+        if (!left(claimed)) {
+            break;
+        }
+        std::size_t const begin =
+            static_cast<std::size_t>(claimed & ChunkProgress::count_mask) * cut.chunk;
+        Exchange{board, sequence, said}.run(begin, (std::min)(cut.total, begin + cut.chunk));
+        if ((progress.done.fetch_add(1) & ChunkProgress::count_mask) + 1 == cut.chunks) {
+            board.room.wake();
+        }
+    }
+    board.end_computing(rank);
+    return chunks_are_done(board, sequence, cut);
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/lent_memory.hpp
+
+/// @file
+/// Where the other ranks find the buffers of a large collective until it is done.
+
+namespace joinable::inline v0::detail {
+
+struct LentAddresses {
+    void const* in;
+    void* out;
+};
+
+/// Threads read and write each other's buffers where they are.
+class OwnMemory {
+public:
+    [[nodiscard]] static bool lend(std::uint64_t, ConstBuffer, Buffer) noexcept { return true; }
+    [[nodiscard]] static LentAddresses lent(std::uint64_t, ConstBuffer in, Buffer out) noexcept {
+        return {in.data, out.data};
+    }
+    static void give_back(std::uint64_t) noexcept {}
+};
+
+/// Processes read and write copies, in memory that has the same address in all of them.
+class StagedMemory {
+public:
+    explicit StagedMemory(std::span<std::byte> memory) noexcept : memory_{memory} {}
+
+    /// Copies the input to where there is room. False: there is none until something is given back.
+    /// Complexity: quadratic in the collectives in flight, at most 64; linear in the elements.
+    /// @throws ContractViolation  there will never be room.
+    [[nodiscard]] bool lend(std::uint64_t sequence, ConstBuffer in, Buffer out) {
+        bool const is_in_place = in.data == out.data;
+        std::size_t const out_at = is_in_place ? 0 : rounded(in.bytes());
+        std::size_t const bytes = (std::max)(rounded(in.bytes()), out_at + rounded(out.bytes()));
+        if (bytes > memory_.size()) {
+            throw ContractViolation{concat(
+                "a collective of ",
+                bytes,
+                " bytes does not fit in the ",
+                memory_.size(),
+                " bytes that a process rank shares: cut it into smaller ones"
+            )};
+        }
+        std::size_t const begin = lowest_gap(bytes);
+        if (begin + bytes > memory_.size()) {
+            return false;
+        }
+        if (in.count != 0) {
+            std::memcpy(memory_.data() + begin, in.data, in.bytes());
+        }
+        loans_[sequence % loans_.size()] = {begin, begin + bytes, begin + out_at, out};
+        return true;
+    }
+    [[nodiscard]] LentAddresses lent(std::uint64_t sequence, ConstBuffer, Buffer) const noexcept {
+        Loan const& loan = loans_[sequence % loans_.size()];
+        return {memory_.data() + loan.begin, memory_.data() + loan.out_at};
+    }
+    /// Copies the output to the rank's own buffer.
+    void give_back(std::uint64_t sequence) noexcept {
+        Loan& loan = loans_[sequence % loans_.size()];
+        if (loan.out.count != 0) {
+            std::memcpy(loan.out.data, memory_.data() + loan.out_at, loan.out.bytes());
+        }
+        loan = {};
+    }
+
+private:
+    struct Loan {
+        std::size_t begin = 0; ///< as places in the memory
+        std::size_t end = 0;
+        std::size_t out_at = 0;
+        Buffer out = {};
+    };
+    static constexpr std::size_t rounded(std::size_t bytes) noexcept {
+        return (bytes + 63) / 64 * 64; // whole cache lines
+    }
+    /// The lowest, because memory that was used before is in the caches.
+    [[nodiscard]] std::size_t lowest_gap(std::size_t bytes) const noexcept {
+        std::size_t begin = 0;
+        for (;;) {
+            auto const in_the_way =
+                std::find_if(loans_.begin(), loans_.end(), [&](Loan const& loan) {
+                    return loan.begin < begin + bytes && begin < loan.end;
+                });
+            if (in_the_way == loans_.end()) {
+                return begin;
+            }
+            begin = in_the_way->end;
+        }
+    }
+
+    std::span<std::byte> memory_;
+    std::array<Loan, Board::max_in_flight> loans_{};
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/endpoint.hpp
+
+namespace joinable::inline v0::detail {
+
+/// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
+/// and an abort(reason, rank) that may reach further than the board. `Memory` is where the other
+/// ranks find this one's buffers.
+template <class Group, class Memory = OwnMemory>
+class Endpoint {
+public:
+    Endpoint(Group& group, int rank, Memory memory = {}) noexcept
+        : group_{group}, board_{group.board()}, rank_{rank}, memory_{std::move(memory)} {}
+    Endpoint(Endpoint const&) = delete;
+    Endpoint& operator=(Endpoint const&) = delete;
+
+    [[nodiscard]] int rank() const noexcept { return rank_; }
+    [[nodiscard]] int size() const noexcept { return board_.size(); }
+
+    [[nodiscard]] std::chrono::nanoseconds deadline() const noexcept { return deadline_; }
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        return std::exchange(deadline_, deadline);
+    }
+
+    void abort(AbortReason const& reason) { group_.abort(reason, rank_); }
+    [[nodiscard]] bool is_spent() const noexcept { return board_.is_spent(); }
+
+    void keep_alive() noexcept { board_.alive_at(rank_).store(now().time_since_epoch().count()); }
+
+    /// Who has not arrived in this rank's oldest unfinished collective.
+    [[nodiscard]] std::vector<int> missing() const {
+        return retired_ == next_ ? std::vector<int>{} : board_.missing(retired_);
+    }
+
+    /// Arrives in the next collective and returns its number. In one by counts, `tell(sends,
+    /// expects)` fills this rank's tables.
+    template <class Tell>
+    std::uint64_t post(Descriptor const& said, ConstBuffer in, Buffer out, Tell const& tell) {
+        make_room();
+        std::uint64_t const sequence = next_;
+        std::size_t const bytes = said.count * size_of(said.dtype);
+        bool const fits =
+            bytes <= ArrivalLine::inline_bytes && said.collective <= Collective::reduce;
+        pending_of(sequence) = {said, out.data, fits};
+        ArrivalLine& line = board_.line(rank_, sequence);
+        std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
+        if ((old & ArrivalLine::frozen) != 0) {
+            throw_failure(board_.reason());
+        }
+        if (!fits) {
+            while (!memory_.lend(sequence, in, out)) { // then something is in flight
+                finish(retired_);
+            }
+            auto const [in_at, out_at] = memory_.lent(sequence, in, out);
+            line.payload[0] = said.count;
+            line.payload[1] = reinterpret_cast<std::uintptr_t>(in_at);
+            line.payload[2] = reinterpret_cast<std::uintptr_t>(out_at);
+            if (said.has_counts) {
+                tell(board_.sends(rank_, sequence), board_.expects(rank_, sequence));
+            }
+            board_.progress(sequence).reset(sequence);
+        } else if (in.count != 0) {
+            std::memcpy(line.payload.data(), in.data, bytes);
+        }
+        std::uint64_t const word = ArrivalLine::encode(sequence, said, fits);
+        if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
+            throw_failure(board_.reason());
+        }
+        ++next_;
+        board_.room.wake();
+        return sequence;
+    }
+
+    [[nodiscard]] bool is_done(std::uint64_t sequence) const noexcept {
+        return sequence < retired_ || pending_[sequence % Board::max_in_flight].is_done;
+    }
+
+    /// Makes progress. Whether this rank's buffers are final.
+    [[nodiscard]] bool try_finish(std::uint64_t sequence) {
+        if (is_done(sequence)) {
+            return true;
+        }
+        Pending& pending = pending_of(sequence);
+        if (!pending.has_agreed) {
+            switch (arrival_of(sequence)) {
+            case Arrival::waiting: return false;
+            case Arrival::never: throw_failure(board_.reason());
+            case Arrival::complete: break;
+            }
+            if (auto const reason = disagreement(board_, sequence, pending.said)) {
+                group_.abort(*reason, rank_);
+                throw_failure(*reason);
+            }
+            if (!pending.is_inline) {
+                pending.cut = Cut{
+                    Exchange{board_, sequence, pending.said}, size_of(pending.said.dtype), size()
+                };
+            }
+            pending.has_agreed = true;
+        }
+        if (pending.is_inline) {
+            combine_lines(board_, sequence, pending.said, rank_, pending.out);
+        } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_)) {
+            memory_.give_back(sequence);
+        } else if (chunks_are_lost(board_, sequence, pending.cut)) {
+            throw_failure(board_.reason());
+        } else {
+            return false;
+        }
+        pending.is_done = true;
+        retire();
+        return true;
+    }
+
+    void finish(std::uint64_t sequence) {
+        if (try_finish(sequence)) {
+            return;
+        }
+        Pending const& pending = pending_of(sequence);
+        wait_for_others(
+            [&] { return arrival_of(sequence) != Arrival::waiting; },
+            [&] { return board_.missing(sequence); },
+            "arrive",
+            [&] { return "waits in " + pending.said.text(); }
+        );
+        while (!try_finish(sequence)) { // all have arrived: the last chunks are being computed
+            board_.room.wait(
+                [&] {
+                    return chunks_are_done(board_, sequence, pending.cut) ||
+                           chunks_are_lost(board_, sequence, pending.cut);
+                },
+                deadline_
+            );
+        }
+    }
+
+    /// Waits until `ready()` or until the deadline. It begins anew when a rank that holds this one
+    /// up says that it is alive. `holding_up()` lists those ranks; if none is left at the deadline,
+    /// the wait is over without an answer.
+    /// @throws TimedOut  after aborting the group: they "did not <do>", while this rank `does()`.
+    template <class Ready, class HoldingUp, class Does>
+    void wait_for_others(
+        Ready const& ready, HoldingUp const& holding_up, char const* to_do, Does const& does
+    ) {
+        auto const start = now();
+        std::chrono::nanoseconds left = deadline_;
+        while (!board_.room.wait(ready, left)) {
+            std::vector<int> overdue = holding_up();
+            if (overdue.empty()) {
+                return;
+            }
+            left = deadline_;
+            std::erase_if(overdue, [&](int rank) {
+                std::chrono::steady_clock::time_point const alive{
+                    std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
+                };
+                std::chrono::nanoseconds const waited = now() - (std::max)(start, alive);
+                bool const is_alive = waited < deadline_;
+                if (is_alive) {
+                    left = (std::min)(left, deadline_ - waited);
+                }
+                return is_alive;
+            });
+            if (!overdue.empty()) {
+                abort_for(overdue, to_do, does());
+            }
+        }
+    }
+
+private:
+    struct Pending {
+        Descriptor said;
+        void* out = nullptr;
+        bool is_inline = false;
+        bool is_done = false;
+        bool has_agreed = false;
+        Cut cut = {};
+    };
+    enum class Arrival : std::uint8_t { waiting, complete, never };
+
+    [[nodiscard]] static std::chrono::steady_clock::time_point now() noexcept {
+        return std::chrono::steady_clock::now();
+    }
+    [[nodiscard]] Pending& pending_of(std::uint64_t sequence) noexcept {
+        return pending_[sequence % Board::max_in_flight];
+    }
+
+    /// The slot of the next collective is free when every rank has finished what used it before.
+    void make_room() {
+        constexpr std::uint64_t max_in_flight = Board::max_in_flight;
+        if (next_ < max_in_flight + all_retired_) {
+            return;
+        }
+        if (retired_ + max_in_flight <= next_) {
+            finish(retired_);
+        }
+        auto const others_have_room = [&] {
+            all_retired_ = next_;
+            for (int rank = 0; rank < size(); ++rank) {
+                all_retired_ = (std::min)(all_retired_, board_.retired(rank).load());
+            }
+            return next_ < max_in_flight + all_retired_ || board_.is_spent();
+        };
+        wait_for_others(
+            others_have_room,
+            [&] { return board_.holding_up(next_); },
+            "finish a collective",
+            [] { return "posts another one"; }
+        );
+        if (board_.is_spent()) {
+            throw_failure(board_.reason());
+        }
+    }
+
+    [[nodiscard]] Arrival arrival_of(std::uint64_t sequence) noexcept {
+        for (int rank = 0; rank < size(); ++rank) {
+            std::uint64_t const word = board_.line(rank, sequence).word.load();
+            if ((word & ArrivalLine::sequence_mask) != (sequence & ArrivalLine::sequence_mask)) {
+                return (word & ArrivalLine::frozen) != 0 ? Arrival::never : Arrival::waiting;
+            }
+        }
+        return Arrival::complete;
+    }
+
+    void retire() noexcept {
+        std::uint64_t retired = retired_;
+        while (retired < next_ && pending_of(retired).is_done) {
+            ++retired;
+        }
+        if (retired != retired_) {
+            retired_ = retired;
+            board_.retired(rank_).store(retired);
+            board_.room.wake();
+        }
+    }
+
+    void
+    abort_for(std::vector<int> const& overdue, char const* to_do, std::string const& meanwhile) {
+        double const seconds = std::chrono::duration<double>(deadline_).count();
+        group_.abort(
+            {FailureKind::timed_out,
+             overdue,
+             concat(
+                 ranks_text(overdue),
+                 " did not ",
+                 to_do,
+                 " within ",
+                 seconds,
+                 " s, while rank ",
+                 rank_,
+                 " ",
+                 meanwhile
+             )},
+            rank_
+        );
+    }
+
+    Group& group_;
+    Board& board_;
+    int rank_;
+    Memory memory_;
+    std::chrono::nanoseconds deadline_ = default_deadline;
+    std::uint64_t next_ = 0;        ///< sequence number of the next collective
+    std::uint64_t retired_ = 0;     ///< all before are finished on this rank
+    std::uint64_t all_retired_ = 0; ///< on all ranks, as far as known
+    std::array<Pending, Board::max_in_flight> pending_{};
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/process_segment.hpp
+
+#if defined(__linux__) // elsewhere there are no process ranks
+
+#include <cerrno>
+#include <cstring>
+#include <sys/mman.h>
+
+namespace joinable::inline v0::detail {
+
+/// How the body of a rank ended, for the process that started it.
+struct alignas(64) Outcome {
+    enum State : int { running, returned, threw };
+
+    std::atomic<State> state{running};
+    std::atomic<std::chrono::nanoseconds::rep> deadline{default_deadline.count()};
+    StoredReason reason; ///< why it threw
+};
+
+/// The memory that ranks share which are processes: a board, their outcomes, and room for each
+/// rank's buffers. It is mapped before the processes are made, so it has one address in all of
+/// them, and it has no name: nothing is left behind, whoever is killed.
+class ProcessSegment {
+public:
+    /// @throws ContractViolation   no group can have so many ranks.
+    /// @throws CommunicationError  there is no memory.
+    explicit ProcessSegment(int size)
+        : staging_at_{
+              (outcomes_at(size) + width(size) * sizeof(Outcome) + page - 1) / page * page
+          } {
+        // Address space, not memory: pages are made when a rank first writes them.
+        for (room_ = most_room;; room_ /= 2) {
+            bytes_ = staging_at_ + width(size) * room_;
+            memory_ = mmap(
+                nullptr,
+                bytes_,
+                PROT_READ | PROT_WRITE,
+                MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE,
+                -1,
+                0
+            );
+            if (memory_ != MAP_FAILED) {
+                break;
+            }
+            if (room_ <= least_room) {
+                throw CommunicationError{concat(
+                    "expected ",
+                    bytes_,
+                    " bytes of shared memory for ",
+                    size,
+                    " process ranks, but mmap says: ",
+                    std::strerror(errno),
+                    "; allow more address space, or use fewer ranks"
+                )};
+            }
+        }
+        board_ = &Board::create(size, {at(0), outcomes_at(size)});
+        ::new (at(outcomes_at(size))) Outcome[width(size)];
+    }
+    ~ProcessSegment() { munmap(memory_, bytes_); }
+    ProcessSegment(ProcessSegment const&) = delete;
+    ProcessSegment& operator=(ProcessSegment const&) = delete;
+
+    [[nodiscard]] Board& board() const noexcept { return *board_; }
+    /// Endpoint calls it.
+    void abort(AbortReason const& reason, int rank) const noexcept { board_->abort(reason, rank); }
+    [[nodiscard]] Outcome& outcome(int rank) const noexcept {
+        return std::launder(reinterpret_cast<Outcome*>(at(outcomes_at(board_->size()))))[rank];
+    }
+    /// Where a rank puts its buffers for the others.
+    [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept {
+        return {at(staging_at_ + static_cast<std::size_t>(rank) * room_), room_};
+    }
+
+private:
+    static constexpr std::size_t page = 4096;
+    static constexpr std::size_t most_room = std::size_t{1} << 36U; // for each rank
+    static constexpr std::size_t least_room = std::size_t{1} << 24U;
+
+    static std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
+    static std::size_t outcomes_at(int size) {
+        return (Board::bytes_for(size) + alignof(Outcome) - 1) / alignof(Outcome) *
+               alignof(Outcome);
+    }
+    [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {
+        return static_cast<std::byte*>(memory_) + offset;
+    }
+
+    std::size_t staging_at_;
+    std::size_t room_ = 0;
+    std::size_t bytes_ = 0;
+    void* memory_ = nullptr;
+    Board* board_ = nullptr;
+};
+
+} // namespace joinable::inline v0::detail
+
+#endif
+
+// ---- joinable/communicator/detail/process_rank.hpp
+
+#if defined(__linux__) // elsewhere there are no process ranks
+
+namespace joinable::inline v0::detail {
+
+/// What one process has of its group: what its communicator and its works have in common.
+class ProcessRank : public Endpoint<ProcessSegment, StagedMemory> {
+public:
+    ProcessRank(ProcessSegment& segment, int rank) noexcept
+        : Endpoint{segment, rank, StagedMemory{segment.staging(rank)}},
+          outcome_{segment.outcome(rank)} {}
+
+    /// The process that started this one waits as long for the others after a failure.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        outcome_.deadline.store(deadline.count());
+        return Endpoint::set_deadline(deadline);
+    }
+
+    /// Tells the others that an exception is leaving `what` on this rank.
+    void abort_for_exception(std::string const& what) {
+        abort(blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what}));
+    }
+    /// It takes part no longer: nothing can complete without it any more.
+    void leave() {
+        abort(
+            {FailureKind::peer_failed,
+             {rank()},
+             concat("rank ", rank(), " left while others wait for it")}
+        );
+    }
+
+private:
+    Outcome& outcome_;
+};
+
+} // namespace joinable::inline v0::detail
+
+#endif
+
+// ---- joinable/communicator/process_work.hpp
+
+#if defined(__linux__) // elsewhere there are no process ranks
+
+namespace joinable::inline v0 {
+
+/// A collective between process ranks. Destroyed unfinished it waits up to the deadline; while
+/// unwinding it aborts. Other ranks never touch this rank's buffers, only copies of them.
+class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] ProcessWork {
+public:
+    ProcessWork(ProcessWork&& other) noexcept
+        : rank_{std::exchange(other.rank_, nullptr)}, sequence_{other.sequence_},
+          exceptions_{other.exceptions_} {}
+    ProcessWork& operator=(ProcessWork&&) = delete;
+
+    ~ProcessWork() {
+        if (rank_ == nullptr || rank_->is_done(sequence_)) {
+            return;
+        }
+        try {
+            if (std::uncaught_exceptions() > exceptions_) {
+                rank_->abort_for_exception("a collective");
+            }
+            wait();
+        } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
+        }
+    }
+
+    /// Blocks until this rank's buffers are final. Waiting again returns at once, or throws again.
+    /// @throws Mismatch  ranks said different things; no data moved.
+    /// @throws TimedOut, PeerFailed, ...  what the communicator was aborted with, unless every rank
+    ///         had arrived before and none died over its share of the work.
+    void wait() { rank_->finish(sequence_); }
+    /// Makes progress; true once wait() would return at once. @throws as wait() does.
+    [[nodiscard]] bool test() { return rank_->try_finish(sequence_); }
+
+private:
+    friend class detail::BoardCommunicator<detail::ProcessRank, ProcessWork>;
+    ProcessWork(detail::ProcessRank& rank, std::uint64_t sequence) noexcept
+        : rank_{&rank}, sequence_{sequence} {}
+
+    detail::ProcessRank* rank_;
+    std::uint64_t sequence_;
+    int exceptions_ = std::uncaught_exceptions();
+};
+
+} // namespace joinable::inline v0
+
+#endif
+
+// ---- joinable/communicator/process.hpp
+
+#if defined(__linux__) // elsewhere there are no process ranks
+
+namespace joinable::inline v0 {
+
+/// Ranks are processes of this machine: made by run_processes(), one object in each.
+///
+/// Collectives are those of ThreadCommunicator, with the same results bit for bit: asynchronous, in
+/// rank order, up to 64 in flight, and a rank that computes holds up nobody. Messages and split() do
+/// not exist. More than 56 bytes are copied into memory that the ranks share, and the result is
+/// copied back by wait() or test(): up to 64 GiB in flight on a rank, less where the system gives
+/// less address space. That memory is kept until the ranks end.
+///
+/// A rank that is killed is PeerFailed, with its number, on all others at once.
+///
+/// All members that take buffers throw ContractViolation before any data moves when counts or
+/// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
+/// by bit. Buffers are the caller's until the work has been waited for; spans of counts are copied.
+class ProcessCommunicator : public detail::BoardCommunicator<detail::ProcessRank, ProcessWork> {
+public:
+    /// For run_processes.
+    ProcessCommunicator(detail::ProcessSegment& segment, int rank) noexcept
+        : BoardCommunicator{segment, rank} {}
+
+    /// The rank leaves its group: whoever waits for it gets PeerFailed.
+    ~ProcessCommunicator() {
+        if (std::uncaught_exceptions() > exceptions_) {
+            rank_.abort_for_exception("the scope of its communicator");
+        }
+        rank_.leave();
+    }
+
+private:
+    int exceptions_ = std::uncaught_exceptions();
+};
+
+} // namespace joinable::inline v0
+
+#endif
+
+// ---- joinable/communicator/detail/child_processes.hpp
+
+#if defined(__linux__) // elsewhere there are no process ranks
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace joinable::inline v0::detail {
+
+/// The processes of one group, seen by the one that started them. None is left when this is gone.
+class ChildProcesses {
+public:
+    explicit ChildProcesses(ProcessSegment& segment) : segment_{segment} {
+        auto const size = static_cast<std::size_t>(segment.board().size());
+        children_.reserve(size);
+        deaths_.resize(size);
+        waited_for_.resize(size);
+    }
+    ~ChildProcesses() {
+        for (Child const& child : children_) {
+            end(child);
+        }
+        for (Child const& child : children_) {
+            reap(child);
+            close(child.handle);
+        }
+    }
+    ChildProcesses(ChildProcesses const&) = delete;
+    ChildProcesses& operator=(ChildProcesses const&) = delete;
+
+    /// Makes the process of the next rank. True in the new process, which must end by _exit.
+    /// @throws CommunicationError  the system has no more processes.
+    [[nodiscard]] bool start() {
+        pid_t const parent = getpid();
+        pid_t const child = fork();
+        if (child == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            if (getppid() != parent) { // it died before that
+                _exit(1);
+            }
+            return true;
+        }
+        auto const rank = static_cast<int>(children_.size());
+        if (child > 0) {
+            int const handle =
+                static_cast<int>(syscall(SYS_pidfd_open, child, 0)); // closed on exec
+            if (handle >= 0) {
+                children_.push_back({child, handle, rank});
+                return false;
+            }
+            int const error = errno;
+            kill(child, SIGKILL);
+            reap({child, -1, rank});
+            errno = error;
+        }
+        throw CommunicationError{concat(
+            "a process for rank ",
+            rank,
+            " could not be started: ",
+            std::strerror(errno),
+            "; process ranks need fork() and the pidfd_open() of Linux 5.3"
+        )};
+    }
+
+    /// Returns when all have ended. Tells the others of one that died. Once one has failed the
+    /// others have their longest deadline to end, then they are killed.
+    void wait() {
+        auto limit = (std::chrono::steady_clock::time_point::max)();
+        while (!children_.empty()) {
+            waited_for_.clear();
+            for (Child const& child : children_) {
+                waited_for_.push_back({child.handle, POLLIN, 0});
+            }
+            poll(waited_for_.data(), waited_for_.size(), milliseconds_until(limit));
+            bool const is_over = std::chrono::steady_clock::now() >= limit;
+            for (std::size_t i = children_.size(); i-- > 0;) {
+                Child const child = children_[i];
+                bool const has_ended = (waited_for_[i].revents & POLLIN) != 0;
+                if (!has_ended && is_over) {
+                    end(child);
+                }
+                if (has_ended || is_over) {
+                    children_.erase(children_.begin() + static_cast<std::ptrdiff_t>(i));
+                    note(child.rank, reap(child));
+                    close(child.handle);
+                }
+            }
+            if (has_failure_ && limit == (std::chrono::steady_clock::time_point::max)()) {
+                limit = end_of_wait(longest_deadline());
+            }
+        }
+    }
+
+    /// How the process of `rank` died; empty if it ended as it should.
+    [[nodiscard]] std::string const& death(int rank) const noexcept {
+        return deaths_[static_cast<std::size_t>(rank)];
+    }
+
+private:
+    struct Child {
+        pid_t id;
+        int handle;
+        int rank;
+    };
+    static constexpr int unknown = -1;
+
+    static void end(Child const& child) noexcept {
+        // By its handle: its number may be another process's, where the program ignores SIGCHLD.
+        syscall(SYS_pidfd_send_signal, child.handle, SIGKILL, nullptr, 0);
+    }
+    static int reap(Child const& child) noexcept {
+        int status = 0;
+        pid_t reaped = 0;
+        do { // NOLINT(cppcoreguidelines-avoid-do-while)
+            reaped = waitpid(child.id, &status, 0);
+        } while (reaped < 0 && errno == EINTR);
+        return reaped == child.id ? status : unknown; // the program may ignore SIGCHLD
+    }
+
+    void note(int rank, int status) {
+        Outcome::State const state = segment_.outcome(rank).state.load();
+        bool const was_killed = status != unknown && WIFSIGNALED(status);
+        has_failure_ = has_failure_ || state != Outcome::returned || was_killed;
+        if (state != Outcome::running && !was_killed) {
+            return;
+        }
+        std::string& death = deaths_[static_cast<std::size_t>(rank)];
+        if (was_killed) {
+            death = concat("its process was killed by signal ", WTERMSIG(status));
+        } else if (status != unknown) {
+            death = concat("its process ended with status ", WEXITSTATUS(status));
+        } else {
+            death = "its process ended";
+        }
+        segment_.board().bury(
+            rank, {FailureKind::peer_failed, {rank}, concat("rank ", rank, " failed: ", death)}
+        );
+    }
+
+    [[nodiscard]] std::chrono::nanoseconds longest_deadline() const noexcept {
+        std::chrono::nanoseconds longest{0};
+        for (Child const& child : children_) {
+            std::chrono::nanoseconds const its{segment_.outcome(child.rank).deadline.load()};
+            longest = (std::max)(longest, its);
+        }
+        return longest;
+    }
+    [[nodiscard]] static int milliseconds_until(std::chrono::steady_clock::time_point end
+    ) noexcept {
+        if (end == (std::chrono::steady_clock::time_point::max)()) {
+            return -1;
+        }
+        auto const left =
+            std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+        constexpr int most = (std::numeric_limits<int>::max)();
+        return static_cast<int>(std::clamp<std::chrono::milliseconds::rep>(left.count(), 0, most));
+    }
+
+    ProcessSegment& segment_;
+    std::vector<Child> children_;
+    std::vector<std::string> deaths_;
+    std::vector<pollfd> waited_for_;
+    bool has_failure_ = false;
+};
+
+} // namespace joinable::inline v0::detail
+
+#endif
+
+// ---- joinable/communicator/run_processes.hpp
+
+#if defined(__linux__) // elsewhere there are no process ranks
+
+#include <unistd.h>
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+/// The life of the process of one rank, after it was made.
+template <class F>
+[[noreturn]] void run_rank(ProcessSegment& segment, int rank, F& body) noexcept {
+    Outcome& outcome = segment.outcome(rank);
+    {
+        ProcessCommunicator comm{segment, rank};
+        try {
+            body(comm);
+            outcome.state.store(Outcome::returned);
+        } catch (...) {
+            AbortReason const reason = failure_of(std::current_exception());
+            outcome.reason.store(reason);
+            outcome.state.store(Outcome::threw);
+            comm.abort(blamed_on(rank, reason));
+        }
+    }
+    std::fflush(nullptr
+    ); // _exit leaves alone what belongs to the program: its destructors and files
+    _exit(outcome.state.load() == Outcome::returned ? 0 : 1);
+}
+
+/// Of the ranks that failed the one that did so first: by itself, not because of another; named by
+/// the abort, if there are several. Throws what it said.
+inline void throw_first_failure(ProcessSegment& segment, ChildProcesses const& children) {
+    int const size = segment.board().size();
+    std::vector<AbortReason> failures;
+    auto const look_at = [&](int rank) {
+        if (!children.death(rank).empty()) {
+            failures.push_back({FailureKind::peer_failed, {}, children.death(rank)});
+        } else if (segment.outcome(rank).state.load() == Outcome::threw) {
+            failures.push_back(segment.outcome(rank).reason.load());
+        } else {
+            return;
+        }
+        bool const is_own = failures.back().ranks.empty();
+        failures.back() = blamed_on(rank, failures.back());
+        if (is_own) {
+            throw PeerFailed{failures.back().ranks, failures.back().message};
+        }
+    };
+    if (segment.board().is_spent()) {
+        for (int const rank : segment.board().reason().ranks) {
+            if (rank < size) {
+                look_at(rank);
+            }
+        }
+    }
+    for (int rank = 0; rank < size; ++rank) {
+        look_at(rank);
+    }
+    if (!failures.empty()) {
+        throw PeerFailed{failures.front().ranks, failures.front().message};
+    }
+}
+
+} // namespace detail
+
+/// Runs `body(ProcessCommunicator&)` in `world_size` new processes, one rank each, and waits for
+/// all. The new processes are copies of this one, with this thread alone; what they change is not
+/// seen here. They end with their body: no destructor of a static object runs. They are killed if
+/// this process dies, or this thread ends.
+///
+/// If a body throws or a process dies, the others get PeerFailed from whatever they wait in. Those
+/// that have not ended after one more deadline, the longest that any of them has set, are killed.
+/// @throws PeerFailed          with the number and the text of the rank that failed first.
+/// @throws ContractViolation   world_size is below 1.
+/// @throws CommunicationError  the system has no memory or no processes for the ranks.
+template <class F>
+void run_processes(int world_size, F body) {
+    detail::ProcessSegment segment{world_size};
+    detail::ChildProcesses children{segment};
+    std::fflush(nullptr); // or each rank would print what this process has not printed yet
+    for (int rank = 0; rank < world_size; ++rank) {
+        if (children.start()) {
+            detail::run_rank(segment, rank, body);
+        }
+    }
+    children.wait();
+    detail::throw_first_failure(segment, children);
+}
+
+} // namespace joinable::inline v0
+
+#endif
+
+// ---- joinable/communicator/detail/mailbox.hpp
+
+namespace joinable::inline v0::detail {
+
+inline std::string text_of(bool is_send, int tag, Buffer const& buffer) {
+    return concat(
+        is_send ? "a send of " : "a receive of ",
+        buffer.count,
+        " ",
+        joinable::name_of(buffer.dtype),
+        " with tag ",
+        tag
+    );
+}
+
+/// One side of a message: a send that waits for its receive, or the other way round.
+struct Letter {
+    enum class State : std::uint8_t { unused, waiting, done };
+
+    bool is_send = false;
+    int tag = 0;
+    Buffer buffer; ///< of a send only read
+    std::uint64_t number = 0;
+    std::atomic<State> state{State::unused};
+
+    [[nodiscard]] std::string text() const { return text_of(is_send, tag, buffer); }
+};
+
+/// The messages from one rank to another. Whoever comes second copies: so nothing has to make
+/// progress, and whoever computes holds up nobody. Messages of one tag keep their order. The lock
+/// is between two threads that would wait for each other anyway.
+class Mailbox {
+public:
+    struct Posted {
+        Letter* waiting = nullptr; ///< null: the other side was there, and the message is delivered
+        std::string mismatch;      ///< why it cannot be delivered, if so
+    };
+
+    Posted post(bool is_send, int tag, Buffer buffer) {
+        std::lock_guard const lock{mutex_};
+        Letter* other = nullptr;
+        Letter* unused = nullptr;
+        for (auto const& letter : letters_) {
+            Letter::State const state = letter->state.load();
+            if (state == Letter::State::unused) {
+                unused = letter.get();
+            } else if (state == Letter::State::waiting && letter->is_send != is_send &&
+                       letter->tag == tag && (other == nullptr || letter->number < other->number)) {
+                other = letter.get();
+            }
+        }
+        if (other == nullptr) {
+            if (unused == nullptr) {
+                unused = letters_.emplace_back(std::make_unique<Letter>()).get();
+            }
+            unused->is_send = is_send;
+            unused->tag = tag;
+            unused->buffer = buffer;
+            unused->number = next_++;
+            unused->state.store(Letter::State::waiting);
+            return {unused, {}};
+        }
+        if (other->buffer.count != buffer.count || other->buffer.dtype != buffer.dtype) {
+            return {nullptr, concat(text_of(is_send, tag, buffer), " meets ", other->text())};
+        }
+        Buffer const& from = is_send ? buffer : other->buffer;
+        Buffer const& to = is_send ? other->buffer : buffer;
+        if (from.count != 0) {
+            std::memmove(to.data, from.data, from.bytes());
+        }
+        other->state.store(Letter::State::done);
+        return {};
+    }
+
+    /// The owner needs its letter no longer. Whether it was delivered: if not, nobody touches its
+    /// memory from now on.
+    bool take_back(Letter& letter) {
+        std::lock_guard const lock{mutex_};
+        return letter.state.exchange(Letter::State::unused) == Letter::State::done;
+    }
+
+private:
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<Letter>> letters_; ///< as many as were ever under way at once
+    std::uint64_t next_ = 0;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/thread_group.hpp
+
+namespace joinable::inline v0::detail {
+
+/// What the threads of one group share: the board for collectives, a mailbox for each pair of
+/// ranks, and the groups that were split from it.
+class ThreadGroup {
+public:
+    explicit ThreadGroup(int size)
+        : memory_{allocate(Board::bytes_for(size))},
+          board_{Board::create(size, {memory_.get(), Board::bytes_for(size)})},
+          mail_(static_cast<std::size_t>(size) * static_cast<std::size_t>(size)),
+          has_left_(static_cast<std::size_t>(size)) {}
+
+    [[nodiscard]] Board& board() noexcept { return board_; }
+
+    [[nodiscard]] Mailbox& mailbox(int from, int to) noexcept {
+        return mail_[static_cast<std::size_t>(from * board_.size() + to)];
+    }
+
+    /// `rank` ends the collectives, the messages, and the groups that were split from this one.
+    void abort(AbortReason const& reason, int rank) {
+        std::vector<std::shared_ptr<ThreadGroup>> children;
+        {
+            std::lock_guard const lock{mutex_};
+            if (!aborted_with_) {
+                aborted_with_ = reason;
+                is_aborted_.store(true);
+            }
+            for (Child const& child : children_) {
+                if (auto group = child.group.lock()) {
+                    children.push_back(std::move(group));
+                }
+            }
+        }
+        board_.abort(reason, rank);
+        board_.room.wake();
+        for (auto const& child : children) {
+            child->abort(reason, 0); // who it is there matters only where ranks can die
+        }
+    }
+
+    /// `rank` takes part no longer: a collective cannot complete any more, but the others still
+    /// have their messages and their groups without it.
+    void leave(int rank) {
+        has_left_[static_cast<std::size_t>(rank)].store(true);
+        board_.abort(left(rank), rank);
+        board_.room.wake();
+    }
+
+    /// Whether a message to or from `peer` that waits will never be delivered.
+    [[nodiscard]] bool is_lost(int peer) const noexcept {
+        return is_aborted_.load() || has_left_[static_cast<std::size_t>(peer)].load();
+    }
+    /// Why. @pre is_lost(peer)
+    [[nodiscard]] AbortReason loss(int peer) {
+        std::lock_guard const lock{mutex_};
+        return aborted_with_ ? *aborted_with_ : left(peer);
+    }
+
+    /// Whether groups have been split from this one, whose errors name other numbers.
+    [[nodiscard]] bool has_split() const noexcept { return has_split_.load(); }
+
+    /// The group of `size` ranks that the collective `sequence` splits off by `color`: its first
+    /// member makes it, and every member calls this once. Throws if this group was aborted.
+    std::shared_ptr<ThreadGroup> child(std::uint64_t sequence, int color, int size) {
+        std::lock_guard const lock{mutex_};
+        if (aborted_with_) {
+            throw_failure(*aborted_with_);
+        }
+        auto found = std::find_if(children_.begin(), children_.end(), [&](Child const& child) {
+            return child.sequence == sequence && child.color == color;
+        });
+        if (found == children_.end()) {
+            has_split_.store(true);
+            std::erase_if(children_, [](Child const& child) { return child.group.expired(); });
+            auto group = std::make_shared<ThreadGroup>(size);
+            children_.push_back({sequence, color, size, group, group});
+            found = std::prev(children_.end());
+        }
+        std::shared_ptr<ThreadGroup> group = found->group.lock();
+        if (--found->expected == 0) {
+            found->kept.reset();
+        }
+        return group;
+    }
+
+private:
+    struct Child {
+        std::uint64_t sequence;
+        int color;
+        int expected; ///< members that have not come yet, for whom it is kept
+        std::shared_ptr<ThreadGroup> kept;
+        std::weak_ptr<ThreadGroup> group;
+    };
+
+    struct Free {
+        void operator()(std::byte* memory) const noexcept {
+            ::operator delete(memory, std::align_val_t{alignof(Board)});
+        }
+    };
+    using Memory = std::unique_ptr<std::byte, Free>;
+    static Memory allocate(std::size_t bytes) {
+        return Memory{
+            static_cast<std::byte*>(::operator new(bytes, std::align_val_t{alignof(Board)}))
+        };
+    }
+    static AbortReason left(int rank) {
+        return {
+            FailureKind::peer_failed,
+            {rank},
+            concat("rank ", rank, " left while others wait for it")
+        };
+    }
+
+    Memory memory_;
+    Board& board_;
+    std::vector<Mailbox> mail_;
+    std::vector<std::atomic<bool>> has_left_;
+    std::atomic<bool> is_aborted_{false};
+    std::atomic<bool> has_split_{false};
+    std::mutex mutex_;
+    std::optional<AbortReason> aborted_with_;
+    std::vector<Child> children_;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/thread_rank.hpp
+
+namespace joinable::inline v0::detail {
+
+/// What one thread has of its group: what its communicator and its works have in common.
+class ThreadRank : public Endpoint<ThreadGroup> {
+public:
+    ThreadRank(std::shared_ptr<ThreadGroup> group, int rank) noexcept
+        : Endpoint{*group, rank}, group_{std::move(group)} {}
+
+    [[nodiscard]] ThreadGroup& group() const noexcept { return *group_; }
+
+    /// Tells the others that an exception is leaving `what` on this rank.
+    void abort_for_exception(std::string const& what) {
+        group_->abort(
+            blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what}), rank()
+        );
+    }
+
+    /// Leaves `buffer` for `peer`, or takes it at once: then there is no letter.
+    /// @throws Mismatch  the other side has another count or dtype; on both.
+    [[nodiscard]] Letter* post_message(bool is_send, int peer, int tag, Buffer buffer) {
+        auto const [letter, mismatch] = mailbox(is_send, peer).post(is_send, tag, buffer);
+        if (!mismatch.empty()) {
+            AbortReason const reason{
+                FailureKind::mismatch,
+                {rank(), peer},
+                concat("messages between rank ", rank(), " and rank ", peer, ": ", mismatch)
+            };
+            group_->abort(reason, rank());
+            throw_failure(reason);
+        }
+        group_->board().room.wake();
+        return letter;
+    }
+
+    /// Whether waiting for the letter would return at once, or throw.
+    [[nodiscard]] bool is_settled(Letter const& letter, int peer) const noexcept {
+        return letter.state.load() == Letter::State::done || group_->is_lost(peer);
+    }
+
+    /// Blocks until the letter is settled, and gives it back. Whether it was delivered: if not,
+    /// group().loss(peer) says why.
+    [[nodiscard]] bool finish_message(Letter& letter, int peer) {
+        if (!is_settled(letter, peer)) {
+            wait_for_others(
+                [&] { return is_settled(letter, peer); },
+                [&] { return is_settled(letter, peer) ? std::vector<int>{} : std::vector{peer}; },
+                letter.is_send ? "receive" : "send",
+                [&] { return "waits in " + letter.text(); }
+            );
+        }
+        return mailbox(letter.is_send, peer).take_back(letter);
+    }
+
+private:
+    [[nodiscard]] Mailbox& mailbox(bool is_send, int peer) noexcept {
+        return is_send ? group_->mailbox(rank(), peer) : group_->mailbox(peer, rank());
+    }
+
+    std::shared_ptr<ThreadGroup> group_;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/thread_work.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+template <class Rank, class Work>
+class BoardCommunicator;
+} // namespace detail
+
+/// A collective or a message between thread ranks. Destroyed unfinished it waits up to the
+/// deadline; while unwinding it aborts. When it is gone, no other rank touches this rank's buffers.
+class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] ThreadWork {
+public:
+    ThreadWork(ThreadWork&& other) noexcept
+        : rank_{std::exchange(other.rank_, nullptr)}, sequence_{other.sequence_},
+          letter_{other.letter_}, peer_{other.peer_}, exceptions_{other.exceptions_} {}
+    ThreadWork& operator=(ThreadWork&&) = delete;
+
+    ~ThreadWork() {
+        if (rank_ == nullptr || (peer_ < 0 && rank_->is_done(sequence_)) ||
+            (peer_ >= 0 && letter_ == nullptr)) {
+            return;
+        }
+        try {
+            if (std::uncaught_exceptions() > exceptions_) {
+                rank_->abort_for_exception("a collective");
+            }
+            wait();
+        } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
+        }
+    }
+
+    /// Blocks until this rank's buffers are final. Waiting again returns at once, or throws again.
+    /// @throws Mismatch  ranks said different things; no data moved.
+    /// @throws TimedOut, PeerFailed, ...  what the communicator was aborted with, unless every rank
+    ///         had arrived before.
+    void wait() {
+        if (peer_ < 0) {
+            rank_->finish(sequence_);
+        } else if (letter_ != nullptr) {
+            is_lost_ = !rank_->finish_message(*letter_, peer_);
+            letter_ = nullptr;
+        }
+        if (is_lost_) {
+            throw_failure(rank_->group().loss(peer_));
+        }
+    }
+    /// Makes progress; true once wait() would return at once. @throws as wait() does.
+    [[nodiscard]] bool test() {
+        if (peer_ < 0) {
+            return rank_->try_finish(sequence_);
+        }
+        if (letter_ != nullptr && !rank_->is_settled(*letter_, peer_)) {
+            return false;
+        }
+        wait();
+        return true;
+    }
+
+private:
+    friend class ThreadCommunicator;
+    friend class detail::BoardCommunicator<detail::ThreadRank, ThreadWork>;
+    ThreadWork(detail::ThreadRank& rank, std::uint64_t sequence) noexcept
+        : rank_{&rank}, sequence_{sequence} {}
+    ThreadWork(detail::ThreadRank& rank, detail::Letter* letter, int peer) noexcept
+        : rank_{&rank}, letter_{letter}, peer_{peer} {}
+
+    detail::ThreadRank* rank_;
+    std::uint64_t sequence_ = 0;
+    detail::Letter* letter_ = nullptr; ///< of a message that is not finished
+    int peer_ = -1;                    ///< of a message
+    bool is_lost_ = false;
+    int exceptions_ = std::uncaught_exceptions();
+};
+
+} // namespace joinable::inline v0
+
+// ---- joinable/communicator/thread.hpp
+
+namespace joinable::inline v0 {
+
+/// Ranks are threads of this process: made by run_threads(), one object per rank.
+///
+/// Reductions combine every element in rank order, so results are the same bit for bit whoever
+/// arrives first. Everything is asynchronous: whoever waits or tests does the work for all, so a
+/// rank that computes holds up nobody. Up to 64 collectives are in flight, further ones finish the
+/// oldest. Ranks compare what they are about to do in every collective. No allocation, no lock and
+/// no system call in a collective unless a rank waits long.
+///
+/// All members that take buffers throw ContractViolation before any data moves when counts or
+/// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
+/// by bit. Buffers are the caller's until the work has been waited for; spans of counts are copied.
+class ThreadCommunicator : public detail::BoardCommunicator<detail::ThreadRank, ThreadWork> {
+public:
+    /// For run_threads and split.
+    ThreadCommunicator(
+        std::shared_ptr<detail::ThreadGroup> group,
+        int rank,
+        std::chrono::nanoseconds deadline = default_deadline
+    ) noexcept
+        : BoardCommunicator{std::move(group), rank} {
+        rank_.set_deadline(deadline);
+    }
+    /// The rank leaves its group: whoever waits for it gets PeerFailed.
+    ~ThreadCommunicator() {
+        if (std::uncaught_exceptions() > exceptions_) {
+            rank_.abort_for_exception("the scope of its communicator");
+        }
+        rank_.group().leave(rank());
+    }
+
+    /// Not collective. Complete when rank `to` has received it: messages between two ranks with one
+    /// tag arrive in their order. Both sides say the same count and dtype, else Mismatch on both.
+    ThreadWork send(ConstBuffer buffer, int to, int tag = 0) {
+        detail::check_memory(buffer);
+        detail::check_rank("destination", to, size());
+        // A send is only read from; both sides of a message share one type.
+        Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
+        return {rank_, rank_.post_message(true, to, tag, read), to};
+    }
+    /// Not collective. The other side of send().
+    ThreadWork receive(Buffer buffer, int from, int tag = 0) {
+        detail::check_memory(buffer);
+        detail::check_rank("source", from, size());
+        return {rank_, rank_.post_message(false, from, tag, buffer), from};
+    }
+
+    /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
+    /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
+    /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
+    [[nodiscard]] ThreadCommunicator split(int color, int key) {
+        if (color < 0) {
+            throw ContractViolation{
+                detail::concat("split needs a color of at least 0, but was given ", color)
+            };
+        }
+        std::array<std::int32_t, 2> const mine{color, key};
+        std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
+        auto work =
+            all_gather({mine.data(), 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32});
+        work.wait();
+        auto const before = [&](int a, int b) {
+            return std::pair{all[static_cast<std::size_t>(a)][1], a} <
+                   std::pair{all[static_cast<std::size_t>(b)][1], b};
+        };
+        int members = 0;
+        int place = 0;
+        for (int other = 0; other < size(); ++other) {
+            bool const is_member = all[static_cast<std::size_t>(other)][0] == color;
+            members += is_member ? 1 : 0;
+            place += is_member && before(other, rank()) ? 1 : 0;
+        }
+        return {rank_.group().child(work.sequence_, color, members), place, rank_.deadline()};
+    }
+
+private:
+    int exceptions_ = std::uncaught_exceptions();
+};
+
+} // namespace joinable::inline v0
+
+// ---- joinable/communicator/run_threads.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+/// What the other ranks hear about the exception that ends a rank's body. Once groups were split
+/// off, an error that names ranks may mean those of such a group: then it is this rank that failed.
+inline AbortReason reason_of_exit(ThreadGroup& group, int rank) {
+    AbortReason reason = failure_of(std::current_exception());
+    if (group.has_split()) {
+        reason.ranks.clear();
+    }
+    return blamed_on(rank, std::move(reason));
+}
+
+inline bool is_of_a_peer(std::exception_ptr const& error) {
+    try {
+        std::rethrow_exception(error);
+    } catch (PeerFailed const&) {
+        return true;
+    } catch (...) {
+        return false;
+    }
+}
+
+/// Of the exceptions that ended the ranks' bodies, the one that came first: not what other ranks
+/// threw because of it. `named` are the ranks that the abort names.
+inline std::exception_ptr
+original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& named, int first) {
+    std::vector<int> ranks = named;
+    if (first >= 0) {
+        ranks.push_back(first);
+    }
+    std::exception_ptr found;
+    auto const look_at = [&](std::exception_ptr const& error) {
+        if (error && (!found || (is_of_a_peer(found) && !is_of_a_peer(error)))) {
+            found = error;
+        }
+    };
+    for (int const rank : ranks) {
+        look_at(errors[static_cast<std::size_t>(rank)]);
+    }
+    for (std::exception_ptr const& error : errors) {
+        look_at(error);
+    }
+    return found;
+}
+
+} // namespace detail
+
+/// Runs `body(ThreadCommunicator&)` on `world_size` threads, one rank each, and waits for all.
+///
+/// If a body throws, the others get PeerFailed from whatever they wait in, and the original
+/// exception is rethrown here. A rank that returns while others wait for it is PeerFailed with its
+/// number at once. A thread that is stuck in the caller's own code cannot be ended.
+/// @throws ContractViolation  world_size is below 1.
+template <class F>
+void run_threads(int world_size, F body) {
+    auto const group = std::make_shared<detail::ThreadGroup>(world_size);
+    std::vector<std::exception_ptr> errors(static_cast<std::size_t>(world_size));
+    std::atomic<int> first_to_throw{-1};
+    auto const run = [&](int rank) {
+        ThreadCommunicator comm{group, rank};
+        try {
+            body(comm);
+        } catch (...) {
+            errors[static_cast<std::size_t>(rank)] = std::current_exception();
+            int expected = -1;
+            first_to_throw.compare_exchange_strong(expected, rank);
+            comm.abort(detail::reason_of_exit(*group, rank));
+        }
+    };
+    {
+        std::vector<std::jthread> threads;
+        threads.reserve(static_cast<std::size_t>(world_size));
+        try {
+            for (int rank = 1; rank < world_size; ++rank) {
+                threads.emplace_back(run, rank);
+            }
+        } catch (...) { // the system has no more threads: the started ones must not wait for them
+            group->abort(
+                {FailureKind::communication, {}, "a thread for a rank could not be started"}, 0
+            );
+            throw;
+        }
+        run(0);
+    }
+    if (auto const error =
+            detail::original(errors, group->board().reason().ranks, first_to_throw.load())) {
+        std::rethrow_exception(error);
+    }
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/communicator/self.hpp
+
+namespace joinable::inline v0 {
+
+/// The communicator of a single rank: everything is complete when it starts. Checks its arguments
+/// as the others do, so that a program which runs alone also runs together. It has nobody to send
+/// to, and nothing to split.
+class SelfCommunicator {
+public:
+    [[nodiscard]] int rank() const noexcept { return 0; }
+    [[nodiscard]] int size() const noexcept { return 1; }
+
+    CompletedWork all_reduce(Buffer buffer, ReduceOp op) { return reduce(buffer, op, 0); }
+    CompletedWork reduce(Buffer buffer, ReduceOp op, int root) {
+        detail::check_reduction(buffer, op);
+        return broadcast(buffer, root);
+    }
+    CompletedWork broadcast(Buffer buffer, int root) {
+        start();
+        detail::check_memory(buffer);
+        detail::check_root(root, 1);
+        return {};
+    }
+    void barrier() { start(); }
+
+    CompletedWork all_gather(ConstBuffer in, Buffer out) {
+        detail::check_share(in, out, 1);
+        return copy(in, out);
+    }
+    CompletedWork all_gather(ConstBuffer in, Buffer out, detail::Counts counts) {
+        detail::check_counts(counts, in, out, 0, 1);
+        return copy(in, out);
+    }
+    CompletedWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
+        detail::check_reduction(in, op);
+        return all_gather(in, out);
+    }
+    CompletedWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, detail::Counts counts) {
+        detail::check_reduction(in, op);
+        return all_gather(in, out, counts);
+    }
+    CompletedWork gather(ConstBuffer in, Buffer out, int root) {
+        detail::check_root(root, 1);
+        return all_gather(in, out);
+    }
+    CompletedWork gather(ConstBuffer in, Buffer out, int root, detail::Counts counts) {
+        detail::check_root(root, 1);
+        return all_gather(in, out, counts);
+    }
+    CompletedWork scatter(ConstBuffer in, Buffer out, int root) { return gather(in, out, root); }
+    CompletedWork scatter(ConstBuffer in, Buffer out, int root, detail::Counts counts) {
+        return gather(in, out, root, counts);
+    }
+    CompletedWork all_to_all(ConstBuffer in, Buffer out) {
+        detail::check_apart(in, out);
+        return all_gather(in, out);
+    }
+    CompletedWork
+    all_to_all(ConstBuffer in, Buffer out, detail::Counts counts_in, detail::Counts counts_out) {
+        detail::check_apart(in, out);
+        detail::check_counts(counts_in, in, 1);
+        return all_gather(in, out, counts_out);
+    }
+
+    void abort(AbortReason reason) {
+        if (!is_spent_) {
+            reason_ = std::move(reason);
+            is_spent_ = true;
+        }
+    }
+    [[nodiscard]] bool is_spent() const noexcept { return is_spent_; }
+
+private:
+    void start() const {
+        if (is_spent_) {
+            throw_failure(reason_);
+        }
+    }
+    [[nodiscard]] CompletedWork copy(ConstBuffer in, Buffer out) const {
+        start();
+        detail::check_place(in, out, 0);
+        if (in.count != 0) {
+            std::memmove(out.data, in.data, in.bytes());
+        }
+        return {};
+    }
+
+    AbortReason reason_;
+    bool is_spent_ = false;
+};
+
+} // namespace joinable::inline v0
+
 // ---- joinable/data/shuffle.hpp
 
 namespace joinable::inline v0 {
@@ -13317,3 +13317,7 @@ template <class Range, class Weight>
 /// @file
 /// Everything: the core, the communicators that come with it, what plans buckets ahead of time, and
 /// what deals data to ranks.
+
+// The core first, which orders its own so that errors say in few lines where they were included from.
+// clang-format off
+// clang-format on

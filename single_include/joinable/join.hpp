@@ -9947,7 +9947,7 @@ struct Descriptor {
 /// One rank's arrival in one collective, on one cache line: a small message needs no other.
 ///
 /// `word` holds, from the top: frozen (1 bit), whether there are counts (1), root (13), descriptor
-/// (11), inline count (7: 0 means that payload holds count and addresses instead), sequence number
+/// (11), inline count (7: 0 means that payload holds count and places instead), sequence number
 /// (31). Arriving is one compare-and-swap on it, aborting sets the frozen bit: so whether a rank
 /// has arrived before an abort is decided in one step, and every rank sees the same.
 struct alignas(64) ArrivalLine {
@@ -10450,6 +10450,18 @@ public:
     Board& operator=(Board const&) = delete;
 
     [[nodiscard]] int size() const noexcept { return size_; }
+
+    /// How a rank tells the others an address: as the distance from the board, which is the same in
+    /// processes that map the same memory at different addresses.
+    [[nodiscard]] std::uint64_t place_of(void const* address) const noexcept {
+        return reinterpret_cast<std::uintptr_t>(address) - reinterpret_cast<std::uintptr_t>(this);
+    }
+    [[nodiscard]] std::byte* place_at(std::uint64_t place) noexcept {
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): it may lie outside of the board
+        return reinterpret_cast<std::byte*>(
+            reinterpret_cast<std::uintptr_t>(this) + static_cast<std::uintptr_t>(place)
+        );
+    }
 
     [[nodiscard]] ArrivalLine& line(int rank, std::uint64_t sequence) noexcept {
         return lines()[arrival(rank, sequence)];
@@ -11196,10 +11208,7 @@ private:
     }
 
     [[nodiscard]] std::byte* address(int rank, std::size_t word) const noexcept {
-        // NOLINTNEXTLINE(performance-no-int-to-ptr): a rank wrote it, as an address that all can use
-        return reinterpret_cast<std::byte*>(
-            static_cast<std::uintptr_t>(board_.line(rank, sequence_).payload[word])
-        );
+        return board_.place_at(board_.line(rank, sequence_).payload[word]);
     }
 
     void run_part(Block const& block, std::size_t begin, std::size_t end) const {
@@ -11514,8 +11523,8 @@ public:
             }
             auto const [in_at, out_at] = memory_.lent(sequence, in, out);
             line.payload[0] = said.count;
-            line.payload[1] = reinterpret_cast<std::uintptr_t>(in_at);
-            line.payload[2] = reinterpret_cast<std::uintptr_t>(out_at);
+            line.payload[1] = board_.place_of(in_at);
+            line.payload[2] = board_.place_of(out_at);
             if (said.has_counts) {
                 tell(board_.sends(rank_, sequence), board_.expects(rank_, sequence));
             }

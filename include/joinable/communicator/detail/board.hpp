@@ -67,6 +67,18 @@ public:
 
     [[nodiscard]] int size() const noexcept { return size_; }
 
+    /// How a rank tells the others an address: as the distance from the board, which is the same in
+    /// processes that map the same memory at different addresses.
+    [[nodiscard]] std::uint64_t place_of(void const* address) const noexcept {
+        return reinterpret_cast<std::uintptr_t>(address) - reinterpret_cast<std::uintptr_t>(this);
+    }
+    [[nodiscard]] std::byte* place_at(std::uint64_t place) noexcept {
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): it may lie outside of the board
+        return reinterpret_cast<std::byte*>(
+            reinterpret_cast<std::uintptr_t>(this) + static_cast<std::uintptr_t>(place)
+        );
+    }
+
     [[nodiscard]] ArrivalLine& line(int rank, std::uint64_t sequence) noexcept {
         return lines()[arrival(rank, sequence)];
     }

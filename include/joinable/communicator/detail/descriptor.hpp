@@ -84,7 +84,7 @@ struct Descriptor {
 /// One rank's arrival in one collective, on one cache line: a small message needs no other.
 ///
 /// `word` holds, from the top: frozen (1 bit), whether there are counts (1), root (13), descriptor
-/// (11), inline count (7: 0 means that payload holds count and addresses instead), sequence number
+/// (11), inline count (7: 0 means that payload holds count and places instead), sequence number
 /// (31). Arriving is one compare-and-swap on it, aborting sets the frozen bit: so whether a rank
 /// has arrived before an abort is decided in one step, and every rank sees the same.
 struct alignas(64) ArrivalLine {

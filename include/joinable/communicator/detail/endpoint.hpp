@@ -69,8 +69,8 @@ public:
             }
             auto const [in_at, out_at] = memory_.lent(sequence, in, out);
             line.payload[0] = said.count;
-            line.payload[1] = reinterpret_cast<std::uintptr_t>(in_at);
-            line.payload[2] = reinterpret_cast<std::uintptr_t>(out_at);
+            line.payload[1] = board_.place_of(in_at);
+            line.payload[2] = board_.place_of(out_at);
             if (said.has_counts) {
                 tell(board_.sends(rank_, sequence), board_.expects(rank_, sequence));
             }

@@ -114,10 +114,7 @@ private:
     }
 
     [[nodiscard]] std::byte* address(int rank, std::size_t word) const noexcept {
-        // NOLINTNEXTLINE(performance-no-int-to-ptr): a rank wrote it, as an address that all can use
-        return reinterpret_cast<std::byte*>(
-            static_cast<std::uintptr_t>(board_.line(rank, sequence_).payload[word])
-        );
+        return board_.place_at(board_.line(rank, sequence_).payload[word]);
     }
 
     void run_part(Block const& block, std::size_t begin, std::size_t end) const {

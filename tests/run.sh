@@ -60,7 +60,6 @@ if $all; then
         build_and_test clang-19
         build_and_test tsan -E "$compile_only"
     fi
-    build_and_test single-include -E '^consumer/'
     step "headers alone, with g++"
     cmake --preset release >/dev/null
     cmake --build build/release --target all_verify_interface_header_sets
@@ -78,5 +77,9 @@ if $all; then
         echo "skipped: nvcc is not installed"
     fi
 fi
-build_and_test asan -E "$compile_only"
+if $all; then # the same suites, and proof that the single header is as good as the others
+    build_and_test asan-single-include -E "$compile_only"
+else
+    build_and_test asan -E "$compile_only"
+fi
 build_and_test release

@@ -9947,8 +9947,8 @@ struct Descriptor {
 /// One rank's arrival in one collective, on one cache line: a small message needs no other.
 ///
 /// `word` holds, from the top: frozen (1 bit), whether there are counts (1), root (13), descriptor
-/// (11), inline count (7: 0 means that payload holds count and places instead), sequence number
-/// (31). Arriving is one compare-and-swap on it, aborting sets the frozen bit: so whether a rank
+/// (11), inline count (7: 0 means that payload begins with the count instead, which matters unless
+/// there are counts), sequence number (31). Arriving is one compare-and-swap on it, aborting sets the frozen bit: so whether a rank
 /// has arrived before an abort is decided in one step, and every rank sees the same.
 struct alignas(64) ArrivalLine {
     std::atomic<std::uint64_t> word{empty};
@@ -9969,6 +9969,9 @@ struct alignas(64) ArrivalLine {
                static_cast<std::uint64_t>(said.op) << 46U |
                static_cast<std::uint64_t>(said.root) << 49U |
                static_cast<std::uint64_t>(said.has_counts) << 62U;
+    }
+    [[nodiscard]] static bool tells_count(std::uint64_t word) noexcept {
+        return (word >> 31U & 0x7fU) == 0 && (word >> 62U & 1U) == 0;
     }
     [[nodiscard]] static Descriptor
     decode(std::uint64_t word, std::array<std::uint64_t, 7> const& payload) noexcept {
@@ -10402,24 +10405,15 @@ private:
 
 namespace joinable::inline v0::detail {
 
-/// How far the ranks have come with the chunks of one large collective. The upper bits of each word
-/// are the sequence number, so that whoever posts first resets the slot: enough of them that no
-/// number comes back, however long only small messages have used the slot.
+/// What one rank tells about its share of the chunks of a large collective. It resets this itself
+/// before it arrives, when nobody looks at the collective any more that used the slot before.
 struct alignas(64) ChunkProgress {
-    std::atomic<std::uint64_t> claimed{~std::uint64_t{0}};
-    std::atomic<std::uint64_t> done{~std::uint64_t{0}};
+    std::atomic<std::uint64_t> claimed{0}; ///< of its share, by any rank; may count on beyond it
+    std::atomic<std::uint64_t> done{0};    ///< by this rank, of all shares
 
-    static constexpr unsigned count_bits = 24;
-    static constexpr std::uint64_t count_mask = (std::uint64_t{1} << count_bits) - 1;
-
-    void reset(std::uint64_t sequence) noexcept {
-        for (std::atomic<std::uint64_t>* const counter : {&claimed, &done}) {
-            std::uint64_t old = counter->load();
-            std::uint64_t const fresh = sequence << count_bits;
-            if ((old & ~count_mask) != fresh) {
-                counter->compare_exchange_strong(old, fresh);
-            }
-        }
+    void reset() noexcept {
+        claimed.store(0, std::memory_order_relaxed);
+        done.store(0, std::memory_order_relaxed);
     }
 };
 
@@ -10430,6 +10424,7 @@ class alignas(64) Board {
 public:
     using Count = std::size_t;
     static constexpr std::size_t max_in_flight = 64; ///< collectives; a slot each
+    static constexpr std::size_t slot_bytes = 2048;
 
     /// What create() needs.
     /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
@@ -10442,7 +10437,8 @@ public:
         auto* const board = ::new (memory.data()) Board{size};
         ::new (board->at(lines_at())) ArrivalLine[arrivals(size)];
         ::new (board->at(ranks_at(size))) RankState[width(size)];
-        // The tables of counts are not touched before they are used: most programs never do.
+        ::new (board->at(progress_at(size))) ChunkProgress[arrivals(size)];
+        // The slots and the tables of counts are not touched before they are used.
         ::new (board->at(counts_at(size))) Count[counts_per_arrival(size) * arrivals(size)];
         return *board;
     }
@@ -10466,8 +10462,13 @@ public:
     [[nodiscard]] ArrivalLine& line(int rank, std::uint64_t sequence) noexcept {
         return lines()[arrival(rank, sequence)];
     }
-    [[nodiscard]] ChunkProgress& progress(std::uint64_t sequence) noexcept {
-        return progress_[sequence % max_in_flight];
+    [[nodiscard]] ChunkProgress& progress(int rank, std::uint64_t sequence) noexcept {
+        return std::launder(reinterpret_cast<ChunkProgress*>(at(progress_at(size_)))
+        )[arrival(rank, sequence)];
+    }
+    /// Room for what `rank` contributes, where that is too long for its line and short enough.
+    [[nodiscard]] std::byte* slot(int rank, std::uint64_t sequence) noexcept {
+        return at(slots_at(size_)) + arrival(rank, sequence) * slot_bytes;
     }
 
     /// What `rank` says in a collective by counts: the elements that it sends to each rank, then
@@ -10611,13 +10612,20 @@ private:
         return size;
     }
 
-    // What lies behind the board: the arrival lines of each rank, its state, its tables of counts.
+    // What lies behind the board: for each rank its arrival lines, its state, its progress, its slots,
+    // its tables of counts.
     static constexpr std::size_t lines_at() noexcept { return sizeof(Board); }
     static constexpr std::size_t ranks_at(int size) noexcept {
         return lines_at() + arrivals(size) * sizeof(ArrivalLine);
     }
-    static constexpr std::size_t counts_at(int size) noexcept {
+    static constexpr std::size_t progress_at(int size) noexcept {
         return ranks_at(size) + width(size) * sizeof(RankState);
+    }
+    static constexpr std::size_t slots_at(int size) noexcept {
+        return progress_at(size) + arrivals(size) * sizeof(ChunkProgress);
+    }
+    static constexpr std::size_t counts_at(int size) noexcept {
+        return slots_at(size) + arrivals(size) * slot_bytes;
     }
 
     [[nodiscard]] std::byte* at(std::size_t offset) noexcept {
@@ -10645,7 +10653,6 @@ private:
     int size_;
     std::atomic<int> state_{open};
     std::atomic<bool> has_dead_{false};
-    std::array<ChunkProgress, max_in_flight> progress_;
     StoredReason reason_;
 };
 static_assert(std::is_trivially_destructible_v<Board>);
@@ -10852,7 +10859,7 @@ struct Greater {
 };
 struct BitAnd {
     template <class>
-    using Number = std::uint64_t;
+    using Number = std::uint8_t;
     template <class Register>
     [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
         a = a & b;
@@ -10860,7 +10867,7 @@ struct BitAnd {
 };
 struct BitOr {
     template <class>
-    using Number = std::uint64_t;
+    using Number = std::uint8_t;
     template <class Register>
     [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
         a = a | b;
@@ -10883,79 +10890,51 @@ struct ReductionPass {
     static constexpr std::size_t most = 16; ///< inputs, and outputs: more are hard on a cache
 };
 
-/// Like `load` and `store`, of the first `bytes` bytes alone. For a constant they cost nothing more.
-template <class L>
-[[gnu::always_inline]] inline void
-load_part(L& lanes, std::byte const* from, std::size_t bytes) noexcept {
-    if (bytes == L::bytes) {
-        return lanes.load(from);
-    }
-    std::array<std::byte, L::bytes> padded{};
-    std::memcpy(padded.data(), from, bytes);
-    lanes.load(padded.data());
-}
-template <class L>
-[[gnu::always_inline]] inline void
-store_part(L const& lanes, std::byte* to, std::size_t bytes) noexcept {
-    if (bytes == L::bytes) {
-        return lanes.store(to);
-    }
-    std::array<std::byte, L::bytes> padded;
-    lanes.store(padded.data());
-    std::memcpy(to, padded.data(), bytes);
-}
-
-/// Reduces what is at byte `at` of every input, `bytes` bytes. All is read before something is written.
-template <class L, class Operation>
-[[gnu::always_inline]] inline void reduce_lanes(
-    Operation const& operation, ReductionPass const& pass, std::size_t at, std::size_t bytes
-) noexcept {
-    L result;
-    load_part(result, pass.inputs[0] + at, bytes);
-    for (std::size_t i = 1; i < pass.inputs.size(); ++i) {
-        L next;
-        load_part(next, pass.inputs[i] + at, bytes);
-        result.combine(operation, next);
-    }
-    for (std::byte* const output : pass.outputs) {
-        store_part(result, output + at, bytes);
-    }
-}
-
-/// What is from byte `at` on, as long as it fills lanes. Returns where it ends.
+/// Reduces what is from byte `at` on of every input, as long as it fills lanes. All of a lane is read
+/// before something is written. Returns where it ends.
 template <class L, class Operation>
 [[gnu::always_inline]] inline std::size_t
-reduce_whole(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
+reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
     for (; at + L::bytes <= pass.bytes; at += L::bytes) {
-        reduce_lanes<L>(operation, pass, at, L::bytes);
+        L result;
+        result.load(pass.inputs[0] + at);
+        for (std::size_t i = 1; i < pass.inputs.size(); ++i) {
+            L next;
+            next.load(pass.inputs[i] + at);
+            result.combine(operation, next);
+        }
+        for (std::byte* const output : pass.outputs) {
+            result.store(output + at);
+        }
     }
     return at;
 }
 
-template <class L, class Operation>
+template <class T, std::size_t width, class Operation>
 [[gnu::always_inline]] inline void
 reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
-    std::size_t at = reduce_whole<FourLanes<L>>(operation, pass, 0);
-    at = reduce_whole<L>(operation, pass, at);
-    if (at != pass.bytes) {
-        reduce_lanes<L>(operation, pass, at, pass.bytes - at);
+    std::size_t at = reduce_lanes<FourLanes<Lanes<T, width>>>(operation, pass, 0);
+    at = reduce_lanes<Lanes<T, width>>(operation, pass, at);
+    if constexpr (width > 16) {
+        at = reduce_lanes<Lanes<T, 16>>(operation, pass, at);
     }
+    reduce_lanes<Lanes<T, sizeof(T)>>(operation, pass, at);
 }
 
 // The same for each instruction set. AVX-512 is for float alone, the type of gradients and of what numbers
 // of 16 bits are widened to: it pays in cache, and each function has to be compiled.
 template <class T, class Operation>
 JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
-    reduce_bytes<Lanes<T, 16>>(Operation{}, pass);
+    reduce_bytes<T, 16>(Operation{}, pass);
 }
 template <class T, class Operation>
 JOINABLE_LOOP_AVX2 void reduce_avx2(ReductionPass const& pass) noexcept {
-    reduce_bytes<Lanes<T, 32>>(Operation{}, pass);
+    reduce_bytes<T, 32>(Operation{}, pass);
 }
 
 template <class Operation>
 JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
-    reduce_bytes<Lanes<float, 64>>(Operation{}, pass);
+    reduce_bytes<float, 64>(Operation{}, pass);
 }
 
 /// What a reduction computes in: numbers of 16 bits are widened before.
@@ -11239,6 +11218,20 @@ private:
     Descriptor const& said_;
 };
 
+/// Whether all ranks have arrived for the same collective. Where there are counts, their tables tell.
+inline bool say_the_same(Board& board, std::uint64_t sequence) noexcept {
+    ArrivalLine const& first = board.line(0, sequence);
+    std::uint64_t const word = first.word.load(std::memory_order_relaxed) & ~ArrivalLine::frozen;
+    for (int rank = 1; rank < board.size(); ++rank) {
+        ArrivalLine const& line = board.line(rank, sequence);
+        if ((line.word.load(std::memory_order_relaxed) & ~ArrivalLine::frozen) != word ||
+            (ArrivalLine::tells_count(word) && line.payload[0] != first.payload[0])) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /// Why the ranks' words do not fit together, if they do not: every rank computes the same from the
 /// same lines and tables.
 inline std::optional<AbortReason>
@@ -11247,11 +11240,7 @@ disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
         ArrivalLine const& line = board.line(rank, sequence);
         return ArrivalLine::decode(line.word.load(std::memory_order_relaxed), line.payload);
     };
-    bool agrees = true;
-    for (int rank = 0; rank < board.size(); ++rank) {
-        agrees = agrees && said_by(rank) == mine;
-    }
-    if (!agrees) {
+    if (!say_the_same(board, sequence)) {
         AbortReason reason{FailureKind::mismatch, {}, {}};
         reason.message = "ranks run different collectives: rank 0 " + said_by(0).text();
         for (int rank = 1; rank < board.size(); ++rank) {
@@ -11290,26 +11279,48 @@ disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
     return std::nullopt;
 }
 
-/// A small message: every rank reads the payloads of all lines and combines them for itself.
-inline void
-combine_lines(Board& board, std::uint64_t sequence, Descriptor const& said, int rank, void* out) {
-    auto const payload_of = [&](std::size_t from) {
-        return reinterpret_cast<std::byte*>(
-            board.line(static_cast<int>(from), sequence).payload.data()
-        );
+/// Where each rank puts what it contributes to a small message.
+[[nodiscard]] inline std::byte*
+contribution(Board& board, std::uint64_t sequence, int rank, bool is_on_line) noexcept {
+    return is_on_line ? reinterpret_cast<std::byte*>(board.line(rank, sequence).payload.data())
+                      : board.slot(rank, sequence);
+}
+
+/// A small message: every rank reads what all contribute and combines it for itself.
+inline void combine_contributions(
+    Board& board,
+    std::uint64_t sequence,
+    Descriptor const& said,
+    bool is_on_line,
+    int rank,
+    void* out
+) {
+    auto const contributed_by = [&](std::size_t from) {
+        return contribution(board, sequence, static_cast<int>(from), is_on_line);
     };
     if (said.count == 0 || (said.collective == Collective::reduce && rank != said.root)) {
         return;
     }
     if (said.collective == Collective::broadcast) {
-        auto const* const payload = payload_of(static_cast<std::size_t>(said.root));
-        std::memcpy(out, payload, said.count * size_of(said.dtype));
+        auto const* const from = contributed_by(static_cast<std::size_t>(said.root));
+        std::memcpy(out, from, said.count * size_of(said.dtype));
         return;
     }
     auto const in_place = [&](std::size_t) { return static_cast<std::byte*>(out); };
     auto const ranks = static_cast<std::size_t>(board.size());
-    reduce_to(said.dtype, said.op, {ranks, payload_of}, {1, in_place}, said.count);
+    reduce_to(said.dtype, said.op, {ranks, contributed_by}, {1, in_place}, said.count);
 }
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/chunks.hpp
+
+/// @file
+/// How the ranks that have arrived in a large collective share its work. Each has a share of its own,
+/// so that what it computed last time is still in its caches, and takes over from others when it is
+/// through: so nobody waits for a rank that computes something else.
+
+namespace joinable::inline v0::detail {
 
 /// A large message is cut into `chunks` ranges of `chunk` elements, the same on every rank.
 struct Cut {
@@ -11322,18 +11333,34 @@ struct Cut {
         for (int b = 0; b < exchange.blocks(); ++b) {
             total += exchange.size_of_block(b);
         }
-        // Small enough that all ranks get some, large enough that claiming costs nothing.
-        constexpr std::size_t smallest = std::size_t{16} << 10U;
-        constexpr std::size_t largest = std::size_t{256} << 10U;
+        std::size_t const bytes = total * element;
         auto const ranks = static_cast<std::size_t>(world_size);
-        chunk = std::clamp(total * element / (4 * ranks), smallest, largest) / element;
+        // One chunk each, as long as taking over half of one would save less than a line between two
+        // processors; else so small that all ranks end together, so large that claiming costs nothing.
+        std::size_t const wanted =
+            bytes <= one_chunk_bytes ? bytes / ranks : (std::min)(bytes / (4 * ranks), most_bytes);
+        constexpr std::size_t line = 64;
+        chunk = (wanted / line + 1) * line / element;
         chunks = (total + chunk - 1) / chunk;
     }
+
+    /// The chunks of a rank's share are those from its first up to the first of the next rank.
+    [[nodiscard]] std::size_t first_of(int rank, int world_size) const noexcept {
+        return chunks * static_cast<std::size_t>(rank) / static_cast<std::size_t>(world_size);
+    }
+
+private:
+    static constexpr std::size_t one_chunk_bytes = std::size_t{256} << 10U;
+    static constexpr std::size_t most_bytes = std::size_t{256} << 10U;
 };
 
 [[nodiscard]] inline bool
 chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
-    return (board.progress(sequence).done.load() & ChunkProgress::count_mask) == cut.chunks;
+    std::uint64_t done = 0;
+    for (int rank = 0; rank < board.size(); ++rank) {
+        done += board.progress(rank, sequence).done.load();
+    }
+    return done == cut.chunks;
 }
 
 /// Whether some chunk will never be done: the rank that had claimed it died. All ranks find the same.
@@ -11346,27 +11373,36 @@ chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
 /// `rank` computes chunks until none is left to claim. Whether all are done, by whomever.
 inline bool
 run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said, Cut const& cut, int rank) {
-    ChunkProgress& progress = board.progress(sequence);
-    auto const left = [&](std::uint64_t count) {
-        return (count & ChunkProgress::count_mask) < cut.chunks;
-    };
-    if (!left(progress.claimed.load(std::memory_order_relaxed))) {
-        return chunks_are_done(board, sequence, cut);
-    }
-    board.begin_computing(rank, sequence);
-    while (left(progress.claimed.load(std::memory_order_relaxed))) {
-        std::uint64_t const claimed = progress.claimed.fetch_add(1);
-        if (!left(claimed)) {
-            break;
+    int const ranks = board.size();
+    std::uint64_t done = 0;
+    bool computes = false;
+    for (int k = 0; k < ranks; ++k) {
+        int const owner = rank + k < ranks ? rank + k : rank + k - ranks;
+        std::size_t const first = cut.first_of(owner, ranks);
+        std::size_t const share = cut.first_of(owner + 1, ranks) - first;
+        std::atomic<std::uint64_t>& claimed = board.progress(owner, sequence).claimed;
+        while (claimed.load(std::memory_order_relaxed) < share) {
+            if (!computes) {
+                board.begin_computing(rank, sequence);
+                computes = true;
+            }
+            std::uint64_t const mine = claimed.fetch_add(1);
+            if (mine >= share) {
+                break;
+            }
+            std::size_t const begin = (first + static_cast<std::size_t>(mine)) * cut.chunk;
+            Exchange{board, sequence, said}.run(begin, (std::min)(cut.total, begin + cut.chunk));
+            ++done;
         }
-        std::size_t const begin =
-            static_cast<std::size_t>(claimed & ChunkProgress::count_mask) * cut.chunk;
-        Exchange{board, sequence, said}.run(begin, (std::min)(cut.total, begin + cut.chunk));
-        if ((progress.done.fetch_add(1) & ChunkProgress::count_mask) + 1 == cut.chunks) {
+    }
+    if (computes) {
+        if (done != 0) { // only this rank writes it
+            auto& told = board.progress(rank, sequence).done;
+            told.store(told.load(std::memory_order_relaxed) + done);
             board.room.wake();
         }
+        board.end_computing(rank);
     }
-    board.end_computing(rank);
     return chunks_are_done(board, sequence, cut);
 }
 
@@ -11509,30 +11545,32 @@ public:
         make_room();
         std::uint64_t const sequence = next_;
         std::size_t const bytes = said.count * size_of(said.dtype);
-        bool const fits =
-            bytes <= ArrivalLine::inline_bytes && said.collective <= Collective::reduce;
-        pending_of(sequence) = {said, out.data, fits};
+        bool const is_small = bytes <= Board::slot_bytes && said.collective <= Collective::reduce;
+        bool const is_on_line = is_small && bytes <= ArrivalLine::inline_bytes;
+        pending_of(sequence) = {said, out.data, is_small, is_on_line};
         ArrivalLine& line = board_.line(rank_, sequence);
         std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
         if ((old & ArrivalLine::frozen) != 0) {
             throw_failure(board_.reason());
         }
-        if (!fits) {
+        if (!is_on_line) {
+            line.payload[0] = said.count;
+        }
+        if (!is_small) {
             while (!memory_.lend(sequence, in, out)) { // then something is in flight
                 finish(retired_);
             }
             auto const [in_at, out_at] = memory_.lent(sequence, in, out);
-            line.payload[0] = said.count;
             line.payload[1] = board_.place_of(in_at);
             line.payload[2] = board_.place_of(out_at);
             if (said.has_counts) {
                 tell(board_.sends(rank_, sequence), board_.expects(rank_, sequence));
             }
-            board_.progress(sequence).reset(sequence);
+            board_.progress(rank_, sequence).reset();
         } else if (in.count != 0) {
-            std::memcpy(line.payload.data(), in.data, bytes);
+            std::memcpy(contribution(board_, sequence, rank_, is_on_line), in.data, bytes);
         }
-        std::uint64_t const word = ArrivalLine::encode(sequence, said, fits);
+        std::uint64_t const word = ArrivalLine::encode(sequence, said, is_on_line);
         if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
             throw_failure(board_.reason());
         }
@@ -11561,15 +11599,17 @@ public:
                 group_.abort(*reason, rank_);
                 throw_failure(*reason);
             }
-            if (!pending.is_inline) {
+            if (!pending.is_small) {
                 pending.cut = Cut{
                     Exchange{board_, sequence, pending.said}, size_of(pending.said.dtype), size()
                 };
             }
             pending.has_agreed = true;
         }
-        if (pending.is_inline) {
-            combine_lines(board_, sequence, pending.said, rank_, pending.out);
+        if (pending.is_small) {
+            combine_contributions(
+                board_, sequence, pending.said, pending.is_on_line, rank_, pending.out
+            );
         } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_)) {
             memory_.give_back(sequence);
         } else if (chunks_are_lost(board_, sequence, pending.cut)) {
@@ -11641,7 +11681,8 @@ private:
     struct Pending {
         Descriptor said;
         void* out = nullptr;
-        bool is_inline = false;
+        bool is_small = false;   ///< every rank combines it for itself
+        bool is_on_line = false; ///< it needs no slot either
         bool is_done = false;
         bool has_agreed = false;
         Cut cut = {};

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -47,9 +48,69 @@ TEST_CASE("collectives take any contiguous tensor") {
     run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) { check_collectives(comm); });
 }
 
+/// All at once, of the sizes around which a message takes another way, each with sums of its own.
+template <class Comm>
+void check_sizes(Comm& comm) {
+    std::vector<std::size_t> sizes;
+    for (std::size_t const edge : {0U, 56U, 64U, 2048U, 65536U, 262144U}) {
+        for (std::size_t const near : {edge - 3, edge - 1, edge, edge + 1, edge + 3}) {
+            if (near <= edge + 3) { // not below 0
+                sizes.push_back(near);
+            }
+        }
+    }
+    auto const value = [](std::size_t size, std::size_t i, int rank) {
+        return static_cast<std::uint8_t>(size + 3 * i + static_cast<std::size_t>(rank) * 7);
+    };
+    std::vector<std::vector<std::uint8_t>> data;
+    for (std::size_t const size : sizes) {
+        auto& bytes = data.emplace_back(size);
+        for (std::size_t i = 0; i < size; ++i) {
+            bytes[i] = value(size, i, comm.rank());
+        }
+    }
+    auto const buffer = [&](std::size_t k) {
+        return joinable::Buffer{data[k].data(), sizes[k], joinable::DType::u8};
+    };
+    using Work = decltype(comm.all_reduce(buffer(0), joinable::ReduceOp::sum));
+    std::vector<Work> works;
+    int const root = comm.size() - 1;
+    auto const op = [](std::size_t k) {
+        return k % 3 == 1 ? joinable::ReduceOp::bit_or : joinable::ReduceOp::sum;
+    };
+    for (std::size_t k = 0; k < sizes.size(); ++k) {
+        works.push_back(
+            k % 3 == 2 ? comm.broadcast(buffer(k), root) : comm.all_reduce(buffer(k), op(k))
+        );
+    }
+    for (std::size_t k = sizes.size(); k-- > 0;) { // not in their order
+        works[k].wait();
+    }
+    for (std::size_t k = 0; k < sizes.size(); ++k) {
+        std::size_t wrong = 0;
+        for (std::size_t i = 0; i < sizes[k]; ++i) {
+            std::uint8_t expected = value(sizes[k], i, k % 3 == 2 ? root : 0);
+            for (int rank = 1; k % 3 != 2 && rank < comm.size(); ++rank) {
+                std::uint8_t const next = value(sizes[k], i, rank);
+                expected = static_cast<std::uint8_t>(
+                    op(k) == joinable::ReduceOp::sum ? expected + next : expected | next
+                );
+            }
+            wrong += data[k][i] == expected ? 0U : 1U;
+        }
+        CAPTURE(sizes[k]);
+        CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE("messages of every size class are right, many at once and finished in any order") {
+    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) { check_sizes(comm); });
+}
+
 TEST_CASE("a single rank runs the same code") {
     joinable::SelfCommunicator comm;
     check_collectives(comm);
+    check_sizes(comm);
     comm.abort({joinable::FailureKind::peer_failed, {0}, "enough"});
     CHECK(comm.is_spent());
     CHECK_THROWS_WITH_AS(comm.barrier(), "enough", joinable::PeerFailed);

@@ -18,24 +18,15 @@
 
 namespace joinable::inline v0::detail {
 
-/// How far the ranks have come with the chunks of one large collective. The upper bits of each word
-/// are the sequence number, so that whoever posts first resets the slot: enough of them that no
-/// number comes back, however long only small messages have used the slot.
+/// What one rank tells about its share of the chunks of a large collective. It resets this itself
+/// before it arrives, when nobody looks at the collective any more that used the slot before.
 struct alignas(64) ChunkProgress {
-    std::atomic<std::uint64_t> claimed{~std::uint64_t{0}};
-    std::atomic<std::uint64_t> done{~std::uint64_t{0}};
+    std::atomic<std::uint64_t> claimed{0}; ///< of its share, by any rank; may count on beyond it
+    std::atomic<std::uint64_t> done{0};    ///< by this rank, of all shares
 
-    static constexpr unsigned count_bits = 24;
-    static constexpr std::uint64_t count_mask = (std::uint64_t{1} << count_bits) - 1;
-
-    void reset(std::uint64_t sequence) noexcept {
-        for (std::atomic<std::uint64_t>* const counter : {&claimed, &done}) {
-            std::uint64_t old = counter->load();
-            std::uint64_t const fresh = sequence << count_bits;
-            if ((old & ~count_mask) != fresh) {
-                counter->compare_exchange_strong(old, fresh);
-            }
-        }
+    void reset() noexcept {
+        claimed.store(0, std::memory_order_relaxed);
+        done.store(0, std::memory_order_relaxed);
     }
 };
 
@@ -46,6 +37,7 @@ class alignas(64) Board {
 public:
     using Count = std::size_t;
     static constexpr std::size_t max_in_flight = 64; ///< collectives; a slot each
+    static constexpr std::size_t slot_bytes = 2048;
 
     /// What create() needs.
     /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
@@ -58,7 +50,8 @@ public:
         auto* const board = ::new (memory.data()) Board{size};
         ::new (board->at(lines_at())) ArrivalLine[arrivals(size)];
         ::new (board->at(ranks_at(size))) RankState[width(size)];
-        // The tables of counts are not touched before they are used: most programs never do.
+        ::new (board->at(progress_at(size))) ChunkProgress[arrivals(size)];
+        // The slots and the tables of counts are not touched before they are used.
         ::new (board->at(counts_at(size))) Count[counts_per_arrival(size) * arrivals(size)];
         return *board;
     }
@@ -82,8 +75,13 @@ public:
     [[nodiscard]] ArrivalLine& line(int rank, std::uint64_t sequence) noexcept {
         return lines()[arrival(rank, sequence)];
     }
-    [[nodiscard]] ChunkProgress& progress(std::uint64_t sequence) noexcept {
-        return progress_[sequence % max_in_flight];
+    [[nodiscard]] ChunkProgress& progress(int rank, std::uint64_t sequence) noexcept {
+        return std::launder(reinterpret_cast<ChunkProgress*>(at(progress_at(size_)))
+        )[arrival(rank, sequence)];
+    }
+    /// Room for what `rank` contributes, where that is too long for its line and short enough.
+    [[nodiscard]] std::byte* slot(int rank, std::uint64_t sequence) noexcept {
+        return at(slots_at(size_)) + arrival(rank, sequence) * slot_bytes;
     }
 
     /// What `rank` says in a collective by counts: the elements that it sends to each rank, then
@@ -227,13 +225,20 @@ private:
         return size;
     }
 
-    // What lies behind the board: the arrival lines of each rank, its state, its tables of counts.
+    // What lies behind the board: for each rank its arrival lines, its state, its progress, its slots,
+    // its tables of counts.
     static constexpr std::size_t lines_at() noexcept { return sizeof(Board); }
     static constexpr std::size_t ranks_at(int size) noexcept {
         return lines_at() + arrivals(size) * sizeof(ArrivalLine);
     }
-    static constexpr std::size_t counts_at(int size) noexcept {
+    static constexpr std::size_t progress_at(int size) noexcept {
         return ranks_at(size) + width(size) * sizeof(RankState);
+    }
+    static constexpr std::size_t slots_at(int size) noexcept {
+        return progress_at(size) + arrivals(size) * sizeof(ChunkProgress);
+    }
+    static constexpr std::size_t counts_at(int size) noexcept {
+        return slots_at(size) + arrivals(size) * slot_bytes;
     }
 
     [[nodiscard]] std::byte* at(std::size_t offset) noexcept {
@@ -261,7 +266,6 @@ private:
     int size_;
     std::atomic<int> state_{open};
     std::atomic<bool> has_dead_{false};
-    std::array<ChunkProgress, max_in_flight> progress_;
     StoredReason reason_;
 };
 static_assert(std::is_trivially_destructible_v<Board>);

@@ -84,8 +84,8 @@ struct Descriptor {
 /// One rank's arrival in one collective, on one cache line: a small message needs no other.
 ///
 /// `word` holds, from the top: frozen (1 bit), whether there are counts (1), root (13), descriptor
-/// (11), inline count (7: 0 means that payload holds count and places instead), sequence number
-/// (31). Arriving is one compare-and-swap on it, aborting sets the frozen bit: so whether a rank
+/// (11), inline count (7: 0 means that payload begins with the count instead, which matters unless
+/// there are counts), sequence number (31). Arriving is one compare-and-swap on it, aborting sets the frozen bit: so whether a rank
 /// has arrived before an abort is decided in one step, and every rank sees the same.
 struct alignas(64) ArrivalLine {
     std::atomic<std::uint64_t> word{empty};
@@ -106,6 +106,9 @@ struct alignas(64) ArrivalLine {
                static_cast<std::uint64_t>(said.op) << 46U |
                static_cast<std::uint64_t>(said.root) << 49U |
                static_cast<std::uint64_t>(said.has_counts) << 62U;
+    }
+    [[nodiscard]] static bool tells_count(std::uint64_t word) noexcept {
+        return (word >> 31U & 0x7fU) == 0 && (word >> 62U & 1U) == 0;
     }
     [[nodiscard]] static Descriptor
     decode(std::uint64_t word, std::array<std::uint64_t, 7> const& payload) noexcept {

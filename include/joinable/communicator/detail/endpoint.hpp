@@ -13,6 +13,7 @@
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/board.hpp>
+#include <joinable/communicator/detail/chunks.hpp>
 #include <joinable/communicator/detail/exchange.hpp>
 #include <joinable/communicator/detail/lent_memory.hpp>
 #include <joinable/detail/text.hpp>
@@ -55,30 +56,32 @@ public:
         make_room();
         std::uint64_t const sequence = next_;
         std::size_t const bytes = said.count * size_of(said.dtype);
-        bool const fits =
-            bytes <= ArrivalLine::inline_bytes && said.collective <= Collective::reduce;
-        pending_of(sequence) = {said, out.data, fits};
+        bool const is_small = bytes <= Board::slot_bytes && said.collective <= Collective::reduce;
+        bool const is_on_line = is_small && bytes <= ArrivalLine::inline_bytes;
+        pending_of(sequence) = {said, out.data, is_small, is_on_line};
         ArrivalLine& line = board_.line(rank_, sequence);
         std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
         if ((old & ArrivalLine::frozen) != 0) {
             throw_failure(board_.reason());
         }
-        if (!fits) {
+        if (!is_on_line) {
+            line.payload[0] = said.count;
+        }
+        if (!is_small) {
             while (!memory_.lend(sequence, in, out)) { // then something is in flight
                 finish(retired_);
             }
             auto const [in_at, out_at] = memory_.lent(sequence, in, out);
-            line.payload[0] = said.count;
             line.payload[1] = board_.place_of(in_at);
             line.payload[2] = board_.place_of(out_at);
             if (said.has_counts) {
                 tell(board_.sends(rank_, sequence), board_.expects(rank_, sequence));
             }
-            board_.progress(sequence).reset(sequence);
+            board_.progress(rank_, sequence).reset();
         } else if (in.count != 0) {
-            std::memcpy(line.payload.data(), in.data, bytes);
+            std::memcpy(contribution(board_, sequence, rank_, is_on_line), in.data, bytes);
         }
-        std::uint64_t const word = ArrivalLine::encode(sequence, said, fits);
+        std::uint64_t const word = ArrivalLine::encode(sequence, said, is_on_line);
         if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
             throw_failure(board_.reason());
         }
@@ -107,15 +110,17 @@ public:
                 group_.abort(*reason, rank_);
                 throw_failure(*reason);
             }
-            if (!pending.is_inline) {
+            if (!pending.is_small) {
                 pending.cut = Cut{
                     Exchange{board_, sequence, pending.said}, size_of(pending.said.dtype), size()
                 };
             }
             pending.has_agreed = true;
         }
-        if (pending.is_inline) {
-            combine_lines(board_, sequence, pending.said, rank_, pending.out);
+        if (pending.is_small) {
+            combine_contributions(
+                board_, sequence, pending.said, pending.is_on_line, rank_, pending.out
+            );
         } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_)) {
             memory_.give_back(sequence);
         } else if (chunks_are_lost(board_, sequence, pending.cut)) {
@@ -187,7 +192,8 @@ private:
     struct Pending {
         Descriptor said;
         void* out = nullptr;
-        bool is_inline = false;
+        bool is_small = false;   ///< every rank combines it for itself
+        bool is_on_line = false; ///< it needs no slot either
         bool is_done = false;
         bool has_agreed = false;
         Cut cut = {};

@@ -145,6 +145,20 @@ private:
     Descriptor const& said_;
 };
 
+/// Whether all ranks have arrived for the same collective. Where there are counts, their tables tell.
+inline bool say_the_same(Board& board, std::uint64_t sequence) noexcept {
+    ArrivalLine const& first = board.line(0, sequence);
+    std::uint64_t const word = first.word.load(std::memory_order_relaxed) & ~ArrivalLine::frozen;
+    for (int rank = 1; rank < board.size(); ++rank) {
+        ArrivalLine const& line = board.line(rank, sequence);
+        if ((line.word.load(std::memory_order_relaxed) & ~ArrivalLine::frozen) != word ||
+            (ArrivalLine::tells_count(word) && line.payload[0] != first.payload[0])) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /// Why the ranks' words do not fit together, if they do not: every rank computes the same from the
 /// same lines and tables.
 inline std::optional<AbortReason>
@@ -153,11 +167,7 @@ disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
         ArrivalLine const& line = board.line(rank, sequence);
         return ArrivalLine::decode(line.word.load(std::memory_order_relaxed), line.payload);
     };
-    bool agrees = true;
-    for (int rank = 0; rank < board.size(); ++rank) {
-        agrees = agrees && said_by(rank) == mine;
-    }
-    if (!agrees) {
+    if (!say_the_same(board, sequence)) {
         AbortReason reason{FailureKind::mismatch, {}, {}};
         reason.message = "ranks run different collectives: rank 0 " + said_by(0).text();
         for (int rank = 1; rank < board.size(); ++rank) {
@@ -196,84 +206,36 @@ disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
     return std::nullopt;
 }
 
-/// A small message: every rank reads the payloads of all lines and combines them for itself.
-inline void
-combine_lines(Board& board, std::uint64_t sequence, Descriptor const& said, int rank, void* out) {
-    auto const payload_of = [&](std::size_t from) {
-        return reinterpret_cast<std::byte*>(
-            board.line(static_cast<int>(from), sequence).payload.data()
-        );
+/// Where each rank puts what it contributes to a small message.
+[[nodiscard]] inline std::byte*
+contribution(Board& board, std::uint64_t sequence, int rank, bool is_on_line) noexcept {
+    return is_on_line ? reinterpret_cast<std::byte*>(board.line(rank, sequence).payload.data())
+                      : board.slot(rank, sequence);
+}
+
+/// A small message: every rank reads what all contribute and combines it for itself.
+inline void combine_contributions(
+    Board& board,
+    std::uint64_t sequence,
+    Descriptor const& said,
+    bool is_on_line,
+    int rank,
+    void* out
+) {
+    auto const contributed_by = [&](std::size_t from) {
+        return contribution(board, sequence, static_cast<int>(from), is_on_line);
     };
     if (said.count == 0 || (said.collective == Collective::reduce && rank != said.root)) {
         return;
     }
     if (said.collective == Collective::broadcast) {
-        auto const* const payload = payload_of(static_cast<std::size_t>(said.root));
-        std::memcpy(out, payload, said.count * size_of(said.dtype));
+        auto const* const from = contributed_by(static_cast<std::size_t>(said.root));
+        std::memcpy(out, from, said.count * size_of(said.dtype));
         return;
     }
     auto const in_place = [&](std::size_t) { return static_cast<std::byte*>(out); };
     auto const ranks = static_cast<std::size_t>(board.size());
-    reduce_to(said.dtype, said.op, {ranks, payload_of}, {1, in_place}, said.count);
-}
-
-/// A large message is cut into `chunks` ranges of `chunk` elements, the same on every rank.
-struct Cut {
-    std::size_t total = 0;
-    std::size_t chunk = 1;
-    std::size_t chunks = 0;
-
-    Cut() = default;
-    Cut(Exchange const& exchange, std::size_t element, int world_size) noexcept {
-        for (int b = 0; b < exchange.blocks(); ++b) {
-            total += exchange.size_of_block(b);
-        }
-        // Small enough that all ranks get some, large enough that claiming costs nothing.
-        constexpr std::size_t smallest = std::size_t{16} << 10U;
-        constexpr std::size_t largest = std::size_t{256} << 10U;
-        auto const ranks = static_cast<std::size_t>(world_size);
-        chunk = std::clamp(total * element / (4 * ranks), smallest, largest) / element;
-        chunks = (total + chunk - 1) / chunk;
-    }
-};
-
-[[nodiscard]] inline bool
-chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
-    return (board.progress(sequence).done.load() & ChunkProgress::count_mask) == cut.chunks;
-}
-
-/// Whether some chunk will never be done: the rank that had claimed it died. All ranks find the same.
-/// @pre all chunks are claimed
-[[nodiscard]] inline bool
-chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
-    return board.may_be_lost(sequence) && !chunks_are_done(board, sequence, cut);
-}
-
-/// `rank` computes chunks until none is left to claim. Whether all are done, by whomever.
-inline bool
-run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said, Cut const& cut, int rank) {
-    ChunkProgress& progress = board.progress(sequence);
-    auto const left = [&](std::uint64_t count) {
-        return (count & ChunkProgress::count_mask) < cut.chunks;
-    };
-    if (!left(progress.claimed.load(std::memory_order_relaxed))) {
-        return chunks_are_done(board, sequence, cut);
-    }
-    board.begin_computing(rank, sequence);
-    while (left(progress.claimed.load(std::memory_order_relaxed))) {
-        std::uint64_t const claimed = progress.claimed.fetch_add(1);
-        if (!left(claimed)) {
-            break;
-        }
-        std::size_t const begin =
-            static_cast<std::size_t>(claimed & ChunkProgress::count_mask) * cut.chunk;
-        Exchange{board, sequence, said}.run(begin, (std::min)(cut.total, begin + cut.chunk));
-        if ((progress.done.fetch_add(1) & ChunkProgress::count_mask) + 1 == cut.chunks) {
-            board.room.wake();
-        }
-    }
-    board.end_computing(rank);
-    return chunks_are_done(board, sequence, cut);
+    reduce_to(said.dtype, said.op, {ranks, contributed_by}, {1, in_place}, said.count);
 }
 
 } // namespace joinable::inline v0::detail

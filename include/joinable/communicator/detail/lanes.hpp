@@ -113,7 +113,7 @@ struct Greater {
 };
 struct BitAnd {
     template <class>
-    using Number = std::uint64_t;
+    using Number = std::uint8_t;
     template <class Register>
     [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
         a = a & b;
@@ -121,7 +121,7 @@ struct BitAnd {
 };
 struct BitOr {
     template <class>
-    using Number = std::uint64_t;
+    using Number = std::uint8_t;
     template <class Register>
     [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
         a = a | b;

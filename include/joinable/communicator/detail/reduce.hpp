@@ -26,79 +26,51 @@ struct ReductionPass {
     static constexpr std::size_t most = 16; ///< inputs, and outputs: more are hard on a cache
 };
 
-/// Like `load` and `store`, of the first `bytes` bytes alone. For a constant they cost nothing more.
-template <class L>
-[[gnu::always_inline]] inline void
-load_part(L& lanes, std::byte const* from, std::size_t bytes) noexcept {
-    if (bytes == L::bytes) {
-        return lanes.load(from);
-    }
-    std::array<std::byte, L::bytes> padded{};
-    std::memcpy(padded.data(), from, bytes);
-    lanes.load(padded.data());
-}
-template <class L>
-[[gnu::always_inline]] inline void
-store_part(L const& lanes, std::byte* to, std::size_t bytes) noexcept {
-    if (bytes == L::bytes) {
-        return lanes.store(to);
-    }
-    std::array<std::byte, L::bytes> padded;
-    lanes.store(padded.data());
-    std::memcpy(to, padded.data(), bytes);
-}
-
-/// Reduces what is at byte `at` of every input, `bytes` bytes. All is read before something is written.
-template <class L, class Operation>
-[[gnu::always_inline]] inline void reduce_lanes(
-    Operation const& operation, ReductionPass const& pass, std::size_t at, std::size_t bytes
-) noexcept {
-    L result;
-    load_part(result, pass.inputs[0] + at, bytes);
-    for (std::size_t i = 1; i < pass.inputs.size(); ++i) {
-        L next;
-        load_part(next, pass.inputs[i] + at, bytes);
-        result.combine(operation, next);
-    }
-    for (std::byte* const output : pass.outputs) {
-        store_part(result, output + at, bytes);
-    }
-}
-
-/// What is from byte `at` on, as long as it fills lanes. Returns where it ends.
+/// Reduces what is from byte `at` on of every input, as long as it fills lanes. All of a lane is read
+/// before something is written. Returns where it ends.
 template <class L, class Operation>
 [[gnu::always_inline]] inline std::size_t
-reduce_whole(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
+reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
     for (; at + L::bytes <= pass.bytes; at += L::bytes) {
-        reduce_lanes<L>(operation, pass, at, L::bytes);
+        L result;
+        result.load(pass.inputs[0] + at);
+        for (std::size_t i = 1; i < pass.inputs.size(); ++i) {
+            L next;
+            next.load(pass.inputs[i] + at);
+            result.combine(operation, next);
+        }
+        for (std::byte* const output : pass.outputs) {
+            result.store(output + at);
+        }
     }
     return at;
 }
 
-template <class L, class Operation>
+template <class T, std::size_t width, class Operation>
 [[gnu::always_inline]] inline void
 reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
-    std::size_t at = reduce_whole<FourLanes<L>>(operation, pass, 0);
-    at = reduce_whole<L>(operation, pass, at);
-    if (at != pass.bytes) {
-        reduce_lanes<L>(operation, pass, at, pass.bytes - at);
+    std::size_t at = reduce_lanes<FourLanes<Lanes<T, width>>>(operation, pass, 0);
+    at = reduce_lanes<Lanes<T, width>>(operation, pass, at);
+    if constexpr (width > 16) {
+        at = reduce_lanes<Lanes<T, 16>>(operation, pass, at);
     }
+    reduce_lanes<Lanes<T, sizeof(T)>>(operation, pass, at);
 }
 
 // The same for each instruction set. AVX-512 is for float alone, the type of gradients and of what numbers
 // of 16 bits are widened to: it pays in cache, and each function has to be compiled.
 template <class T, class Operation>
 JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
-    reduce_bytes<Lanes<T, 16>>(Operation{}, pass);
+    reduce_bytes<T, 16>(Operation{}, pass);
 }
 template <class T, class Operation>
 JOINABLE_LOOP_AVX2 void reduce_avx2(ReductionPass const& pass) noexcept {
-    reduce_bytes<Lanes<T, 32>>(Operation{}, pass);
+    reduce_bytes<T, 32>(Operation{}, pass);
 }
 
 template <class Operation>
 JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
-    reduce_bytes<Lanes<float, 64>>(Operation{}, pass);
+    reduce_bytes<float, 64>(Operation{}, pass);
 }
 
 /// What a reduction computes in: numbers of 16 bits are widened before.

@@ -19,7 +19,7 @@ LAYERS = [
     (r"(config|fwd)\.hpp", 0),
     (r"error\.hpp|detail/.*", 1),
     (r"tensor/(dtype|traits|tensor|parameter|shape|buffer)\.hpp", 2),
-    (r"communicator/(communicator|capabilities|work)\.hpp", 2),
+    (r"communicator/(arena|communicator|capabilities|make_arena|work)\.hpp", 2),
     (r"tensor/.*|hook/.*|bucket/(.*assignment|options|.*_view|tensor_size)\.hpp|join/options\.hpp", 3),
     (r"join/(guard|hooks|attachments|explain)\.hpp|participant/.*", 5),
     (r"joinable\.hpp|join/.*|bucket/.*|communicator/detail/.*", 4),

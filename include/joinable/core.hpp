@@ -24,7 +24,9 @@
 #include <joinable/tensor/tensor_list.hpp>
 #include <joinable/communicator/work.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/capabilities.hpp>
+#include <joinable/communicator/make_arena.hpp>
 #include <joinable/communicator/collectives.hpp>
 #include <joinable/hook/join_hook.hpp>
 #include <joinable/hook/keywords.hpp>

@@ -158,6 +158,14 @@ static_assert(collects_everything<SelfCommunicator> && collects_everything<Threa
 static_assert(SendsAndReceives<ThreadCommunicator> && Splits<ThreadCommunicator>);
 static_assert(RenewsDeadline<ThreadCommunicator> && ReportsMissing<ThreadCommunicator>);
 static_assert(!AllGathers<joinable_tests::CoreOnly<ThreadCommunicator>>);
+struct Allocating : Core {
+    Arena allocate(std::size_t bytes, std::size_t alignment);
+};
+struct AllocatingSomethingElse : Core {
+    void* allocate(std::size_t bytes, std::size_t alignment);
+};
+static_assert(AllocatesArena<Allocating> && !AllocatesArena<AllocatingSomethingElse>);
+static_assert(!AllocatesArena<Core>);
 
 template <Missing M>
 struct MinimalHook {

@@ -11,7 +11,9 @@
 #include <vector>
 
 #include <joinable/bucket/bucket.hpp>
+#include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/make_arena.hpp>
 #include <joinable/tensor/copy.hpp>
 #include <joinable/tensor/tensor_list.hpp>
 
@@ -22,10 +24,14 @@ namespace joinable::inline v0 {
 class CoalescedBroadcast {
 public:
     /// Local. Plans pieces that close with the tensor by which they reach `piece_bytes`; allocates
-    /// memory for two of them, or for as many as there are. `what` is how errors call a tensor.
+    /// memory for two of them, or for as many as there are, from `source`. `what` is how errors call
+    /// a tensor.
     /// @throws ContractViolation  a tensor is missing (a null pointer) or not on the host.
     explicit CoalescedBroadcast(
-        TensorList tensors, std::size_t piece_bytes, std::string_view what = "tensor"
+        TensorList tensors,
+        std::size_t piece_bytes,
+        std::string_view what = "tensor",
+        ArenaSource const& source = {}
     )
         : tensors_{std::move(tensors), what} {
         std::vector<AnyView> const& views = current_views();
@@ -46,7 +52,7 @@ public:
             }
         }
         for (std::size_t const bytes : memory_bytes) {
-            memory_.emplace_back(bytes);
+            memory_.push_back(source(bytes));
         }
         for (std::size_t p = 0; p < pieces_.size(); ++p) {
             std::byte* place = memory_[p % 2].data();
@@ -109,9 +115,12 @@ private:
 /// `tensors` is a range that joinable::buffers() takes. Collective.
 template <Communicator Comm, class Tensors>
 void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes, int root) {
-    CoalescedBroadcast{detail::tensor_list(std::forward<Tensors>(tensors)), buffer_bytes}.run(
-        comm, root
-    );
+    CoalescedBroadcast{
+        detail::tensor_list(std::forward<Tensors>(tensors)),
+        buffer_bytes,
+        "tensor",
+        ArenaSource{comm}
+    }.run(comm, root);
 }
 
 } // namespace joinable::inline v0

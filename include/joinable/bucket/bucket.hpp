@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <memory>
-#include <new>
 #include <numeric>
 #include <span>
 #include <string>
@@ -15,6 +13,8 @@
 #include <joinable/bucket/assignment.hpp>
 #include <joinable/bucket/detail/permute_sections.hpp>
 #include <joinable/bucket/options.hpp>
+#include <joinable/communicator/arena.hpp>
+#include <joinable/communicator/make_arena.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/any_view.hpp>
@@ -24,30 +24,7 @@
 namespace joinable::inline v0 {
 
 /// Where buckets start in an arena, in bytes: whole cache lines, so that no two buckets share one.
-inline constexpr std::size_t bucket_alignment = 64;
-
-/// Zeroed host memory with the alignment of buckets. Owns it; moves, never copies.
-class Arena {
-public:
-    Arena() = default;
-    explicit Arena(std::size_t bytes)
-        : data_{static_cast<std::byte*>(::operator new(bytes, std::align_val_t{bucket_alignment}))},
-          bytes_{bytes} {
-        std::fill_n(data_.get(), bytes, std::byte{});
-    }
-
-    [[nodiscard]] std::byte* data() const noexcept { return data_.get(); }
-    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
-
-private:
-    struct Release {
-        void operator()(std::byte* memory) const noexcept {
-            ::operator delete(memory, std::align_val_t{bucket_alignment});
-        }
-    };
-    std::unique_ptr<std::byte, Release> data_;
-    std::size_t bytes_ = 0;
-};
+inline constexpr std::size_t bucket_alignment = Arena::default_alignment;
 
 /// Gradients, or other tensors, of one dtype that go through one collective.
 struct Bucket {
@@ -102,13 +79,14 @@ public:
     BucketLayout() = default; ///< no buckets
 
     /// Cuts the parameters that `order` lists into buckets that close when they reach their limit
-    /// in bytes. Complexity: linear in the parameters; allocates the arenas, which are as large as
+    /// in bytes, in arenas of `source`. Complexity: linear in the parameters; allocates the arenas, which are as large as
     /// the gradients plus at most one cache line per parameter.
     /// @throws ContractViolation  no parameter is listed; a value is missing or not on the host.
     BucketLayout(
         ParameterList const& parameters,
         std::span<std::size_t const> order,
-        std::span<std::size_t const> limits
+        std::span<std::size_t const> limits,
+        ArenaSource const& source = {}
     ) {
         if (order.empty()) {
             throw ContractViolation{"no parameter requires a gradient: there is nothing to reduce"};
@@ -122,7 +100,7 @@ public:
         }
         for (std::size_t dtype = 0; dtype < dtypes; ++dtype) {
             if (bytes[dtype] != 0) {
-                arenas_[dtype] = Arena{bytes[dtype]};
+                arenas_[dtype] = source(bytes[dtype]);
             }
         }
         cut(parameters, order, limits);

@@ -15,6 +15,7 @@
 #include <joinable/bucket/detail/iteration.hpp>
 #include <joinable/bucket/options.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/make_arena.hpp>
 #include <joinable/detail/text.hpp>
 
 namespace joinable::inline v0 {
@@ -39,12 +40,15 @@ namespace joinable::inline v0 {
 template <Communicator Comm>
 class Reducer {
 public:
-    /// Local. `comm` must outlive the reducer; so must what the parameters refer to.
+    /// Local. Buckets are in arenas of make_arena(). `comm` must outlive the reducer; so must what the parameters refer to.
     /// @throws ContractViolation  no parameter requires a gradient, or one of integers does; a
     ///         gradient does not fit its value; gradients as bucket views without set_grad. Nothing
     ///         was changed.
     Reducer(Comm& comm, ParameterList parameters, DataParallelOptions const& options = {})
-        : comm_{comm}, gradients_{std::move(parameters), options, static_cast<int>(comm.rank())},
+        : comm_{comm},
+          gradients_{
+              std::move(parameters), options, static_cast<int>(comm.rank()), ArenaSource{comm}
+          },
           iteration_{gradients_, options}, is_rebuild_due_{detail::rebuilds(options)} {
         order_message_.resize(is_rebuild_due_ ? gradients_.trained().size() + 1 : 0);
         fit_to_buckets();

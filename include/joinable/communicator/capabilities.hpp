@@ -5,16 +5,18 @@
 #include <cstddef>
 #include <span>
 
+#include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/work.hpp>
 #include <joinable/tensor/buffer.hpp>
 
 /// @file
-/// One concept for each optional operation of a communicator that moves data. Collective unless
+/// One concept for each optional operation of a communicator that moves data or has memory for it. Collective unless
 /// said otherwise; `comm` is an lvalue of `C`, `in` a ConstBuffer, `out` and `buffer` a Buffer, and
 /// `counts` a std::span<std::size_t const> with the number of elements of each rank, which need not
 /// outlive the call. Parts lie one after another in rank order. Models: ThreadCommunicator has
-/// them all, SelfCommunicator all but messages and split.
+/// them all but arenas, SelfCommunicator all but arenas, messages and split, ProcessCommunicator all
+/// but messages and split.
 
 namespace joinable::inline v0 {
 
@@ -63,6 +65,11 @@ concept has_receive = requires(C& comm, Buffer buffer, int from, int tag) {
 template <class C>
 concept has_split = requires(C& comm, int color, int key) {
     { comm.split(color, key) } -> Communicator;
+};
+
+template <class C>
+concept has_allocate = requires(C& comm, std::size_t bytes, std::size_t alignment) {
+    { comm.allocate(bytes, alignment) } -> std::same_as<Arena>;
 };
 
 } // namespace detail
@@ -145,5 +152,15 @@ concept SendsAndReceives = Communicator<C> && detail::has_send<C> && detail::has
 /// |                          |              | key, then rank; abort reaches it from `comm`       |
 template <class C>
 concept Splits = Communicator<C> && detail::has_split<C>;
+
+/// A communicator that has memory from which it moves buffers without copies of its own. Not
+/// collective. Where a program may also run over others, make_arena() takes their place.
+///
+/// | expression                         | result | meaning                                        |
+/// |------------------------------------|--------|------------------------------------------------|
+/// | `comm.allocate(bytes, alignment)`  | Arena  | zeroed; alignment is a power of two; may       |
+/// |                                    |        | outlive `comm`                                 |
+template <class C>
+concept AllocatesArena = Communicator<C> && detail::has_allocate<C>;
 
 } // namespace joinable::inline v0

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <cstddef>
 #include <exception>
 
+#include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/detail/board_communicator.hpp>
 #include <joinable/communicator/detail/process_rank.hpp>
 #include <joinable/communicator/process_work.hpp>
@@ -17,7 +19,8 @@ namespace joinable::inline v0 {
 /// rank order, up to 64 in flight, and a rank that computes holds up nobody. Messages and split() do
 /// not exist. More than 56 bytes are copied into memory that the ranks share, and the result is
 /// copied back by wait() or test(): up to 64 GiB in flight on a rank, less where the system gives
-/// less address space. That memory is kept until the ranks end.
+/// less address space. That memory is kept until the ranks end. Nothing is copied of buffers that
+/// lie in an arena of this communicator: the others read and write them where they are.
 ///
 /// A rank that is killed is PeerFailed, with its number, on all others at once.
 ///
@@ -36,6 +39,16 @@ public:
             rank_.abort_for_exception("the scope of its communicator");
         }
         rank_.leave();
+    }
+
+    /// Local. Zeroed memory that the ranks share, for what is to be reduced often; memory of arenas
+    /// that are gone is used again. With the first one, half of what is shared is set aside for
+    /// arenas; where that is full, an arena is from the heap, and its buffers are copied as others
+    /// are. An arena may outlive the communicator, not the process, and is used and destroyed by one
+    /// thread at a time with it. @throws ContractViolation  alignment is no power of two.
+    [[nodiscard]] Arena
+    allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
+        return rank_.allocate(bytes, alignment);
     }
 
 private:

@@ -13,7 +13,7 @@
 namespace joinable::inline v0 {
 
 /// A collective between process ranks. Destroyed unfinished it waits up to the deadline; while
-/// unwinding it aborts. Other ranks never touch this rank's buffers, only copies of them.
+/// unwinding it aborts. When it is gone, no other rank touches this rank's buffers.
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] ProcessWork {
 public:
     ProcessWork(ProcessWork&& other) noexcept

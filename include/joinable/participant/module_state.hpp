@@ -11,6 +11,7 @@
 
 #include <joinable/bucket/broadcast_coalesced.hpp>
 #include <joinable/bucket/options.hpp>
+#include <joinable/communicator/make_arena.hpp>
 #include <joinable/join/control.hpp>
 #include <joinable/join/round.hpp>
 #include <joinable/participant/verify.hpp>
@@ -30,7 +31,8 @@ public:
         Comm& comm, ParameterList parameters, BufferList buffers, DataParallelOptions const& options
     )
         : comm_{comm}, parameters_{std::move(parameters)},
-          buffers_{std::move(buffers), piece_bytes, "buffer"}, options_{options} {}
+          buffers_{std::move(buffers), piece_bytes, "buffer", ArenaSource{comm}},
+          options_{options} {}
 
     /// The script of a round that syncs, for ranks that are active and ranks that shadow.
     /// Collective; no allocation but what a hook does.

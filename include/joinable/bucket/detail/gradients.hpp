@@ -9,6 +9,7 @@
 
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/options.hpp>
+#include <joinable/communicator/make_arena.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/copy.hpp>
@@ -20,12 +21,18 @@ namespace joinable::inline v0::detail {
 /// communicators and iterations; all members are local.
 class Gradients {
 public:
+    /// Buckets are in arenas of `source`.
     /// @throws ContractViolation  see Reducer's constructor. Nothing was changed.
-    Gradients(ParameterList parameters, DataParallelOptions const& options, int rank)
+    Gradients(
+        ParameterList parameters,
+        DataParallelOptions const& options,
+        int rank,
+        ArenaSource const& source = {}
+    )
         : parameters_{std::move(parameters)}, rank_{rank},
           are_views_{options.gradient_as_bucket_view}, limits_{bucket_limits(options)},
           trained_{expected_ready_order(parameters_)},
-          layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_} {
+          layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_, source} {
         find_places();
         for (std::size_t const i : trained_) {
             if (DType const dtype = parameters_[i].value().dtype(); !is_floating_point(dtype)) {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/board.hpp>
 #include <joinable/communicator/detail/chunks.hpp>
@@ -47,6 +48,11 @@ public:
     /// Who has not arrived in this rank's oldest unfinished collective.
     [[nodiscard]] std::vector<int> missing() const {
         return retired_ == next_ ? std::vector<int>{} : board_.missing(retired_);
+    }
+
+    /// See the Memory, where it has arenas.
+    [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) {
+        return memory_.allocate(bytes, alignment);
     }
 
     /// Arrives in the next collective and returns its number. In one by counts, `tell(sends,

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+inline void check_alignment(std::size_t alignment) {
+    if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
+        throw ContractViolation{
+            concat("memory is aligned to a power of two in bytes, but was asked for ", alignment)
+        };
+    }
+}
+
+} // namespace detail
+
+/// Zeroed host memory, from the heap or from wherever a communicator has it. Owns it; moves, never
+/// copies. The object that it came from need not live as long.
+class Arena {
+public:
+    static constexpr std::size_t default_alignment = 64; ///< a cache line
+    /// Takes back `bytes` bytes at `data`. `context` is what the arena was made with.
+    using Release = void (*)(void* context, std::byte* data, std::size_t bytes) noexcept;
+
+    Arena() = default;
+    /// From the heap. @throws std::bad_alloc; ContractViolation  alignment is no power of two.
+    explicit Arena(std::size_t bytes, std::size_t alignment = default_alignment) {
+        detail::check_alignment(alignment);
+        if (bytes == 0) {
+            return;
+        }
+        std::size_t room = bytes + alignment;
+        // calloc, because large memory is zero when it comes from the system.
+        void* const block = room < bytes ? nullptr : std::calloc(1, room);
+        if (block == nullptr) {
+            throw std::bad_alloc{};
+        }
+        void* data = block;
+        std::align(alignment, bytes, data, room);
+        *this = Arena{static_cast<std::byte*>(data), bytes, &free_block, block};
+    }
+    /// For communicators. Calls `release` once, if it is given.
+    Arena(std::byte* data, std::size_t bytes, Release release, void* context) noexcept
+        : data_{data}, bytes_{bytes}, release_{release}, context_{context} {}
+    Arena(Arena&& other) noexcept
+        : data_{std::exchange(other.data_, nullptr)}, bytes_{std::exchange(other.bytes_, 0)},
+          release_{std::exchange(other.release_, nullptr)}, context_{other.context_} {}
+    Arena& operator=(Arena&& other) noexcept {
+        Arena old{std::move(other)};
+        std::swap(data_, old.data_);
+        std::swap(bytes_, old.bytes_);
+        std::swap(release_, old.release_);
+        std::swap(context_, old.context_);
+        return *this;
+    }
+    ~Arena() {
+        if (release_ != nullptr) {
+            release_(context_, data_, bytes_);
+        }
+    }
+
+    /// Null if it has no bytes.
+    [[nodiscard]] std::byte* data() const noexcept { return data_; }
+    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+
+private:
+    static void free_block(void* block, std::byte*, std::size_t) noexcept { std::free(block); }
+
+    std::byte* data_ = nullptr;
+    std::size_t bytes_ = 0;
+    Release release_ = nullptr;
+    void* context_ = nullptr;
+};
+
+} // namespace joinable::inline v0

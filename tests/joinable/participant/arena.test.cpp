@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: BSL-1.0
+// Gradients of process ranks are reduced where they are: buckets lie in memory that ranks share.
+#include <joinable/participant/data_parallel.hpp>
+
+#include <cstddef>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <support/linear_model.hpp>
+#include <support/ranks.hpp>
+#include <support/segment_ranks.hpp>
+
+#include <joinable/join/guard.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+
+using Params = std::vector<Param<float>>;
+constexpr std::size_t numel = 40'000; // per parameter, of three: several chunks of a collective
+constexpr std::size_t small = 16'384; ///< bytes: what ranks agree on, and the order of gradients
+
+Params make_params(int rank) {
+    Params params;
+    for (std::size_t k = 0; k < 3; ++k) {
+        params.emplace_back(numel + k, 1.0F + static_cast<float>(rank));
+    }
+    return params;
+}
+
+/// Rank r has 2 + r rounds. Gradients depend on values, so that a wrong bit stays and spreads.
+template <class Comm>
+std::vector<float> train(Comm& comm, joinable::DataParallelOptions const& options) {
+    Params params = make_params(comm.rank());
+    std::vector<std::vector<float>> running(1);
+    running[0].assign(numel, static_cast<float>(comm.rank()));
+    joinable::DistributedDataParallel ddp{comm, params, joinable::buffers(running), options};
+    joinable::Join join{joinable::participants(ddp)};
+    for (int round = 0; round < 2 + comm.rank(); ++round) {
+        ddp.forward([&] { running[0][0] += 1.0F; });
+        ddp.backward([&](auto ready) {
+            for (std::size_t k = params.size(); k-- > 0;) {
+                Param<float>& p = params[k];
+                for (std::size_t i = 0; i < p.value.size(); ++i) {
+                    p.g(i) = p.value[i] / 3.0F + static_cast<float>(i % 7) -
+                             static_cast<float>(comm.rank()) / 7.0F;
+                }
+                ready(k);
+            }
+        });
+        for (Param<float>& p : params) {
+            for (std::size_t i = 0; i < p.value.size(); ++i) {
+                p.value[i] -= 0.1F * p.g(i);
+            }
+        }
+    }
+    join.finish();
+    std::vector<float> all = running[0];
+    for (Param<float> const& p : params) {
+        all.insert(all.end(), p.value.begin(), p.value.end());
+    }
+    return all;
+}
+
+TEST_CASE("data-parallel process ranks copy no gradient, and train as thread ranks do") {
+    for (bool const are_views : {false, true}) {
+        joinable::DataParallelOptions options;
+        options.gradient_as_bucket_view = are_views;
+        options.bucket_cap_bytes = 200'000; // two buckets, cut anew after the first round
+        for (int const world : {1, 2, 3, 4, 8}) {
+            std::vector<std::vector<float>> of_threads(static_cast<std::size_t>(world));
+            run_ranks({world}, [&](joinable::ThreadCommunicator& comm) {
+                of_threads[static_cast<std::size_t>(comm.rank())] = train(comm, options);
+            });
+            SegmentRanks ranks{world};
+            ranks.run([&](joinable::ProcessCommunicator& comm) {
+                CHECK(train(comm, options) == of_threads[static_cast<std::size_t>(comm.rank())]);
+            });
+            for (int rank = 0; rank < world; ++rank) {
+                CHECK(ranks.copied(rank) < small);
+            }
+        }
+    }
+}
+
+} // namespace

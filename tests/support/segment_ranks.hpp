@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <span>
+
+#include <unistd.h>
+
+#include <support/failed_checks.hpp>
+
+#include <joinable/communicator/run_processes.hpp>
+
+namespace joinable_tests {
+
+/// Process ranks over memory that is still there when they have ended: what they copied into it can
+/// be looked at.
+class SegmentRanks {
+public:
+    explicit SegmentRanks(int size) : segment_{size} {}
+
+    /// As run_processes, with a limit in time, and with checks that fail here.
+    template <class Body>
+    void run(Body const& body) {
+        alarm(90);
+        std::fflush(nullptr); // or each rank prints what is not printed yet
+        joinable::detail::ChildProcesses children{segment_};
+        auto const checked = [&](joinable::ProcessCommunicator& comm) {
+            failed_checks = 0;
+            body(comm);
+            if (failed_checks != 0) {
+                throw joinable::ContractViolation{"checks failed"};
+            }
+        };
+        for (int rank = 0; rank < segment_.board().size(); ++rank) {
+            if (children.start()) {
+                joinable::detail::run_rank(segment_, rank, checked);
+            }
+        }
+        children.wait();
+        alarm(0);
+        joinable::detail::throw_first_failure(segment_, children);
+    }
+
+    /// Where the last copy of a buffer of `rank` ended, in bytes, of those within the first 64 MiB.
+    /// @pre what was copied ended in a byte that is not 0
+    [[nodiscard]] std::size_t copied(int rank) const {
+        std::span<std::byte const> const memory =
+            segment_.staging(rank).first(std::size_t{64} << 20U);
+        auto const last = std::find_if(memory.rbegin(), memory.rend(), [](std::byte byte) {
+            return byte != std::byte{};
+        });
+        return static_cast<std::size_t>(memory.rend() - last);
+    }
+
+private:
+    joinable::detail::ProcessSegment segment_;
+};
+
+} // namespace joinable_tests

@@ -27,7 +27,7 @@ constexpr std::size_t smallest_fresh = 64 << 10; ///< below, a message is on one
 struct Free {
     void operator()(void* memory) const noexcept { std::free(memory); }
 };
-/// Memory from a page on, which other ranks' memory does not share a line with.
+/// Memory from a page on.
 std::unique_ptr<float[], Free> memory(std::size_t bytes, float value) {
     std::size_t const pages = (bytes + 4095) / 4096 * 4096;
     std::unique_ptr<float[], Free> data{static_cast<float*>(std::aligned_alloc(4096, pages))};
@@ -98,18 +98,21 @@ double time_of(bool is_fresh, Agree const& agree, Prepare const& prepare, Call c
 }
 
 /// "same": the buffers stay as the last call left them. "fresh": every rank has just written its own, as
-/// after a backward pass.
+/// after a backward pass. Buffers lie in arenas of the communicator or in memory of the rank's own, from a
+/// page on, which other ranks' memory does not share a line with.
 template <class Comm>
-void measure_rank(Comm& comm, std::string_view name) {
+void measure_rank(Comm& comm, std::string_view name, bool is_own_memory = false) {
     stay_on(comm.rank());
     for (std::size_t const bytes : sizes) {
-        auto const data = memory(bytes, 0.0F);
-        joinable::Buffer const buffer{data.get(), bytes / sizeof(float), joinable::DType::f32};
+        joinable::Arena const arena =
+            is_own_memory ? joinable::Arena{bytes, 4096} : joinable::make_arena(comm, bytes, 4096);
+        auto* const data = reinterpret_cast<float*>(arena.data());
+        joinable::Buffer const buffer{data, bytes / sizeof(float), joinable::DType::f32};
         auto const all_reduce = [&] { comm.all_reduce(buffer, joinable::ReduceOp::sum).wait(); };
-        std::fill_n(data.get(), buffer.count, static_cast<float>(comm.rank() + 1));
+        std::fill_n(data, buffer.count, static_cast<float>(comm.rank() + 1));
         all_reduce();
         auto const expected = static_cast<float>(comm.size() * (comm.size() + 1) / 2);
-        if (std::count(data.get(), data.get() + buffer.count, expected) !=
+        if (std::count(data, data + buffer.count, expected) !=
             static_cast<std::ptrdiff_t>(buffer.count)) {
             std::fputs("the sum is wrong\n", stderr);
             std::abort();
@@ -124,11 +127,11 @@ void measure_rank(Comm& comm, std::string_view name) {
             }
             auto const prepare = [&] {
                 if (is_fresh) {
-                    std::memset(data.get(), 0, bytes);
+                    std::memset(data, 0, bytes);
                 }
                 comm.barrier();
             };
-            std::memset(data.get(), 0, bytes);
+            std::memset(data, 0, bytes);
             double const time = time_of(is_fresh, agree, prepare, all_reduce);
             if (comm.rank() == 0) {
                 print(name, comm.size(), is_fresh ? "fresh" : "same", bytes, time);
@@ -271,8 +274,8 @@ void measure_memory(std::size_t bytes) {
     print("pull", 2, "limit", bytes, median(pulls));
 }
 
-/// A way to run ranks: `run(ranks)` prints lines under its name. Processes have their buffers in memory of
-/// their own, as MPI's have.
+/// A way to run ranks: `run(ranks)` prints lines under its name. "processes_own" have their buffers in memory
+/// of their own, as MPI's have.
 struct Implementation {
     std::string_view name;
     void (*run)(int ranks);
@@ -285,6 +288,12 @@ constexpr Implementation implementations[] = {
     {"processes",
      [](int ranks) {
          joinable::run_processes(ranks, [](auto& comm) { measure_rank(comm, "processes"); });
+     }},
+    {"processes_own",
+     [](int ranks) {
+         joinable::run_processes(ranks, [](auto& comm) {
+             measure_rank(comm, "processes_own", true);
+         });
      }},
 };
 

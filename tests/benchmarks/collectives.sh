@@ -64,7 +64,7 @@ measure() {
 
 # Every round begins with another one, so that none always follows the same.
 : >"$out/results.txt"
-order="threads processes $peers"
+order="threads processes processes_own $peers"
 for round in $(seq "$rounds"); do
     echo "round $round of $rounds, load $(cut -d' ' -f1 /proc/loadavg)" >&2
     echo "round $round" >>"$out/results.txt"

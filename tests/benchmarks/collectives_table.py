@@ -13,8 +13,8 @@ import pathlib
 import statistics
 import sys
 
-OURS = ("threads", "processes")
-COLOURS = ["#1668b0", "#6a3fa0", "#c4501b", "#2f8f4e", "#8a6d1a"]
+OURS = ("threads", "processes", "processes_own")
+COLOURS = ["#1668b0", "#6a3fa0", "#9d86c9", "#c4501b", "#2f8f4e", "#8a6d1a"]
 
 
 def read(path):

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -3176,14 +3177,91 @@ using work_of =
 
 } // namespace joinable::inline v0
 
+// ---- joinable/communicator/arena.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+inline void check_alignment(std::size_t alignment) {
+    if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
+        throw ContractViolation{
+            concat("memory is aligned to a power of two in bytes, but was asked for ", alignment)
+        };
+    }
+}
+
+} // namespace detail
+
+/// Zeroed host memory, from the heap or from wherever a communicator has it. Owns it; moves, never
+/// copies. The object that it came from need not live as long.
+class Arena {
+public:
+    static constexpr std::size_t default_alignment = 64; ///< a cache line
+    /// Takes back `bytes` bytes at `data`. `context` is what the arena was made with.
+    using Release = void (*)(void* context, std::byte* data, std::size_t bytes) noexcept;
+
+    Arena() = default;
+    /// From the heap. @throws std::bad_alloc; ContractViolation  alignment is no power of two.
+    explicit Arena(std::size_t bytes, std::size_t alignment = default_alignment) {
+        detail::check_alignment(alignment);
+        if (bytes == 0) {
+            return;
+        }
+        std::size_t room = bytes + alignment;
+        // calloc, because large memory is zero when it comes from the system.
+        void* const block = room < bytes ? nullptr : std::calloc(1, room);
+        if (block == nullptr) {
+            throw std::bad_alloc{};
+        }
+        void* data = block;
+        std::align(alignment, bytes, data, room);
+        *this = Arena{static_cast<std::byte*>(data), bytes, &free_block, block};
+    }
+    /// For communicators. Calls `release` once, if it is given.
+    Arena(std::byte* data, std::size_t bytes, Release release, void* context) noexcept
+        : data_{data}, bytes_{bytes}, release_{release}, context_{context} {}
+    Arena(Arena&& other) noexcept
+        : data_{std::exchange(other.data_, nullptr)}, bytes_{std::exchange(other.bytes_, 0)},
+          release_{std::exchange(other.release_, nullptr)}, context_{other.context_} {}
+    Arena& operator=(Arena&& other) noexcept {
+        Arena old{std::move(other)};
+        std::swap(data_, old.data_);
+        std::swap(bytes_, old.bytes_);
+        std::swap(release_, old.release_);
+        std::swap(context_, old.context_);
+        return *this;
+    }
+    ~Arena() {
+        if (release_ != nullptr) {
+            release_(context_, data_, bytes_);
+        }
+    }
+
+    /// Null if it has no bytes.
+    [[nodiscard]] std::byte* data() const noexcept { return data_; }
+    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+
+private:
+    static void free_block(void* block, std::byte*, std::size_t) noexcept { std::free(block); }
+
+    std::byte* data_ = nullptr;
+    std::size_t bytes_ = 0;
+    Release release_ = nullptr;
+    void* context_ = nullptr;
+};
+
+} // namespace joinable::inline v0
+
 // ---- joinable/communicator/capabilities.hpp
 
 /// @file
-/// One concept for each optional operation of a communicator that moves data. Collective unless
+/// One concept for each optional operation of a communicator that moves data or has memory for it. Collective unless
 /// said otherwise; `comm` is an lvalue of `C`, `in` a ConstBuffer, `out` and `buffer` a Buffer, and
 /// `counts` a std::span<std::size_t const> with the number of elements of each rank, which need not
 /// outlive the call. Parts lie one after another in rank order. Models: ThreadCommunicator has
-/// them all, SelfCommunicator all but messages and split.
+/// them all but arenas, SelfCommunicator all but arenas, messages and split, ProcessCommunicator all
+/// but messages and split.
 
 namespace joinable::inline v0 {
 
@@ -3232,6 +3310,11 @@ concept has_receive = requires(C& comm, Buffer buffer, int from, int tag) {
 template <class C>
 concept has_split = requires(C& comm, int color, int key) {
     { comm.split(color, key) } -> Communicator;
+};
+
+template <class C>
+concept has_allocate = requires(C& comm, std::size_t bytes, std::size_t alignment) {
+    { comm.allocate(bytes, alignment) } -> std::same_as<Arena>;
 };
 
 } // namespace detail
@@ -3314,6 +3397,54 @@ concept SendsAndReceives = Communicator<C> && detail::has_send<C> && detail::has
 /// |                          |              | key, then rank; abort reaches it from `comm`       |
 template <class C>
 concept Splits = Communicator<C> && detail::has_split<C>;
+
+/// A communicator that has memory from which it moves buffers without copies of its own. Not
+/// collective. Where a program may also run over others, make_arena() takes their place.
+///
+/// | expression                         | result | meaning                                        |
+/// |------------------------------------|--------|------------------------------------------------|
+/// | `comm.allocate(bytes, alignment)`  | Arena  | zeroed; alignment is a power of two; may       |
+/// |                                    |        | outlive `comm`                                 |
+template <class C>
+concept AllocatesArena = Communicator<C> && detail::has_allocate<C>;
+
+} // namespace joinable::inline v0
+
+// ---- joinable/communicator/make_arena.hpp
+
+namespace joinable::inline v0 {
+
+/// Zeroed memory for buffers that go through `comm`: where it needs no copies of them, if it
+/// models AllocatesArena, else from the heap. Local.
+template <Communicator Comm>
+[[nodiscard]] Arena
+make_arena(Comm& comm, std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
+    if constexpr (AllocatesArena<Comm>) {
+        return comm.allocate(bytes, alignment);
+    } else {
+        return Arena{bytes, alignment};
+    }
+}
+
+/// Where arenas come from, for classes that know no communicator: the heap, or make_arena(). Refers
+/// to the communicator.
+class ArenaSource {
+public:
+    ArenaSource() = default; ///< the heap
+    template <Communicator Comm>
+    explicit ArenaSource(Comm& comm) noexcept
+        : comm_{&comm}, make_{[](void* from, std::size_t bytes) {
+              return make_arena(*static_cast<Comm*>(from), bytes);
+          }} {}
+
+    [[nodiscard]] Arena operator()(std::size_t bytes) const {
+        return make_ == nullptr ? Arena{bytes} : make_(comm_, bytes);
+    }
+
+private:
+    void* comm_ = nullptr;
+    Arena (*make_)(void* comm, std::size_t bytes) = nullptr;
+};
 
 } // namespace joinable::inline v0
 
@@ -4273,30 +4404,7 @@ inline void permute_sections(std::byte* memory, std::vector<Section>& sections) 
 namespace joinable::inline v0 {
 
 /// Where buckets start in an arena, in bytes: whole cache lines, so that no two buckets share one.
-inline constexpr std::size_t bucket_alignment = 64;
-
-/// Zeroed host memory with the alignment of buckets. Owns it; moves, never copies.
-class Arena {
-public:
-    Arena() = default;
-    explicit Arena(std::size_t bytes)
-        : data_{static_cast<std::byte*>(::operator new(bytes, std::align_val_t{bucket_alignment}))},
-          bytes_{bytes} {
-        std::fill_n(data_.get(), bytes, std::byte{});
-    }
-
-    [[nodiscard]] std::byte* data() const noexcept { return data_.get(); }
-    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
-
-private:
-    struct Release {
-        void operator()(std::byte* memory) const noexcept {
-            ::operator delete(memory, std::align_val_t{bucket_alignment});
-        }
-    };
-    std::unique_ptr<std::byte, Release> data_;
-    std::size_t bytes_ = 0;
-};
+inline constexpr std::size_t bucket_alignment = Arena::default_alignment;
 
 /// Gradients, or other tensors, of one dtype that go through one collective.
 struct Bucket {
@@ -4351,13 +4459,14 @@ public:
     BucketLayout() = default; ///< no buckets
 
     /// Cuts the parameters that `order` lists into buckets that close when they reach their limit
-    /// in bytes. Complexity: linear in the parameters; allocates the arenas, which are as large as
-    /// the gradients plus at most one cache line per parameter.
+    /// in bytes, in arenas of `source`, which are as large as the gradients plus at most one cache
+    /// line per parameter. Complexity: linear in the parameters, plus what the arenas cost.
     /// @throws ContractViolation  no parameter is listed; a value is missing or not on the host.
     BucketLayout(
         ParameterList const& parameters,
         std::span<std::size_t const> order,
-        std::span<std::size_t const> limits
+        std::span<std::size_t const> limits,
+        ArenaSource const& source = {}
     ) {
         if (order.empty()) {
             throw ContractViolation{"no parameter requires a gradient: there is nothing to reduce"};
@@ -4371,7 +4480,7 @@ public:
         }
         for (std::size_t dtype = 0; dtype < dtypes; ++dtype) {
             if (bytes[dtype] != 0) {
-                arenas_[dtype] = Arena{bytes[dtype]};
+                arenas_[dtype] = source(bytes[dtype]);
             }
         }
         cut(parameters, order, limits);
@@ -4490,10 +4599,14 @@ namespace joinable::inline v0 {
 class CoalescedBroadcast {
 public:
     /// Local. Plans pieces that close with the tensor by which they reach `piece_bytes`; allocates
-    /// memory for two of them, or for as many as there are. `what` is how errors call a tensor.
+    /// memory for two of them, or for as many as there are, from `source`. `what` is how errors call
+    /// a tensor.
     /// @throws ContractViolation  a tensor is missing (a null pointer) or not on the host.
     explicit CoalescedBroadcast(
-        TensorList tensors, std::size_t piece_bytes, std::string_view what = "tensor"
+        TensorList tensors,
+        std::size_t piece_bytes,
+        std::string_view what = "tensor",
+        ArenaSource const& source = {}
     )
         : tensors_{std::move(tensors), what} {
         std::vector<AnyView> const& views = current_views();
@@ -4514,7 +4627,7 @@ public:
             }
         }
         for (std::size_t const bytes : memory_bytes) {
-            memory_.emplace_back(bytes);
+            memory_.push_back(source(bytes));
         }
         for (std::size_t p = 0; p < pieces_.size(); ++p) {
             std::byte* place = memory_[p % 2].data();
@@ -4577,9 +4690,12 @@ private:
 /// `tensors` is a range that joinable::buffers() takes. Collective.
 template <Communicator Comm, class Tensors>
 void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes, int root) {
-    CoalescedBroadcast{detail::tensor_list(std::forward<Tensors>(tensors)), buffer_bytes}.run(
-        comm, root
-    );
+    CoalescedBroadcast{
+        detail::tensor_list(std::forward<Tensors>(tensors)),
+        buffer_bytes,
+        "tensor",
+        ArenaSource{comm}
+    }.run(comm, root);
 }
 
 } // namespace joinable::inline v0
@@ -4592,12 +4708,18 @@ namespace joinable::inline v0::detail {
 /// communicators and iterations; all members are local.
 class Gradients {
 public:
+    /// Buckets are in arenas of `source`.
     /// @throws ContractViolation  see Reducer's constructor. Nothing was changed.
-    Gradients(ParameterList parameters, DataParallelOptions const& options, int rank)
+    Gradients(
+        ParameterList parameters,
+        DataParallelOptions const& options,
+        int rank,
+        ArenaSource const& source = {}
+    )
         : parameters_{std::move(parameters)}, rank_{rank},
           are_views_{options.gradient_as_bucket_view}, limits_{bucket_limits(options)},
           trained_{expected_ready_order(parameters_)},
-          layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_} {
+          layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_, source} {
         find_places();
         for (std::size_t const i : trained_) {
             if (DType const dtype = parameters_[i].value().dtype(); !is_floating_point(dtype)) {
@@ -5179,12 +5301,16 @@ namespace joinable::inline v0 {
 template <Communicator Comm>
 class Reducer {
 public:
-    /// Local. `comm` must outlive the reducer; so must what the parameters refer to.
+    /// Local. Buckets are in arenas of make_arena(). `comm` must outlive the reducer; so must what
+    /// the parameters refer to.
     /// @throws ContractViolation  no parameter requires a gradient, or one of integers does; a
     ///         gradient does not fit its value; gradients as bucket views without set_grad. Nothing
     ///         was changed.
     Reducer(Comm& comm, ParameterList parameters, DataParallelOptions const& options = {})
-        : comm_{comm}, gradients_{std::move(parameters), options, static_cast<int>(comm.rank())},
+        : comm_{comm},
+          gradients_{
+              std::move(parameters), options, static_cast<int>(comm.rank()), ArenaSource{comm}
+          },
           iteration_{gradients_, options}, is_rebuild_due_{detail::rebuilds(options)} {
         order_message_.resize(is_rebuild_due_ ? gradients_.trained().size() + 1 : 0);
         fit_to_buckets();
@@ -8745,7 +8871,8 @@ public:
         Comm& comm, ParameterList parameters, BufferList buffers, DataParallelOptions const& options
     )
         : comm_{comm}, parameters_{std::move(parameters)},
-          buffers_{std::move(buffers), piece_bytes, "buffer"}, options_{options} {}
+          buffers_{std::move(buffers), piece_bytes, "buffer", ArenaSource{comm}},
+          options_{options} {}
 
     /// The script of a round that syncs, for ranks that are active and ranks that shadow.
     /// Collective; no allocation but what a hook does.
@@ -9948,8 +10075,9 @@ struct Descriptor {
 ///
 /// `word` holds, from the top: frozen (1 bit), whether there are counts (1), root (13), descriptor
 /// (11), inline count (7: 0 means that payload begins with the count instead, which matters unless
-/// there are counts), sequence number (31). Arriving is one compare-and-swap on it, aborting sets the frozen bit: so whether a rank
-/// has arrived before an abort is decided in one step, and every rank sees the same.
+/// there are counts), sequence number (31). Arriving is one compare-and-swap on it, aborting sets
+/// the frozen bit: so whether a rank has arrived before an abort is decided in one step, and every
+/// rank sees the same.
 struct alignas(64) ArrivalLine {
     std::atomic<std::uint64_t> word{empty};
     std::array<std::uint64_t, 7> payload{};
@@ -11408,6 +11536,88 @@ run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said, Cut con
 
 } // namespace joinable::inline v0::detail
 
+// ---- joinable/communicator/detail/arena_space.hpp
+
+namespace joinable::inline v0::detail {
+
+/// Memory from which the arenas of one rank are cut. One thread at a time. It is there as long as
+/// its owner or an arena: so an arena may outlive its communicator.
+/// @pre the memory itself stays mapped as long
+class ArenaSpace {
+public:
+    struct Close {
+        void operator()(ArenaSpace* space) const noexcept {
+            space->is_closed_ = true;
+            space->end_if_unused();
+        }
+    };
+    using Owner = std::unique_ptr<ArenaSpace, Close>;
+
+    [[nodiscard]] static Owner make(std::span<std::byte> memory) {
+        return Owner{new ArenaSpace{memory}};
+    }
+    ArenaSpace(ArenaSpace const&) = delete;
+    ArenaSpace& operator=(ArenaSpace const&) = delete;
+
+    /// The first gap that is large enough, zeroed; nothing where there is none. Linear in the arenas.
+    [[nodiscard]] std::optional<Arena> allocate(std::size_t bytes, std::size_t alignment) {
+        check_alignment(alignment);
+        if (bytes == 0) {
+            return Arena{};
+        }
+        auto const start = reinterpret_cast<std::uintptr_t>(memory_.data());
+        std::size_t end = 0; // of the arena before
+        for (auto next = taken_.begin();; ++next) {
+            std::size_t const begin = (start + end + alignment - 1) / alignment * alignment - start;
+            std::size_t const limit = next == taken_.end() ? memory_.size() : next->begin;
+            if (begin <= limit && bytes <= limit - begin) {
+                taken_.insert(next, {begin, begin + bytes});
+                std::byte* const data = memory_.data() + begin;
+                std::memset(data, 0, bytes); // something else may have been there
+                return Arena{data, bytes, &release, this};
+            }
+            if (next == taken_.end()) {
+                return std::nullopt;
+            }
+            end = next->end;
+        }
+    }
+
+    /// Whether all of `bytes` bytes from `data` on lie in this memory.
+    [[nodiscard]] bool holds(void const* data, std::size_t bytes) const noexcept {
+        std::uintptr_t const offset = reinterpret_cast<std::uintptr_t>(data) -
+                                      reinterpret_cast<std::uintptr_t>(memory_.data());
+        return offset <= memory_.size() && bytes <= memory_.size() - offset;
+    }
+
+private:
+    struct Range { ///< as places in the memory
+        std::size_t begin;
+        std::size_t end;
+    };
+
+    explicit ArenaSpace(std::span<std::byte> memory) noexcept : memory_{memory} {}
+    ~ArenaSpace() = default;
+
+    static void release(void* context, std::byte* data, std::size_t) noexcept {
+        auto* const space = static_cast<ArenaSpace*>(context);
+        auto const begin = static_cast<std::size_t>(data - space->memory_.data());
+        std::erase_if(space->taken_, [&](Range const& range) { return range.begin == begin; });
+        space->end_if_unused();
+    }
+    void end_if_unused() noexcept {
+        if (is_closed_ && taken_.empty()) {
+            delete this;
+        }
+    }
+
+    std::span<std::byte> memory_;
+    std::vector<Range> taken_; ///< in the order of their places
+    bool is_closed_ = false;
+};
+
+} // namespace joinable::inline v0::detail
+
 // ---- joinable/communicator/detail/lent_memory.hpp
 
 /// @file
@@ -11416,8 +11626,8 @@ run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said, Cut con
 namespace joinable::inline v0::detail {
 
 struct LentAddresses {
-    void const* in;
-    void* out;
+    void const* in = nullptr;
+    void* out = nullptr;
 };
 
 /// Threads read and write each other's buffers where they are.
@@ -11430,18 +11640,42 @@ public:
     static void give_back(std::uint64_t) noexcept {}
 };
 
-/// Processes read and write copies, in memory that has the same address in all of them.
+/// Processes read and write buffers where they are in arenas, and copies of others: in memory that all
+/// of them can find.
 class StagedMemory {
 public:
     explicit StagedMemory(std::span<std::byte> memory) noexcept : memory_{memory} {}
 
-    /// Copies the input to where there is room. False: there is none until something is given back.
+    /// An arena in the upper half of the memory, whose lower half is for copies from then on. From the
+    /// heap, where there is no room.
+    [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) {
+        std::size_t const half = memory_.size() / 2;
+        bool const is_half_free = std::all_of(loans_.begin(), loans_.end(), [&](Loan const& loan) {
+            return loan.end <= half;
+        });
+        if (!arenas_ && is_half_free) {
+            arenas_ = ArenaSpace::make(memory_.subspan(half));
+            memory_ = memory_.first(half);
+        }
+        std::optional<Arena> arena;
+        if (arenas_) {
+            arena = arenas_->allocate(bytes, alignment);
+        }
+        return arena ? std::move(*arena) : Arena{bytes, alignment};
+    }
+
+    /// Copies the input to where there is room, unless it lies in an arena. False: there is no room
+    /// until something is given back.
     /// Complexity: quadratic in the collectives in flight, at most 64; linear in the elements.
     /// @throws ContractViolation  there will never be room.
     [[nodiscard]] bool lend(std::uint64_t sequence, ConstBuffer in, Buffer out) {
-        bool const is_in_place = in.data == out.data;
-        std::size_t const out_at = is_in_place ? 0 : rounded(in.bytes());
-        std::size_t const bytes = (std::max)(rounded(in.bytes()), out_at + rounded(out.bytes()));
+        bool const copies_in = !is_in_arena(in);
+        bool const copies_out = !is_in_arena(out);
+        bool const is_in_place = in.data == out.data && copies_in;
+        std::size_t const in_bytes = copies_in ? rounded(in.bytes()) : 0;
+        std::size_t const out_at = is_in_place ? 0 : in_bytes;
+        std::size_t const out_end = copies_out ? out_at + rounded(out.bytes()) : 0;
+        std::size_t const bytes = (std::max)(in_bytes, out_end);
         if (bytes > memory_.size()) {
             throw ContractViolation{concat(
                 "a collective of ",
@@ -11455,32 +11689,40 @@ public:
         if (begin + bytes > memory_.size()) {
             return false;
         }
-        if (in.count != 0) {
-            std::memcpy(memory_.data() + begin, in.data, in.bytes());
+        std::byte* const copies = memory_.data() + begin;
+        if (copies_in && in.count != 0) {
+            std::memcpy(copies, in.data, in.bytes());
         }
-        loans_[sequence % loans_.size()] = {begin, begin + bytes, begin + out_at, out};
+        loans_[sequence % loans_.size()] = {
+            begin,
+            begin + bytes,
+            {copies_in ? copies : in.data, copies_out ? copies + out_at : out.data},
+            copies_out ? out : Buffer{}
+        };
         return true;
     }
     [[nodiscard]] LentAddresses lent(std::uint64_t sequence, ConstBuffer, Buffer) const noexcept {
-        Loan const& loan = loans_[sequence % loans_.size()];
-        return {memory_.data() + loan.begin, memory_.data() + loan.out_at};
+        return loans_[sequence % loans_.size()].at;
     }
-    /// Copies the output to the rank's own buffer.
+    /// Copies the output to the rank's own buffer, unless it was written there.
     void give_back(std::uint64_t sequence) noexcept {
         Loan& loan = loans_[sequence % loans_.size()];
         if (loan.out.count != 0) {
-            std::memcpy(loan.out.data, memory_.data() + loan.out_at, loan.out.bytes());
+            std::memcpy(loan.out.data, loan.at.out, loan.out.bytes());
         }
         loan = {};
     }
 
 private:
     struct Loan {
-        std::size_t begin = 0; ///< as places in the memory
+        std::size_t begin = 0; ///< of the copies, as places in the memory
         std::size_t end = 0;
-        std::size_t out_at = 0;
-        Buffer out = {};
+        LentAddresses at = {};
+        Buffer out = {}; ///< what is to be copied back
     };
+    [[nodiscard]] bool is_in_arena(ConstBuffer buffer) const noexcept {
+        return arenas_ && arenas_->holds(buffer.data, buffer.bytes());
+    }
     static constexpr std::size_t rounded(std::size_t bytes) noexcept {
         return (bytes + 63) / 64 * 64; // whole cache lines
     }
@@ -11499,7 +11741,8 @@ private:
         }
     }
 
-    std::span<std::byte> memory_;
+    std::span<std::byte> memory_; ///< for copies
+    ArenaSpace::Owner arenas_;
     std::array<Loan, Board::max_in_flight> loans_{};
 };
 
@@ -11536,6 +11779,11 @@ public:
     /// Who has not arrived in this rank's oldest unfinished collective.
     [[nodiscard]] std::vector<int> missing() const {
         return retired_ == next_ ? std::vector<int>{} : board_.missing(retired_);
+    }
+
+    /// See the Memory, where it has arenas.
+    [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) {
+        return memory_.allocate(bytes, alignment);
     }
 
     /// Arrives in the next collective and returns its number. In one by counts, `tell(sends,
@@ -11925,7 +12173,7 @@ private:
 namespace joinable::inline v0 {
 
 /// A collective between process ranks. Destroyed unfinished it waits up to the deadline; while
-/// unwinding it aborts. Other ranks never touch this rank's buffers, only copies of them.
+/// unwinding it aborts. When it is gone, no other rank touches this rank's buffers.
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] ProcessWork {
 public:
     ProcessWork(ProcessWork&& other) noexcept
@@ -11980,7 +12228,8 @@ namespace joinable::inline v0 {
 /// rank order, up to 64 in flight, and a rank that computes holds up nobody. Messages and split() do
 /// not exist. More than 56 bytes are copied into memory that the ranks share, and the result is
 /// copied back by wait() or test(): up to 64 GiB in flight on a rank, less where the system gives
-/// less address space. That memory is kept until the ranks end.
+/// less address space. That memory is kept until the ranks end. Nothing is copied of buffers that
+/// lie in an arena of this communicator: the others read and write them where they are.
 ///
 /// A rank that is killed is PeerFailed, with its number, on all others at once.
 ///
@@ -11999,6 +12248,16 @@ public:
             rank_.abort_for_exception("the scope of its communicator");
         }
         rank_.leave();
+    }
+
+    /// Local. Zeroed memory that the ranks share, for what is to be reduced often; memory of arenas
+    /// that are gone is used again. With the first one, half of what is shared is set aside for
+    /// arenas; where that is full, an arena is from the heap, and its buffers are copied as others
+    /// are. An arena may outlive the communicator, not the process, and is used and destroyed by one
+    /// thread at a time with it. @throws ContractViolation  alignment is no power of two.
+    [[nodiscard]] Arena
+    allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
+        return rank_.allocate(bytes, alignment);
     }
 
 private:

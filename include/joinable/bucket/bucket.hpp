@@ -79,8 +79,8 @@ public:
     BucketLayout() = default; ///< no buckets
 
     /// Cuts the parameters that `order` lists into buckets that close when they reach their limit
-    /// in bytes, in arenas of `source`. Complexity: linear in the parameters; allocates the arenas, which are as large as
-    /// the gradients plus at most one cache line per parameter.
+    /// in bytes, in arenas of `source`, which are as large as the gradients plus at most one cache
+    /// line per parameter. Complexity: linear in the parameters, plus what the arenas cost.
     /// @throws ContractViolation  no parameter is listed; a value is missing or not on the host.
     BucketLayout(
         ParameterList const& parameters,

@@ -40,7 +40,8 @@ namespace joinable::inline v0 {
 template <Communicator Comm>
 class Reducer {
 public:
-    /// Local. Buckets are in arenas of make_arena(). `comm` must outlive the reducer; so must what the parameters refer to.
+    /// Local. Buckets are in arenas of make_arena(). `comm` must outlive the reducer; so must what
+    /// the parameters refer to.
     /// @throws ContractViolation  no parameter requires a gradient, or one of integers does; a
     ///         gradient does not fit its value; gradients as bucket views without set_grad. Nothing
     ///         was changed.

@@ -85,8 +85,9 @@ struct Descriptor {
 ///
 /// `word` holds, from the top: frozen (1 bit), whether there are counts (1), root (13), descriptor
 /// (11), inline count (7: 0 means that payload begins with the count instead, which matters unless
-/// there are counts), sequence number (31). Arriving is one compare-and-swap on it, aborting sets the frozen bit: so whether a rank
-/// has arrived before an abort is decided in one step, and every rank sees the same.
+/// there are counts), sequence number (31). Arriving is one compare-and-swap on it, aborting sets
+/// the frozen bit: so whether a rank has arrived before an abort is decided in one step, and every
+/// rank sees the same.
 struct alignas(64) ArrivalLine {
     std::atomic<std::uint64_t> word{empty};
     std::array<std::uint64_t, 7> payload{};

@@ -13,23 +13,9 @@ cd "$(dirname "$0")/../.."
 out=build/collectives
 rounds=${ROUNDS:-11}
 export BUDGET="${BUDGET:-0.1}"
-export OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo PYTHONDONTWRITEBYTECODE=1
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 mkdir -p "$out"
 
-# A python3 that has PyTorch, of which Gloo is a part: Debian's package is for Debian's own.
-python_with_gloo() {
-    for python in python3 /usr/bin/python3; do
-        "$python" -c "import torch.distributed" 2>/dev/null && echo "$python" && return
-    done
-    return 1
-}
-install_package() {
-    [ "${INSTALL:-1}" = 1 ] && command -v apt-get >/dev/null || return 1
-    apt-cache show "$1" >/dev/null 2>&1 || return 1
-    echo "installing $*" >&2
-    apt-get install -y --no-install-recommends "$@" >"$out/install.log" 2>&1
-}
+. tests/benchmarks/peers.sh
 
 peers=
 command -v mpicc.openmpi >/dev/null || install_package libopenmpi-dev openmpi-bin || true

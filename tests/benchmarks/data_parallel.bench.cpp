@@ -13,35 +13,19 @@
 
 #include <joinable/join.hpp>
 
+#include "weights.hpp"
+
 namespace {
 
+using joinable_benchmarks::Weights;
 using Clock = std::chrono::steady_clock;
-
-struct Weights {
-    std::vector<float> value;
-    joinable::AnyView grad;
-    std::vector<float> storage;
-};
-
-} // namespace
-
-template <>
-struct joinable::parameter_traits<Weights> {
-    static auto* value(Weights& weights) { return &weights.value; }
-    static AnyView* grad(Weights& weights) { return &weights.grad; }
-    static void set_grad(Weights& weights, AnyView const& view) { weights.grad = view; }
-};
-
-namespace {
 
 constexpr std::size_t tensors = 160;
 
 std::vector<Weights> make_model(std::size_t numel) {
-    std::vector<Weights> model(tensors);
-    for (Weights& weights : model) {
-        weights.value.assign(numel, 1.0F);
-        weights.storage.resize(numel);
-        weights.grad = joinable::AnyView{weights.storage};
+    std::vector<Weights> model;
+    for (std::size_t i = 0; i < tensors; ++i) {
+        model.emplace_back(numel);
     }
     return model;
 }
@@ -110,31 +94,14 @@ void iteration(benchmark::State& state, Run run, bool views) {
         state.SetIterationTime(seconds / iterations);
     }
 }
-BENCHMARK_CAPTURE(iteration, compute_only, Run::compute_only, false)
-    ->Args({64, 0})
-    ->Args({65536, 8})
-    ->UseManualTime()
-    ->Iterations(7);
-BENCHMARK_CAPTURE(iteration, bare_sum, Run::bare_sum, false)
-    ->Args({64, 0})
-    ->Args({65536, 8})
-    ->UseManualTime()
-    ->Iterations(7);
-BENCHMARK_CAPTURE(iteration, after_pass, Run::after_pass, false)
-    ->Args({64, 0})
-    ->Args({65536, 8})
-    ->UseManualTime()
-    ->Iterations(7);
-BENCHMARK_CAPTURE(iteration, overlapped, Run::overlapped, false)
-    ->Args({64, 0})
-    ->Args({65536, 8})
-    ->UseManualTime()
-    ->Iterations(7);
-BENCHMARK_CAPTURE(iteration, overlapped_views, Run::overlapped, true)
-    ->Args({64, 0})
-    ->Args({65536, 8})
-    ->UseManualTime()
-    ->Iterations(7);
+void small_and_large(benchmark::internal::Benchmark* bench) {
+    bench->Args({64, 0})->Args({65536, 8})->UseManualTime()->Iterations(7);
+}
+BENCHMARK_CAPTURE(iteration, compute_only, Run::compute_only, false)->Apply(small_and_large);
+BENCHMARK_CAPTURE(iteration, bare_sum, Run::bare_sum, false)->Apply(small_and_large);
+BENCHMARK_CAPTURE(iteration, after_pass, Run::after_pass, false)->Apply(small_and_large);
+BENCHMARK_CAPTURE(iteration, overlapped, Run::overlapped, false)->Apply(small_and_large);
+BENCHMARK_CAPTURE(iteration, overlapped_views, Run::overlapped, true)->Apply(small_and_large);
 
 /// Packing all gradients and delivering them again, alone: one rank, so nothing is sent.
 void pack_and_unpack(benchmark::State& state) {

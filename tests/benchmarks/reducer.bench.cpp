@@ -13,27 +13,12 @@
 #include <joinable/communicator/run_threads.hpp>
 #include <joinable/communicator/thread.hpp>
 
+#include "weights.hpp"
+
 namespace {
 
+using joinable_benchmarks::Weights;
 using Clock = std::chrono::steady_clock;
-
-/// A parameter whose gradient may be moved into a bucket.
-struct Weights {
-    std::vector<float> value;
-    joinable::AnyView grad;
-    std::vector<float> storage;
-};
-
-} // namespace
-
-template <>
-struct joinable::parameter_traits<Weights> {
-    static auto* value(Weights& weights) { return &weights.value; }
-    static AnyView* grad(Weights& weights) { return &weights.grad; }
-    static void set_grad(Weights& weights, AnyView const& view) { weights.grad = view; }
-};
-
-namespace {
 
 /// Times `iterations` calls of what `make(comm)` returns on two ranks, seen by rank 0.
 template <class Make>
@@ -89,10 +74,7 @@ void reduce(benchmark::State& state, bool views) {
         };
         auto model = std::make_unique<Model>();
         for (std::size_t i = 0; i < tensors; ++i) {
-            auto& weights = model->weights.emplace_back();
-            weights.value.resize(numel);
-            weights.storage.resize(numel);
-            weights.grad = joinable::AnyView{weights.storage};
+            model->weights.emplace_back(numel);
         }
         model->reducer.emplace(
             comm,

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/parameter.hpp>
+
+namespace joinable_benchmarks {
+
+/// A parameter whose gradient may be moved into a bucket.
+struct Weights {
+    std::vector<float> value;
+    std::vector<float> storage;
+    joinable::AnyView grad; ///< of `storage`, or of a bucket
+
+    explicit Weights(std::size_t numel, float number = 1.0F)
+        : value(numel, number), storage(numel), grad{storage} {}
+    Weights(Weights&&) = default; // a copy's gradient would be a view of the original
+    Weights& operator=(Weights&&) = default;
+};
+
+} // namespace joinable_benchmarks
+
+template <>
+struct joinable::parameter_traits<joinable_benchmarks::Weights> {
+    using Weights = joinable_benchmarks::Weights;
+    static auto* value(Weights& weights) { return &weights.value; }
+    static AnyView* grad(Weights& weights) { return &weights.grad; }
+    static void set_grad(Weights& weights, AnyView const& view) { weights.grad = view; }
+};

@@ -10404,6 +10404,29 @@ private:
 
 } // namespace joinable::inline v0::detail
 
+// ---- joinable/communicator/detail/tuning.hpp
+
+/// @file
+/// Where one way of doing a thing becomes better than another. None of these changes a result.
+/// tests/benchmarks/tune.py measures each number beside others and prints this table anew.
+
+namespace joinable::inline v0::detail::tuning {
+
+/// Up to so many bytes every rank combines all contributions for itself, beyond ranks share the work.
+inline constexpr std::size_t slot_bytes = 2048;
+/// Up to so many bytes in all, each rank has one chunk; beyond there are several, to take over.
+inline constexpr std::size_t one_chunk_bytes = std::size_t{256} << 10U;
+inline constexpr std::size_t chunks_per_rank = 4;
+inline constexpr std::size_t largest_chunk_bytes = std::size_t{256} << 10U;
+
+/// How often a wait looks before it yields its core: where every rank has one, and where not.
+inline constexpr int spins = 200;
+inline constexpr int crowded_spins = 20;
+/// How often it yields before it sleeps.
+inline constexpr int yields = 100;
+
+} // namespace joinable::inline v0::detail::tuning
+
 // ---- joinable/communicator/detail/futex.hpp
 
 #if defined(__linux__)
@@ -10480,7 +10503,11 @@ public:
     /// Spins for some microseconds where every rank has a core: longer would keep a peer waiting
     /// that shares its core with another program.
     explicit WaitingRoom(int ranks)
-        : spins_{static_cast<unsigned>(ranks) <= std::thread::hardware_concurrency() ? 200 : 20} {}
+        : spins_{
+              static_cast<unsigned>(ranks) <= std::thread::hardware_concurrency()
+                  ? tuning::spins
+                  : tuning::crowded_spins
+          } {}
 
     /// Returns true once `ready()`, false at the deadline. What `ready` reads is changed before
     /// wake() and read here by sequentially consistent operations: so either the waker sees the
@@ -10494,7 +10521,7 @@ public:
             cpu_relax();
         }
         auto const end = end_of_wait(deadline);
-        for (int i = 0; i < yields; ++i) {
+        for (int i = 0; i < tuning::yields; ++i) {
             if (ready()) {
                 return true;
             }
@@ -10520,8 +10547,6 @@ public:
     }
 
 private:
-    static constexpr int yields = 100;
-
     int spins_;
     std::atomic<int> sleepers_{0}; ///< and those that were killed in their sleep
     FutexWord wakes_{0};
@@ -10552,7 +10577,6 @@ class alignas(64) Board {
 public:
     using Count = std::size_t;
     static constexpr std::size_t max_in_flight = 64; ///< collectives; a slot each
-    static constexpr std::size_t slot_bytes = 2048;
 
     /// What create() needs.
     /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
@@ -10596,7 +10620,7 @@ public:
     }
     /// Room for what `rank` contributes, where that is too long for its line and short enough.
     [[nodiscard]] std::byte* slot(int rank, std::uint64_t sequence) noexcept {
-        return at(slots_at(size_)) + arrival(rank, sequence) * slot_bytes;
+        return at(slots_at(size_)) + arrival(rank, sequence) * tuning::slot_bytes;
     }
 
     /// What `rank` says in a collective by counts: the elements that it sends to each rank, then
@@ -10753,7 +10777,7 @@ private:
         return progress_at(size) + arrivals(size) * sizeof(ChunkProgress);
     }
     static constexpr std::size_t counts_at(int size) noexcept {
-        return slots_at(size) + arrivals(size) * slot_bytes;
+        return slots_at(size) + arrivals(size) * tuning::slot_bytes;
     }
 
     [[nodiscard]] std::byte* at(std::size_t offset) noexcept {
@@ -11466,7 +11490,11 @@ struct Cut {
         // One chunk each, as long as taking over half of one would save less than a line between two
         // processors; else so small that all ranks end together, so large that claiming costs nothing.
         std::size_t const wanted =
-            bytes <= one_chunk_bytes ? bytes / ranks : (std::min)(bytes / (4 * ranks), most_bytes);
+            bytes <= tuning::one_chunk_bytes
+                ? bytes / ranks
+                : (std::min)(
+                      bytes / (tuning::chunks_per_rank * ranks), tuning::largest_chunk_bytes
+                  );
         constexpr std::size_t line = 64;
         chunk = (wanted / line + 1) * line / element;
         chunks = (total + chunk - 1) / chunk;
@@ -11476,10 +11504,6 @@ struct Cut {
     [[nodiscard]] std::size_t first_of(int rank, int world_size) const noexcept {
         return chunks * static_cast<std::size_t>(rank) / static_cast<std::size_t>(world_size);
     }
-
-private:
-    static constexpr std::size_t one_chunk_bytes = std::size_t{256} << 10U;
-    static constexpr std::size_t most_bytes = std::size_t{256} << 10U;
 };
 
 [[nodiscard]] inline bool
@@ -11793,7 +11817,7 @@ public:
         make_room();
         std::uint64_t const sequence = next_;
         std::size_t const bytes = said.count * size_of(said.dtype);
-        bool const is_small = bytes <= Board::slot_bytes && said.collective <= Collective::reduce;
+        bool const is_small = bytes <= tuning::slot_bytes && said.collective <= Collective::reduce;
         bool const is_on_line = is_small && bytes <= ArrivalLine::inline_bytes;
         pending_of(sequence) = {said, out.data, is_small, is_on_line};
         ArrivalLine& line = board_.line(rank_, sequence);

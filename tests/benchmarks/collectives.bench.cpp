@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -21,7 +22,16 @@
 
 namespace {
 
-constexpr std::size_t sizes[] = {8, 1 << 10, 64 << 10, 1 << 20, 25 << 20, 100 << 20};
+/// In bytes: those of SIZES, or from one number to gradients of a large model.
+std::vector<std::size_t> sizes() {
+    std::vector<std::size_t> listed;
+    char const* const text = std::getenv("SIZES");
+    std::istringstream stream{text != nullptr ? text : "8 1024 65536 1048576 26214400 104857600"};
+    for (std::size_t size = 0; stream >> size;) {
+        listed.push_back(size);
+    }
+    return listed;
+}
 constexpr std::size_t smallest_fresh = 64 << 10; ///< below, a message is on one line anyway
 
 struct Free {
@@ -103,7 +113,7 @@ double time_of(bool is_fresh, Agree const& agree, Prepare const& prepare, Call c
 template <class Comm>
 void measure_rank(Comm& comm, std::string_view name, bool is_own_memory = false) {
     stay_on(comm.rank());
-    for (std::size_t const bytes : sizes) {
+    for (std::size_t const bytes : sizes()) {
         joinable::Arena const arena =
             is_own_memory ? joinable::Arena{bytes, 4096} : joinable::make_arena(comm, bytes, 4096);
         auto* const data = reinterpret_cast<float*>(arena.data());
@@ -303,7 +313,7 @@ int main(int count, char** arguments) {
     std::string_view const what = count > 1 ? arguments[1] : "";
     if (what == "limits") {
         measure_ping_pong();
-        for (std::size_t const bytes : sizes) {
+        for (std::size_t const bytes : sizes()) {
             if (bytes >= smallest_fresh) {
                 measure_memory(bytes);
             }

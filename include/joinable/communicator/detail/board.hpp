@@ -14,6 +14,7 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/stored_reason.hpp>
+#include <joinable/communicator/detail/tuning.hpp>
 #include <joinable/communicator/detail/waiting.hpp>
 
 namespace joinable::inline v0::detail {
@@ -37,7 +38,6 @@ class alignas(64) Board {
 public:
     using Count = std::size_t;
     static constexpr std::size_t max_in_flight = 64; ///< collectives; a slot each
-    static constexpr std::size_t slot_bytes = 2048;
 
     /// What create() needs.
     /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
@@ -81,7 +81,7 @@ public:
     }
     /// Room for what `rank` contributes, where that is too long for its line and short enough.
     [[nodiscard]] std::byte* slot(int rank, std::uint64_t sequence) noexcept {
-        return at(slots_at(size_)) + arrival(rank, sequence) * slot_bytes;
+        return at(slots_at(size_)) + arrival(rank, sequence) * tuning::slot_bytes;
     }
 
     /// What `rank` says in a collective by counts: the elements that it sends to each rank, then
@@ -238,7 +238,7 @@ private:
         return progress_at(size) + arrivals(size) * sizeof(ChunkProgress);
     }
     static constexpr std::size_t counts_at(int size) noexcept {
-        return slots_at(size) + arrivals(size) * slot_bytes;
+        return slots_at(size) + arrivals(size) * tuning::slot_bytes;
     }
 
     [[nodiscard]] std::byte* at(std::size_t offset) noexcept {

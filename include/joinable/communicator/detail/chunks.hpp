@@ -2,11 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include <joinable/communicator/detail/board.hpp>
 #include <joinable/communicator/detail/exchange.hpp>
+#include <joinable/communicator/detail/tuning.hpp>
 
 /// @file
 /// How the ranks that have arrived in a large collective share its work. Each has a share of its own,
@@ -31,7 +33,11 @@ struct Cut {
         // One chunk each, as long as taking over half of one would save less than a line between two
         // processors; else so small that all ranks end together, so large that claiming costs nothing.
         std::size_t const wanted =
-            bytes <= one_chunk_bytes ? bytes / ranks : (std::min)(bytes / (4 * ranks), most_bytes);
+            bytes <= tuning::one_chunk_bytes
+                ? bytes / ranks
+                : (std::min)(
+                      bytes / (tuning::chunks_per_rank * ranks), tuning::largest_chunk_bytes
+                  );
         constexpr std::size_t line = 64;
         chunk = (wanted / line + 1) * line / element;
         chunks = (total + chunk - 1) / chunk;
@@ -41,10 +47,6 @@ struct Cut {
     [[nodiscard]] std::size_t first_of(int rank, int world_size) const noexcept {
         return chunks * static_cast<std::size_t>(rank) / static_cast<std::size_t>(world_size);
     }
-
-private:
-    static constexpr std::size_t one_chunk_bytes = std::size_t{256} << 10U;
-    static constexpr std::size_t most_bytes = std::size_t{256} << 10U;
 };
 
 [[nodiscard]] inline bool

@@ -17,6 +17,7 @@
 #include <joinable/communicator/detail/chunks.hpp>
 #include <joinable/communicator/detail/exchange.hpp>
 #include <joinable/communicator/detail/lent_memory.hpp>
+#include <joinable/communicator/detail/tuning.hpp>
 #include <joinable/detail/text.hpp>
 
 namespace joinable::inline v0::detail {
@@ -62,7 +63,7 @@ public:
         make_room();
         std::uint64_t const sequence = next_;
         std::size_t const bytes = said.count * size_of(said.dtype);
-        bool const is_small = bytes <= Board::slot_bytes && said.collective <= Collective::reduce;
+        bool const is_small = bytes <= tuning::slot_bytes && said.collective <= Collective::reduce;
         bool const is_on_line = is_small && bytes <= ArrivalLine::inline_bytes;
         pending_of(sequence) = {said, out.data, is_small, is_on_line};
         ArrivalLine& line = board_.line(rank_, sequence);

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include <joinable/communicator/detail/futex.hpp>
+#include <joinable/communicator/detail/tuning.hpp>
 #include <joinable/config.hpp>
 
 namespace joinable::inline v0::detail {
@@ -27,7 +28,11 @@ public:
     /// Spins for some microseconds where every rank has a core: longer would keep a peer waiting
     /// that shares its core with another program.
     explicit WaitingRoom(int ranks)
-        : spins_{static_cast<unsigned>(ranks) <= std::thread::hardware_concurrency() ? 200 : 20} {}
+        : spins_{
+              static_cast<unsigned>(ranks) <= std::thread::hardware_concurrency()
+                  ? tuning::spins
+                  : tuning::crowded_spins
+          } {}
 
     /// Returns true once `ready()`, false at the deadline. What `ready` reads is changed before
     /// wake() and read here by sequentially consistent operations: so either the waker sees the
@@ -41,7 +46,7 @@ public:
             cpu_relax();
         }
         auto const end = end_of_wait(deadline);
-        for (int i = 0; i < yields; ++i) {
+        for (int i = 0; i < tuning::yields; ++i) {
             if (ready()) {
                 return true;
             }
@@ -67,8 +72,6 @@ public:
     }
 
 private:
-    static constexpr int yields = 100;
-
     int spins_;
     std::atomic<int> sleepers_{0}; ///< and those that were killed in their sleep
     FutexWord wakes_{0};

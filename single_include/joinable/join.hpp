@@ -14,7 +14,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -3209,13 +3208,13 @@ public:
             return;
         }
         std::size_t room = bytes + alignment;
-        // calloc, because large memory is zero when it comes from the system.
-        void* const block = room < bytes ? nullptr : std::calloc(1, room);
-        if (block == nullptr) {
+        if (room < bytes) {
             throw std::bad_alloc{};
         }
+        void* const block = ::operator new(room);
         void* data = block;
         std::align(alignment, bytes, data, room);
+        std::memset(data, 0, bytes);
         *this = Arena{static_cast<std::byte*>(data), bytes, &free_block, block};
     }
     /// For communicators. Calls `release` once, if it is given.
@@ -3243,7 +3242,9 @@ public:
     [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
 private:
-    static void free_block(void* block, std::byte*, std::size_t) noexcept { std::free(block); }
+    static void free_block(void* block, std::byte*, std::size_t) noexcept {
+        ::operator delete(block);
+    }
 
     std::byte* data_ = nullptr;
     std::size_t bytes_ = 0;
@@ -5360,15 +5361,19 @@ public:
     /// @throws ContractViolation  `i` is out of range or needs no gradient.
     void mark_accumulated(std::size_t i) { iteration_.mark_accumulated(i); }
 
-    /// The gradient of parameter `i` is final: packs it, and launches every bucket that is full and
-    /// whose predecessors are launched. A parameter without gradient contributes zeros. With a
+    /// The gradient of parameter `i` is final: packs it, launches every bucket that is full and whose
+    /// predecessors are launched, and tests the first one on its way: so communicators that need it
+    /// get on while the pass computes. A parameter without gradient contributes zeros. With a
     /// static graph every use marks; the last one counts. Collective in effect; does not block.
     /// @throws ContractViolation  no iteration is prepared, `i` is out of range or needs no
     ///         gradient, was marked before or said to be unused, or its gradient does not fit its
-    ///         value. The iteration is lost.
+    ///         value. The iteration is lost. Or what the communicator throws.
     void mark_ready(std::size_t i) {
         iteration_.mark(i);
         advance();
+        if (tested_ < launched_ && works_[tested_]->test()) {
+            ++tested_;
+        }
     }
 
     /// From here on this rank contributes zeros: a batch failed. finalize_backward() is still to be
@@ -5435,6 +5440,7 @@ private:
         order_source_ = order_source;
         next_bucket_ = 0;
         launched_ = 0;
+        tested_ = 0;
     }
 
     void launch_map() {
@@ -5539,6 +5545,7 @@ private:
     int order_source_ = 0;
     std::size_t next_bucket_ = 0;
     std::size_t launched_ = 0; ///< works
+    std::size_t tested_ = 0;   ///< of them, those that are known to be through
     bool is_rebuild_due_;
     std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
     // Destroyed first: they use the memory of what is above.
@@ -11522,18 +11529,31 @@ chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
     return board.may_be_lost(sequence) && !chunks_are_done(board, sequence, cut);
 }
 
-/// `rank` computes chunks until none is left to claim. Whether all are done, by whomever.
-inline bool
-run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said, Cut const& cut, int rank) {
+[[nodiscard]] inline bool
+has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut, int owner) noexcept {
+    auto const claimed = board.progress(owner, sequence).claimed.load(std::memory_order_relaxed);
+    return claimed < cut.first_of(owner + 1, board.size()) - cut.first_of(owner, board.size());
+}
+
+/// `rank` computes chunks until none is left to claim in `shares` shares, of which its own is the
+/// first. Whether all are done, by whomever.
+inline bool run_chunks(
+    Board& board,
+    std::uint64_t sequence,
+    Descriptor const& said,
+    Cut const& cut,
+    int rank,
+    int shares
+) {
     int const ranks = board.size();
     std::uint64_t done = 0;
     bool computes = false;
-    for (int k = 0; k < ranks; ++k) {
+    for (int k = 0; k < shares; ++k) {
         int const owner = rank + k < ranks ? rank + k : rank + k - ranks;
         std::size_t const first = cut.first_of(owner, ranks);
         std::size_t const share = cut.first_of(owner + 1, ranks) - first;
         std::atomic<std::uint64_t>& claimed = board.progress(owner, sequence).claimed;
-        while (claimed.load(std::memory_order_relaxed) < share) {
+        while (has_unclaimed(board, sequence, cut, owner)) {
             if (!computes) {
                 board.begin_computing(rank, sequence);
                 computes = true;
@@ -11855,8 +11875,17 @@ public:
         return sequence < retired_ || pending_[sequence % Board::max_in_flight].is_done;
     }
 
-    /// Makes progress. Whether this rank's buffers are final.
-    [[nodiscard]] bool try_finish(std::uint64_t sequence) {
+    /// Makes progress, by not more than this rank's own share if that is not computed yet: so a rank
+    /// that tests amid other work does no more of it than the others. Whether its buffers are final.
+    [[nodiscard]] bool test(std::uint64_t sequence) {
+        Pending const& pending = pending_of(sequence);
+        bool const is_first =
+            !is_done(sequence) && (!pending.has_agreed || has_own_share(sequence, pending));
+        return try_finish(sequence, is_first ? 1 : size());
+    }
+
+    /// Makes progress, by that many shares. Whether this rank's buffers are final.
+    [[nodiscard]] bool try_finish(std::uint64_t sequence, int shares) {
         if (is_done(sequence)) {
             return true;
         }
@@ -11882,9 +11911,9 @@ public:
             combine_contributions(
                 board_, sequence, pending.said, pending.is_on_line, rank_, pending.out
             );
-        } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_)) {
+        } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_, shares)) {
             memory_.give_back(sequence);
-        } else if (chunks_are_lost(board_, sequence, pending.cut)) {
+        } else if (shares == size() && chunks_are_lost(board_, sequence, pending.cut)) {
             throw_failure(board_.reason());
         } else {
             return false;
@@ -11895,7 +11924,7 @@ public:
     }
 
     void finish(std::uint64_t sequence) {
-        if (try_finish(sequence)) {
+        if (try_finish(sequence, size())) {
             return;
         }
         Pending const& pending = pending_of(sequence);
@@ -11905,7 +11934,8 @@ public:
             "arrive",
             [&] { return "waits in " + pending.said.text(); }
         );
-        while (!try_finish(sequence)) { // all have arrived: the last chunks are being computed
+        while (!try_finish(sequence, size())
+        ) { // all have arrived: the last chunks are being computed
             board_.room.wait(
                 [&] {
                     return chunks_are_done(board_, sequence, pending.cut) ||
@@ -11995,6 +12025,9 @@ private:
         }
     }
 
+    [[nodiscard]] bool has_own_share(std::uint64_t sequence, Pending const& pending) noexcept {
+        return !pending.is_small && has_unclaimed(board_, sequence, pending.cut, rank_);
+    }
     [[nodiscard]] Arrival arrival_of(std::uint64_t sequence) noexcept {
         for (int rank = 0; rank < size(); ++rank) {
             std::uint64_t const word = board_.line(rank, sequence).word.load();
@@ -12224,7 +12257,7 @@ public:
     ///         had arrived before and none died over its share of the work.
     void wait() { rank_->finish(sequence_); }
     /// Makes progress; true once wait() would return at once. @throws as wait() does.
-    [[nodiscard]] bool test() { return rank_->try_finish(sequence_); }
+    [[nodiscard]] bool test() { return rank_->test(sequence_); }
 
 private:
     friend class detail::BoardCommunicator<detail::ProcessRank, ProcessWork>;
@@ -12894,7 +12927,7 @@ public:
     /// Makes progress; true once wait() would return at once. @throws as wait() does.
     [[nodiscard]] bool test() {
         if (peer_ < 0) {
-            return rank_->try_finish(sequence_);
+            return rank_->test(sequence_);
         }
         if (letter_ != nullptr && !rank_->is_settled(*letter_, peer_)) {
             return false;

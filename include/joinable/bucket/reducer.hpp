@@ -99,15 +99,19 @@ public:
     /// @throws ContractViolation  `i` is out of range or needs no gradient.
     void mark_accumulated(std::size_t i) { iteration_.mark_accumulated(i); }
 
-    /// The gradient of parameter `i` is final: packs it, and launches every bucket that is full and
-    /// whose predecessors are launched. A parameter without gradient contributes zeros. With a
+    /// The gradient of parameter `i` is final: packs it, launches every bucket that is full and whose
+    /// predecessors are launched, and tests the first one on its way: so communicators that need it
+    /// get on while the pass computes. A parameter without gradient contributes zeros. With a
     /// static graph every use marks; the last one counts. Collective in effect; does not block.
     /// @throws ContractViolation  no iteration is prepared, `i` is out of range or needs no
     ///         gradient, was marked before or said to be unused, or its gradient does not fit its
-    ///         value. The iteration is lost.
+    ///         value. The iteration is lost. Or what the communicator throws.
     void mark_ready(std::size_t i) {
         iteration_.mark(i);
         advance();
+        if (tested_ < launched_ && works_[tested_]->test()) {
+            ++tested_;
+        }
     }
 
     /// From here on this rank contributes zeros: a batch failed. finalize_backward() is still to be
@@ -174,6 +178,7 @@ private:
         order_source_ = order_source;
         next_bucket_ = 0;
         launched_ = 0;
+        tested_ = 0;
     }
 
     void launch_map() {
@@ -278,6 +283,7 @@ private:
     int order_source_ = 0;
     std::size_t next_bucket_ = 0;
     std::size_t launched_ = 0; ///< works
+    std::size_t tested_ = 0;   ///< of them, those that are known to be through
     bool is_rebuild_due_;
     std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
     // Destroyed first: they use the memory of what is above.

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <utility>
@@ -40,13 +40,13 @@ public:
             return;
         }
         std::size_t room = bytes + alignment;
-        // calloc, because large memory is zero when it comes from the system.
-        void* const block = room < bytes ? nullptr : std::calloc(1, room);
-        if (block == nullptr) {
+        if (room < bytes) {
             throw std::bad_alloc{};
         }
+        void* const block = ::operator new(room);
         void* data = block;
         std::align(alignment, bytes, data, room);
+        std::memset(data, 0, bytes);
         *this = Arena{static_cast<std::byte*>(data), bytes, &free_block, block};
     }
     /// For communicators. Calls `release` once, if it is given.
@@ -74,7 +74,9 @@ public:
     [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
 private:
-    static void free_block(void* block, std::byte*, std::size_t) noexcept { std::free(block); }
+    static void free_block(void* block, std::byte*, std::size_t) noexcept {
+        ::operator delete(block);
+    }
 
     std::byte* data_ = nullptr;
     std::size_t bytes_ = 0;

@@ -40,7 +40,7 @@ public:
     ///         had arrived before and none died over its share of the work.
     void wait() { rank_->finish(sequence_); }
     /// Makes progress; true once wait() would return at once. @throws as wait() does.
-    [[nodiscard]] bool test() { return rank_->try_finish(sequence_); }
+    [[nodiscard]] bool test() { return rank_->test(sequence_); }
 
 private:
     friend class detail::BoardCommunicator<detail::ProcessRank, ProcessWork>;

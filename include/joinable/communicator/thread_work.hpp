@@ -56,7 +56,7 @@ public:
     /// Makes progress; true once wait() would return at once. @throws as wait() does.
     [[nodiscard]] bool test() {
         if (peer_ < 0) {
-            return rank_->try_finish(sequence_);
+            return rank_->test(sequence_);
         }
         if (letter_ != nullptr && !rank_->is_settled(*letter_, peer_)) {
             return false;

@@ -65,18 +65,31 @@ chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
     return board.may_be_lost(sequence) && !chunks_are_done(board, sequence, cut);
 }
 
-/// `rank` computes chunks until none is left to claim. Whether all are done, by whomever.
-inline bool
-run_chunks(Board& board, std::uint64_t sequence, Descriptor const& said, Cut const& cut, int rank) {
+[[nodiscard]] inline bool
+has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut, int owner) noexcept {
+    auto const claimed = board.progress(owner, sequence).claimed.load(std::memory_order_relaxed);
+    return claimed < cut.first_of(owner + 1, board.size()) - cut.first_of(owner, board.size());
+}
+
+/// `rank` computes chunks until none is left to claim in `shares` shares, of which its own is the
+/// first. Whether all are done, by whomever.
+inline bool run_chunks(
+    Board& board,
+    std::uint64_t sequence,
+    Descriptor const& said,
+    Cut const& cut,
+    int rank,
+    int shares
+) {
     int const ranks = board.size();
     std::uint64_t done = 0;
     bool computes = false;
-    for (int k = 0; k < ranks; ++k) {
+    for (int k = 0; k < shares; ++k) {
         int const owner = rank + k < ranks ? rank + k : rank + k - ranks;
         std::size_t const first = cut.first_of(owner, ranks);
         std::size_t const share = cut.first_of(owner + 1, ranks) - first;
         std::atomic<std::uint64_t>& claimed = board.progress(owner, sequence).claimed;
-        while (claimed.load(std::memory_order_relaxed) < share) {
+        while (has_unclaimed(board, sequence, cut, owner)) {
             if (!computes) {
                 board.begin_computing(rank, sequence);
                 computes = true;

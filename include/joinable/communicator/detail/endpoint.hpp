@@ -101,8 +101,17 @@ public:
         return sequence < retired_ || pending_[sequence % Board::max_in_flight].is_done;
     }
 
-    /// Makes progress. Whether this rank's buffers are final.
-    [[nodiscard]] bool try_finish(std::uint64_t sequence) {
+    /// Makes progress, by not more than this rank's own share if that is not computed yet: so a rank
+    /// that tests amid other work does no more of it than the others. Whether its buffers are final.
+    [[nodiscard]] bool test(std::uint64_t sequence) {
+        Pending const& pending = pending_of(sequence);
+        bool const is_first =
+            !is_done(sequence) && (!pending.has_agreed || has_own_share(sequence, pending));
+        return try_finish(sequence, is_first ? 1 : size());
+    }
+
+    /// Makes progress, by that many shares. Whether this rank's buffers are final.
+    [[nodiscard]] bool try_finish(std::uint64_t sequence, int shares) {
         if (is_done(sequence)) {
             return true;
         }
@@ -128,9 +137,9 @@ public:
             combine_contributions(
                 board_, sequence, pending.said, pending.is_on_line, rank_, pending.out
             );
-        } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_)) {
+        } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_, shares)) {
             memory_.give_back(sequence);
-        } else if (chunks_are_lost(board_, sequence, pending.cut)) {
+        } else if (shares == size() && chunks_are_lost(board_, sequence, pending.cut)) {
             throw_failure(board_.reason());
         } else {
             return false;
@@ -141,7 +150,7 @@ public:
     }
 
     void finish(std::uint64_t sequence) {
-        if (try_finish(sequence)) {
+        if (try_finish(sequence, size())) {
             return;
         }
         Pending const& pending = pending_of(sequence);
@@ -151,7 +160,8 @@ public:
             "arrive",
             [&] { return "waits in " + pending.said.text(); }
         );
-        while (!try_finish(sequence)) { // all have arrived: the last chunks are being computed
+        while (!try_finish(sequence, size())
+        ) { // all have arrived: the last chunks are being computed
             board_.room.wait(
                 [&] {
                     return chunks_are_done(board_, sequence, pending.cut) ||
@@ -241,6 +251,9 @@ private:
         }
     }
 
+    [[nodiscard]] bool has_own_share(std::uint64_t sequence, Pending const& pending) noexcept {
+        return !pending.is_small && has_unclaimed(board_, sequence, pending.cut, rank_);
+    }
     [[nodiscard]] Arrival arrival_of(std::uint64_t sequence) noexcept {
         for (int rank = 0; rank < size(); ++rank) {
             std::uint64_t const word = board_.line(rank, sequence).word.load();

@@ -15,6 +15,7 @@
 #include <joinable/communicator/run_processes.hpp>
 #include <joinable/communicator/run_threads.hpp>
 #include <joinable/communicator/self.hpp>
+#include <joinable/communicator/shared_buffer.hpp>
 #include <joinable/communicator/thread.hpp>
 #include <joinable/communicator/thread_work.hpp>
 #include <joinable/data/shard.hpp>

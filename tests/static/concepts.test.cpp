@@ -165,7 +165,21 @@ struct AllocatingSomethingElse : Core {
     void* allocate(std::size_t bytes, std::size_t alignment);
 };
 static_assert(AllocatesArena<Allocating> && !AllocatesArena<AllocatingSomethingElse>);
-static_assert(!AllocatesArena<Core>);
+static_assert(!AllocatesArena<Core> && !SharesMemory<Core>);
+struct Sharing : Core {
+    Arena share(std::size_t bytes);
+};
+struct SharingSomethingElse : Core {
+    std::span<std::byte> share(std::size_t bytes);
+};
+static_assert(SharesMemory<Sharing> && !SharesMemory<SharingSomethingElse>);
+static_assert(SharesMemory<SelfCommunicator> && SharesMemory<ThreadCommunicator>);
+static_assert(Tensor<SharedBuffer<float>> && WritableTensor<SharedBuffer<float> const>);
+struct Pair {
+    int a;
+    float b;
+};
+static_assert(!Tensor<SharedBuffer<Pair>>); // it can be shared, and has no dtype
 
 template <Missing M>
 struct MinimalHook {

@@ -71,6 +71,10 @@ template <class C>
 concept has_allocate = requires(C& comm, std::size_t bytes, std::size_t alignment) {
     { comm.allocate(bytes, alignment) } -> std::same_as<Arena>;
 };
+template <class C>
+concept has_share = requires(C& comm, std::size_t bytes) {
+    { comm.share(bytes) } -> std::same_as<Arena>;
+};
 
 } // namespace detail
 
@@ -162,5 +166,16 @@ concept Splits = Communicator<C> && detail::has_split<C>;
 /// |                                    |        | outlive `comm`                                 |
 template <class C>
 concept AllocatesArena = Communicator<C> && detail::has_allocate<C>;
+
+/// A communicator whose ranks can have one memory: they are on one machine. shared_buffer() makes
+/// elements of it.
+///
+/// | expression           | result | meaning                                                      |
+/// |----------------------|--------|--------------------------------------------------------------|
+/// | `comm.share(bytes)`  | Arena  | blocks; the same zeroed memory on every rank, which is there |
+/// |                      |        | until the last rank's arena is gone; the same bytes on all,  |
+/// |                      |        | else Mismatch                                                |
+template <class C>
+concept SharesMemory = Communicator<C> && detail::has_share<C>;
 
 } // namespace joinable::inline v0

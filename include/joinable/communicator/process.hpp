@@ -7,6 +7,7 @@
 #include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/detail/board_communicator.hpp>
 #include <joinable/communicator/detail/process_rank.hpp>
+#include <joinable/communicator/detail/shared_mapping.hpp>
 #include <joinable/communicator/process_work.hpp>
 
 #if defined(__linux__) // elsewhere there are no process ranks
@@ -50,6 +51,9 @@ public:
     allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
         return rank_.allocate(bytes, alignment);
     }
+
+    /// Collective, blocks. See shared_buffer().
+    [[nodiscard]] Arena share(std::size_t bytes) { return detail::share_mapping(*this, bytes); }
 
 private:
     int exceptions_ = std::uncaught_exceptions();

@@ -1,19 +1,26 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <cstddef>
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <joinable/communicator/detail/child_processes.hpp>
 #include <joinable/communicator/detail/process_segment.hpp>
+#include <joinable/communicator/detail/shared_mapping.hpp>
 #include <joinable/communicator/process.hpp>
+#include <joinable/communicator/shared_buffer.hpp>
 #include <joinable/detail/failure.hpp>
+#include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
 #if defined(__linux__) // elsewhere there are no process ranks
 
+#include <cerrno>
+#include <cstring>
 #include <unistd.h>
 
 namespace joinable::inline v0 {
@@ -77,9 +84,34 @@ inline void throw_first_failure(ProcessSegment& segment, ChildProcesses const& c
 
 } // namespace detail
 
+/// Makes `count` elements, all zero, that this process shares with those that it makes later: how
+/// results come back from run_processes(). Local, no rank calls this. What it returns may not be
+/// copied, so a body refers to it.
+///
+/// @code
+/// auto const losses = joinable::shared_buffer<double>(4);
+/// joinable::run_processes(4, [&](auto& comm) { losses[comm.rank()] = train(comm); });
+/// @endcode
+/// @throws CommunicationError  the system does not give the memory.
+template <class T>
+[[nodiscard]] SharedBuffer<T> shared_buffer(std::size_t count) {
+    detail::check_shared_element<T>();
+    std::size_t const bytes = detail::bytes_of_elements<T>(count);
+    if (count == 0) {
+        return {};
+    }
+    Arena memory = detail::map_shared(bytes);
+    if (memory.data() == nullptr) {
+        throw CommunicationError{detail::concat(
+            "expected ", bytes, " bytes of shared memory, but mmap says: ", std::strerror(errno)
+        )};
+    }
+    return {std::move(memory), count};
+}
+
 /// Runs `body(ProcessCommunicator&)` in `world_size` new processes, one rank each, and waits for
 /// all. The new processes are copies of this one, with this thread alone; what they change is not
-/// seen here. They end with their body: no destructor of a static object runs. They are killed if
+/// seen here, but in a shared_buffer(). They end with their body: no destructor of a static object runs. They are killed if
 /// this process dies, or this thread ends.
 ///
 /// If a body throws or a process dies, the others get PeerFailed from whatever they wait in. Those

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <cstddef>
 #include <cstring>
 #include <utility>
 
+#include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/checks.hpp>
@@ -68,6 +70,12 @@ public:
         detail::check_apart(in, out);
         detail::check_counts(counts_in, in, 1);
         return all_gather(in, out, counts_out);
+    }
+
+    /// See shared_buffer().
+    [[nodiscard]] Arena share(std::size_t bytes) {
+        start();
+        return Arena{bytes};
     }
 
     void abort(AbortReason reason) {

@@ -12,9 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/board_communicator.hpp>
 #include <joinable/communicator/detail/checks.hpp>
+#include <joinable/communicator/detail/sharing.hpp>
 #include <joinable/communicator/detail/thread_rank.hpp>
 #include <joinable/communicator/thread_work.hpp>
 #include <joinable/detail/text.hpp>
@@ -93,6 +95,16 @@ public:
             place += is_member && before(other, rank()) ? 1 : 0;
         }
         return {rank_.group().child(work.sequence_, color, members), place, rank_.deadline()};
+    }
+
+    /// Collective, blocks. See shared_buffer().
+    [[nodiscard]] Arena share(std::size_t bytes) {
+        std::uint64_t const mine = bytes;
+        std::vector<std::uint64_t> all(static_cast<std::size_t>(size()));
+        auto work = all_gather({&mine, 1, DType::u64}, {all.data(), all.size(), DType::u64});
+        work.wait();
+        detail::check_same_size(all);
+        return rank_.group().share(work.sequence_, bytes);
     }
 
 private:

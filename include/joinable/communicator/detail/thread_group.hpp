@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/detail/board.hpp>
 #include <joinable/communicator/detail/mailbox.hpp>
 #include <joinable/detail/text.hpp>
@@ -103,7 +104,35 @@ public:
         return group;
     }
 
+    /// Memory that all ranks have, zeroed. Each calls this once with the number of a collective; the
+    /// first one makes it.
+    [[nodiscard]] Arena share(std::uint64_t sequence, std::size_t bytes) {
+        std::lock_guard const lock{mutex_};
+        auto found = std::find_if(shared_.begin(), shared_.end(), [&](Shared const& shared) {
+            return shared.sequence == sequence;
+        });
+        if (found == shared_.end()) {
+            shared_.push_back({sequence, board_.size(), std::make_shared<Arena>(bytes)});
+            found = std::prev(shared_.end());
+        }
+        using Owner = std::shared_ptr<Arena>;
+        auto owner = std::make_unique<Owner>(found->memory);
+        if (--found->expected == 0) {
+            shared_.erase(found);
+        }
+        std::byte* const data = (*owner)->data();
+        auto const release = [](void* its, std::byte*, std::size_t) noexcept {
+            delete static_cast<Owner*>(its);
+        };
+        return {data, bytes, release, owner.release()};
+    }
+
 private:
+    struct Shared {
+        std::uint64_t sequence;
+        int expected; ///< ranks that have not come yet, for whom it is kept
+        std::shared_ptr<Arena> memory;
+    };
     struct Child {
         std::uint64_t sequence;
         int color;
@@ -140,6 +169,7 @@ private:
     std::mutex mutex_;
     std::optional<AbortReason> aborted_with_;
     std::vector<Child> children_;
+    std::vector<Shared> shared_;
 };
 
 } // namespace joinable::inline v0::detail

@@ -3,7 +3,6 @@
 
 #include <joinable/join.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdio>
 #include <exception>
@@ -14,7 +13,6 @@
 #include <CLI/CLI.hpp>
 
 #include "data.hpp"
-#include "progress.hpp"
 #include "report.hpp"
 #include "train.hpp"
 
@@ -53,26 +51,17 @@ std::vector<Text> deal(Corpus const& corpus, Options const& options) {
 int run(Options const& options) {
     Corpus const corpus{options.paths, options.limit_bytes};
     std::vector<Text> const texts = deal(corpus, options);
-    std::vector<std::size_t> batches;
-    for (Text const& text : texts) {
-        batches.push_back(options.batches_of(text));
-    }
-    std::size_t const longest = *std::max_element(batches.begin(), batches.end());
     std::printf(
-        "%zu files with %zu bytes to train on, %zu bytes held out, %d ranks\n",
+        "%zu files with %zu bytes to train on, %zu bytes held out, %d %s ranks\n",
         corpus.files().size(),
         corpus.training_bytes(),
         corpus.held_out().size(),
-        options.ranks
+        options.ranks,
+        options.communicator == Kind::process ? "process" : "thread"
     );
-    std::vector<Findings> findings(texts.size());
+    std::vector<Findings> findings;
     try {
-        Progress progress{batches};
-        joinable::run_threads(options.ranks, [&](joinable::ThreadCommunicator& comm) {
-            auto const rank = static_cast<std::size_t>(comm.rank());
-            findings[rank] =
-                train(comm, options, texts[rank], longest, corpus.held_out(), progress);
-        });
+        findings = train_ranks(options, texts, corpus.held_out());
     } catch (joinable::PeerFailed const& error) {
         std::fflush(stdout);
         std::fprintf(stderr, "\ntrain_text: %s\n", error.what());
@@ -105,7 +94,14 @@ int main(int argc, char** argv) {
     )
         ->transform(CLI::CheckedTransformer(modes));
     app.add_flag("--without-join", options.without_join, "show what happens without a guard");
-    app.add_option("--ranks", options.ranks, "number of ranks, each a thread")
+    std::map<std::string, Kind> const kinds{{"thread", Kind::thread}, {"process", Kind::process}};
+    app.add_option(
+           "--communicator",
+           options.communicator,
+           "what ranks are: thread (default), or process; the same numbers bit for bit"
+    )
+        ->transform(CLI::CheckedTransformer(kinds));
+    app.add_option("--ranks", options.ranks, "number of ranks")
         ->check(CLI::Range(1, 256))
         ->capture_default_str();
     app.add_option("--epochs", options.epochs, "passes over the text")

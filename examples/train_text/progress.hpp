@@ -3,6 +3,8 @@
 
 // A bar for each rank: live on a terminal, a line now and then in a pipe.
 
+#include <joinable/join.hpp>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -19,27 +21,55 @@
 
 namespace train_text {
 
+/// How far the ranks are, in memory that all of them share, also where they are processes.
 class Progress {
 public:
-    /// `totals`: how many batches each rank has, over all epochs.
+    /// Before the ranks are made. `totals`: how many batches each has, over all epochs.
     explicit Progress(std::vector<std::size_t> totals)
-        : totals_{std::move(totals)}, done_(totals_.size()), shadowing_(totals_.size()),
-          is_terminal_{isatty(STDOUT_FILENO) == 1}, printer_{[this] { run(); }} {}
+        : totals_{std::move(totals)}, ranks_{joinable::shared_buffer<Rank>(totals_.size())} {}
 
-    ~Progress() {
+    void advance(int rank) const { std::atomic_ref{of(rank).done}.fetch_add(1); }
+    void set_shadowing(int rank, bool is_shadowing) const {
+        std::atomic_ref{of(rank).is_shadowing}.store(is_shadowing ? 1 : 0);
+    }
+
+    [[nodiscard]] int ranks() const { return static_cast<int>(totals_.size()); }
+    [[nodiscard]] std::size_t total(int rank) const {
+        return totals_[static_cast<std::size_t>(rank)];
+    }
+    [[nodiscard]] std::size_t done(int rank) const { return std::atomic_ref{of(rank).done}.load(); }
+    [[nodiscard]] bool is_shadowing(int rank) const {
+        return std::atomic_ref{of(rank).is_shadowing}.load() != 0;
+    }
+
+private:
+    struct alignas(64) Rank { // a cache line each: ranks count all the time
+        std::size_t done;
+        int is_shadowing;
+    };
+    [[nodiscard]] Rank& of(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
+
+    std::vector<std::size_t> totals_;
+    joinable::SharedBuffer<Rank> ranks_;
+};
+
+/// Shows the progress of all ranks as long as it lives. One rank has it: a thread that is there before
+/// processes are made would not be there in them.
+class ProgressDisplay {
+public:
+    explicit ProgressDisplay(Progress const& progress)
+        : progress_{progress}, is_terminal_{isatty(STDOUT_FILENO) == 1},
+          printer_{[this] { run(); }} {}
+
+    ~ProgressDisplay() {
         {
             std::lock_guard const lock{mutex_};
             is_over_ = true;
         }
         changed_.notify_all();
     }
-    Progress(Progress const&) = delete;
-    Progress& operator=(Progress const&) = delete;
-
-    void advance(int rank) { ++done_[static_cast<std::size_t>(rank)]; }
-    void set_shadowing(int rank, bool is_shadowing) {
-        shadowing_[static_cast<std::size_t>(rank)] = is_shadowing;
-    }
+    ProgressDisplay(ProgressDisplay const&) = delete;
+    ProgressDisplay& operator=(ProgressDisplay const&) = delete;
 
 private:
     void run() {
@@ -59,17 +89,18 @@ private:
     [[nodiscard]] std::size_t overall() const {
         std::size_t done = 0;
         std::size_t total = 0;
-        for (std::size_t rank = 0; rank < totals_.size(); ++rank) {
-            done += done_[rank];
-            total += totals_[rank];
+        for (int rank = 0; rank < progress_.ranks(); ++rank) {
+            done += progress_.done(rank);
+            total += progress_.total(rank);
         }
         return total == 0 ? 100 : 100 * done / total;
     }
 
     void print_line(std::size_t percent) const {
         std::string line = "trained " + std::to_string(percent) + " % of the batches, per rank";
-        for (std::size_t rank = 0; rank < totals_.size(); ++rank) {
-            line += " " + std::to_string(done_[rank]) + "/" + std::to_string(totals_[rank]);
+        for (int rank = 0; rank < progress_.ranks(); ++rank) {
+            line += " " + std::to_string(progress_.done(rank)) + "/" +
+                    std::to_string(progress_.total(rank));
         }
         std::puts(line.c_str());
         std::fflush(stdout);
@@ -78,27 +109,27 @@ private:
     void draw(bool is_first) const {
         constexpr std::size_t width = 40;
         if (!is_first) {
-            std::printf("\x1b[%zuA", totals_.size());
+            std::printf("\x1b[%dA", progress_.ranks());
         }
-        for (std::size_t rank = 0; rank < totals_.size(); ++rank) {
-            std::size_t const total = std::max<std::size_t>(totals_[rank], 1);
-            std::size_t const filled = std::min(width, width * done_[rank] / total);
+        for (int rank = 0; rank < progress_.ranks(); ++rank) {
+            std::size_t const done = progress_.done(rank);
+            std::size_t const total = progress_.total(rank);
+            std::size_t const filled =
+                std::min(width, width * done / std::max<std::size_t>(total, 1));
             std::printf(
-                "\x1b[2Krank %zu [%s%s] %zu/%zu%s\n",
+                "\x1b[2Krank %d [%s%s] %zu/%zu%s\n",
                 rank,
                 std::string(filled, '#').c_str(),
                 std::string(width - filled, '.').c_str(),
-                done_[rank].load(),
-                totals_[rank],
-                shadowing_[rank] ? "  shadowing" : ""
+                done,
+                total,
+                progress_.is_shadowing(rank) ? "  shadowing" : ""
             );
         }
         std::fflush(stdout);
     }
 
-    std::vector<std::size_t> totals_;
-    std::vector<std::atomic<std::size_t>> done_;
-    std::vector<std::atomic<bool>> shadowing_;
+    Progress const& progress_;
     bool is_terminal_;
     std::mutex mutex_;
     std::condition_variable changed_;

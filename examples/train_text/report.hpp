@@ -29,13 +29,13 @@ struct Sizes {
 inline void print_ranks(std::vector<Text> const& texts, std::vector<Findings> const& findings) {
     std::printf("\nrank      bytes    own rounds    shadow rounds\n");
     for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-        std::size_t own = 0;
-        std::size_t shadow = 0;
-        for (joinable::JoinResult const& result : findings[rank].results) {
-            own += result.own_rounds;
-            shadow += result.shadow_rounds;
-        }
-        std::printf("%4zu %10zu %13zu %16zu\n", rank, texts[rank].size(), own, shadow);
+        std::printf(
+            "%4zu %10zu %13zu %16zu\n",
+            rank,
+            texts[rank].size(),
+            findings[rank].own_rounds,
+            findings[rank].shadow_rounds
+        );
     }
 }
 
@@ -51,16 +51,12 @@ inline bool report(
     auto const percent = [&](std::size_t bytes) {
         return 100.0 * static_cast<double>(bytes) / static_cast<double>(corpus.training_bytes());
     };
-    std::size_t rounds = 0;
-    for (joinable::JoinResult const& result : first.results) {
-        rounds += result.rounds;
-    }
     bool const same = std::all_of(findings.begin(), findings.end(), [&](Findings const& other) {
         return other.digest == first.digest;
     });
 
     print_ranks(texts, findings);
-    std::printf("\nrounds                   %zu in %d epochs\n", rounds, options.epochs);
+    std::printf("\nrounds                   %zu in %d epochs\n", first.rounds, options.epochs);
     std::printf("data used                %.1f %%", percent(sizes.sum));
     if (options.mode == Mode::join) {
         std::printf(
@@ -77,6 +73,9 @@ inline bool report(
     std::printf(
         "parameters and momentum  %s\n",
         same ? "the same bit for bit on all ranks, without any final sync" : "DIFFER between ranks"
+    );
+    std::printf(
+        "their digest on rank 0    %016llx\n", static_cast<unsigned long long>(first.digest)
     );
     return same;
 }

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// What one rank does. The function train() is the part to read.
+// What one rank does, and all of them. The function train() is the part to read.
 
 #include <joinable/join.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,11 +20,13 @@
 namespace train_text {
 
 enum class Mode { join, drop, even };
+enum class Kind { thread, process }; ///< what ranks are
 
 struct Options {
     std::vector<std::string> paths;
     Mode mode = Mode::join;
     bool without_join = false;
+    Kind communicator = Kind::thread;
     int ranks = 4;
     int epochs = 3;
     std::size_t batch_size = 64;
@@ -37,13 +41,15 @@ struct Options {
     }
 };
 
-/// What a rank has found out.
+/// What a rank has found out: no more than bytes, so that a process can tell another.
 struct Findings {
-    std::vector<joinable::JoinResult> results; ///< one per epoch
-    std::uint64_t digest = 0;                  ///< of the bits of all parameters and momentum
-    double seconds = 0;                        ///< of training
-    double bits_before = 0;                    ///< per held-out byte; measured by rank 0
-    double bits_after = 0;
+    std::size_t rounds;     ///< of all epochs
+    std::size_t own_rounds; ///< of these with a batch
+    std::size_t shadow_rounds;
+    std::uint64_t digest; ///< of the bits of all parameters and momentum
+    double seconds;       ///< of training
+    double bits_before;   ///< per held-out byte; measured by rank 0
+    double bits_after;
 };
 
 inline double bits_per_byte(Model& model, Text const& text) {
@@ -70,16 +76,17 @@ inline std::uint64_t digest_of(Model& model, Sgd const& optimizer) {
 
 /// Trains on this rank's text, together with the other ranks on theirs. `longest` is the number of
 /// batches of the rank that has most.
-inline Findings train(
-    joinable::ThreadCommunicator& comm,
+template <class Comm>
+Findings train(
+    Comm& comm,
     Options const& options,
     Text const& text,
     std::size_t longest,
     Text const& held_out,
-    Progress& progress
+    Progress const& progress
 ) {
     auto const rank = static_cast<std::uint64_t>(comm.rank());
-    Findings findings;
+    Findings findings{};
 
     Model model{options.seed + rank}; // ranks start differently: ddp takes rank 0's parameters
     Sgd optimizer{model.parameters(), options.rate, options.momentum, longest};
@@ -89,6 +96,10 @@ inline Findings train(
 
     if (rank == 0) {
         findings.bits_before = bits_per_byte(model, held_out);
+    }
+    std::optional<ProgressDisplay> display;
+    if (rank == 0) {
+        display.emplace(progress);
     }
     comm.barrier();
     auto const start = std::chrono::steady_clock::now();
@@ -102,17 +113,45 @@ inline Findings train(
             progress.advance(comm.rank());
         }
         progress.set_shadowing(comm.rank(), true);
-        findings.results.push_back(guard.finish());
+        joinable::JoinResult const result = guard.finish();
         progress.set_shadowing(comm.rank(), false);
+        findings.rounds += result.rounds;
+        findings.own_rounds += result.own_rounds;
+        findings.shadow_rounds += result.shadow_rounds;
     }
     std::chrono::duration<double> const taken = std::chrono::steady_clock::now() - start;
     findings.seconds = taken.count();
+    display.reset();
 
     findings.digest = digest_of(model, optimizer);
     if (rank == 0) {
         findings.bits_after = bits_per_byte(model, held_out);
     }
     return findings;
+}
+
+/// Trains on as many ranks as there are texts, threads or processes. What they find comes back through
+/// memory that this process shares with its ranks, of either kind.
+/// @throws joinable::PeerFailed  a rank failed, or left the others.
+inline std::vector<Findings>
+train_ranks(Options const& options, std::vector<Text> const& texts, Text const& held_out) {
+    std::vector<std::size_t> batches;
+    for (Text const& text : texts) {
+        batches.push_back(options.batches_of(text));
+    }
+    std::size_t const longest = *std::max_element(batches.begin(), batches.end());
+    Progress const progress{batches};
+    auto const findings = joinable::shared_buffer<Findings>(texts.size());
+    auto const body = [&](auto& comm) {
+        auto const rank = static_cast<std::size_t>(comm.rank());
+        findings[rank] = train(comm, options, texts[rank], longest, held_out, progress);
+    };
+    if (options.communicator == Kind::process) {
+        joinable::run_processes(options.ranks, body);
+    } else {
+        joinable::run_threads(options.ranks, body);
+    }
+    return {findings.begin(), findings.end()};
 }
 
 } // namespace train_text

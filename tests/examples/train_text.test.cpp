@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #include "../../examples/train_text/model.hpp"
 
+#include "../../examples/train_text/train.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -96,5 +98,38 @@ TEST_CASE("each gradient is final when it is said to be, and each is said once")
     for (std::size_t i = 0; i < when_ready.size(); ++i) {
         CHECK(times[i] == 1);
         CHECK(when_ready[i] == model.parameters()[i].grad.numbers);
+    }
+}
+
+TEST_CASE("process ranks train to the same bits as thread ranks, with the same rounds") {
+    using namespace train_text;
+    Text long_text;
+    for (int i = 0; i < 4000; ++i) {
+        long_text.push_back(static_cast<std::uint8_t>((i * i / 7) % 97 + i % 5));
+    }
+    for (int const ranks : {1, 2, 3, 4, 8}) {
+        Options options;
+        options.ranks = ranks;
+        options.epochs = 2;
+        std::vector<Text> texts;
+        for (int rank = 0; rank < ranks; ++rank) {
+            texts.emplace_back(long_text.begin() + 10 * rank, long_text.end() - 450 * rank);
+        }
+        std::vector<Findings> const of_threads = train_ranks(options, texts, text);
+        options.communicator = Kind::process;
+        std::vector<Findings> const of_processes = train_ranks(options, texts, text);
+        CHECK(of_threads[0].bits_after != of_threads[0].bits_before);
+        CHECK(of_processes[0].bits_before == of_threads[0].bits_before);
+        CHECK(of_processes[0].bits_after == of_threads[0].bits_after);
+        for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+            Findings const& a = of_threads[rank];
+            Findings const& b = of_processes[rank];
+            CHECK(b.digest == a.digest);
+            CHECK(b.digest == of_threads[0].digest);
+            CHECK(b.rounds == 2 * 63); // rank 0's 4000 bytes, 64 in a batch
+            CHECK(b.own_rounds == 2 * ((texts[rank].size() + 63) / 64));
+            CHECK(b.own_rounds + b.shadow_rounds == b.rounds);
+            CHECK(a.shadow_rounds == b.shadow_rounds);
+        }
     }
 }

@@ -208,7 +208,11 @@ TEST_CASE("what lies in an arena is lent as it is, anything else as a copy") {
 // ---- collectives --------------------------------------------------------------------------------
 
 enum class Place { own, arena };
-constexpr std::array<std::array<Place, 2>, 4> placements{{
+struct Placement {
+    Place in;
+    Place out;
+};
+constexpr std::array<Placement, 4> placements{{
     {Place::own, Place::own},
     {Place::arena, Place::arena},
     {Place::own, Place::arena},
@@ -232,13 +236,13 @@ Arena numbers(Comm& comm, Place place, std::size_t count) {
 
 /// What every collective leaves in its buffers on this rank, one after another.
 template <class Comm>
-std::vector<float> results_of_all(Comm& comm, std::size_t count, Place in_place, Place out_place) {
+std::vector<float> results_of_all(Comm& comm, std::size_t count, Placement place) {
     auto const world = static_cast<std::size_t>(comm.size());
     int const root = comm.size() - 1;
     std::vector<float> results;
     auto const run = [&](std::size_t in_count, std::size_t out_count, auto const& start) {
-        Arena const in = numbers(comm, in_place, in_count);
-        Arena const out = numbers(comm, out_place, out_count);
+        Arena const in = numbers(comm, place.in, in_count);
+        Arena const out = numbers(comm, place.out, out_count);
         start(
             ConstBuffer{in.data(), in_count, DType::f32}, Buffer{out.data(), out_count, DType::f32}
         )
@@ -274,12 +278,12 @@ TEST_CASE("collectives are the same bit for bit over threads and processes, in a
             std::vector<std::vector<float>> of_threads(static_cast<std::size_t>(world));
             run_ranks({world}, [&](joinable::ThreadCommunicator& comm) {
                 of_threads[static_cast<std::size_t>(comm.rank())] =
-                    results_of_all(comm, count, Place::own, Place::own);
+                    results_of_all(comm, count, placements[0]);
             });
             run_process_ranks({world}, [&](ProcessCommunicator& comm) {
-                for (auto const [in_place, out_place] : placements) {
+                for (Placement const place : placements) {
                     CHECK(
-                        results_of_all(comm, count, in_place, out_place) ==
+                        results_of_all(comm, count, place) ==
                         of_threads[static_cast<std::size_t>(comm.rank())]
                     );
                 }
@@ -290,12 +294,10 @@ TEST_CASE("collectives are the same bit for bit over threads and processes, in a
 
 TEST_CASE("a collective on arenas copies nothing, one on other memory does") {
     for (int const world : {1, 2, 3, 4, 8}) {
-        for (auto const [in_place, out_place] : placements) {
+        for (Placement const place : placements) {
             SegmentRanks ranks{world};
-            ranks.run([&](ProcessCommunicator& comm) {
-                results_of_all(comm, 20'000, in_place, out_place);
-            });
-            bool const copies = in_place == Place::own || out_place == Place::own;
+            ranks.run([&](ProcessCommunicator& comm) { results_of_all(comm, 20'000, place); });
+            bool const copies = place.in == Place::own || place.out == Place::own;
             for (int rank = 0; rank < world; ++rank) {
                 CHECK((ranks.copied(rank) == 0) == !copies);
             }

@@ -3317,6 +3317,10 @@ template <class C>
 concept has_allocate = requires(C& comm, std::size_t bytes, std::size_t alignment) {
     { comm.allocate(bytes, alignment) } -> std::same_as<Arena>;
 };
+template <class C>
+concept has_share = requires(C& comm, std::size_t bytes) {
+    { comm.share(bytes) } -> std::same_as<Arena>;
+};
 
 } // namespace detail
 
@@ -3408,6 +3412,17 @@ concept Splits = Communicator<C> && detail::has_split<C>;
 /// |                                    |        | outlive `comm`                                 |
 template <class C>
 concept AllocatesArena = Communicator<C> && detail::has_allocate<C>;
+
+/// A communicator whose ranks can have one memory: they are on one machine. shared_buffer() makes
+/// elements of it.
+///
+/// | expression           | result | meaning                                                      |
+/// |----------------------|--------|--------------------------------------------------------------|
+/// | `comm.share(bytes)`  | Arena  | blocks; the same zeroed memory on every rank, which is there |
+/// |                      |        | until the last rank's arena is gone; the same bytes on all,  |
+/// |                      |        | else Mismatch                                                |
+template <class C>
+concept SharesMemory = Communicator<C> && detail::has_share<C>;
 
 } // namespace joinable::inline v0
 
@@ -12223,6 +12238,120 @@ private:
 
 #endif
 
+// ---- joinable/communicator/detail/sharing.hpp
+
+namespace joinable::inline v0::detail {
+
+/// What each rank asks for, in bytes, by rank: all of them must ask for the same.
+/// @throws Mismatch  on all ranks, which have the same sizes here.
+inline void check_same_size(std::span<std::uint64_t const> sizes) {
+    std::vector<int> ranks;
+    std::string text =
+        concat("ranks share memory of different sizes: rank 0 of ", sizes[0], " bytes");
+    for (std::size_t rank = 1; rank < sizes.size(); ++rank) {
+        if (sizes[rank] != sizes[0]) {
+            ranks.push_back(static_cast<int>(rank));
+            text += concat(", rank ", rank, " of ", sizes[rank]);
+        }
+    }
+    if (!ranks.empty()) {
+        throw Mismatch{ranks, text + "; give the same count of the same elements on every rank"};
+    }
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/shared_mapping.hpp
+
+#if defined(__linux__) // elsewhere there are no process ranks
+
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace joinable::inline v0::detail {
+
+/// Maps memory of a file, or, without one, memory that only processes which are made later can
+/// see, too. An empty arena and errno: the system does not.
+[[nodiscard]] inline Arena map_shared(std::size_t bytes, int file = -1) noexcept {
+    int const kind = MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0);
+    void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, file, 0);
+    if (memory == MAP_FAILED) {
+        return {};
+    }
+    auto const unmap = [](void*, std::byte* data, std::size_t size) noexcept {
+        munmap(data, size);
+    };
+    return {static_cast<std::byte*>(memory), bytes, unmap, nullptr};
+}
+
+class FileHandle {
+public:
+    explicit FileHandle(int number) noexcept : number_{number} {}
+    ~FileHandle() {
+        if (number_ >= 0) {
+            close(number_);
+        }
+    }
+    FileHandle(FileHandle const&) = delete;
+    FileHandle& operator=(FileHandle const&) = delete;
+    [[nodiscard]] int number() const noexcept { return number_; }
+
+private:
+    int number_;
+};
+
+/// Memory that the processes of all ranks map, each where it likes. The system counts who has it:
+/// so nothing is left of it whoever is killed. Collective, blocks.
+/// @throws Mismatch            see check_same_size.
+/// @throws CommunicationError  a rank cannot map it; on all ranks.
+template <class Comm>
+[[nodiscard]] Arena share_mapping(Comm& comm, std::size_t bytes) {
+    std::uint64_t const mine = bytes;
+    std::vector<std::uint64_t> all(static_cast<std::size_t>(comm.size()));
+    comm.all_gather({&mine, 1, DType::u64}, {all.data(), all.size(), DType::u64}).wait();
+    check_same_size(all);
+    if (bytes == 0) {
+        return {};
+    }
+    // Rank 0 makes a file without a name, and the others open it through its process.
+    bool const is_maker = comm.rank() == 0;
+    FileHandle const made{is_maker ? memfd_create("joinable", MFD_CLOEXEC) : -1};
+    bool const is_made =
+        made.number() >= 0 && ftruncate(made.number(), static_cast<off_t>(bytes)) == 0;
+    std::array<std::int64_t, 3> maker{is_made ? 0 : errno, getpid(), made.number()};
+    comm.broadcast({maker.data(), maker.size(), DType::i64}, 0).wait();
+
+    Arena memory;
+    auto error = static_cast<std::int32_t>(maker[0]);
+    if (error == 0) {
+        std::string const path = concat("/proc/", maker[1], "/fd/", maker[2]);
+        FileHandle const opened{is_maker ? -1 : open(path.c_str(), O_RDWR | O_CLOEXEC)};
+        if (is_maker || opened.number() >= 0) {
+            memory = map_shared(bytes, is_maker ? made.number() : opened.number());
+        }
+        error = memory.data() != nullptr ? 0 : errno;
+    }
+    comm.all_reduce({&error, 1, DType::i32}, ReduceOp::max).wait();
+    if (error != 0) {
+        throw CommunicationError{concat(
+            "expected ",
+            bytes,
+            " bytes of memory that all ranks share, but on one of them the system says: ",
+            std::strerror(error),
+            "; ranks need memfd_create() and each other's /proc/<process>/fd, and so one machine "
+            "and one user"
+        )};
+    }
+    return memory;
+}
+
+} // namespace joinable::inline v0::detail
+
+#endif
+
 // ---- joinable/communicator/process_work.hpp
 
 #if defined(__linux__) // elsewhere there are no process ranks
@@ -12316,6 +12445,9 @@ public:
     allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
         return rank_.allocate(bytes, alignment);
     }
+
+    /// Collective, blocks. See shared_buffer().
+    [[nodiscard]] Arena share(std::size_t bytes) { return detail::share_mapping(*this, bytes); }
 
 private:
     int exceptions_ = std::uncaught_exceptions();
@@ -12500,10 +12632,107 @@ private:
 
 #endif
 
+// ---- joinable/communicator/shared_buffer.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+template <class T>
+consteval void check_shared_element() {
+    static_assert(
+        std::is_trivially_copyable_v<T>,
+        "shared_buffer: processes share bytes, so the elements must be trivially copyable: "
+        "numbers, "
+        "or structures of them, but no containers and no strings"
+    );
+}
+
+template <class T>
+[[nodiscard]] std::size_t bytes_of_elements(std::size_t count) {
+    if (count > (std::numeric_limits<std::size_t>::max)() / sizeof(T)) {
+        throw ContractViolation{
+            concat("a shared buffer of ", count, " elements of ", sizeof(T), " bytes: too many")
+        };
+    }
+    return count * sizeof(T);
+}
+
+} // namespace detail
+
+/// The handle of one rank to elements that all ranks see: made by shared_buffer(), zero at first.
+/// A view in what const means, an owner in how long they live: until the last handle is gone,
+/// whether or not ranks or communicators are. It models Tensor. Each rank that gives it as the output of
+/// a collective writes the result, at its own time: give it on one rank, or meet at a barrier() before
+/// anything else is written there.
+///
+/// What ranks write at the same time is theirs to order, by std::atomic_ref; what a rank wrote
+/// before a barrier() the others see behind it.
+template <class T>
+class SharedBuffer {
+public:
+    using value_type = T;
+
+    SharedBuffer() = default; ///< no elements
+    /// For shared_buffer(). @pre `memory` has room for `count` elements
+    SharedBuffer(Arena memory, std::size_t count) noexcept
+        : memory_{std::move(memory)}, count_{count} {
+        detail::check_shared_element<T>();
+    }
+    SharedBuffer(SharedBuffer&& other) noexcept
+        : memory_{std::move(other.memory_)}, count_{std::exchange(other.count_, 0)} {}
+    SharedBuffer& operator=(SharedBuffer&& other) noexcept {
+        memory_ = std::move(other.memory_);
+        count_ = std::exchange(other.count_, 0);
+        return *this;
+    }
+    ~SharedBuffer() = default;
+
+    [[nodiscard]] T* data() const noexcept { return reinterpret_cast<T*>(memory_.data()); }
+    [[nodiscard]] std::size_t size() const noexcept { return count_; }
+    [[nodiscard]] T* begin() const noexcept { return data(); }
+    [[nodiscard]] T* end() const noexcept { return data() + count_; }
+    /// @pre i < size()
+    [[nodiscard]] T& operator[](std::size_t i) const noexcept { return data()[i]; }
+
+private:
+    Arena memory_;
+    std::size_t count_ = 0;
+};
+
+template <Element U>
+struct tensor_traits<SharedBuffer<U>> {
+    using value_type = U;
+    static U* data(SharedBuffer<U> const& t) noexcept { return t.data(); }
+    static std::array<std::size_t, 1> extents(SharedBuffer<U> const& t) noexcept {
+        return {{t.size()}};
+    }
+};
+
+/// Makes `count` elements that all ranks of `comm` share, all of them zero. Collective, blocks; the
+/// same count on every rank. What torch.multiprocessing's shared tensors are for; memory that is
+/// there before the ranks are, and after, is shared_buffer(count).
+/// @throws Mismatch            ranks give different counts; on all of them.
+/// @throws CommunicationError, std::bad_alloc  there is no such memory; on all ranks.
+template <class T, Communicator Comm>
+[[nodiscard]] SharedBuffer<T> shared_buffer(Comm& comm, std::size_t count) {
+    detail::check_shared_element<T>();
+    static_assert(
+        SharesMemory<Comm>,
+        "shared_buffer: this communicator has no member 'Arena share(std::size_t bytes)'; add it, "
+        "or use one that models SharesMemory: its ranks must be on one machine"
+    );
+    return {comm.share(detail::bytes_of_elements<T>(count)), count};
+}
+
+} // namespace joinable::inline v0
+
 // ---- joinable/communicator/run_processes.hpp
 
 #if defined(__linux__) // elsewhere there are no process ranks
 
+#include <cerrno>
+#include <cstring>
 #include <unistd.h>
 
 namespace joinable::inline v0 {
@@ -12567,9 +12796,34 @@ inline void throw_first_failure(ProcessSegment& segment, ChildProcesses const& c
 
 } // namespace detail
 
+/// Makes `count` elements, all zero, that this process shares with those that it makes later: how
+/// results come back from run_processes(). Local, no rank calls this. What it returns may not be
+/// copied, so a body refers to it.
+///
+/// @code
+/// auto const losses = joinable::shared_buffer<double>(4);
+/// joinable::run_processes(4, [&](auto& comm) { losses[comm.rank()] = train(comm); });
+/// @endcode
+/// @throws CommunicationError  the system does not give the memory.
+template <class T>
+[[nodiscard]] SharedBuffer<T> shared_buffer(std::size_t count) {
+    detail::check_shared_element<T>();
+    std::size_t const bytes = detail::bytes_of_elements<T>(count);
+    if (count == 0) {
+        return {};
+    }
+    Arena memory = detail::map_shared(bytes);
+    if (memory.data() == nullptr) {
+        throw CommunicationError{detail::concat(
+            "expected ", bytes, " bytes of shared memory, but mmap says: ", std::strerror(errno)
+        )};
+    }
+    return {std::move(memory), count};
+}
+
 /// Runs `body(ProcessCommunicator&)` in `world_size` new processes, one rank each, and waits for
 /// all. The new processes are copies of this one, with this thread alone; what they change is not
-/// seen here. They end with their body: no destructor of a static object runs. They are killed if
+/// seen here, but in a shared_buffer(). They end with their body: no destructor of a static object runs. They are killed if
 /// this process dies, or this thread ends.
 ///
 /// If a body throws or a process dies, the others get PeerFailed from whatever they wait in. Those
@@ -12771,7 +13025,35 @@ public:
         return group;
     }
 
+    /// Memory that all ranks have, zeroed. Each calls this once with the number of a collective; the
+    /// first one makes it.
+    [[nodiscard]] Arena share(std::uint64_t sequence, std::size_t bytes) {
+        std::lock_guard const lock{mutex_};
+        auto found = std::find_if(shared_.begin(), shared_.end(), [&](Shared const& shared) {
+            return shared.sequence == sequence;
+        });
+        if (found == shared_.end()) {
+            shared_.push_back({sequence, board_.size(), std::make_shared<Arena>(bytes)});
+            found = std::prev(shared_.end());
+        }
+        using Owner = std::shared_ptr<Arena>;
+        auto owner = std::make_unique<Owner>(found->memory);
+        if (--found->expected == 0) {
+            shared_.erase(found);
+        }
+        std::byte* const data = (*owner)->data();
+        auto const release = [](void* its, std::byte*, std::size_t) noexcept {
+            delete static_cast<Owner*>(its);
+        };
+        return {data, bytes, release, owner.release()};
+    }
+
 private:
+    struct Shared {
+        std::uint64_t sequence;
+        int expected; ///< ranks that have not come yet, for whom it is kept
+        std::shared_ptr<Arena> memory;
+    };
     struct Child {
         std::uint64_t sequence;
         int color;
@@ -12808,6 +13090,7 @@ private:
     std::mutex mutex_;
     std::optional<AbortReason> aborted_with_;
     std::vector<Child> children_;
+    std::vector<Shared> shared_;
 };
 
 } // namespace joinable::inline v0::detail
@@ -13032,6 +13315,16 @@ public:
         return {rank_.group().child(work.sequence_, color, members), place, rank_.deadline()};
     }
 
+    /// Collective, blocks. See shared_buffer().
+    [[nodiscard]] Arena share(std::size_t bytes) {
+        std::uint64_t const mine = bytes;
+        std::vector<std::uint64_t> all(static_cast<std::size_t>(size()));
+        auto work = all_gather({&mine, 1, DType::u64}, {all.data(), all.size(), DType::u64});
+        work.wait();
+        detail::check_same_size(all);
+        return rank_.group().share(work.sequence_, bytes);
+    }
+
 private:
     int exceptions_ = std::uncaught_exceptions();
 };
@@ -13196,6 +13489,12 @@ public:
         detail::check_apart(in, out);
         detail::check_counts(counts_in, in, 1);
         return all_gather(in, out, counts_out);
+    }
+
+    /// See shared_buffer().
+    [[nodiscard]] Arena share(std::size_t bytes) {
+        start();
+        return Arena{bytes};
     }
 
     void abort(AbortReason reason) {

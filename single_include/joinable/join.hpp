@@ -8675,6 +8675,51 @@ Action(Comm&, Act, Shadow) -> Action<Act, Shadow, Comm>;
 
 } // namespace joinable::inline v0
 
+// ---- joinable/participant/averaging.hpp
+
+namespace joinable::inline v0 {
+
+/// Keyword of a guard with a DistributedDataParallel: whether gradients are divided by the number
+/// of all ranks (true, the default) or of the ranks that are still active. Weights win over it.
+inline constexpr struct divide_by_initial_world_size_t
+    : keyword<divide_by_initial_world_size_t, bool> {
+    using keyword::operator=;
+} divide_by_initial_world_size{};
+
+namespace detail {
+
+/// What gradients are averaged over.
+struct Averaging {
+    GradientKind kind;
+    bool divides_by_initial_world_size = true;
+
+    /// What a rank's gradients are multiplied with, so that their sum is the average. Local in a
+    /// guard; outside, a weighted round sums the weights, which is collective.
+    /// @throws ContractViolation  on all ranks: the weights sum to 0.
+    template <Communicator Comm>
+    [[nodiscard]] double factor(Comm& comm, Round const& round) const {
+        double own = 1.0;
+        double divisor = divides_by_initial_world_size ? comm.size() : round.contributor_count();
+        if (round.is_weighted()) {
+            std::uint64_t total = round.weight_sum();
+            if (!round.in_guard()) { // no roll call has summed the weights
+                comm.all_reduce(Buffer{&total, 1, DType::u64}, ReduceOp::sum).wait();
+            }
+            if (total == 0) {
+                throw ContractViolation{
+                    "the weights of all ranks sum to 0: there is nothing to average in this round"
+                };
+            }
+            own = kind == GradientKind::mean ? static_cast<double>(round.weight()) : 1.0;
+            divisor = static_cast<double>(total);
+        }
+        return round.contributes() ? own / divisor : 0.0;
+    }
+};
+
+} // namespace detail
+} // namespace joinable::inline v0
+
 // ---- joinable/participant/check_parameters.hpp
 
 namespace joinable::inline v0::detail {
@@ -8977,13 +9022,6 @@ private:
 
 namespace joinable::inline v0 {
 
-/// Keyword of a guard with a DistributedDataParallel: whether gradients are divided by the number
-/// of all ranks (true, the default) or of the ranks that are still active. Weights win over it.
-inline constexpr struct divide_by_initial_world_size_t
-    : keyword<divide_by_initial_world_size_t, bool> {
-    using keyword::operator=;
-} divide_by_initial_world_size{};
-
 namespace detail {
 
 template <class T>
@@ -9020,7 +9058,7 @@ public:
         BufferList buffers,
         DataParallelOptions const& options = {}
     )
-        : comm_{comm}, gradient_kind_{options.gradient_kind} {
+        : comm_{comm}, averaging_{options.gradient_kind} {
         std::array<detail::Fingerprints, 2> model;
         std::exception_ptr error;
         try {
@@ -9149,7 +9187,9 @@ public:
                 throw ContractViolation{"a backward pass needs a forward pass before it"};
             }
             begin_reduction();
-            reducer_->prepare_for_backward(factor_of(round_), unused, round_.buffer_source());
+            reducer_->prepare_for_backward(
+                averaging_.factor(comm_, round_), unused, round_.buffer_source()
+            );
             stage_ = Stage::backward;
         });
     }
@@ -9230,7 +9270,7 @@ public:
             }
             if (stage_ == Stage::forward) {
                 begin_reduction();
-                (void)factor_of(round_); // refuses what the others refuse
+                (void)averaging_.factor(comm_, round_); // refuses what the others refuse
                 reducer_->contribute_zeros(round_.buffer_source());
                 end_reduction();
             } else if (stage_ == Stage::backward) {
@@ -9254,16 +9294,16 @@ public:
 
         Hook(DistributedDataParallel& ddp, bool divides_by_initial_world_size) noexcept
             : ddp_{ddp},
-              before_{
-                  std::exchange(ddp.divides_by_initial_world_size_, divides_by_initial_world_size)
-              } {
+              before_{std::exchange(
+                  ddp.averaging_.divides_by_initial_world_size, divides_by_initial_world_size
+              )} {
             ddp.stage_ = Stage::idle; // whatever an earlier guard left open
             ddp.is_weighted_ = {};
         }
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
         ~Hook() {
-            ddp_.divides_by_initial_world_size_ = before_;
+            ddp_.averaging_.divides_by_initial_world_size = before_;
             ddp_.is_weighted_ = {};
         }
 
@@ -9341,32 +9381,12 @@ private:
     /// The reduction of a rank that runs no pass: it has joined, or skips. It may hold gradients of
     /// earlier rounds.
     void contribute_without_pass(Round const& round) {
-        double const factor = factor_of(round);
+        double const factor = averaging_.factor(comm_, round);
         if (std::exchange(has_accumulated_, false) && round.contributes()) {
             reducer_->contribute_accumulated(factor, round.buffer_source());
         } else {
             reducer_->contribute_zeros(round.buffer_source());
         }
-    }
-
-    /// What this rank's gradients are multiplied with, so that their sum is the average.
-    double factor_of(Round const& round) {
-        double own = 1.0;
-        double divisor = divides_by_initial_world_size_ ? comm_.size() : round.contributor_count();
-        if (round.is_weighted()) {
-            std::uint64_t total = round.weight_sum();
-            if (!round.in_guard()) { // no roll call has summed the weights
-                comm_.all_reduce(Buffer{&total, 1, DType::u64}, ReduceOp::sum).wait();
-            }
-            if (total == 0) {
-                throw ContractViolation{
-                    "the weights of all ranks sum to 0: there is nothing to average in this round"
-                };
-            }
-            own = gradient_kind_ == GradientKind::mean ? static_cast<double>(round.weight()) : 1.0;
-            divisor = static_cast<double>(total);
-        }
-        return round.contributes() ? own / divisor : 0.0;
     }
 
     bool& is_weighted(Phase phase) noexcept { return is_weighted_[phase == Phase::train ? 0 : 1]; }
@@ -9382,7 +9402,7 @@ private:
     }
 
     Comm& comm_;
-    GradientKind gradient_kind_;
+    detail::Averaging averaging_;
     std::optional<Reducer<Comm>> reducer_;
     std::optional<detail::ModuleState<Comm>> module_; ///< set by the constructor, as is the reducer
     PendingRound pending_;
@@ -9391,7 +9411,6 @@ private:
     bool is_inside_no_sync_ = false;
     std::array<bool, 2> is_weighted_{}; ///< per phase: the last forward pass in this guard was
     bool has_accumulated_ = false;      ///< gradients, since the last round that synced
-    bool divides_by_initial_world_size_ = true;
     JoinState state_;
 };
 

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstdint>
+
+#include <joinable/bucket/options.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/error.hpp>
+#include <joinable/hook/keywords.hpp>
+#include <joinable/join/round.hpp>
+
+namespace joinable::inline v0 {
+
+/// Keyword of a guard with a DistributedDataParallel: whether gradients are divided by the number
+/// of all ranks (true, the default) or of the ranks that are still active. Weights win over it.
+inline constexpr struct divide_by_initial_world_size_t
+    : keyword<divide_by_initial_world_size_t, bool> {
+    using keyword::operator=;
+} divide_by_initial_world_size{};
+
+namespace detail {
+
+/// What gradients are averaged over.
+struct Averaging {
+    GradientKind kind;
+    bool divides_by_initial_world_size = true;
+
+    /// What a rank's gradients are multiplied with, so that their sum is the average. Local in a
+    /// guard; outside, a weighted round sums the weights, which is collective.
+    /// @throws ContractViolation  on all ranks: the weights sum to 0.
+    template <Communicator Comm>
+    [[nodiscard]] double factor(Comm& comm, Round const& round) const {
+        double own = 1.0;
+        double divisor = divides_by_initial_world_size ? comm.size() : round.contributor_count();
+        if (round.is_weighted()) {
+            std::uint64_t total = round.weight_sum();
+            if (!round.in_guard()) { // no roll call has summed the weights
+                comm.all_reduce(Buffer{&total, 1, DType::u64}, ReduceOp::sum).wait();
+            }
+            if (total == 0) {
+                throw ContractViolation{
+                    "the weights of all ranks sum to 0: there is nothing to average in this round"
+                };
+            }
+            own = kind == GradientKind::mean ? static_cast<double>(round.weight()) : 1.0;
+            divisor = static_cast<double>(total);
+        }
+        return round.contributes() ? own / divisor : 0.0;
+    }
+};
+
+} // namespace detail
+} // namespace joinable::inline v0

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <exception>
 
 #include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/detail/board_communicator.hpp>
@@ -17,13 +16,15 @@ namespace joinable::inline v0 {
 /// Ranks are processes of this machine: made by run_processes(), one object in each.
 ///
 /// Collectives are those of ThreadCommunicator, with the same results bit for bit: asynchronous, in
-/// rank order, up to 64 in flight, and a rank that computes holds up nobody. Messages and split() do
-/// not exist. More than 56 bytes are copied into memory that the ranks share, and the result is
-/// copied back by wait() or test(): up to 64 GiB in flight on a rank, less where the system gives
-/// less address space. That memory is kept until the ranks end. Nothing is copied of buffers that
-/// lie in an arena of this communicator: the others read and write them where they are.
+/// rank order, up to 64 in flight, and a rank that computes holds up nobody. More than 2 KiB are
+/// copied into memory that the ranks share, and the result is copied back by wait() or test(). So is
+/// a message by the side that comes first. Nothing is copied of buffers that lie in an arena of this
+/// communicator: the others read and write them where they are. A rank has up to 64 GiB for all that
+/// and for the groups that it splits off, less where the system gives less address space; what it has
+/// used once is kept until the ranks end, and used again.
 ///
-/// A rank that is killed is PeerFailed, with its number, on all others at once.
+/// A rank that is killed is PeerFailed on all others at once, in every group, wherever it was: with
+/// its number in that group, if it was a member.
 ///
 /// All members that take buffers throw ContractViolation before any data moves when counts or
 /// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
@@ -31,15 +32,14 @@ namespace joinable::inline v0 {
 class ProcessCommunicator : public detail::BoardCommunicator<detail::ProcessRank, ProcessWork> {
 public:
     /// For run_processes.
-    ProcessCommunicator(detail::ProcessSegment& segment, int rank) noexcept
+    ProcessCommunicator(detail::ProcessSegment& segment, int rank)
         : BoardCommunicator{segment, rank} {}
 
-    /// The rank leaves its group: whoever waits for it gets PeerFailed.
-    ~ProcessCommunicator() {
-        if (std::uncaught_exceptions() > exceptions_) {
-            rank_.abort_for_exception("the scope of its communicator");
-        }
-        rank_.leave();
+    /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
+    /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
+    /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
+    [[nodiscard]] ProcessCommunicator split(int color, int key) {
+        return {rank_, take_seat(color, key)};
     }
 
     /// Local. Zeroed memory that the ranks share, for what is to be reduced often; memory of arenas
@@ -56,7 +56,10 @@ public:
     [[nodiscard]] Arena share(std::size_t bytes) { return detail::share_mapping(*this, bytes); }
 
 private:
-    int exceptions_ = std::uncaught_exceptions();
+    ProcessCommunicator(detail::ProcessRank const& parent, Seat const& seat)
+        : BoardCommunicator{seat.group, seat.rank, parent.home()} {
+        set_deadline(parent.deadline());
+    }
 };
 
 } // namespace joinable::inline v0

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <joinable/communicator/detail/child_processes.hpp>
+#include <joinable/communicator/detail/group.hpp>
 #include <joinable/communicator/detail/process_segment.hpp>
 #include <joinable/communicator/detail/shared_mapping.hpp>
 #include <joinable/communicator/process.hpp>
@@ -40,7 +41,7 @@ template <class F>
             AbortReason const reason = failure_of(std::current_exception());
             outcome.reason.store(reason);
             outcome.state.store(Outcome::threw);
-            comm.abort(blamed_on(rank, reason));
+            comm.abort(reason_of_exit(segment.group(), rank, reason));
         }
     }
     std::fflush(nullptr
@@ -62,7 +63,7 @@ inline void throw_first_failure(ProcessSegment& segment, ChildProcesses const& c
             return;
         }
         bool const is_own = failures.back().ranks.empty();
-        failures.back() = blamed_on(rank, failures.back());
+        failures.back() = reason_of_exit(segment.group(), rank, failures.back());
         if (is_own) {
             throw PeerFailed{failures.back().ranks, failures.back().message};
         }

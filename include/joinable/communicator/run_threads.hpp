@@ -9,7 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include <joinable/communicator/detail/thread_group.hpp>
+#include <joinable/communicator/detail/group.hpp>
+#include <joinable/communicator/detail/group_memory.hpp>
+#include <joinable/communicator/detail/home.hpp>
 #include <joinable/communicator/thread.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/error.hpp>
@@ -17,16 +19,6 @@
 namespace joinable::inline v0 {
 
 namespace detail {
-
-/// What the other ranks hear about the exception that ends a rank's body. Once groups were split
-/// off, an error that names ranks may mean those of such a group: then it is this rank that failed.
-inline AbortReason reason_of_exit(ThreadGroup& group, int rank) {
-    AbortReason reason = failure_of(std::current_exception());
-    if (group.has_split()) {
-        reason.ranks.clear();
-    }
-    return blamed_on(rank, std::move(reason));
-}
 
 inline bool is_of_a_peer(std::exception_ptr const& error) {
     try {
@@ -71,18 +63,21 @@ original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& 
 /// @throws ContractViolation  world_size is below 1.
 template <class F>
 void run_threads(int world_size, F body) {
-    auto const group = std::make_shared<detail::ThreadGroup>(world_size);
+    auto const home = std::make_shared<detail::Home<detail::Heap>>();
+    detail::Group const group = home->make(detail::all_numbers(world_size), 0).value();
     std::vector<std::exception_ptr> errors(static_cast<std::size_t>(world_size));
     std::atomic<int> first_to_throw{-1};
     auto const run = [&](int rank) {
-        ThreadCommunicator comm{group, rank};
+        ThreadCommunicator comm{group, rank, home};
         try {
             body(comm);
         } catch (...) {
             errors[static_cast<std::size_t>(rank)] = std::current_exception();
             int expected = -1;
             first_to_throw.compare_exchange_strong(expected, rank);
-            comm.abort(detail::reason_of_exit(*group, rank));
+            comm.abort(
+                detail::reason_of_exit(group, rank, detail::failure_of(std::current_exception()))
+            );
         }
     };
     {
@@ -93,7 +88,7 @@ void run_threads(int world_size, F body) {
                 threads.emplace_back(run, rank);
             }
         } catch (...) { // the system has no more threads: the started ones must not wait for them
-            group->abort(
+            group.abort(
                 {FailureKind::communication, {}, "a thread for a rank could not be started"}, 0
             );
             throw;
@@ -101,7 +96,7 @@ void run_threads(int world_size, F body) {
         run(0);
     }
     if (auto const error =
-            detail::original(errors, group->board().reason().ranks, first_to_throw.load())) {
+            detail::original(errors, group.board().reason().ranks, first_to_throw.load())) {
         std::rethrow_exception(error);
     }
 }

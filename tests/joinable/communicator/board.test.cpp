@@ -8,10 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <doctest/doctest.h>
+#include <support/seen_twice.hpp>
 
 #include <joinable/communicator/detail/endpoint.hpp>
 
@@ -25,33 +23,6 @@ using joinable::ReduceOp;
 using joinable::detail::Board;
 using joinable::detail::Collective;
 
-/// One piece of memory, seen at two addresses.
-class SeenTwice {
-public:
-    explicit SeenTwice(std::size_t bytes)
-        : bytes_{bytes}, file_{memfd_create("joinable_test", MFD_CLOEXEC)} {
-        REQUIRE(ftruncate(file_, static_cast<off_t>(bytes)) == 0);
-        for (void*& address : addresses) {
-            address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
-            REQUIRE(address != MAP_FAILED);
-        }
-    }
-    ~SeenTwice() {
-        for (void* const address : addresses) {
-            munmap(address, bytes_);
-        }
-        close(file_);
-    }
-    SeenTwice(SeenTwice const&) = delete;
-    SeenTwice& operator=(SeenTwice const&) = delete;
-
-    void* addresses[2] = {};
-
-private:
-    std::size_t bytes_;
-    int file_;
-};
-
 struct Group {
     Board& at;
     [[nodiscard]] Board& board() const { return at; }
@@ -60,11 +31,11 @@ struct Group {
 
 TEST_CASE("ranks meet at a board that each of them sees at another address") {
     std::size_t const bytes = Board::bytes_for(2);
-    SeenTwice const memory{bytes};
+    joinable_tests::SeenTwice const memory{bytes};
     Board::create(2, {static_cast<std::byte*>(memory.addresses[0]), bytes});
     std::vector<std::string> heard(2);
     auto const run = [&](int rank) {
-        Group group{*static_cast<Board*>(memory.addresses[rank])};
+        Group group{*static_cast<Board*>(memory.addresses[static_cast<std::size_t>(rank)])};
         joinable::detail::Endpoint<Group> endpoint{group, rank};
         for (std::int64_t round = 0; round < 1000; ++round) {
             std::int64_t value = round + rank;

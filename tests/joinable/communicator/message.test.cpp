@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
-// Messages between two ranks: order, tags, asynchrony, and every way in which they fail.
+// Messages between two ranks: order, tags, asynchrony, and every way in which they fail. Threads and
+// processes by the same bodies; what a killed process leaves behind is in process_message.test.cpp.
+#include <joinable/communicator/process.hpp>
 #include <joinable/communicator/thread.hpp>
 
 #include <atomic>
@@ -11,10 +13,12 @@
 #include <string>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
-#include <support/ranks.hpp>
+#include <support/process_ranks.hpp>
+#include <support/shared.hpp>
 
 #include <joinable/communicator/collectives.hpp>
 
@@ -23,11 +27,12 @@ namespace {
 using namespace joinable_tests;
 using joinable::DType;
 using joinable::ReduceOp;
-using joinable::ThreadCommunicator;
-using joinable::ThreadWork;
+
+template <class Comm>
+using WorkOf = decltype(std::declval<Comm>().receive({}, 0));
 
 TEST_CASE("a ring passes every size and dtype on") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
         int const next = (comm.rank() + 1) % comm.size();
         int const last = (comm.rank() + comm.size() - 1) % comm.size();
         for (int number = 0; number < 10; ++number) {
@@ -35,7 +40,7 @@ TEST_CASE("a ring passes every size and dtype on") {
                 for (std::size_t const n : {0U, 1U, 1000U, 100'000U}) {
                     std::vector<T> const mine(n, static_cast<T>(static_cast<float>(comm.rank())));
                     std::vector<T> theirs(n, static_cast<T>(99.0F));
-                    ThreadWork sending = joinable::send(comm, mine, next);
+                    auto sending = joinable::send(comm, mine, next);
                     joinable::receive(comm, theirs, last).wait();
                     sending.wait();
                     sending.wait(); // again returns at once
@@ -51,14 +56,14 @@ TEST_CASE("a ring passes every size and dtype on") {
 }
 
 TEST_CASE("messages of one tag keep their order, tags are independent") {
-    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    run_all_ranks({2, 3, 4, 8}, [](auto& comm) {
         constexpr int messages = 300;
         // Every rank sends to every rank, itself included, in two tags; receivers take the second
         // tag first, and post all their receives before or after the sends.
         std::vector<std::int32_t> sent(2 * messages);
         std::iota(sent.begin(), sent.end(), 0);
         std::vector<std::vector<std::int32_t>> received;
-        std::vector<ThreadWork> works;
+        std::vector<WorkOf<decltype(comm)>> works;
         auto const send_all = [&] {
             for (int to = 0; to < comm.size(); ++to) {
                 for (std::size_t k = 0; k < sent.size(); ++k) {
@@ -86,7 +91,7 @@ TEST_CASE("messages of one tag keep their order, tags are independent") {
             receive_all();
             send_all();
         }
-        for (ThreadWork& work : works) {
+        for (auto& work : works) {
             work.wait();
         }
         for (auto const& values : received) {
@@ -97,21 +102,24 @@ TEST_CASE("messages of one tag keep their order, tags are independent") {
 }
 
 TEST_CASE("a message is delivered while its receiver computes, and tested without blocking") {
-    std::atomic<bool> is_posted{false};
-    std::atomic<bool> is_sent{false};
-    run_ranks({2}, [&](ThreadCommunicator& comm) {
+    Shared<std::atomic<bool>> const is_posted;
+    Shared<std::atomic<bool>> const is_sent;
+    run_all_ranks({2}, [&](auto& comm) {
+        *is_posted = false;
+        *is_sent = false;
+        comm.barrier();
         double value = comm.rank() == 0 ? 3.5 : 0;
         if (comm.rank() == 0) {
-            while (!is_posted) {
+            while (!*is_posted) {
                 std::this_thread::yield();
             }
             comm.send({&value, 1, DType::f64}, 1).wait();
-            is_sent = true;
+            *is_sent = true;
         } else {
-            ThreadWork work = comm.receive({&value, 1, DType::f64}, 0);
+            auto work = comm.receive({&value, 1, DType::f64}, 0);
             CHECK(!work.test());
-            is_posted = true;
-            while (!is_sent) { // does nothing for the message
+            *is_posted = true;
+            while (!*is_sent) { // does nothing for the message
                 std::this_thread::yield();
             }
             CHECK(work.test());
@@ -122,16 +130,15 @@ TEST_CASE("a message is delivered while its receiver computes, and tested withou
 }
 
 TEST_CASE("messages and collectives do not disturb each other") {
-    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
+    run_all_ranks({2, 4}, [](auto& comm) {
         for (int round = 0; round < 100; ++round) {
             float mine = static_cast<float>(comm.rank());
             float theirs = -1;
             int const peer = comm.rank() ^ 1;
-            ThreadWork receiving = comm.receive({&theirs, 1, DType::f32}, peer, round);
+            auto receiving = comm.receive({&theirs, 1, DType::f32}, peer, round);
             std::vector<float> sum(round % 2 == 0 ? 1 : 5000, 1.0F);
-            ThreadWork reducing =
-                comm.all_reduce({sum.data(), sum.size(), DType::f32}, ReduceOp::sum);
-            ThreadWork sending = comm.send({&mine, 1, DType::f32}, peer, round);
+            auto reducing = comm.all_reduce({sum.data(), sum.size(), DType::f32}, ReduceOp::sum);
+            auto sending = comm.send({&mine, 1, DType::f32}, peer, round);
             reducing.wait();
             receiving.wait();
             sending.wait();
@@ -142,7 +149,7 @@ TEST_CASE("messages and collectives do not disturb each other") {
 }
 
 TEST_CASE("sides that say different things are a Mismatch on both, and no data moves") {
-    run_ranks({2, 3}, [](ThreadCommunicator& comm) {
+    run_all_ranks({2, 3}, [](auto& comm) {
         std::vector<float> values(5, static_cast<float>(comm.rank()));
         std::string text;
         try {
@@ -164,14 +171,14 @@ TEST_CASE("sides that say different things are a Mismatch on both, and no data m
 }
 
 TEST_CASE("a message that nobody takes times out, and names who should have") {
-    std::atomic<bool> is_over{false};
-    run_ranks({2, 4}, [&](ThreadCommunicator& comm) {
-        is_over = false;
+    Shared<std::atomic<bool>> const is_over;
+    run_all_ranks({2, 4}, [&](auto& comm) {
+        *is_over = false;
         comm.barrier();
         float value = 1;
         if (comm.rank() == 0) {
             comm.set_deadline(std::chrono::milliseconds{50});
-            ThreadWork work = comm.send({&value, 1, DType::f32}, 1, 3);
+            auto work = comm.send({&value, 1, DType::f32}, 1, 3);
             for (int twice = 0; twice < 2; ++twice) {
                 try {
                     work.wait();
@@ -185,9 +192,9 @@ TEST_CASE("a message that nobody takes times out, and names who should have") {
                     );
                 }
             }
-            is_over = true;
+            *is_over = true;
         } else {
-            while (!is_over) {
+            while (!*is_over) {
                 std::this_thread::yield();
             }
             CHECK_THROWS_AS(
@@ -198,9 +205,9 @@ TEST_CASE("a message that nobody takes times out, and names who should have") {
 }
 
 TEST_CASE("a rank that leaves fails the messages that wait for it, and no others") {
-    std::atomic<bool> has_left{false};
-    run_ranks({3, 4}, [&](ThreadCommunicator& comm) {
-        has_left = false;
+    Shared<std::atomic<bool>> const has_left;
+    run_all_ranks({3, 4}, [&](auto& comm) {
+        *has_left = false;
         comm.barrier();
         int value = comm.rank();
         if (comm.rank() == 2) {
@@ -208,10 +215,10 @@ TEST_CASE("a rank that leaves fails the messages that wait for it, and no others
         }
         if (comm.rank() == 0) {
             CHECK_THROWS_AS(comm.receive({&value, 1, DType::i32}, 2).wait(), joinable::PeerFailed);
-            has_left = true;
+            *has_left = true;
             comm.send({&value, 1, DType::i32}, 1).wait();
         } else if (comm.rank() == 1) {
-            while (!has_left) {
+            while (!*has_left) {
                 std::this_thread::yield();
             }
             comm.receive({&value, 1, DType::i32}, 0).wait();
@@ -221,7 +228,7 @@ TEST_CASE("a rank that leaves fails the messages that wait for it, and no others
 }
 
 TEST_CASE("an abort wakes whoever waits for a message, and its memory is free") {
-    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
+    run_all_ranks({2, 4}, [](auto& comm) {
         std::vector<float> values(1000, 2.0F);
         if (comm.rank() == 0) {
             comm.abort({joinable::FailureKind::peer_failed, {0}, "rank 0 gives up"});
@@ -236,26 +243,31 @@ TEST_CASE("an abort wakes whoever waits for a message, and its memory is free") 
 }
 
 TEST_CASE("an exception beside an unfinished message names the rank on the other side") {
-    std::atomic<int> named{0};
-    auto const body = [&](ThreadCommunicator& comm) {
+    Shared<std::atomic<int>> const named;
+    auto const body = [&](auto& comm) {
         float value = 0;
         if (comm.rank() == 1) {
-            ThreadWork const work = comm.receive({&value, 1, DType::f32}, 0, 5);
+            auto const work = comm.receive({&value, 1, DType::f32}, 0, 5);
             throw std::out_of_range{"no such word"};
         }
         try {
             comm.receive({&value, 1, DType::f32}, 1).wait();
         } catch (joinable::PeerFailed const& error) {
-            named = error.rank();
+            *named = error.rank();
             throw;
         }
     };
     CHECK_THROWS_AS(run_ranks({2}, body), std::out_of_range);
-    CHECK(named == 1);
+    CHECK(*named == 1);
+    *named = 0;
+    CHECK_THROWS_WITH_AS(
+        run_process_ranks({2}, body), "rank 1 failed: no such word", joinable::PeerFailed
+    );
+    CHECK(*named == 1);
 }
 
 TEST_CASE("a message to nobody, or without memory, is refused") {
-    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+    run_all_ranks({1, 2}, [](auto& comm) {
         float value = 0;
         using joinable::ContractViolation;
         CHECK_THROWS_AS((void)comm.send({&value, 1, DType::f32}, comm.size()), ContractViolation);

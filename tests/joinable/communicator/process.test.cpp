@@ -15,19 +15,18 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <new>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include <sys/mman.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <doctest/doctest.h>
 #include <support/process_ranks.hpp>
+#include <support/shared.hpp>
 
 namespace {
 
@@ -49,26 +48,8 @@ static_assert(joinable::AllToAlls<ProcessCommunicator>);
 static_assert(joinable::Aborts<ProcessCommunicator>);
 static_assert(joinable::RenewsDeadline<ProcessCommunicator>);
 static_assert(joinable::ReportsMissing<ProcessCommunicator>);
-static_assert(!joinable::SendsAndReceives<ProcessCommunicator>);
-static_assert(!joinable::Splits<ProcessCommunicator>);
-
-/// A `T` that process ranks share with this process.
-template <class T>
-class Shared {
-public:
-    Shared()
-        : value_{::new(
-              mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)
-          ) T{}} {}
-    ~Shared() { munmap(value_, sizeof(T)); }
-    Shared(Shared const&) = delete;
-    Shared& operator=(Shared const&) = delete;
-    T& operator*() const { return *value_; }
-    T* operator->() const { return value_; }
-
-private:
-    T* value_;
-};
+static_assert(joinable::SendsAndReceives<ProcessCommunicator>);
+static_assert(joinable::Splits<ProcessCommunicator>);
 
 /// How many memory mappings of this process have `text` in their line of /proc/self/maps.
 int mappings_with(std::string const& text) {

@@ -1,38 +1,44 @@
 // SPDX-License-Identifier: BSL-1.0
 // Groups of ranks as communicators of their own, and how failures travel between them.
+#include <joinable/communicator/process.hpp>
 #include <joinable/communicator/thread.hpp>
 
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <fstream>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
+#include <malloc.h>
+
 #include <doctest/doctest.h>
-#include <support/ranks.hpp>
+#include <support/process_ranks.hpp>
+#include <support/shared.hpp>
 
 namespace {
 
 using namespace joinable_tests;
 using joinable::DType;
 using joinable::ReduceOp;
-using joinable::ThreadCommunicator;
 
-int sum_of_ones(ThreadCommunicator& comm) {
+int sum_of_ones(auto& comm) {
     std::int32_t one = 1;
     comm.all_reduce({&one, 1, DType::i32}, ReduceOp::sum).wait();
     return one;
 }
 
 TEST_CASE("ranks of one color form a group, in the order of their keys") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
         for (int const colors : {1, 2, 3, 100}) {
             int const color = comm.rank() % colors;
-            ThreadCommunicator group = comm.split(color, -comm.rank()); // backwards
+            auto group = comm.split(color, -comm.rank()); // backwards
             int members = 0;
             int after = 0; // members of a higher rank come first
             for (int rank = color; rank < comm.size(); rank += colors) {
@@ -47,7 +53,7 @@ TEST_CASE("ranks of one color form a group, in the order of their keys") {
             group.broadcast({&first, 1, DType::i32}, 0).wait();
             CHECK(first >= comm.rank());
             CHECK(first % colors == color);
-            ThreadCommunicator same = group.split(0, group.rank()); // a group of a group
+            auto same = group.split(0, group.rank()); // a group of a group
             CHECK(same.rank() == group.rank());
             CHECK(sum_of_ones(same) == members);
         }
@@ -55,17 +61,17 @@ TEST_CASE("ranks of one color form a group, in the order of their keys") {
 }
 
 TEST_CASE("equal keys keep the order of the ranks") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
-        ThreadCommunicator const group = comm.split(5, 0);
+    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
+        auto const group = comm.split(5, 0);
         CHECK(group.rank() == comm.rank());
         CHECK(group.size() == comm.size());
     });
 }
 
 TEST_CASE("a group inherits the deadline, and a negative color is refused") {
-    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+    run_all_ranks({1, 2}, [](auto& comm) {
         comm.set_deadline(std::chrono::seconds{17});
-        ThreadCommunicator group = comm.split(0, 0);
+        auto group = comm.split(0, 0);
         CHECK(group.set_deadline(std::chrono::seconds{1}) == std::chrono::seconds{17});
         CHECK_THROWS_AS((void)comm.split(-1, 0), joinable::ContractViolation);
         comm.barrier();
@@ -73,17 +79,17 @@ TEST_CASE("a group inherits the deadline, and a negative color is refused") {
 }
 
 TEST_CASE("an abort reaches the groups that were split off, not the other way round") {
-    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
-        ThreadCommunicator group = comm.split(comm.rank() % 2, comm.rank());
-        ThreadCommunicator deeper = group.split(0, 0);
+    run_all_ranks({2, 3, 4, 8}, [](auto& comm) {
+        auto group = comm.split(comm.rank() % 2, comm.rank());
+        auto deeper = group.split(0, 0);
         comm.barrier();
         if (comm.rank() == 0) {
-            ThreadCommunicator other = comm.split(0, 0);
+            auto other = comm.split(0, 0);
             comm.barrier();
             comm.abort({joinable::FailureKind::peer_failed, {0}, "rank 0 gives up"});
             CHECK(other.is_spent());
         } else {
-            ThreadCommunicator other = comm.split(0, 0);
+            auto other = comm.split(0, 0);
             other.abort({joinable::FailureKind::peer_failed, {1}, "only here"});
             CHECK(!comm.is_spent());
             comm.barrier();
@@ -105,8 +111,8 @@ TEST_CASE("an abort reaches the groups that were split off, not the other way ro
 }
 
 TEST_CASE("groups go on without a rank of the parent that has left") {
-    run_ranks({3, 4, 8}, [](ThreadCommunicator& comm) {
-        ThreadCommunicator group = comm.split(comm.rank() == 0 ? 0 : 1, comm.rank());
+    run_all_ranks({3, 4, 8}, [](auto& comm) {
+        auto group = comm.split(comm.rank() == 0 ? 0 : 1, comm.rank());
         if (comm.rank() == 0) {
             return;
         }
@@ -118,10 +124,10 @@ TEST_CASE("groups go on without a rank of the parent that has left") {
 }
 
 TEST_CASE("who leaves a group while others wait in it is named by its rank there") {
-    run_ranks({4}, [](ThreadCommunicator& comm) {
+    run_all_ranks({4}, [](auto& comm) {
         std::optional<int> named;
         {
-            ThreadCommunicator group = comm.split(comm.rank() / 2, comm.rank());
+            auto group = comm.split(comm.rank() / 2, comm.rank());
             if (comm.rank() % 2 == 0) {
                 try {
                     group.barrier();
@@ -137,28 +143,129 @@ TEST_CASE("who leaves a group while others wait in it is named by its rank there
 
 TEST_CASE("an exception inside a group ends as the original one, whoever hears of it first") {
     for (int repeat = 0; repeat < 20; ++repeat) {
-        std::atomic<int> failures{0};
-        auto const body = [&](ThreadCommunicator& comm) {
+        Shared<std::atomic<int>> const failures;
+        auto const body = [&](auto& comm) {
             try {
-                ThreadCommunicator group = comm.split(comm.rank() / 2, comm.rank());
+                auto group = comm.split(comm.rank() / 2, comm.rank());
                 if (comm.rank() == 3) {
                     throw std::out_of_range{"no such word"};
                 }
                 group.barrier();
                 comm.barrier();
             } catch (joinable::PeerFailed const&) {
-                ++failures;
+                ++*failures;
                 throw;
             }
         };
         CHECK_THROWS_WITH_AS(run_ranks({4}, body), "no such word", std::out_of_range);
-        CHECK(failures == 3);
+        CHECK(*failures == 3);
+        *failures = 0;
+        CHECK_THROWS_WITH_AS(
+            run_process_ranks({4}, body), "rank 3 failed: no such word", joinable::PeerFailed
+        );
+        CHECK(*failures == 3);
     }
+}
+
+TEST_CASE("an abort reaches a group whose parent all have left") {
+    run_all_ranks({2, 3, 4, 8}, [](auto& comm) {
+        auto deeper = comm.split(comm.rank() % 2, 0).split(0, 0);
+        comm.barrier();
+        if (comm.rank() == 0) {
+            comm.abort({joinable::FailureKind::peer_failed, {0}, "rank 0 gives up"});
+        }
+        std::int32_t value = 0;
+        CHECK_THROWS_WITH_AS( // nobody sends
+            deeper.receive({&value, 1, DType::i32}, 0).wait(),
+            "rank 0 gives up",
+            joinable::PeerFailed
+        );
+        CHECK(deeper.is_spent());
+    });
+}
+
+TEST_CASE("groups end in any order, and none disturbs another") {
+    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
+        using Comm = std::remove_reference_t<decltype(comm)>;
+        std::vector<std::unique_ptr<Comm>> groups;
+        for (int round = 0; round < 40; ++round) {
+            auto const place = static_cast<std::size_t>(round * 7 % 5);
+            groups.resize(5);
+            Comm& from = groups[place] && round % 3 == 0 ? *groups[place] : comm;
+            groups[(place + 2) % 5].reset(new Comm{from.split(0, -from.rank())});
+            for (auto const& group : groups) {
+                CHECK((!group || sum_of_ones(*group) == comm.size()));
+            }
+        }
+    });
+}
+
+/// The memory that this process uses, of the kind that communicators of this type share.
+std::size_t bytes_in_use(joinable::ThreadCommunicator const&) {
+    auto const info = mallinfo2(); // 0 under the sanitizers
+    return info.uordblks + info.hblkhd;
+}
+std::size_t bytes_in_use(joinable::ProcessCommunicator const&) {
+    std::ifstream maps{"/proc/self/smaps"};
+    std::size_t kilobytes = 0;
+    bool is_shared = false;
+    for (std::string line; std::getline(maps, line);) {
+        if (line.find("-") < line.find(":")) {
+            is_shared = line.find("/dev/zero (deleted)") != std::string::npos;
+        } else if (is_shared && line.rfind("Rss:", 0) == 0) {
+            kilobytes += std::stoul(line.substr(4));
+        }
+    }
+    REQUIRE(kilobytes != 0); // or that is no more what it is called
+    return 1024 * kilobytes;
+}
+
+TEST_CASE("a thousand groups and a hundred thousand messages leave nothing behind") {
+    run_all_ranks({2, 4}, [](auto& comm) {
+        std::vector<double> values(10'000, 1.0);
+        auto const pass_on = [&](auto& group, std::size_t n) {
+            double theirs = 0;
+            auto sending =
+                group.send({values.data(), n, DType::f64}, (group.rank() + 1) % group.size());
+            std::vector<double> in(n);
+            group
+                .receive(
+                    {in.data(), n, DType::f64}, (group.rank() + group.size() - 1) % group.size()
+                )
+                .wait();
+            sending.wait();
+            theirs = in.back();
+            REQUIRE(theirs == 1.0);
+        };
+        auto const make_groups = [&](int number) {
+            for (int i = 0; i < number; ++i) {
+                auto group = comm.split(i % 2 == 0 ? 0 : comm.rank() % 2, i % 3 * comm.rank());
+                auto deeper = group.split(0, 0);
+                pass_on(deeper, 1);
+                sum_of_ones(group);
+            }
+        };
+        auto const exchange = [&](int number) {
+            for (int i = 0; i < number; ++i) {
+                pass_on(comm, i % 100 == 0 ? values.size() : 1);
+            }
+        };
+        make_groups(20);
+        exchange(1000);
+        comm.barrier();
+        std::size_t const before = bytes_in_use(comm);
+        make_groups(500); // and as many groups of groups
+        exchange(100'000 / comm.size());
+        comm.barrier();
+        std::size_t const after = bytes_in_use(comm);
+        comm.barrier();
+        CHECK(after < before + 400'000);
+    });
 }
 
 TEST_CASE("keep_alive extends what others wait, by one deadline from then on") {
     for (int const world : {2, 3, 4, 8}) {
-        run_ranks({world}, [](ThreadCommunicator& comm) {
+        run_ranks({world}, [](auto& comm) {
             using namespace std::chrono_literals;
             comm.set_deadline(1500ms); // and a busy machine may stall a thread for a second
             comm.barrier();

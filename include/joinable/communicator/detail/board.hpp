@@ -13,7 +13,7 @@
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
-#include <joinable/communicator/detail/stored_reason.hpp>
+#include <joinable/communicator/detail/first_reason.hpp>
 #include <joinable/communicator/detail/tuning.hpp>
 #include <joinable/communicator/detail/waiting.hpp>
 
@@ -38,6 +38,19 @@ class alignas(64) Board {
 public:
     using Count = std::size_t;
     static constexpr std::size_t max_in_flight = 64; ///< collectives; a slot each
+
+    /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
+    static int checked(int size) {
+        if (size < 1 || size > ArrivalLine::max_ranks) {
+            throw ContractViolation{concat(
+                "a group needs between 1 and ",
+                ArrivalLine::max_ranks,
+                " ranks, but was given ",
+                size
+            )};
+        }
+        return size;
+    }
 
     /// What create() needs.
     /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
@@ -128,28 +141,28 @@ public:
         return ranks;
     }
 
-    /// The first writer wins. Returns when nothing can arrive any more.
+    /// The first writer wins. Returns when nothing can arrive any more. `writer` is as a FirstReason
+    /// counts writers: no rank of this board, if that is one of a part of all ranks.
     void abort(AbortReason const& reason, int writer) noexcept {
-        if (begin_abort(open, writer)) {
-            write(reason, writer);
-        }
-        while (state_.load() != closed) { // whoever writes is at it, or bury() is called for it
-            cpu_relax();
-        }
+        reason_.give(reason, writer, [this] { freeze(); });
+        room.wake();
     }
     /// `rank` has died, wherever it was: in an abort, too. One thread calls this, no rank. Returns at
     /// once, though another rank may not have finished its own abort.
     void bury(int rank, AbortReason const& reason) noexcept {
+        mark_dead(rank);
+        abort_for_dead(rank, reason);
+    }
+    /// The same in two steps: where the dead rank has another number as a writer, or is no rank.
+    void mark_dead(int rank) noexcept {
         state_of(rank).is_dead.store(true);
         has_dead_.store(true);
-        if (begin_abort(open, size_) || begin_abort(writing(rank), size_)) {
-            write(reason, size_);
-        } else if (int expected = written(rank);
-                   state_.compare_exchange_strong(expected, written(size_))) {
-            freeze();
-        }
+    }
+    void abort_for_dead(int writer, AbortReason const& reason) noexcept {
+        reason_.take_over(writer, reason, [this] { freeze(); });
         room.wake();
     }
+    [[nodiscard]] bool is_dead(int rank) noexcept { return state_of(rank).is_dead.load(); }
 
     /// Between these `rank` may claim chunks of a collective.
     void begin_computing(int rank, std::uint64_t sequence) noexcept {
@@ -174,9 +187,9 @@ public:
     }
 
     /// True only when nothing can arrive any more: whoever sees it can rely on it.
-    [[nodiscard]] bool is_spent() const noexcept { return state_.load() == closed; }
+    [[nodiscard]] bool is_spent() const noexcept { return reason_.is_given(); }
     /// @pre some line is frozen
-    [[nodiscard]] AbortReason reason() const { return reason_.load(); }
+    [[nodiscard]] AbortReason reason() const { return reason_.reason(); }
 
 private:
     static constexpr std::uint64_t nothing = ~std::uint64_t{0};
@@ -187,25 +200,10 @@ private:
         std::atomic<bool> is_dead{false};
     };
 
-    // The states of an abort. While it is under way they say who writes: no rank, if it is size().
-    enum : int { open, closed };
-    static constexpr int writing(int writer) noexcept { return 2 * writer + 2; }
-    static constexpr int written(int writer) noexcept { return 2 * writer + 3; }
-
-    bool begin_abort(int expected, int writer) noexcept {
-        return state_.compare_exchange_strong(expected, writing(writer));
-    }
-    void write(AbortReason const& reason, int writer) noexcept {
-        reason_.store(reason);
-        state_.store(written(writer));
-        freeze();
-    }
     void freeze() noexcept {
         for (std::size_t i = 0; i < arrivals(size_); ++i) {
             lines()[i].word.fetch_or(ArrivalLine::frozen);
         }
-        state_.store(closed);
-        room.wake();
     }
 
     explicit Board(int size) noexcept : room{size}, size_{size} {}
@@ -213,18 +211,6 @@ private:
     static constexpr std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
     static constexpr std::size_t arrivals(int size) noexcept { return width(size) * max_in_flight; }
     static constexpr std::size_t counts_per_arrival(int size) noexcept { return 2 * width(size); }
-    static int checked(int size) {
-        if (size < 1 || size > ArrivalLine::max_ranks) {
-            throw ContractViolation{concat(
-                "a group needs between 1 and ",
-                ArrivalLine::max_ranks,
-                " ranks, but was given ",
-                size
-            )};
-        }
-        return size;
-    }
-
     // What lies behind the board: for each rank its arrival lines, its state, its progress, its slots,
     // its tables of counts.
     static constexpr std::size_t lines_at() noexcept { return sizeof(Board); }
@@ -264,9 +250,8 @@ public:
 
 private:
     int size_;
-    std::atomic<int> state_{open};
     std::atomic<bool> has_dead_{false};
-    StoredReason reason_;
+    FirstReason reason_;
 };
 static_assert(std::is_trivially_destructible_v<Board>);
 

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <exception>
 #include <span>
 #include <utility>
 #include <vector>
@@ -11,12 +14,14 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/group.hpp>
+#include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable::inline v0::detail {
 
-/// The members that communicators over a board have in common. `Rank` is an Endpoint, and `Work`
-/// what its collectives return. What the members promise is said of the communicators.
+/// The members that communicators over a board have in common. `Rank` is a GroupRank, and `Work`
+/// what its collectives and messages return. What the members promise is said of the communicators.
 template <class Rank, class Work>
 class BoardCommunicator {
 public:
@@ -190,6 +195,22 @@ public:
         );
     }
 
+    /// Not collective. Complete when rank `to` has received it: messages between two ranks with one
+    /// tag arrive in their order. Both sides say the same count and dtype, else Mismatch on both.
+    Work send(ConstBuffer buffer, int to, int tag = 0) {
+        check_memory(buffer);
+        check_rank("destination", to, size());
+        // A send is only read from; both sides of a message share one type.
+        Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
+        return {rank_, rank_.post_message(true, to, tag, read)};
+    }
+    /// Not collective. The other side of send().
+    Work receive(Buffer buffer, int from, int tag = 0) {
+        check_memory(buffer);
+        check_rank("source", from, size());
+        return {rank_, rank_.post_message(false, from, tag, buffer)};
+    }
+
     /// Local. The first reason wins; every wait that cannot complete any more throws it.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
     [[nodiscard]] bool is_spent() const noexcept { return rank_.is_spent(); }
@@ -205,14 +226,66 @@ public:
     [[nodiscard]] std::vector<int> missing() const { return rank_.missing(); }
 
 protected:
+    /// A place in a group that split() makes.
+    struct Seat {
+        Group group;
+        int rank;
+    };
+
     template <class... Arguments>
-    explicit BoardCommunicator(Arguments&&... arguments) noexcept
+    explicit BoardCommunicator(Arguments&&... arguments)
         : rank_{std::forward<Arguments>(arguments)...} {}
-    ~BoardCommunicator() = default;
+    /// The rank leaves its group: whoever waits for it gets PeerFailed.
+    ~BoardCommunicator() {
+        if (std::uncaught_exceptions() > exceptions_) {
+            rank_.abort_for_exception("the scope of its communicator");
+        }
+        rank_.group().leave(rank());
+    }
+
+    /// What split() does before there is a communicator.
+    [[nodiscard]] Seat take_seat(int color, int key) {
+        if (color < 0) {
+            throw ContractViolation{
+                concat("split needs a color of at least 0, but was given ", color)
+            };
+        }
+        std::array<std::int32_t, 2> const mine{color, key};
+        std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
+        all_gather({mine.data(), 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32}).wait();
+        std::vector<int> members;
+        for (int other = 0; other < size(); ++other) {
+            if (all[static_cast<std::size_t>(other)][0] == color) {
+                members.push_back(other);
+            }
+        }
+        std::sort(members.begin(), members.end(), [&](int a, int b) {
+            return std::pair{all[static_cast<std::size_t>(a)][1], a} <
+                   std::pair{all[static_cast<std::size_t>(b)][1], b};
+        });
+        int const maker = members.front();
+        std::uint64_t const made = rank() == maker ? rank_.make_group(members) : 0;
+        std::vector<std::uint64_t> places(all.size());
+        all_gather({&made, 1, DType::u64}, {places.data(), places.size(), DType::u64}).wait();
+        std::uint64_t const place = places[static_cast<std::size_t>(maker)];
+        if (place == 0) {
+            throw CommunicationError{concat(
+                "rank ",
+                maker,
+                " has no memory left that it shares, for a group of ",
+                members.size(),
+                " ranks: wait for what is under way, or leave groups before making new ones"
+            )};
+        }
+        auto const seat = std::find(members.begin(), members.end(), rank());
+        return {rank_.group_at(place), static_cast<int>(seat - members.begin())};
+    }
 
     Rank rank_;
 
 private:
+    int exceptions_ = std::uncaught_exceptions();
+
     [[nodiscard]] std::size_t index() const noexcept { return static_cast<std::size_t>(rank()); }
 
     Work post(Descriptor const& said, ConstBuffer in, Buffer out) {

@@ -90,7 +90,8 @@ public:
             for (Child const& child : children_) {
                 waited_for_.push_back({child.handle, POLLIN, 0});
             }
-            poll(waited_for_.data(), waited_for_.size(), milliseconds_until(limit));
+            auto const again = unburied_.empty() ? limit : (std::min)(limit, in_a_moment());
+            poll(waited_for_.data(), waited_for_.size(), milliseconds_until(again));
             bool const is_over = std::chrono::steady_clock::now() >= limit;
             for (std::size_t i = children_.size(); i-- > 0;) {
                 Child const child = children_[i];
@@ -104,6 +105,7 @@ public:
                     close(child.handle);
                 }
             }
+            bury();
             if (has_failure_ && limit == (std::chrono::steady_clock::time_point::max)()) {
                 limit = end_of_wait(longest_deadline());
             }
@@ -151,9 +153,14 @@ private:
         } else {
             death = "its process ended";
         }
-        segment_.board().bury(
-            rank, {FailureKind::peer_failed, {rank}, concat("rank ", rank, " failed: ", death)}
-        );
+        unburied_.push_back(rank);
+    }
+
+    /// Tells the others. Who is left over was stopped by another that died, not yet noted.
+    void bury() {
+        std::erase_if(unburied_, [&](int rank) {
+            return segment_.group().bury(rank, death(rank));
+        });
     }
 
     [[nodiscard]] std::chrono::nanoseconds longest_deadline() const noexcept {
@@ -163,6 +170,9 @@ private:
             longest = (std::max)(longest, its);
         }
         return longest;
+    }
+    [[nodiscard]] static std::chrono::steady_clock::time_point in_a_moment() noexcept {
+        return std::chrono::steady_clock::now() + std::chrono::milliseconds{1};
     }
     [[nodiscard]] static int milliseconds_until(std::chrono::steady_clock::time_point end
     ) noexcept {
@@ -178,6 +188,7 @@ private:
     ProcessSegment& segment_;
     std::vector<Child> children_;
     std::vector<std::string> deaths_;
+    std::vector<int> unburied_; ///< ranks
     std::vector<pollfd> waited_for_;
     bool has_failure_ = false;
 };

@@ -19,17 +19,18 @@
 #include <joinable/communicator/detail/lent_memory.hpp>
 #include <joinable/communicator/detail/tuning.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
 
 namespace joinable::inline v0::detail {
 
 /// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
-/// and an abort(reason, rank) that may reach further than the board. `Memory` is where the other
-/// ranks find this one's buffers.
+/// and an abort(reason, rank) that may reach further than the board; copies of it are the same group.
+/// `Memory` is where the other ranks find this one's buffers.
 template <class Group, class Memory = OwnMemory>
 class Endpoint {
 public:
-    Endpoint(Group& group, int rank, Memory memory = {}) noexcept
-        : group_{group}, board_{group.board()}, rank_{rank}, memory_{std::move(memory)} {}
+    Endpoint(Group group, int rank, Memory memory = {}) noexcept
+        : group_{group}, board_{group_.board()}, rank_{rank}, memory_{std::move(memory)} {}
     Endpoint(Endpoint const&) = delete;
     Endpoint& operator=(Endpoint const&) = delete;
 
@@ -75,7 +76,13 @@ public:
             line.payload[0] = said.count;
         }
         if (!is_small) {
-            while (!memory_.lend(sequence, in, out)) { // then something is in flight
+            while (!memory_.lend(sequence, in, out)) {
+                if (retired_ == next_) {
+                    throw ContractViolation{
+                        "a collective finds no place in the memory that a rank shares: wait for "
+                        "messages and for collectives of other groups that are under way"
+                    };
+                }
                 finish(retired_);
             }
             auto const [in_at, out_at] = memory_.lent(sequence, in, out);
@@ -297,7 +304,7 @@ private:
         );
     }
 
-    Group& group_;
+    Group group_;
     Board& board_;
     int rank_;
     Memory memory_;

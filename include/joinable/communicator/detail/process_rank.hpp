@@ -2,48 +2,40 @@
 #pragma once
 
 #include <chrono>
-#include <string>
+#include <memory>
+#include <utility>
 
-#include <joinable/communicator/detail/board.hpp>
-#include <joinable/communicator/detail/endpoint.hpp>
-#include <joinable/communicator/detail/lent_memory.hpp>
+#include <joinable/communicator/detail/group.hpp>
+#include <joinable/communicator/detail/group_memory.hpp>
+#include <joinable/communicator/detail/group_rank.hpp>
+#include <joinable/communicator/detail/home.hpp>
 #include <joinable/communicator/detail/process_segment.hpp>
-#include <joinable/detail/failure.hpp>
-#include <joinable/detail/text.hpp>
-#include <joinable/error.hpp>
 
 #if defined(__linux__) // elsewhere there are no process ranks
 
 namespace joinable::inline v0::detail {
 
 /// What one process has of its group: what its communicator and its works have in common.
-class ProcessRank : public Endpoint<ProcessSegment, StagedMemory> {
+class ProcessRank : public GroupRank<Room> {
 public:
-    ProcessRank(ProcessSegment& segment, int rank) noexcept
-        : Endpoint{segment, rank, StagedMemory{segment.staging(rank)}},
-          outcome_{segment.outcome(rank)} {}
+    ProcessRank(ProcessSegment& segment, int rank)
+        : GroupRank{segment.group(), rank, std::make_shared<Home<Room>>(segment.staging(rank))},
+          outcome_{&segment.outcome(rank)} {}
+    /// Of a group that was split from that of all.
+    ProcessRank(Group group, int rank, std::shared_ptr<Home<Room>> home)
+        : GroupRank{group, rank, std::move(home)} {}
 
-    /// The process that started this one waits as long for the others after a failure.
+    /// The process that started this one waits as long for the others after a failure: what is set
+    /// for the group of all counts.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
-        outcome_.deadline.store(deadline.count());
-        return Endpoint::set_deadline(deadline);
-    }
-
-    /// Tells the others that an exception is leaving `what` on this rank.
-    void abort_for_exception(std::string const& what) {
-        abort(blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what}));
-    }
-    /// It takes part no longer: nothing can complete without it any more.
-    void leave() {
-        abort(
-            {FailureKind::peer_failed,
-             {rank()},
-             concat("rank ", rank(), " left while others wait for it")}
-        );
+        if (outcome_ != nullptr) {
+            outcome_->deadline.store(deadline.count());
+        }
+        return GroupRank::set_deadline(deadline);
     }
 
 private:
-    Outcome& outcome_;
+    Outcome* outcome_ = nullptr;
 };
 
 } // namespace joinable::inline v0::detail

@@ -10,6 +10,7 @@
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/board.hpp>
+#include <joinable/communicator/detail/group.hpp>
 #include <joinable/communicator/detail/stored_reason.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -31,7 +32,7 @@ struct alignas(64) Outcome {
     StoredReason reason; ///< why it threw
 };
 
-/// The memory that ranks share which are processes: a board, their outcomes, and room for each
+/// The memory that ranks share which are processes: their group, their outcomes, and room for each
 /// rank's buffers. It is mapped before the processes are made, so it has one address in all of
 /// them, and it has no name: nothing is left behind, whoever is killed.
 class ProcessSegment {
@@ -68,7 +69,7 @@ public:
                 )};
             }
         }
-        board_ = &Board::create(size, {at(0), outcomes_at(size)});
+        board_ = &Group::create(all_numbers(size), {at(0), outcomes_at(size)}).board();
         ::new (at(outcomes_at(size))) Outcome[width(size)];
     }
     ~ProcessSegment() { munmap(memory_, bytes_); }
@@ -76,12 +77,11 @@ public:
     ProcessSegment& operator=(ProcessSegment const&) = delete;
 
     [[nodiscard]] Board& board() const noexcept { return *board_; }
-    /// Endpoint calls it.
-    void abort(AbortReason const& reason, int rank) const noexcept { board_->abort(reason, rank); }
+    [[nodiscard]] Group group() const noexcept { return Group{*board_}; }
     [[nodiscard]] Outcome& outcome(int rank) const noexcept {
         return std::launder(reinterpret_cast<Outcome*>(at(outcomes_at(board_->size()))))[rank];
     }
-    /// Where a rank puts its buffers for the others.
+    /// Where a rank puts what the others need: copies of its buffers, messages, groups of some ranks.
     [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept {
         return {at(staging_at_ + static_cast<std::size_t>(rank) * room_), room_};
     }
@@ -93,7 +93,7 @@ private:
 
     static std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
     static std::size_t outcomes_at(int size) {
-        return (Board::bytes_for(size) + alignof(Outcome) - 1) / alignof(Outcome) *
+        return (Group::bytes_for(size) + alignof(Outcome) - 1) / alignof(Outcome) *
                alignof(Outcome);
     }
     [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <span>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/detail/board.hpp>
+#include <joinable/communicator/detail/first_reason.hpp>
+#include <joinable/communicator/detail/group_memory.hpp>
+#include <joinable/communicator/detail/mailbox.hpp>
+#include <joinable/detail/failure.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// What the ranks of one group share: the board for collectives, a mailbox for each pair of ranks,
+/// and the groups that were split from it. All of it is one block of memory without addresses; this
+/// is how one rank sees it, and costs no more than a pointer.
+///
+/// Ranks have numbers among all, which stay the same in every group: those that they have in the
+/// group from which all others come. By them writers of a FirstReason and holders of a lock are known.
+class Group {
+public:
+    [[nodiscard]] static std::size_t bytes_for(int size) {
+        return mailboxes_at(size) + width(size) * width(size) * sizeof(Mailbox);
+    }
+    /// `numbers` are those of the members among all, by their rank in the group.
+    /// @pre `memory` is as for a Board, and has bytes_for(size)
+    static Group create(std::span<int const> numbers, std::span<std::byte> memory) {
+        int const size = static_cast<int>(numbers.size());
+        Group const group{Board::create(size, memory)};
+        ::new (group.at(shared_at(size))) Shared{};
+        auto* const members = ::new (group.at(members_at(size))) Member[width(size)];
+        for (std::size_t rank = 0; rank < numbers.size(); ++rank) {
+            members[rank].number = numbers[rank];
+        }
+        group.shared().present.store(size);
+        ::new (group.at(mailboxes_at(size))) Mailbox[width(size) * width(size)];
+        return group;
+    }
+    /// The group behind a board that create() has made.
+    explicit Group(Board& board) noexcept : board_{&board} {}
+
+    [[nodiscard]] Board& board() const noexcept { return *board_; }
+    [[nodiscard]] int number_of(int rank) const noexcept { return member(rank).number; }
+    [[nodiscard]] Mailbox& mailbox(int from, int to) const noexcept {
+        auto* const first = std::launder(reinterpret_cast<Mailbox*>(at(mailboxes_at(size()))));
+        return first[width(from) * width(size()) + width(to)];
+    }
+
+    /// `rank` ends the collectives, the messages, and the groups that were split from this one. The
+    /// first writer wins. Returns when nothing can start any more in any of them.
+    void abort(AbortReason const& reason, int rank) const { end(reason, number_of(rank)); }
+
+    /// `rank` takes part no longer: a collective cannot complete any more, but the others still have
+    /// their messages and their groups without it. The last that is done with this group: its memory
+    /// may be gone after that.
+    void leave(int rank) const {
+        member(rank).has_left.store(true);
+        board_->abort(left(rank), number_of(rank));
+        shared().present.fetch_sub(1);
+    }
+
+    /// The rank that has this number among all has died, wherever it was; `death` says how. Ends what
+    /// abort() ends: in groups of which it was a member with its rank there. False if somebody keeps
+    /// other groups locked, who may have died as well: then call it again soon. One thread calls this
+    /// and no rank, of the group from which all others come.
+    [[nodiscard]] bool bury(int number, std::string const& death) const {
+        return bury(number, death, {FailureKind::peer_failed, {}, death});
+    }
+
+    /// Whether a message to or from `peer` that waits will never be delivered.
+    [[nodiscard]] bool is_lost(int peer) const noexcept {
+        return shared().end.is_given() || member(peer).has_left.load();
+    }
+    /// Why. @pre is_lost(peer)
+    [[nodiscard]] AbortReason loss(int peer) const {
+        return shared().end.is_given() ? shared().end.reason() : left(peer);
+    }
+
+    /// Whether groups have been split from this one, whose errors name other numbers.
+    [[nodiscard]] bool has_split() const noexcept { return shared().has_split.load(); }
+
+    /// From now on `child` ends with this group. False if this has ended: then it is too late.
+    /// `number` is that of the rank that does it.
+    [[nodiscard]] bool adopt(Group child, int number) const noexcept {
+        lock(number);
+        bool const goes_on = !shared().end.is_given(); // or whoever ends it comes after this
+        if (goes_on) {
+            shared().has_split.store(true);
+            child.shared().parent = child.board_->place_of(board_);
+            child.shared().next = shared().children;
+            shared().children = board_->place_of(child.board_);
+        }
+        unlock();
+        return goes_on;
+    }
+    /// Whether the memory of a group that was adopted may be given back: all members have left, and
+    /// so have those of its own groups. Then nobody finds it any more. `number` is that of the rank
+    /// that does it, the one that has that memory.
+    [[nodiscard]] bool retire(int number) const noexcept {
+        if (shared().present.load() != 0 || shared().parent == 0) {
+            return false;
+        }
+        Group const parent = group_at(shared().parent); // lives as long as it has children
+        if (!parent.try_lock(number)) {
+            return false; // the next time
+        }
+        bool is_free = false;
+        if (try_lock(number)) { // then nobody is within it any more
+            is_free = shared().children == 0;
+            if (is_free) {
+                parent.forget(*this);
+            }
+            unlock();
+        }
+        parent.unlock();
+        return is_free;
+    }
+
+private:
+    struct alignas(cache_line) Shared {
+        FirstReason end; ///< of messages and of groups split from it; the board has its own
+        std::atomic<int> present{0};
+        std::atomic<bool> has_split{false};
+        std::atomic<int> locked_by{0}; ///< the list of groups; the holder's number + 1, 0 is none
+        // Places of boards relative to this one's. A dead holder leaves a list that can be read.
+        std::uint64_t children = 0; ///< the newest one; 0 is none
+        std::uint64_t next = 0;     ///< relative to the parent's: the one before it
+        std::uint64_t parent = 0;   ///< 0 is none
+    };
+    struct Member {
+        int number = 0;
+        std::atomic<bool> has_left{false};
+    };
+    static_assert(std::is_trivially_destructible_v<Shared>);
+
+    static std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
+    static std::size_t shared_at(int size) { return in_cache_lines(Board::bytes_for(size)); }
+    static std::size_t members_at(int size) { return shared_at(size) + sizeof(Shared); }
+    static std::size_t mailboxes_at(int size) {
+        return in_cache_lines(members_at(size) + width(size) * sizeof(Member));
+    }
+
+    [[nodiscard]] int size() const noexcept { return board_->size(); }
+    [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {
+        return reinterpret_cast<std::byte*>(board_) + offset;
+    }
+    [[nodiscard]] Shared& shared() const noexcept {
+        return *std::launder(reinterpret_cast<Shared*>(at(shared_at(size()))));
+    }
+    [[nodiscard]] Member& member(int rank) const noexcept {
+        return std::launder(reinterpret_cast<Member*>(at(members_at(size()))))[rank];
+    }
+    [[nodiscard]] Group group_at(std::uint64_t place) const noexcept {
+        return Group{*std::launder(reinterpret_cast<Board*>(board_->place_at(place)))};
+    }
+    [[nodiscard]] int rank_of(int number) const noexcept {
+        int rank = size() - 1;
+        while (rank >= 0 && number_of(rank) != number) {
+            --rank;
+        }
+        return rank;
+    }
+    static AbortReason left(int rank) {
+        return {
+            FailureKind::peer_failed,
+            {rank},
+            concat("rank ", rank, " left while others wait for it")
+        };
+    }
+
+    void end(AbortReason const& reason, int writer) const {
+        shared().end.give(reason, writer, [] {});
+        AbortReason const first = shared().end.reason();
+        board_->abort(first, writer);
+        lock(writer);
+        for_each_child([&](Group child) { child.end(first, writer); });
+        unlock();
+    }
+
+    [[nodiscard]] bool bury(int number, std::string const& death, AbortReason reason) const {
+        if (int const rank = rank_of(number); rank >= 0) {
+            board_->mark_dead(rank);
+            reason.ranks = {rank};
+            reason.message = concat("rank ", rank, " failed: ", death);
+        }
+        shared().end.take_over(number, reason, [] {});
+        board_->abort_for_dead(number, reason);
+        int holder = number + 1;
+        if (!shared().locked_by.compare_exchange_strong(holder, FirstReason::nobody + 1) &&
+            !try_lock(FirstReason::nobody)) {
+            return false;
+        }
+        bool is_everywhere = true;
+        for_each_child([&](Group child) {
+            is_everywhere = child.bury(number, death, reason) && is_everywhere;
+        });
+        unlock();
+        return is_everywhere;
+    }
+
+    /// The list is only changed for moments, so nobody sleeps for it. bury() ends the wait for a
+    /// holder that has died.
+    void lock(int number) const noexcept {
+        while (!try_lock(number)) {
+            std::this_thread::yield();
+        }
+    }
+    [[nodiscard]] bool try_lock(int number) const noexcept {
+        int nobody = 0;
+        return shared().locked_by.compare_exchange_strong(nobody, number + 1);
+    }
+    void unlock() const noexcept { shared().locked_by.store(0); }
+
+    template <class Do>
+    void for_each_child(Do const& visit) const {
+        for (std::uint64_t place = shared().children; place != 0;) {
+            Group const child = group_at(place);
+            visit(child);
+            place = child.shared().next;
+        }
+    }
+    void forget(Group gone) const noexcept {
+        std::uint64_t* link = &shared().children;
+        while (group_at(*link).board_ != gone.board_) {
+            link = &group_at(*link).shared().next;
+        }
+        *link = gone.shared().next;
+    }
+
+    Board* board_;
+};
+
+/// The numbers of the members of the group from which all others come: their ranks.
+[[nodiscard]] inline std::vector<int> all_numbers(int world_size) {
+    std::vector<int> numbers;
+    numbers.reserve(static_cast<std::size_t>(Board::checked(world_size)));
+    for (int rank = 0; rank < world_size; ++rank) {
+        numbers.push_back(rank);
+    }
+    return numbers;
+}
+
+/// What the other ranks hear when a failure ends the body of `rank`. Once groups were split off, an
+/// error that names ranks may mean those of such a group: then it is this rank that failed.
+[[nodiscard]] inline AbortReason reason_of_exit(Group group, int rank, AbortReason reason) {
+    if (group.has_split()) {
+        reason.ranks.clear();
+    }
+    return blamed_on(rank, std::move(reason));
+}
+
+} // namespace joinable::inline v0::detail

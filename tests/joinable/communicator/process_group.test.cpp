@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: BSL-1.0
+// What is left of messages and groups when a process is killed that had a part in them.
+#include <joinable/communicator/detail/group.hpp>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+#include <support/process_ranks.hpp>
+#include <support/segment_ranks.hpp>
+#include <support/shared.hpp>
+
+#include <joinable/communicator/arena.hpp>
+#include <joinable/communicator/run_processes.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::DType;
+using joinable::PeerFailed;
+using joinable::ProcessCommunicator;
+using joinable::ReduceOp;
+using Clock = std::chrono::steady_clock;
+
+/// What run_processes says of a rank that was killed. Checks that it took far less than a deadline.
+template <class Body>
+void check_killed(int world, int culprit, Body const& body) {
+    auto const start = Clock::now();
+    CHECK_THROWS_WITH_AS(
+        run_process_ranks({world}, body),
+        ("rank " + std::to_string(culprit) + " failed: its process was killed by signal 9").c_str(),
+        PeerFailed
+    );
+    CHECK(Clock::now() - start < std::chrono::seconds{20});
+}
+
+/// Bytes of which one in the middle kills whoever touches it.
+class Trap {
+public:
+    static constexpr std::size_t bytes = std::size_t{4} << 20U;
+
+    Trap()
+        : data_{static_cast<std::uint8_t*>(
+              mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+          )} {
+        mprotect(data_ + bytes / 2, 1, PROT_NONE);
+        struct sigaction action{};
+        action.sa_handler = [](int) { std::raise(SIGKILL); };
+        sigaction(SIGSEGV, &action, nullptr);
+    }
+    [[nodiscard]] joinable::Buffer buffer() const { return {data_, bytes, DType::u8}; }
+
+private:
+    std::uint8_t* data_; // gone with the process
+};
+
+void spin_until(std::atomic<bool> const& flag) {
+    while (!flag) {
+        std::this_thread::yield();
+    }
+}
+
+TEST_CASE("a rank that is killed is named on whoever waits for its message") {
+    Shared<std::atomic<int>> const named;
+    for (int const world : {2, 3, 4, 8}) {
+        for (int const culprit : {0, world - 1}) {
+            *named = 0;
+            check_killed(world, culprit, [&](ProcessCommunicator& comm) {
+                float value = 0;
+                comm.barrier();
+                if (comm.rank() == culprit) {
+                    std::raise(SIGKILL);
+                }
+                try {
+                    if (comm.rank() % 2 == 0) {
+                        comm.receive({&value, 1, DType::f32}, culprit).wait();
+                    } else {
+                        comm.send({&value, 1, DType::f32}, culprit).wait();
+                    }
+                } catch (PeerFailed const& error) {
+                    *named += error.rank() == culprit ? 1 : 0;
+                    throw;
+                }
+            });
+            CHECK(*named == world - 1);
+        }
+    }
+}
+
+TEST_CASE("a rank that is killed while it copies a message fails it, and no half of it arrives") {
+    enum Moment : int { on_arrival, before_arrival, while_it_takes };
+    Shared<std::atomic<bool>> const is_posted;
+    Shared<std::atomic<int>> const named;
+    for (int const moment : {on_arrival, before_arrival, while_it_takes}) {
+        *is_posted = false;
+        *named = 0;
+        check_killed(2, 1, [&](ProcessCommunicator& comm) {
+            comm.barrier();
+            if (comm.rank() == 1) {
+                Trap const trap;
+                if (moment != before_arrival) {
+                    spin_until(*is_posted);
+                }
+                if (moment == while_it_takes) {
+                    comm.receive(trap.buffer(), 0).wait();
+                } else {
+                    comm.send(trap.buffer(), 0).wait();
+                }
+                return;
+            }
+            std::vector<std::uint8_t> bytes(Trap::bytes, 7);
+            joinable::Buffer const buffer{bytes.data(), bytes.size(), DType::u8};
+            auto work = moment == while_it_takes ? comm.send(buffer, 1) : comm.receive(buffer, 1);
+            *is_posted = true;
+            try {
+                work.wait();
+            } catch (PeerFailed const& error) {
+                *named = error.rank();
+                CHECK(bytes == std::vector<std::uint8_t>(Trap::bytes, 7));
+                CHECK_THROWS_AS(work.wait(), PeerFailed); // again
+                throw;
+            }
+        });
+        CHECK(*named == 1);
+    }
+}
+
+TEST_CASE("a rank that is killed with a mailbox locked stops nobody") {
+    using namespace joinable::detail;
+    Shared<std::atomic<int>> const named;
+    auto const body = [&](ProcessSegment& segment, ProcessCommunicator& comm, bool is_late) {
+        float value = 0;
+        comm.set_deadline(std::chrono::seconds{60});
+        comm.barrier();
+        if (comm.rank() == 1) {
+            if (is_late) {
+                std::this_thread::sleep_for(std::chrono::milliseconds{20}); // the other one waits
+            }
+            while (!segment.group().mailbox(0, 1).try_lock()) {
+            }
+            std::raise(SIGKILL);
+        }
+        try {
+            auto work = comm.send({&value, 1, DType::f32}, 1);
+            work.wait();
+        } catch (PeerFailed const& error) {
+            *named += error.rank();
+        }
+        CHECK_THROWS_AS(comm.send({&value, 1, DType::f32}, 1).wait(), PeerFailed);
+    };
+    for (bool const is_late : {false, true}) {
+        *named = 0;
+        alarm(30);
+        auto const run = [&] {
+            ProcessSegment segment{2};
+            ChildProcesses children{segment};
+            for (int rank = 0; rank < 2; ++rank) {
+                if (children.start()) {
+                    auto const of_rank = [&](ProcessCommunicator& comm) {
+                        body(segment, comm, is_late);
+                    };
+                    run_rank(segment, rank, of_rank);
+                }
+            }
+            children.wait();
+            throw_first_failure(segment, children);
+        };
+        CHECK_THROWS_WITH_AS(
+            run(), "rank 1 failed: its process was killed by signal 9", PeerFailed
+        );
+        alarm(0);
+        CHECK(*named == 1);
+    }
+}
+
+/// Groups of groups, with messages and collectives in them. Calls `step` before each.
+template <class Step>
+void run_steps(ProcessCommunicator& comm, Step const& step) {
+    step();
+    auto group = comm.split(comm.rank() % 2, -comm.rank());
+    step();
+    auto deeper = group.split(0, 0);
+    std::vector<float> mine(100'000, 1.0F);
+    std::vector<float> theirs(mine.size());
+    for (auto* const place : {&comm, &group, &deeper}) {
+        int const size = place->size();
+        step();
+        auto sending =
+            place->send({mine.data(), mine.size(), DType::f32}, (place->rank() + 1) % size);
+        step();
+        place
+            ->receive({theirs.data(), theirs.size(), DType::f32}, (place->rank() + size - 1) % size)
+            .wait();
+        CHECK(theirs == mine);
+        sending.wait();
+        step();
+        place->all_reduce({theirs.data(), theirs.size(), DType::f32}, ReduceOp::sum).wait();
+        CHECK(theirs.back() == static_cast<float>(size));
+    }
+    step();
+    comm.barrier();
+}
+
+TEST_CASE("a rank that is killed anywhere among groups ends them all") {
+    Shared<std::atomic<int>> const ended;
+    for (int const world : {2, 3, 4, 8}) {
+        for (int point = 0; point < 12; ++point) {
+            int const culprit = point % world;
+            *ended = 0;
+            check_killed(world, culprit, [&](ProcessCommunicator& comm) {
+                int at = 0;
+                try {
+                    run_steps(comm, [&] {
+                        if (at++ == point && comm.rank() == culprit) {
+                            std::raise(SIGKILL);
+                        }
+                    });
+                } catch (PeerFailed const&) { // with the number in the group where it was noticed
+                    ++*ended;
+                    throw;
+                }
+            });
+            CHECK(*ended == world - 1);
+        }
+    }
+}
+
+TEST_CASE("a rank that is killed at any moment among groups leaves nobody waiting") {
+    Shared<std::atomic<int>> const ended;
+    for (int attempt = 0; attempt < 60; ++attempt) {
+        *ended = 0;
+        check_killed(4, 2, [&](ProcessCommunicator& comm) {
+            comm.barrier();
+            if (comm.rank() == 2) {
+                itimerval when{};
+                when.it_value.tv_usec = 100 + 131 * attempt;
+                std::signal(SIGALRM, [](int) { std::raise(SIGKILL); });
+                setitimer(ITIMER_REAL, &when, nullptr);
+            }
+            try {
+                for (;;) {
+                    run_steps(comm, [] {});
+                }
+            } catch (PeerFailed const&) {
+                ++*ended;
+            }
+        });
+        CHECK(*ended == 3);
+    }
+}
+
+TEST_CASE("a killed rank has the number that it has in the group of whoever hears of it") {
+    Shared<std::array<std::atomic<int>, 4>> const named;
+    check_killed(4, 3, [&](ProcessCommunicator& comm) {
+        auto group = comm.split(comm.rank() / 2, -comm.rank()); // 1, 0 and 3, 2
+        auto deeper = group.split(group.rank(), 0);             // everybody alone
+        comm.barrier();
+        if (comm.rank() == 3) {
+            std::raise(SIGKILL);
+        }
+        float value = 0;
+        auto& place = comm.rank() == 0 ? deeper : group; // where nobody sends
+        try {
+            place.receive({&value, 1, DType::f32}, 0).wait();
+        } catch (PeerFailed const& error) {
+            (*named)[static_cast<std::size_t>(comm.rank())] = 100 + error.rank();
+            CHECK(
+                std::string{error.what()} == "rank " + std::to_string(error.rank()) +
+                                                 " failed: its process was killed by signal 9"
+            );
+        }
+    });
+    CHECK((*named)[0] == 103); // no member of its groups: as all are numbered
+    CHECK((*named)[1] == 103);
+    CHECK((*named)[2] == 100);
+}
+
+TEST_CASE("a message between arenas is not copied into other memory, at whichever side it waits") {
+    constexpr std::size_t count = 50'000;
+    for (bool const uses_arenas : {true, false}) {
+        SegmentRanks ranks{2};
+        ranks.run([&](ProcessCommunicator& comm) {
+            auto const make = [&] {
+                std::size_t const bytes = count * sizeof(std::int32_t);
+                return uses_arenas ? comm.allocate(bytes) : joinable::Arena{bytes};
+            };
+            joinable::Arena const out = make();
+            joinable::Arena const in = make();
+            auto* const sent = reinterpret_cast<std::int32_t*>(out.data());
+            auto* const received = reinterpret_cast<std::int32_t*>(in.data());
+            for (int const first : {0, 1}) {
+                std::fill(sent, sent + count, 10 * first + comm.rank() + 1);
+                auto const send = [&] {
+                    return comm.send({sent, count, DType::i32}, 1 - comm.rank());
+                };
+                auto const receive = [&] {
+                    return comm.receive({received, count, DType::i32}, 1 - comm.rank());
+                };
+                auto one = comm.rank() == first ? send() : receive();
+                auto two = comm.rank() == first ? receive() : send();
+                two.wait();
+                one.wait();
+                CHECK(
+                    std::count(received, received + count, 10 * first + 2 - comm.rank()) == count
+                );
+            }
+        });
+        for (int const rank : {0, 1}) {
+            CHECK((ranks.copied(rank) < 1000) == uses_arenas); // letters lie there
+        }
+    }
+}
+
+} // namespace

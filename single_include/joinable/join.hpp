@@ -10158,240 +10158,6 @@ struct alignas(64) ArrivalLine {
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/board_communicator.hpp
-
-namespace joinable::inline v0::detail {
-
-/// The members that communicators over a board have in common. `Rank` is an Endpoint, and `Work`
-/// what its collectives return. What the members promise is said of the communicators.
-template <class Rank, class Work>
-class BoardCommunicator {
-public:
-    BoardCommunicator(BoardCommunicator const&) = delete;
-    BoardCommunicator& operator=(BoardCommunicator const&) = delete;
-
-    [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
-    [[nodiscard]] int size() const noexcept { return rank_.size(); }
-
-    /// In place.
-    Work all_reduce(Buffer buffer, ReduceOp op) {
-        check_memory(buffer);
-        check_reduction(buffer, op);
-        return post({Collective::all_reduce, buffer.dtype, op, 0, buffer.count}, buffer, buffer);
-    }
-
-    /// In place at the root; the other buffers keep what they have.
-    Work reduce(Buffer buffer, ReduceOp op, int root) {
-        check_memory(buffer);
-        check_reduction(buffer, op);
-        check_root(root, size());
-        return post({Collective::reduce, buffer.dtype, op, root, buffer.count}, buffer, buffer);
-    }
-
-    Work broadcast(Buffer buffer, int root) {
-        check_memory(buffer);
-        check_root(root, size());
-        return post(
-            {Collective::broadcast, buffer.dtype, ReduceOp::sum, root, buffer.count}, buffer, buffer
-        );
-    }
-
-    void barrier() { post({}, {}, {}).wait(); }
-
-    /// `out` is `size()` times `in`; `in` may be this rank's part of `out`.
-    Work all_gather(ConstBuffer in, Buffer out) {
-        check_share(in, out, size());
-        check_place(in, out, in.count * index());
-        return post({Collective::all_gather, in.dtype, ReduceOp::sum, 0, in.count}, in, out);
-    }
-    /// Rank r contributes counts[r] elements; the same counts on every rank.
-    Work all_gather(ConstBuffer in, Buffer out, std::span<std::size_t const> counts) {
-        check_counts(counts, in, out, rank(), size());
-        check_place(in, out, offset_of(counts, index()));
-        return post_counts(
-            {Collective::all_gather, in.dtype},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                std::fill(sends.begin(), sends.end(), in.count);
-                std::copy(counts.begin(), counts.end(), expects.begin());
-            }
-        );
-    }
-
-    /// `in` is `size()` times `out`; `out` may be this rank's part of `in`.
-    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
-        check_share(out, in, size());
-        check_place(out, in, out.count * index());
-        check_reduction(in, op);
-        return post({Collective::reduce_scatter, in.dtype, op, 0, out.count}, in, out);
-    }
-    /// Rank r receives counts[r] elements; the same counts on every rank.
-    Work
-    reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, std::span<std::size_t const> counts) {
-        check_counts(counts, out, in, rank(), size());
-        check_place(out, in, offset_of(counts, index()));
-        check_reduction(in, op);
-        return post_counts(
-            {Collective::reduce_scatter, in.dtype, op},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                std::copy(counts.begin(), counts.end(), sends.begin());
-                std::fill(expects.begin(), expects.end(), out.count);
-            }
-        );
-    }
-
-    /// At the root `out` is `size()` times `in`, and `in` may be its part; elsewhere `out` is not
-    /// looked at.
-    Work gather(ConstBuffer in, Buffer out, int root) {
-        check_memory(in);
-        check_root(root, size());
-        if (rank() == root) {
-            check_share(in, out, size());
-            check_place(in, out, in.count * index());
-        }
-        return post({Collective::gather, in.dtype, ReduceOp::sum, root, in.count}, in, out);
-    }
-    /// Rank r contributes counts[r] elements; only the root's counts are looked at.
-    Work gather(ConstBuffer in, Buffer out, int root, std::span<std::size_t const> counts) {
-        check_memory(in);
-        check_root(root, size());
-        if (rank() == root) {
-            check_counts(counts, in, out, rank(), size());
-            check_place(in, out, offset_of(counts, index()));
-        }
-        return post_counts(
-            {Collective::gather, in.dtype, ReduceOp::sum, root},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                sends[static_cast<std::size_t>(root)] = in.count;
-                if (rank() == root) {
-                    std::copy(counts.begin(), counts.end(), expects.begin());
-                }
-            }
-        );
-    }
-
-    /// At the root `in` is `size()` times `out`, and `out` may be its part; elsewhere `in` is not
-    /// looked at.
-    Work scatter(ConstBuffer in, Buffer out, int root) {
-        check_memory(out);
-        check_root(root, size());
-        if (rank() == root) {
-            check_share(out, in, size());
-            check_place(out, in, out.count * index());
-        }
-        return post({Collective::scatter, out.dtype, ReduceOp::sum, root, out.count}, in, out);
-    }
-    /// Rank r receives counts[r] elements; only the root's counts are looked at.
-    Work scatter(ConstBuffer in, Buffer out, int root, std::span<std::size_t const> counts) {
-        check_memory(out);
-        check_root(root, size());
-        if (rank() == root) {
-            check_counts(counts, out, in, rank(), size());
-            check_place(out, in, offset_of(counts, index()));
-        }
-        return post_counts(
-            {Collective::scatter, out.dtype, ReduceOp::sum, root},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                if (rank() == root) {
-                    std::copy(counts.begin(), counts.end(), sends.begin());
-                }
-                expects[static_cast<std::size_t>(root)] = out.count;
-            }
-        );
-    }
-
-    /// Part r of `in` goes to rank r, where it is the part of this rank in `out`. Both have the
-    /// same count, a multiple of `size()`; they do not overlap.
-    Work all_to_all(ConstBuffer in, Buffer out) {
-        check_parts(in, out, size());
-        check_apart(in, out);
-        std::size_t const share = in.count / static_cast<std::size_t>(size());
-        return post({Collective::all_to_all, in.dtype, ReduceOp::sum, 0, share}, in, out);
-    }
-    /// counts_in[r] elements go to rank r, counts_out[r] come from it.
-    Work all_to_all(
-        ConstBuffer in,
-        Buffer out,
-        std::span<std::size_t const> counts_in,
-        std::span<std::size_t const> counts_out
-    ) {
-        check_same_dtype(in, out);
-        check_counts(counts_in, in, size());
-        check_counts(counts_out, out, size());
-        check_apart(in, out);
-        return post_counts(
-            {Collective::all_to_all, in.dtype},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                std::copy(counts_in.begin(), counts_in.end(), sends.begin());
-                std::copy(counts_out.begin(), counts_out.end(), expects.begin());
-            }
-        );
-    }
-
-    /// Local. The first reason wins; every wait that cannot complete any more throws it.
-    void abort(AbortReason const& reason) { rank_.abort(reason); }
-    [[nodiscard]] bool is_spent() const noexcept { return rank_.is_spent(); }
-
-    /// Local; for waits that start later. Returns the deadline that was in force.
-    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
-        return rank_.set_deadline(deadline);
-    }
-    /// Local. Whoever waits for this rank does so for one more deadline from now.
-    void keep_alive() noexcept { rank_.keep_alive(); }
-
-    /// Local. Who has not arrived in this rank's oldest unfinished collective.
-    [[nodiscard]] std::vector<int> missing() const { return rank_.missing(); }
-
-protected:
-    template <class... Arguments>
-    explicit BoardCommunicator(Arguments&&... arguments) noexcept
-        : rank_{std::forward<Arguments>(arguments)...} {}
-    ~BoardCommunicator() = default;
-
-    Rank rank_;
-
-private:
-    [[nodiscard]] std::size_t index() const noexcept { return static_cast<std::size_t>(rank()); }
-
-    Work post(Descriptor const& said, ConstBuffer in, Buffer out) {
-        return post(said, in, out, [](auto, auto) {});
-    }
-    template <class Tell>
-    Work post_counts(Descriptor said, ConstBuffer in, Buffer out, Tell const& tell) {
-        said.has_counts = true;
-        return post(said, in, out, [&](auto sends, auto expects) {
-            std::fill(sends.begin(), sends.end(), std::size_t{0});
-            std::fill(expects.begin(), expects.end(), std::size_t{0});
-            tell(sends, expects);
-        });
-    }
-    /// Leaves out what the collective does not look at on this rank.
-    template <class Tell>
-    Work post(Descriptor const& said, ConstBuffer in, Buffer out, Tell const& tell) {
-        if (rank() != said.root) {
-            switch (said.collective) {
-            case Collective::broadcast:
-            case Collective::scatter: in = {}; break;
-            case Collective::reduce:
-            case Collective::gather: out = {}; break;
-            default: break;
-            }
-        }
-        return {rank_, rank_.post(said, in, out, tell)};
-    }
-};
-
-} // namespace joinable::inline v0::detail
-
 // ---- joinable/communicator/detail/stored_reason.hpp
 
 namespace joinable::inline v0::detail {
@@ -10441,6 +10207,69 @@ private:
     std::array<std::uint64_t, ArrivalLine::max_ranks / 64> ranks_{}; ///< a bit for each
     std::size_t length_ = 0;
     std::array<char, max_text> text_{};
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/first_reason.hpp
+
+namespace joinable::inline v0::detail {
+
+/// Why something ended for all: the first to say so wins, and what it takes to end it is done once.
+/// It lies in memory that processes share, and whoever is at it may be killed: so writers have
+/// numbers, below ArrivalLine::max_ranks, which no two processes share.
+class FirstReason {
+public:
+    static constexpr int nobody = ArrivalLine::max_ranks; ///< writes in the place of the dead
+
+    /// Returns when some reason is given. `close()` runs after the reason is written.
+    template <class Close>
+    void give(AbortReason const& reason, int writer, Close const& close) noexcept {
+        if (begin(open, writer)) {
+            write(reason, writer, close);
+        }
+        while (!is_given()) { // whoever writes is at it, or take_over() is called for it
+            cpu_relax();
+        }
+    }
+    /// Does what the `dead` writer has begun, or begins. Returns at once, though another writer may
+    /// still be at it. One thread at a time calls this.
+    template <class Close>
+    void take_over(int dead, AbortReason const& reason, Close const& close) noexcept {
+        if (begin(open, nobody) || begin(writing(dead), nobody)) {
+            write(reason, nobody, close);
+        } else if (int expected = written(dead);
+                   state_.compare_exchange_strong(expected, written(nobody))) {
+            finish(close);
+        }
+    }
+
+    [[nodiscard]] bool is_given() const noexcept { return state_.load() == given; }
+    /// @pre a close() has begun
+    [[nodiscard]] AbortReason reason() const { return reason_.load(); }
+
+private:
+    enum : int { open, given };
+    static constexpr int writing(int writer) noexcept { return 2 * writer + 2; }
+    static constexpr int written(int writer) noexcept { return 2 * writer + 3; }
+
+    bool begin(int expected, int writer) noexcept {
+        return state_.compare_exchange_strong(expected, writing(writer));
+    }
+    template <class Close>
+    void write(AbortReason const& reason, int writer, Close const& close) noexcept {
+        reason_.store(reason);
+        state_.store(written(writer));
+        finish(close);
+    }
+    template <class Close>
+    void finish(Close const& close) noexcept {
+        close();
+        state_.store(given);
+    }
+
+    std::atomic<int> state_{open};
+    StoredReason reason_;
 };
 
 } // namespace joinable::inline v0::detail
@@ -10619,6 +10448,19 @@ public:
     using Count = std::size_t;
     static constexpr std::size_t max_in_flight = 64; ///< collectives; a slot each
 
+    /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
+    static int checked(int size) {
+        if (size < 1 || size > ArrivalLine::max_ranks) {
+            throw ContractViolation{concat(
+                "a group needs between 1 and ",
+                ArrivalLine::max_ranks,
+                " ranks, but was given ",
+                size
+            )};
+        }
+        return size;
+    }
+
     /// What create() needs.
     /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
     [[nodiscard]] static std::size_t bytes_for(int size) {
@@ -10708,28 +10550,28 @@ public:
         return ranks;
     }
 
-    /// The first writer wins. Returns when nothing can arrive any more.
+    /// The first writer wins. Returns when nothing can arrive any more. `writer` is as a FirstReason
+    /// counts writers: no rank of this board, if that is one of a part of all ranks.
     void abort(AbortReason const& reason, int writer) noexcept {
-        if (begin_abort(open, writer)) {
-            write(reason, writer);
-        }
-        while (state_.load() != closed) { // whoever writes is at it, or bury() is called for it
-            cpu_relax();
-        }
+        reason_.give(reason, writer, [this] { freeze(); });
+        room.wake();
     }
     /// `rank` has died, wherever it was: in an abort, too. One thread calls this, no rank. Returns at
     /// once, though another rank may not have finished its own abort.
     void bury(int rank, AbortReason const& reason) noexcept {
+        mark_dead(rank);
+        abort_for_dead(rank, reason);
+    }
+    /// The same in two steps: where the dead rank has another number as a writer, or is no rank.
+    void mark_dead(int rank) noexcept {
         state_of(rank).is_dead.store(true);
         has_dead_.store(true);
-        if (begin_abort(open, size_) || begin_abort(writing(rank), size_)) {
-            write(reason, size_);
-        } else if (int expected = written(rank);
-                   state_.compare_exchange_strong(expected, written(size_))) {
-            freeze();
-        }
+    }
+    void abort_for_dead(int writer, AbortReason const& reason) noexcept {
+        reason_.take_over(writer, reason, [this] { freeze(); });
         room.wake();
     }
+    [[nodiscard]] bool is_dead(int rank) noexcept { return state_of(rank).is_dead.load(); }
 
     /// Between these `rank` may claim chunks of a collective.
     void begin_computing(int rank, std::uint64_t sequence) noexcept {
@@ -10754,9 +10596,9 @@ public:
     }
 
     /// True only when nothing can arrive any more: whoever sees it can rely on it.
-    [[nodiscard]] bool is_spent() const noexcept { return state_.load() == closed; }
+    [[nodiscard]] bool is_spent() const noexcept { return reason_.is_given(); }
     /// @pre some line is frozen
-    [[nodiscard]] AbortReason reason() const { return reason_.load(); }
+    [[nodiscard]] AbortReason reason() const { return reason_.reason(); }
 
 private:
     static constexpr std::uint64_t nothing = ~std::uint64_t{0};
@@ -10767,25 +10609,10 @@ private:
         std::atomic<bool> is_dead{false};
     };
 
-    // The states of an abort. While it is under way they say who writes: no rank, if it is size().
-    enum : int { open, closed };
-    static constexpr int writing(int writer) noexcept { return 2 * writer + 2; }
-    static constexpr int written(int writer) noexcept { return 2 * writer + 3; }
-
-    bool begin_abort(int expected, int writer) noexcept {
-        return state_.compare_exchange_strong(expected, writing(writer));
-    }
-    void write(AbortReason const& reason, int writer) noexcept {
-        reason_.store(reason);
-        state_.store(written(writer));
-        freeze();
-    }
     void freeze() noexcept {
         for (std::size_t i = 0; i < arrivals(size_); ++i) {
             lines()[i].word.fetch_or(ArrivalLine::frozen);
         }
-        state_.store(closed);
-        room.wake();
     }
 
     explicit Board(int size) noexcept : room{size}, size_{size} {}
@@ -10793,18 +10620,6 @@ private:
     static constexpr std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
     static constexpr std::size_t arrivals(int size) noexcept { return width(size) * max_in_flight; }
     static constexpr std::size_t counts_per_arrival(int size) noexcept { return 2 * width(size); }
-    static int checked(int size) {
-        if (size < 1 || size > ArrivalLine::max_ranks) {
-            throw ContractViolation{concat(
-                "a group needs between 1 and ",
-                ArrivalLine::max_ranks,
-                " ranks, but was given ",
-                size
-            )};
-        }
-        return size;
-    }
-
     // What lies behind the board: for each rank its arrival lines, its state, its progress, its slots,
     // its tables of counts.
     static constexpr std::size_t lines_at() noexcept { return sizeof(Board); }
@@ -10844,11 +10659,852 @@ public:
 
 private:
     int size_;
-    std::atomic<int> state_{open};
     std::atomic<bool> has_dead_{false};
-    StoredReason reason_;
+    FirstReason reason_;
 };
 static_assert(std::is_trivially_destructible_v<Board>);
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/arena_space.hpp
+
+namespace joinable::inline v0::detail {
+
+/// Memory from which the arenas of one rank are cut. One thread at a time. It is there as long as
+/// its owner or an arena: so an arena may outlive its communicator.
+/// @pre the memory itself stays mapped as long
+class ArenaSpace {
+public:
+    struct Close {
+        void operator()(ArenaSpace* space) const noexcept {
+            space->is_closed_ = true;
+            space->end_if_unused();
+        }
+    };
+    using Owner = std::unique_ptr<ArenaSpace, Close>;
+
+    [[nodiscard]] static Owner make(std::span<std::byte> memory) {
+        return Owner{new ArenaSpace{memory}};
+    }
+    ArenaSpace(ArenaSpace const&) = delete;
+    ArenaSpace& operator=(ArenaSpace const&) = delete;
+
+    /// The first gap that is large enough, zeroed; nothing where there is none. Linear in the arenas.
+    [[nodiscard]] std::optional<Arena> allocate(std::size_t bytes, std::size_t alignment) {
+        check_alignment(alignment);
+        if (bytes == 0) {
+            return Arena{};
+        }
+        auto const start = reinterpret_cast<std::uintptr_t>(memory_.data());
+        std::size_t end = 0; // of the arena before
+        for (auto next = taken_.begin();; ++next) {
+            std::size_t const begin = (start + end + alignment - 1) / alignment * alignment - start;
+            std::size_t const limit = next == taken_.end() ? memory_.size() : next->begin;
+            if (begin <= limit && bytes <= limit - begin) {
+                taken_.insert(next, {begin, begin + bytes});
+                std::byte* const data = memory_.data() + begin;
+                std::memset(data, 0, bytes); // something else may have been there
+                return Arena{data, bytes, &release, this};
+            }
+            if (next == taken_.end()) {
+                return std::nullopt;
+            }
+            end = next->end;
+        }
+    }
+
+    /// Whether all of `bytes` bytes from `data` on lie in this memory.
+    [[nodiscard]] bool holds(void const* data, std::size_t bytes) const noexcept {
+        std::uintptr_t const offset = reinterpret_cast<std::uintptr_t>(data) -
+                                      reinterpret_cast<std::uintptr_t>(memory_.data());
+        return offset <= memory_.size() && bytes <= memory_.size() - offset;
+    }
+
+private:
+    struct Range { ///< as places in the memory
+        std::size_t begin;
+        std::size_t end;
+    };
+
+    explicit ArenaSpace(std::span<std::byte> memory) noexcept : memory_{memory} {}
+    ~ArenaSpace() = default;
+
+    static void release(void* context, std::byte* data, std::size_t) noexcept {
+        auto* const space = static_cast<ArenaSpace*>(context);
+        auto const begin = static_cast<std::size_t>(data - space->memory_.data());
+        std::erase_if(space->taken_, [&](Range const& range) { return range.begin == begin; });
+        space->end_if_unused();
+    }
+    void end_if_unused() noexcept {
+        if (is_closed_ && taken_.empty()) {
+            delete this;
+        }
+    }
+
+    std::span<std::byte> memory_;
+    std::vector<Range> taken_; ///< in the order of their places
+    bool is_closed_ = false;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/group_memory.hpp
+
+/// @file
+/// Where a rank has the memory that the others find: all in which thread ranks and process ranks
+/// differ. Both give whole cache lines, and take back what they gave.
+
+namespace joinable::inline v0::detail {
+
+inline constexpr std::size_t cache_line = 64;
+
+[[nodiscard]] constexpr std::size_t in_cache_lines(std::size_t bytes) noexcept {
+    return (bytes + cache_line - 1) / cache_line * cache_line;
+}
+
+/// Of thread ranks, which reach everything.
+class Heap {
+public:
+    static constexpr bool is_all_in_reach = true;
+    /// Whether the other ranks find what is there.
+    [[nodiscard]] static bool reaches(ConstBuffer) noexcept { return true; }
+
+    /// @throws std::bad_alloc
+    [[nodiscard]] static std::byte* allocate(std::size_t bytes) {
+        return static_cast<std::byte*>(::operator new(bytes, std::align_val_t{cache_line}));
+    }
+    static void free(std::byte* memory, std::size_t) noexcept {
+        ::operator delete(memory, std::align_val_t{cache_line});
+    }
+};
+
+/// Of a process rank: the part of the shared memory that is its own. Only the rank itself knows what
+/// of it is in use; its communicators may be used by several threads.
+class Room {
+public:
+    static constexpr bool is_all_in_reach = false;
+
+    explicit Room(std::span<std::byte> memory) : memory_{memory}, gaps_{{0, memory.size()}} {}
+    Room(Room const&) = delete;
+    Room& operator=(Room const&) = delete;
+
+    /// What it could give at once if it were empty, and had arenas if it has them now.
+    [[nodiscard]] std::size_t size() const noexcept { return memory_.size(); }
+
+    /// An arena in the upper half of the memory, which allocate() leaves alone from then on. From the
+    /// heap, where there is no room.
+    [[nodiscard]] Arena arena(std::size_t bytes, std::size_t alignment) {
+        std::lock_guard const lock{mutex_};
+        std::size_t const half = memory_.size() / 2;
+        if (Gap* const last = gaps_.empty() ? nullptr : &gaps_.back();
+            !arenas_ && last != nullptr && last->end == memory_.size() && last->begin <= half) {
+            arenas_ = ArenaSpace::make(memory_.subspan(half));
+            memory_ = memory_.first(half);
+            last->end = half;
+        }
+        std::optional<Arena> found;
+        if (arenas_) {
+            found = arenas_->allocate(bytes, alignment);
+        }
+        return found ? std::move(*found) : Arena{bytes, alignment};
+    }
+    /// Whether the other ranks find it where it is: in an arena.
+    [[nodiscard]] bool reaches(ConstBuffer buffer) const noexcept {
+        return arenas_ && arenas_->holds(buffer.data, buffer.bytes());
+    }
+
+    /// The lowest that is free, because memory that was used before is in the caches. Null if there
+    /// is none. Linear in the gaps.
+    [[nodiscard]] std::byte* allocate(std::size_t bytes) {
+        std::size_t const size = in_cache_lines(bytes);
+        std::lock_guard const lock{mutex_};
+        if (gaps_.capacity() < given_ + 2) { // for free(), which must not fail
+            gaps_.reserve(2 * given_ + 16);
+        }
+        auto const gap = std::find_if(gaps_.begin(), gaps_.end(), [&](Gap const& candidate) {
+            return size <= candidate.end - candidate.begin;
+        });
+        if (gap == gaps_.end()) {
+            return nullptr;
+        }
+        std::byte* const found = memory_.data() + gap->begin;
+        gap->begin += size;
+        if (gap->begin == gap->end) {
+            gaps_.erase(gap);
+        }
+        ++given_;
+        return found;
+    }
+    void free(std::byte* memory, std::size_t bytes) noexcept {
+        auto const begin = static_cast<std::size_t>(memory - memory_.data());
+        std::size_t const end = begin + in_cache_lines(bytes);
+        std::lock_guard const lock{mutex_};
+        --given_;
+        auto const after = std::find_if(gaps_.begin(), gaps_.end(), [&](Gap const& gap) {
+            return begin < gap.begin;
+        });
+        bool const joins_before = after != gaps_.begin() && std::prev(after)->end == begin;
+        bool const joins_after = after != gaps_.end() && after->begin == end;
+        if (joins_before && joins_after) {
+            std::prev(after)->end = after->end;
+            gaps_.erase(after);
+        } else if (joins_before) {
+            std::prev(after)->end = end;
+        } else if (joins_after) {
+            after->begin = begin;
+        } else {
+            gaps_.insert(after, {begin, end});
+        }
+    }
+
+private:
+    struct Gap { ///< as places in the memory
+        std::size_t begin;
+        std::size_t end;
+    };
+
+    std::span<std::byte> memory_; ///< for anything but arenas
+    ArenaSpace::Owner arenas_;    ///< once there was an arena
+    std::mutex mutex_;
+    std::vector<Gap> gaps_; ///< in the order of their places
+    std::size_t given_ = 0;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/mailbox.hpp
+
+namespace joinable::inline v0::detail {
+
+/// One side of a message: a send that waits for its receive, or the other way round. It lies in
+/// memory of the rank that wrote it.
+struct alignas(64) Letter {
+    enum class State : std::uint8_t { waiting, taken, done };
+
+    std::atomic<State> state{State::waiting}; ///< taken: the other side copies
+    bool is_send = false;
+    DType dtype = DType::u8;
+    std::int32_t tag = 0;
+    std::uint64_t count = 0;
+    std::uint64_t data = 0; ///< a place relative to the board; of a send only read
+    std::uint64_t next = 0; ///< the place of the letter after it in the mailbox; 0 is none
+};
+
+/// No member of a template: nvcc 13 looks for an operator new with an alignment there.
+inline Letter& write_letter(
+    std::byte* memory, bool is_send, int tag, ConstBuffer said, std::uint64_t data_place
+) noexcept {
+    auto* const letter = ::new (memory) Letter{};
+    letter->is_send = is_send;
+    letter->dtype = said.dtype;
+    letter->tag = tag;
+    letter->count = said.count;
+    letter->data = data_place;
+    return *letter;
+}
+
+inline std::string text_of(bool is_send, int tag, std::uint64_t count, DType dtype) {
+    return concat(
+        is_send ? "a send of " : "a receive of ",
+        count,
+        " ",
+        joinable::name_of(dtype),
+        " with tag ",
+        tag
+    );
+}
+
+/// The messages from one rank to another: the letters of either that wait for one of the other, in
+/// the order in which they were written. It lies in memory that processes share and holds no
+/// addresses; zeros are an empty one. The lock is between two ranks that would wait for each other
+/// anyway, and nothing is copied under it.
+class Mailbox {
+public:
+    [[nodiscard]] bool try_lock() noexcept { return lock_.exchange(1) == 0; }
+    void unlock() noexcept { lock_.store(0); }
+
+    /// The oldest letter of the other side with this tag; null if there is none. Linear in the
+    /// letters that wait. @pre locked, as for all that follows
+    [[nodiscard]] Letter* find(Board& board, bool is_send, int tag) const noexcept {
+        for (std::uint64_t place = first_; place != 0;) {
+            Letter& letter = at(board, place);
+            if (letter.is_send != is_send && letter.tag == tag) {
+                return &letter;
+            }
+            place = letter.next;
+        }
+        return nullptr;
+    }
+    void append(Board& board, Letter& letter) noexcept {
+        std::uint64_t const place = board.place_of(&letter);
+        (last_ == 0 ? first_ : at(board, last_).next) = place;
+        last_ = place;
+    }
+    void remove(Board& board, Letter& letter) noexcept {
+        std::uint64_t const place = board.place_of(&letter);
+        std::uint64_t before = 0;
+        for (std::uint64_t other = first_; other != place; other = at(board, other).next) {
+            before = other;
+        }
+        (before == 0 ? first_ : at(board, before).next) = letter.next;
+        last_ = last_ == place ? before : last_;
+    }
+
+private:
+    static Letter& at(Board& board, std::uint64_t place) noexcept {
+        return *std::launder(reinterpret_cast<Letter*>(board.place_at(place)));
+    }
+
+    std::atomic<std::uint32_t> lock_{0};
+    std::uint64_t first_ = 0; ///< places of letters; 0 is none
+    std::uint64_t last_ = 0;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/group.hpp
+
+namespace joinable::inline v0::detail {
+
+/// What the ranks of one group share: the board for collectives, a mailbox for each pair of ranks,
+/// and the groups that were split from it. All of it is one block of memory without addresses; this
+/// is how one rank sees it, and costs no more than a pointer.
+///
+/// Ranks have numbers among all, which stay the same in every group: those that they have in the
+/// group from which all others come. By them writers of a FirstReason and holders of a lock are known.
+class Group {
+public:
+    [[nodiscard]] static std::size_t bytes_for(int size) {
+        return mailboxes_at(size) + width(size) * width(size) * sizeof(Mailbox);
+    }
+    /// `numbers` are those of the members among all, by their rank in the group.
+    /// @pre `memory` is as for a Board, and has bytes_for(size)
+    static Group create(std::span<int const> numbers, std::span<std::byte> memory) {
+        int const size = static_cast<int>(numbers.size());
+        Group const group{Board::create(size, memory)};
+        ::new (group.at(shared_at(size))) Shared{};
+        auto* const members = ::new (group.at(members_at(size))) Member[width(size)];
+        for (std::size_t rank = 0; rank < numbers.size(); ++rank) {
+            members[rank].number = numbers[rank];
+        }
+        group.shared().present.store(size);
+        ::new (group.at(mailboxes_at(size))) Mailbox[width(size) * width(size)];
+        return group;
+    }
+    /// The group behind a board that create() has made.
+    explicit Group(Board& board) noexcept : board_{&board} {}
+
+    [[nodiscard]] Board& board() const noexcept { return *board_; }
+    [[nodiscard]] int number_of(int rank) const noexcept { return member(rank).number; }
+    [[nodiscard]] Mailbox& mailbox(int from, int to) const noexcept {
+        auto* const first = std::launder(reinterpret_cast<Mailbox*>(at(mailboxes_at(size()))));
+        return first[width(from) * width(size()) + width(to)];
+    }
+
+    /// `rank` ends the collectives, the messages, and the groups that were split from this one. The
+    /// first writer wins. Returns when nothing can start any more in any of them.
+    void abort(AbortReason const& reason, int rank) const { end(reason, number_of(rank)); }
+
+    /// `rank` takes part no longer: a collective cannot complete any more, but the others still have
+    /// their messages and their groups without it. The last that is done with this group: its memory
+    /// may be gone after that.
+    void leave(int rank) const {
+        member(rank).has_left.store(true);
+        board_->abort(left(rank), number_of(rank));
+        shared().present.fetch_sub(1);
+    }
+
+    /// The rank that has this number among all has died, wherever it was; `death` says how. Ends what
+    /// abort() ends: in groups of which it was a member with its rank there. False if somebody keeps
+    /// other groups locked, who may have died as well: then call it again soon. One thread calls this
+    /// and no rank, of the group from which all others come.
+    [[nodiscard]] bool bury(int number, std::string const& death) const {
+        return bury(number, death, {FailureKind::peer_failed, {}, death});
+    }
+
+    /// Whether a message to or from `peer` that waits will never be delivered.
+    [[nodiscard]] bool is_lost(int peer) const noexcept {
+        return shared().end.is_given() || member(peer).has_left.load();
+    }
+    /// Why. @pre is_lost(peer)
+    [[nodiscard]] AbortReason loss(int peer) const {
+        return shared().end.is_given() ? shared().end.reason() : left(peer);
+    }
+
+    /// Whether groups have been split from this one, whose errors name other numbers.
+    [[nodiscard]] bool has_split() const noexcept { return shared().has_split.load(); }
+
+    /// From now on `child` ends with this group. False if this has ended: then it is too late.
+    /// `number` is that of the rank that does it.
+    [[nodiscard]] bool adopt(Group child, int number) const noexcept {
+        lock(number);
+        bool const goes_on = !shared().end.is_given(); // or whoever ends it comes after this
+        if (goes_on) {
+            shared().has_split.store(true);
+            child.shared().parent = child.board_->place_of(board_);
+            child.shared().next = shared().children;
+            shared().children = board_->place_of(child.board_);
+        }
+        unlock();
+        return goes_on;
+    }
+    /// Whether the memory of a group that was adopted may be given back: all members have left, and
+    /// so have those of its own groups. Then nobody finds it any more. `number` is that of the rank
+    /// that does it, the one that has that memory.
+    [[nodiscard]] bool retire(int number) const noexcept {
+        if (shared().present.load() != 0 || shared().parent == 0) {
+            return false;
+        }
+        Group const parent = group_at(shared().parent); // lives as long as it has children
+        if (!parent.try_lock(number)) {
+            return false; // the next time
+        }
+        bool is_free = false;
+        if (try_lock(number)) { // then nobody is within it any more
+            is_free = shared().children == 0;
+            if (is_free) {
+                parent.forget(*this);
+            }
+            unlock();
+        }
+        parent.unlock();
+        return is_free;
+    }
+
+private:
+    struct alignas(cache_line) Shared {
+        FirstReason end; ///< of messages and of groups split from it; the board has its own
+        std::atomic<int> present{0};
+        std::atomic<bool> has_split{false};
+        std::atomic<int> locked_by{0}; ///< the list of groups; the holder's number + 1, 0 is none
+        // Places of boards relative to this one's. A dead holder leaves a list that can be read.
+        std::uint64_t children = 0; ///< the newest one; 0 is none
+        std::uint64_t next = 0;     ///< relative to the parent's: the one before it
+        std::uint64_t parent = 0;   ///< 0 is none
+    };
+    struct Member {
+        int number = 0;
+        std::atomic<bool> has_left{false};
+    };
+    static_assert(std::is_trivially_destructible_v<Shared>);
+
+    static std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
+    static std::size_t shared_at(int size) { return in_cache_lines(Board::bytes_for(size)); }
+    static std::size_t members_at(int size) { return shared_at(size) + sizeof(Shared); }
+    static std::size_t mailboxes_at(int size) {
+        return in_cache_lines(members_at(size) + width(size) * sizeof(Member));
+    }
+
+    [[nodiscard]] int size() const noexcept { return board_->size(); }
+    [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {
+        return reinterpret_cast<std::byte*>(board_) + offset;
+    }
+    [[nodiscard]] Shared& shared() const noexcept {
+        return *std::launder(reinterpret_cast<Shared*>(at(shared_at(size()))));
+    }
+    [[nodiscard]] Member& member(int rank) const noexcept {
+        return std::launder(reinterpret_cast<Member*>(at(members_at(size()))))[rank];
+    }
+    [[nodiscard]] Group group_at(std::uint64_t place) const noexcept {
+        return Group{*std::launder(reinterpret_cast<Board*>(board_->place_at(place)))};
+    }
+    [[nodiscard]] int rank_of(int number) const noexcept {
+        int rank = size() - 1;
+        while (rank >= 0 && number_of(rank) != number) {
+            --rank;
+        }
+        return rank;
+    }
+    static AbortReason left(int rank) {
+        return {
+            FailureKind::peer_failed,
+            {rank},
+            concat("rank ", rank, " left while others wait for it")
+        };
+    }
+
+    void end(AbortReason const& reason, int writer) const {
+        shared().end.give(reason, writer, [] {});
+        AbortReason const first = shared().end.reason();
+        board_->abort(first, writer);
+        lock(writer);
+        for_each_child([&](Group child) { child.end(first, writer); });
+        unlock();
+    }
+
+    [[nodiscard]] bool bury(int number, std::string const& death, AbortReason reason) const {
+        if (int const rank = rank_of(number); rank >= 0) {
+            board_->mark_dead(rank);
+            reason.ranks = {rank};
+            reason.message = concat("rank ", rank, " failed: ", death);
+        }
+        shared().end.take_over(number, reason, [] {});
+        board_->abort_for_dead(number, reason);
+        int holder = number + 1;
+        if (!shared().locked_by.compare_exchange_strong(holder, FirstReason::nobody + 1) &&
+            !try_lock(FirstReason::nobody)) {
+            return false;
+        }
+        bool is_everywhere = true;
+        for_each_child([&](Group child) {
+            is_everywhere = child.bury(number, death, reason) && is_everywhere;
+        });
+        unlock();
+        return is_everywhere;
+    }
+
+    /// The list is only changed for moments, so nobody sleeps for it. bury() ends the wait for a
+    /// holder that has died.
+    void lock(int number) const noexcept {
+        while (!try_lock(number)) {
+            std::this_thread::yield();
+        }
+    }
+    [[nodiscard]] bool try_lock(int number) const noexcept {
+        int nobody = 0;
+        return shared().locked_by.compare_exchange_strong(nobody, number + 1);
+    }
+    void unlock() const noexcept { shared().locked_by.store(0); }
+
+    template <class Do>
+    void for_each_child(Do const& visit) const {
+        for (std::uint64_t place = shared().children; place != 0;) {
+            Group const child = group_at(place);
+            visit(child);
+            place = child.shared().next;
+        }
+    }
+    void forget(Group gone) const noexcept {
+        std::uint64_t* link = &shared().children;
+        while (group_at(*link).board_ != gone.board_) {
+            link = &group_at(*link).shared().next;
+        }
+        *link = gone.shared().next;
+    }
+
+    Board* board_;
+};
+
+/// The numbers of the members of the group from which all others come: their ranks.
+[[nodiscard]] inline std::vector<int> all_numbers(int world_size) {
+    std::vector<int> numbers;
+    numbers.reserve(static_cast<std::size_t>(Board::checked(world_size)));
+    for (int rank = 0; rank < world_size; ++rank) {
+        numbers.push_back(rank);
+    }
+    return numbers;
+}
+
+/// What the other ranks hear when a failure ends the body of `rank`. Once groups were split off, an
+/// error that names ranks may mean those of such a group: then it is this rank that failed.
+[[nodiscard]] inline AbortReason reason_of_exit(Group group, int rank, AbortReason reason) {
+    if (group.has_split()) {
+        reason.ranks.clear();
+    }
+    return blamed_on(rank, std::move(reason));
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/board_communicator.hpp
+
+namespace joinable::inline v0::detail {
+
+/// The members that communicators over a board have in common. `Rank` is a GroupRank, and `Work`
+/// what its collectives and messages return. What the members promise is said of the communicators.
+template <class Rank, class Work>
+class BoardCommunicator {
+public:
+    BoardCommunicator(BoardCommunicator const&) = delete;
+    BoardCommunicator& operator=(BoardCommunicator const&) = delete;
+
+    [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
+    [[nodiscard]] int size() const noexcept { return rank_.size(); }
+
+    /// In place.
+    Work all_reduce(Buffer buffer, ReduceOp op) {
+        check_memory(buffer);
+        check_reduction(buffer, op);
+        return post({Collective::all_reduce, buffer.dtype, op, 0, buffer.count}, buffer, buffer);
+    }
+
+    /// In place at the root; the other buffers keep what they have.
+    Work reduce(Buffer buffer, ReduceOp op, int root) {
+        check_memory(buffer);
+        check_reduction(buffer, op);
+        check_root(root, size());
+        return post({Collective::reduce, buffer.dtype, op, root, buffer.count}, buffer, buffer);
+    }
+
+    Work broadcast(Buffer buffer, int root) {
+        check_memory(buffer);
+        check_root(root, size());
+        return post(
+            {Collective::broadcast, buffer.dtype, ReduceOp::sum, root, buffer.count}, buffer, buffer
+        );
+    }
+
+    void barrier() { post({}, {}, {}).wait(); }
+
+    /// `out` is `size()` times `in`; `in` may be this rank's part of `out`.
+    Work all_gather(ConstBuffer in, Buffer out) {
+        check_share(in, out, size());
+        check_place(in, out, in.count * index());
+        return post({Collective::all_gather, in.dtype, ReduceOp::sum, 0, in.count}, in, out);
+    }
+    /// Rank r contributes counts[r] elements; the same counts on every rank.
+    Work all_gather(ConstBuffer in, Buffer out, std::span<std::size_t const> counts) {
+        check_counts(counts, in, out, rank(), size());
+        check_place(in, out, offset_of(counts, index()));
+        return post_counts(
+            {Collective::all_gather, in.dtype},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                std::fill(sends.begin(), sends.end(), in.count);
+                std::copy(counts.begin(), counts.end(), expects.begin());
+            }
+        );
+    }
+
+    /// `in` is `size()` times `out`; `out` may be this rank's part of `in`.
+    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
+        check_share(out, in, size());
+        check_place(out, in, out.count * index());
+        check_reduction(in, op);
+        return post({Collective::reduce_scatter, in.dtype, op, 0, out.count}, in, out);
+    }
+    /// Rank r receives counts[r] elements; the same counts on every rank.
+    Work
+    reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, std::span<std::size_t const> counts) {
+        check_counts(counts, out, in, rank(), size());
+        check_place(out, in, offset_of(counts, index()));
+        check_reduction(in, op);
+        return post_counts(
+            {Collective::reduce_scatter, in.dtype, op},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                std::copy(counts.begin(), counts.end(), sends.begin());
+                std::fill(expects.begin(), expects.end(), out.count);
+            }
+        );
+    }
+
+    /// At the root `out` is `size()` times `in`, and `in` may be its part; elsewhere `out` is not
+    /// looked at.
+    Work gather(ConstBuffer in, Buffer out, int root) {
+        check_memory(in);
+        check_root(root, size());
+        if (rank() == root) {
+            check_share(in, out, size());
+            check_place(in, out, in.count * index());
+        }
+        return post({Collective::gather, in.dtype, ReduceOp::sum, root, in.count}, in, out);
+    }
+    /// Rank r contributes counts[r] elements; only the root's counts are looked at.
+    Work gather(ConstBuffer in, Buffer out, int root, std::span<std::size_t const> counts) {
+        check_memory(in);
+        check_root(root, size());
+        if (rank() == root) {
+            check_counts(counts, in, out, rank(), size());
+            check_place(in, out, offset_of(counts, index()));
+        }
+        return post_counts(
+            {Collective::gather, in.dtype, ReduceOp::sum, root},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                sends[static_cast<std::size_t>(root)] = in.count;
+                if (rank() == root) {
+                    std::copy(counts.begin(), counts.end(), expects.begin());
+                }
+            }
+        );
+    }
+
+    /// At the root `in` is `size()` times `out`, and `out` may be its part; elsewhere `in` is not
+    /// looked at.
+    Work scatter(ConstBuffer in, Buffer out, int root) {
+        check_memory(out);
+        check_root(root, size());
+        if (rank() == root) {
+            check_share(out, in, size());
+            check_place(out, in, out.count * index());
+        }
+        return post({Collective::scatter, out.dtype, ReduceOp::sum, root, out.count}, in, out);
+    }
+    /// Rank r receives counts[r] elements; only the root's counts are looked at.
+    Work scatter(ConstBuffer in, Buffer out, int root, std::span<std::size_t const> counts) {
+        check_memory(out);
+        check_root(root, size());
+        if (rank() == root) {
+            check_counts(counts, out, in, rank(), size());
+            check_place(out, in, offset_of(counts, index()));
+        }
+        return post_counts(
+            {Collective::scatter, out.dtype, ReduceOp::sum, root},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                if (rank() == root) {
+                    std::copy(counts.begin(), counts.end(), sends.begin());
+                }
+                expects[static_cast<std::size_t>(root)] = out.count;
+            }
+        );
+    }
+
+    /// Part r of `in` goes to rank r, where it is the part of this rank in `out`. Both have the
+    /// same count, a multiple of `size()`; they do not overlap.
+    Work all_to_all(ConstBuffer in, Buffer out) {
+        check_parts(in, out, size());
+        check_apart(in, out);
+        std::size_t const share = in.count / static_cast<std::size_t>(size());
+        return post({Collective::all_to_all, in.dtype, ReduceOp::sum, 0, share}, in, out);
+    }
+    /// counts_in[r] elements go to rank r, counts_out[r] come from it.
+    Work all_to_all(
+        ConstBuffer in,
+        Buffer out,
+        std::span<std::size_t const> counts_in,
+        std::span<std::size_t const> counts_out
+    ) {
+        check_same_dtype(in, out);
+        check_counts(counts_in, in, size());
+        check_counts(counts_out, out, size());
+        check_apart(in, out);
+        return post_counts(
+            {Collective::all_to_all, in.dtype},
+            in,
+            out,
+            [&](auto sends, auto expects) {
+                std::copy(counts_in.begin(), counts_in.end(), sends.begin());
+                std::copy(counts_out.begin(), counts_out.end(), expects.begin());
+            }
+        );
+    }
+
+    /// Not collective. Complete when rank `to` has received it: messages between two ranks with one
+    /// tag arrive in their order. Both sides say the same count and dtype, else Mismatch on both.
+    Work send(ConstBuffer buffer, int to, int tag = 0) {
+        check_memory(buffer);
+        check_rank("destination", to, size());
+        // A send is only read from; both sides of a message share one type.
+        Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
+        return {rank_, rank_.post_message(true, to, tag, read)};
+    }
+    /// Not collective. The other side of send().
+    Work receive(Buffer buffer, int from, int tag = 0) {
+        check_memory(buffer);
+        check_rank("source", from, size());
+        return {rank_, rank_.post_message(false, from, tag, buffer)};
+    }
+
+    /// Local. The first reason wins; every wait that cannot complete any more throws it.
+    void abort(AbortReason const& reason) { rank_.abort(reason); }
+    [[nodiscard]] bool is_spent() const noexcept { return rank_.is_spent(); }
+
+    /// Local; for waits that start later. Returns the deadline that was in force.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        return rank_.set_deadline(deadline);
+    }
+    /// Local. Whoever waits for this rank does so for one more deadline from now.
+    void keep_alive() noexcept { rank_.keep_alive(); }
+
+    /// Local. Who has not arrived in this rank's oldest unfinished collective.
+    [[nodiscard]] std::vector<int> missing() const { return rank_.missing(); }
+
+protected:
+    /// A place in a group that split() makes.
+    struct Seat {
+        Group group;
+        int rank;
+    };
+
+    template <class... Arguments>
+    explicit BoardCommunicator(Arguments&&... arguments)
+        : rank_{std::forward<Arguments>(arguments)...} {}
+    /// The rank leaves its group: whoever waits for it gets PeerFailed.
+    ~BoardCommunicator() {
+        if (std::uncaught_exceptions() > exceptions_) {
+            rank_.abort_for_exception("the scope of its communicator");
+        }
+        rank_.group().leave(rank());
+    }
+
+    /// What split() does before there is a communicator.
+    [[nodiscard]] Seat take_seat(int color, int key) {
+        if (color < 0) {
+            throw ContractViolation{
+                concat("split needs a color of at least 0, but was given ", color)
+            };
+        }
+        std::array<std::int32_t, 2> const mine{color, key};
+        std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
+        all_gather({mine.data(), 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32}).wait();
+        std::vector<int> members;
+        for (int other = 0; other < size(); ++other) {
+            if (all[static_cast<std::size_t>(other)][0] == color) {
+                members.push_back(other);
+            }
+        }
+        std::sort(members.begin(), members.end(), [&](int a, int b) {
+            return std::pair{all[static_cast<std::size_t>(a)][1], a} <
+                   std::pair{all[static_cast<std::size_t>(b)][1], b};
+        });
+        int const maker = members.front();
+        std::uint64_t const made = rank() == maker ? rank_.make_group(members) : 0;
+        std::vector<std::uint64_t> places(all.size());
+        all_gather({&made, 1, DType::u64}, {places.data(), places.size(), DType::u64}).wait();
+        std::uint64_t const place = places[static_cast<std::size_t>(maker)];
+        if (place == 0) {
+            throw CommunicationError{concat(
+                "rank ",
+                maker,
+                " has no memory left that it shares, for a group of ",
+                members.size(),
+                " ranks: wait for what is under way, or leave groups before making new ones"
+            )};
+        }
+        auto const seat = std::find(members.begin(), members.end(), rank());
+        return {rank_.group_at(place), static_cast<int>(seat - members.begin())};
+    }
+
+    Rank rank_;
+
+private:
+    int exceptions_ = std::uncaught_exceptions();
+
+    [[nodiscard]] std::size_t index() const noexcept { return static_cast<std::size_t>(rank()); }
+
+    Work post(Descriptor const& said, ConstBuffer in, Buffer out) {
+        return post(said, in, out, [](auto, auto) {});
+    }
+    template <class Tell>
+    Work post_counts(Descriptor said, ConstBuffer in, Buffer out, Tell const& tell) {
+        said.has_counts = true;
+        return post(said, in, out, [&](auto sends, auto expects) {
+            std::fill(sends.begin(), sends.end(), std::size_t{0});
+            std::fill(expects.begin(), expects.end(), std::size_t{0});
+            tell(sends, expects);
+        });
+    }
+    /// Leaves out what the collective does not look at on this rank.
+    template <class Tell>
+    Work post(Descriptor const& said, ConstBuffer in, Buffer out, Tell const& tell) {
+        if (rank() != said.root) {
+            switch (said.collective) {
+            case Collective::broadcast:
+            case Collective::scatter: in = {}; break;
+            case Collective::reduce:
+            case Collective::gather: out = {}; break;
+            default: break;
+            }
+        }
+        return {rank_, rank_.post(said, in, out, tell)};
+    }
+};
 
 } // namespace joinable::inline v0::detail
 
@@ -11614,88 +12270,6 @@ inline bool run_chunks(
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/arena_space.hpp
-
-namespace joinable::inline v0::detail {
-
-/// Memory from which the arenas of one rank are cut. One thread at a time. It is there as long as
-/// its owner or an arena: so an arena may outlive its communicator.
-/// @pre the memory itself stays mapped as long
-class ArenaSpace {
-public:
-    struct Close {
-        void operator()(ArenaSpace* space) const noexcept {
-            space->is_closed_ = true;
-            space->end_if_unused();
-        }
-    };
-    using Owner = std::unique_ptr<ArenaSpace, Close>;
-
-    [[nodiscard]] static Owner make(std::span<std::byte> memory) {
-        return Owner{new ArenaSpace{memory}};
-    }
-    ArenaSpace(ArenaSpace const&) = delete;
-    ArenaSpace& operator=(ArenaSpace const&) = delete;
-
-    /// The first gap that is large enough, zeroed; nothing where there is none. Linear in the arenas.
-    [[nodiscard]] std::optional<Arena> allocate(std::size_t bytes, std::size_t alignment) {
-        check_alignment(alignment);
-        if (bytes == 0) {
-            return Arena{};
-        }
-        auto const start = reinterpret_cast<std::uintptr_t>(memory_.data());
-        std::size_t end = 0; // of the arena before
-        for (auto next = taken_.begin();; ++next) {
-            std::size_t const begin = (start + end + alignment - 1) / alignment * alignment - start;
-            std::size_t const limit = next == taken_.end() ? memory_.size() : next->begin;
-            if (begin <= limit && bytes <= limit - begin) {
-                taken_.insert(next, {begin, begin + bytes});
-                std::byte* const data = memory_.data() + begin;
-                std::memset(data, 0, bytes); // something else may have been there
-                return Arena{data, bytes, &release, this};
-            }
-            if (next == taken_.end()) {
-                return std::nullopt;
-            }
-            end = next->end;
-        }
-    }
-
-    /// Whether all of `bytes` bytes from `data` on lie in this memory.
-    [[nodiscard]] bool holds(void const* data, std::size_t bytes) const noexcept {
-        std::uintptr_t const offset = reinterpret_cast<std::uintptr_t>(data) -
-                                      reinterpret_cast<std::uintptr_t>(memory_.data());
-        return offset <= memory_.size() && bytes <= memory_.size() - offset;
-    }
-
-private:
-    struct Range { ///< as places in the memory
-        std::size_t begin;
-        std::size_t end;
-    };
-
-    explicit ArenaSpace(std::span<std::byte> memory) noexcept : memory_{memory} {}
-    ~ArenaSpace() = default;
-
-    static void release(void* context, std::byte* data, std::size_t) noexcept {
-        auto* const space = static_cast<ArenaSpace*>(context);
-        auto const begin = static_cast<std::size_t>(data - space->memory_.data());
-        std::erase_if(space->taken_, [&](Range const& range) { return range.begin == begin; });
-        space->end_if_unused();
-    }
-    void end_if_unused() noexcept {
-        if (is_closed_ && taken_.empty()) {
-            delete this;
-        }
-    }
-
-    std::span<std::byte> memory_;
-    std::vector<Range> taken_; ///< in the order of their places
-    bool is_closed_ = false;
-};
-
-} // namespace joinable::inline v0::detail
-
 // ---- joinable/communicator/detail/lent_memory.hpp
 
 /// @file
@@ -11711,6 +12285,9 @@ struct LentAddresses {
 /// Threads read and write each other's buffers where they are.
 class OwnMemory {
 public:
+    OwnMemory() = default;
+    explicit OwnMemory(std::shared_ptr<Heap> const&) noexcept {}
+
     [[nodiscard]] static bool lend(std::uint64_t, ConstBuffer, Buffer) noexcept { return true; }
     [[nodiscard]] static LentAddresses lent(std::uint64_t, ConstBuffer in, Buffer out) noexcept {
         return {in.data, out.data};
@@ -11722,58 +12299,53 @@ public:
 /// of them can find.
 class StagedMemory {
 public:
-    explicit StagedMemory(std::span<std::byte> memory) noexcept : memory_{memory} {}
+    explicit StagedMemory(std::shared_ptr<Room> room) noexcept : room_{std::move(room)} {}
+    /// Of one that nobody else uses.
+    explicit StagedMemory(std::span<std::byte> memory)
+        : StagedMemory{std::make_shared<Room>(memory)} {}
+    StagedMemory(StagedMemory&&) = default;
+    StagedMemory& operator=(StagedMemory&&) = delete;
+    ~StagedMemory() { // the collectives that are left will never be
+        for (Loan const& loan : loans_) {
+            free(loan);
+        }
+    }
 
-    /// An arena in the upper half of the memory, whose lower half is for copies from then on. From the
-    /// heap, where there is no room.
+    /// See Room.
     [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) {
-        std::size_t const half = memory_.size() / 2;
-        bool const is_half_free = std::all_of(loans_.begin(), loans_.end(), [&](Loan const& loan) {
-            return loan.end <= half;
-        });
-        if (!arenas_ && is_half_free) {
-            arenas_ = ArenaSpace::make(memory_.subspan(half));
-            memory_ = memory_.first(half);
-        }
-        std::optional<Arena> arena;
-        if (arenas_) {
-            arena = arenas_->allocate(bytes, alignment);
-        }
-        return arena ? std::move(*arena) : Arena{bytes, alignment};
+        return room_->arena(bytes, alignment);
     }
 
     /// Copies the input to where there is room, unless it lies in an arena. False: there is no room
-    /// until something is given back.
-    /// Complexity: quadratic in the collectives in flight, at most 64; linear in the elements.
+    /// until something is given back. Linear in the elements.
     /// @throws ContractViolation  there will never be room.
     [[nodiscard]] bool lend(std::uint64_t sequence, ConstBuffer in, Buffer out) {
-        bool const copies_in = !is_in_arena(in);
-        bool const copies_out = !is_in_arena(out);
+        bool const copies_in = !room_->reaches(in);
+        bool const copies_out = !room_->reaches(out);
         bool const is_in_place = in.data == out.data && copies_in;
-        std::size_t const in_bytes = copies_in ? rounded(in.bytes()) : 0;
+        std::size_t const in_bytes = copies_in ? in_cache_lines(in.bytes()) : 0;
         std::size_t const out_at = is_in_place ? 0 : in_bytes;
-        std::size_t const out_end = copies_out ? out_at + rounded(out.bytes()) : 0;
+        std::size_t const out_end = copies_out ? out_at + in_cache_lines(out.bytes()) : 0;
         std::size_t const bytes = (std::max)(in_bytes, out_end);
-        if (bytes > memory_.size()) {
+        if (bytes > room_->size()) {
             throw ContractViolation{concat(
                 "a collective of ",
                 bytes,
                 " bytes does not fit in the ",
-                memory_.size(),
+                room_->size(),
                 " bytes that a process rank shares: cut it into smaller ones"
             )};
         }
-        std::size_t const begin = lowest_gap(bytes);
-        if (begin + bytes > memory_.size()) {
+        std::byte* const copies = bytes == 0 ? nullptr : room_->allocate(bytes);
+        if (bytes != 0 && copies == nullptr) {
             return false;
         }
-        std::byte* const copies = memory_.data() + begin;
         if (copies_in && in.count != 0) {
             std::memcpy(copies, in.data, in.bytes());
         }
         loans_[sequence % loans_.size()] = {
-            begin,
-            begin + bytes,
+            copies,
+            bytes,
             {copies_in ? copies : in.data, copies_out ? copies + out_at : out.data},
             copies_out ? out : Buffer{}
         };
@@ -11788,41 +12360,30 @@ public:
         if (loan.out.count != 0) {
             std::memcpy(loan.out.data, loan.at.out, loan.out.bytes());
         }
+        free(loan);
         loan = {};
     }
 
 private:
     struct Loan {
-        std::size_t begin = 0; ///< of the copies, as places in the memory
-        std::size_t end = 0;
+        std::byte* copies = nullptr; ///< null: there are none
+        std::size_t bytes = 0;
         LentAddresses at = {};
         Buffer out = {}; ///< what is to be copied back
     };
-    [[nodiscard]] bool is_in_arena(ConstBuffer buffer) const noexcept {
-        return arenas_ && arenas_->holds(buffer.data, buffer.bytes());
-    }
-    static constexpr std::size_t rounded(std::size_t bytes) noexcept {
-        return (bytes + 63) / 64 * 64; // whole cache lines
-    }
-    /// The lowest, because memory that was used before is in the caches.
-    [[nodiscard]] std::size_t lowest_gap(std::size_t bytes) const noexcept {
-        std::size_t begin = 0;
-        for (;;) {
-            auto const in_the_way =
-                std::find_if(loans_.begin(), loans_.end(), [&](Loan const& loan) {
-                    return loan.begin < begin + bytes && begin < loan.end;
-                });
-            if (in_the_way == loans_.end()) {
-                return begin;
-            }
-            begin = in_the_way->end;
+    void free(Loan const& loan) noexcept {
+        if (loan.copies != nullptr) {
+            room_->free(loan.copies, loan.bytes);
         }
     }
 
-    std::span<std::byte> memory_; ///< for copies
-    ArenaSpace::Owner arenas_;
+    std::shared_ptr<Room> room_;
     std::array<Loan, Board::max_in_flight> loans_{};
 };
+
+/// Where the buffers of a rank are that has its memory from `Memory`.
+template <class Memory>
+using LentBy = std::conditional_t<Memory::is_all_in_reach, OwnMemory, StagedMemory>;
 
 } // namespace joinable::inline v0::detail
 
@@ -11831,13 +12392,13 @@ private:
 namespace joinable::inline v0::detail {
 
 /// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
-/// and an abort(reason, rank) that may reach further than the board. `Memory` is where the other
-/// ranks find this one's buffers.
+/// and an abort(reason, rank) that may reach further than the board; copies of it are the same group.
+/// `Memory` is where the other ranks find this one's buffers.
 template <class Group, class Memory = OwnMemory>
 class Endpoint {
 public:
-    Endpoint(Group& group, int rank, Memory memory = {}) noexcept
-        : group_{group}, board_{group.board()}, rank_{rank}, memory_{std::move(memory)} {}
+    Endpoint(Group group, int rank, Memory memory = {}) noexcept
+        : group_{group}, board_{group_.board()}, rank_{rank}, memory_{std::move(memory)} {}
     Endpoint(Endpoint const&) = delete;
     Endpoint& operator=(Endpoint const&) = delete;
 
@@ -11883,7 +12444,13 @@ public:
             line.payload[0] = said.count;
         }
         if (!is_small) {
-            while (!memory_.lend(sequence, in, out)) { // then something is in flight
+            while (!memory_.lend(sequence, in, out)) {
+                if (retired_ == next_) {
+                    throw ContractViolation{
+                        "a collective finds no place in the memory that a rank shares: wait for "
+                        "messages and for collectives of other groups that are under way"
+                    };
+                }
                 finish(retired_);
             }
             auto const [in_at, out_at] = memory_.lent(sequence, in, out);
@@ -12105,7 +12672,7 @@ private:
         );
     }
 
-    Group& group_;
+    Group group_;
     Board& board_;
     int rank_;
     Memory memory_;
@@ -12114,6 +12681,326 @@ private:
     std::uint64_t retired_ = 0;     ///< all before are finished on this rank
     std::uint64_t all_retired_ = 0; ///< on all ranks, as far as known
     std::array<Pending, Board::max_in_flight> pending_{};
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/home.hpp
+
+namespace joinable::inline v0::detail {
+
+/// The memory of a rank (Room) or of all thread ranks together (Heap), and the groups that lie in
+/// it. It lives as long as one of the communicators that use it. Any thread may call it.
+template <class Memory>
+class Home {
+public:
+    template <class... Arguments>
+    explicit Home(Arguments const&... arguments) : memory_{arguments...} {}
+    ~Home() {
+        for (Owned const& owned : groups_) {
+            give_back(owned);
+        }
+    }
+    Home(Home const&) = delete;
+    Home& operator=(Home const&) = delete;
+
+    [[nodiscard]] Memory& memory() noexcept { return memory_; }
+
+    /// A group of ranks with these `numbers` among all, made by the one with the number `maker`;
+    /// nothing where there is no memory. Takes back the memory of groups that all have left.
+    [[nodiscard]] std::optional<Group> make(std::span<int const> numbers, int maker) {
+        std::lock_guard const lock{mutex_};
+        for (std::size_t i = groups_.size(); i-- > 0;) { // groups before those they were split from
+            if (groups_[i].group.retire(maker)) {
+                give_back(groups_[i]);
+                groups_.erase(groups_.begin() + static_cast<std::ptrdiff_t>(i));
+            }
+        }
+        std::size_t const bytes = Group::bytes_for(static_cast<int>(numbers.size()));
+        groups_.reserve(groups_.size() + 1);
+        std::byte* const block = memory_.allocate(bytes);
+        if (block == nullptr) {
+            return std::nullopt;
+        }
+        groups_.push_back({Group::create(numbers, {block, bytes}), bytes});
+        return groups_.back().group;
+    }
+
+private:
+    struct Owned {
+        Group group;
+        std::size_t bytes;
+    };
+    void give_back(Owned const& owned) noexcept {
+        memory_.free(reinterpret_cast<std::byte*>(&owned.group.board()), owned.bytes);
+    }
+
+    Memory memory_;
+    std::mutex mutex_;
+    std::vector<Owned> groups_;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/group_rank.hpp
+
+namespace joinable::inline v0::detail {
+
+/// What one side knows of its message.
+struct Message {
+    bool is_send = false;
+    int peer = -1; ///< the rank of the other side
+    int tag = 0;
+    Buffer buffer = {};
+    Letter* letter = nullptr; ///< while it waits; without one it is delivered
+
+    [[nodiscard]] std::string text() const {
+        return text_of(is_send, tag, buffer.count, buffer.dtype);
+    }
+};
+
+/// One rank of a group: what its communicator and its works have in common.
+///
+/// Of a message whoever comes second copies: so nothing has to make progress, and whoever computes
+/// holds up nobody. Where ranks do not reach each other's buffers, whoever comes first leaves a copy
+/// in memory that both reach, or room for one.
+template <class Memory>
+class GroupRank : public Endpoint<Group, LentBy<Memory>> {
+    using Base = Endpoint<Group, LentBy<Memory>>;
+
+public:
+    GroupRank(Group group, int rank, std::shared_ptr<Home<Memory>> home)
+        : Base{group, rank, LentBy<Memory>{std::shared_ptr<Memory>{home, &home->memory()}}},
+          group_{group}, home_{std::move(home)} {}
+
+    [[nodiscard]] Group const& group() const noexcept { return group_; }
+    [[nodiscard]] std::shared_ptr<Home<Memory>> const& home() const noexcept { return home_; }
+
+    /// Tells the others that an exception is leaving `what` on this rank.
+    void abort_for_exception(std::string const& what) {
+        group_.abort(
+            blamed_on(this->rank(), {FailureKind::peer_failed, {}, "an exception left " + what}),
+            this->rank()
+        );
+    }
+
+    /// The group of these ranks of this group, in their order, of which this is the first; as its
+    /// place relative to this board. 0: there is no memory.
+    /// @throws PeerFailed, ...  this group was aborted.
+    [[nodiscard]] std::uint64_t make_group(std::vector<int> members) {
+        for (int& member : members) {
+            member = group_.number_of(member);
+        }
+        std::optional<Group> const made = home_->make(members, members.front());
+        if (!made) {
+            return 0;
+        }
+        if (!group_.adopt(*made, members.front())) {
+            throw_failure(group_.loss(this->rank()));
+        }
+        return group_.board().place_of(&made->board());
+    }
+    [[nodiscard]] Group group_at(std::uint64_t place) const noexcept {
+        return Group{*std::launder(reinterpret_cast<Board*>(group_.board().place_at(place)))};
+    }
+
+    /// Leaves a letter for the other side, or delivers at once.
+    /// @throws Mismatch           the other side has another count or dtype; on both.
+    /// @throws ContractViolation  the memory for this rank's messages is in use.
+    [[nodiscard]] Message post_message(bool is_send, int peer, int tag, Buffer buffer) {
+        Message message{is_send, peer, tag, buffer};
+        Letter* other = meet(message);
+        if (other == nullptr) {
+            message.letter = &write_letter(message);
+            other = meet(message); // which may have come meanwhile
+        }
+        if (other != nullptr) {
+            deliver(message, *other);
+            throw_away(message);
+        }
+        group_.board().room.wake();
+        return message;
+    }
+
+    /// Whether waiting for the message would return at once, or throw.
+    [[nodiscard]] bool is_settled(Message const& message) const noexcept {
+        switch (message.letter->state.load()) {
+        case Letter::State::waiting: return group_.is_lost(message.peer);
+        case Letter::State::taken: return group_.board().is_dead(message.peer);
+        case Letter::State::done: break;
+        }
+        return true;
+    }
+
+    /// Blocks until the message is settled; then nobody touches its buffer any more. Whether it was
+    /// delivered: if not, group().loss(peer) says why.
+    [[nodiscard]] bool finish_message(Message& message) {
+        if (!is_settled(message)) {
+            this->wait_for_others(
+                [&] { return is_settled(message); },
+                [&] {
+                    bool const waits = message.letter->state.load() == Letter::State::waiting;
+                    return waits ? std::vector{message.peer} : std::vector<int>{};
+                },
+                message.is_send ? "receive" : "send",
+                [&] { return "waits in " + message.text(); }
+            );
+        }
+        bool const has_come = is_delivered(message);
+        if (has_come && !message.is_send && !is_in_reach(message.buffer)) {
+            copy(message.buffer.data, data_of(*message.letter), message.buffer.bytes());
+        }
+        throw_away(message);
+        return has_come;
+    }
+
+private:
+    using State = Letter::State;
+
+    [[nodiscard]] Mailbox& mailbox_of(Message const& message) noexcept {
+        return message.is_send ? group_.mailbox(this->rank(), message.peer)
+                               : group_.mailbox(message.peer, this->rank());
+    }
+    [[nodiscard]] std::byte* data_of(Letter const& letter) noexcept {
+        return group_.board().place_at(letter.data);
+    }
+    static void copy(void* to, void const* from, std::size_t bytes) noexcept {
+        if (bytes != 0) {
+            std::memmove(to, from, bytes); // a rank may send to itself
+        }
+    }
+
+    /// Waits until the mailbox is this rank's, or until `gives_up()`. Whether it is this rank's.
+    template <class GivesUp>
+    [[nodiscard]] bool lock(Mailbox& mailbox, int peer, GivesUp const& gives_up) {
+        bool is_mine = mailbox.try_lock();
+        if (!is_mine) {
+            this->wait_for_others(
+                [&] { return (is_mine = mailbox.try_lock()) || gives_up(); },
+                [&] { return std::vector{peer}; },
+                "let a mailbox go",
+                [] { return "waits for it"; }
+            );
+        }
+        return is_mine;
+    }
+
+    /// Takes the letter of the other side, if there is one, else leaves this side's, if it is written.
+    [[nodiscard]] Letter* meet(Message& message) {
+        Board& board = group_.board();
+        Mailbox& mailbox = mailbox_of(message);
+        if (!lock(mailbox, message.peer, [&] { return group_.is_lost(message.peer); })) {
+            throw_away(message);
+            throw_failure(group_.loss(message.peer));
+        }
+        Letter* const other = mailbox.find(board, message.is_send, message.tag);
+        if (other != nullptr) {
+            Message const theirs{
+                !message.is_send, this->rank(), other->tag, {nullptr, other->count, other->dtype}
+            };
+            if (other->count != message.buffer.count || other->dtype != message.buffer.dtype) {
+                mailbox.unlock();
+                throw_away(message);
+                throw_mismatch(message, theirs);
+            }
+            mailbox.remove(board, *other);
+            other->state.store(State::taken);
+        } else if (message.letter != nullptr) {
+            mailbox.append(board, *message.letter);
+        }
+        mailbox.unlock();
+        return other;
+    }
+
+    void deliver(Message const& message, Letter& other) noexcept {
+        if (message.is_send) {
+            copy(data_of(other), message.buffer.data, message.buffer.bytes());
+        } else {
+            copy(message.buffer.data, data_of(other), message.buffer.bytes());
+        }
+        other.state.store(State::done); // from here on it may be gone
+    }
+
+    /// Whether the message is delivered: if not, the other side finds it no longer.
+    [[nodiscard]] bool is_delivered(Message const& message) {
+        Letter& letter = *message.letter;
+        Board& board = group_.board();
+        auto const is_dead = [&] { return board.is_dead(message.peer); };
+        if (Mailbox& mailbox = mailbox_of(message);
+            letter.state.load() == State::waiting && lock(mailbox, message.peer, is_dead)) {
+            bool const waits = letter.state.load() == State::waiting;
+            if (waits) {
+                mailbox.remove(board, letter);
+            }
+            mailbox.unlock();
+            board.room.wake();
+            if (waits) {
+                return false;
+            }
+        }
+        // The other side copies, or has died: then it touches nothing any more.
+        auto const is_over = [&] { return letter.state.load() == State::done || is_dead(); };
+        while (!board.room.wait(is_over, this->deadline())) {
+        }
+        return letter.state.load() == State::done;
+    }
+
+    /// Whether the other side finds the buffer itself: then there is no copy of it.
+    [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
+        return home_->memory().reaches(buffer);
+    }
+    [[nodiscard]] std::size_t bytes_of(Message const& message) const noexcept {
+        return sizeof(Letter) + (is_in_reach(message.buffer) ? 0 : message.buffer.bytes());
+    }
+    [[nodiscard]] Letter& write_letter(Message const& message) {
+        std::byte* const memory = home_->memory().allocate(bytes_of(message));
+        if (memory == nullptr) {
+            throw ContractViolation{concat(
+                message.text(),
+                " finds no place in the memory that a rank shares: wait for what is under way, or "
+                "cut it into smaller ones"
+            )};
+        }
+        void* data = message.buffer.data;
+        if (!is_in_reach(message.buffer)) {
+            data = memory + sizeof(Letter);
+            if (message.is_send) {
+                copy(data, message.buffer.data, message.buffer.bytes());
+            }
+        }
+        return detail::write_letter(
+            memory, message.is_send, message.tag, message.buffer, group_.board().place_of(data)
+        );
+    }
+    void throw_away(Message& message) noexcept {
+        if (message.letter != nullptr) {
+            auto* const memory = reinterpret_cast<std::byte*>(message.letter);
+            home_->memory().free(memory, bytes_of(message));
+            message.letter = nullptr;
+        }
+    }
+
+    [[noreturn]] void throw_mismatch(Message const& mine, Message const& theirs) {
+        AbortReason const reason{
+            FailureKind::mismatch,
+            {this->rank(), mine.peer},
+            concat(
+                "messages between rank ",
+                this->rank(),
+                " and rank ",
+                mine.peer,
+                ": ",
+                mine.text(),
+                " meets ",
+                theirs.text()
+            )
+        };
+        group_.abort(reason, this->rank());
+        throw_failure(reason);
+    }
+
+    Group group_;
+    std::shared_ptr<Home<Memory>> home_;
 };
 
 } // namespace joinable::inline v0::detail
@@ -12137,7 +13024,7 @@ struct alignas(64) Outcome {
     StoredReason reason; ///< why it threw
 };
 
-/// The memory that ranks share which are processes: a board, their outcomes, and room for each
+/// The memory that ranks share which are processes: their group, their outcomes, and room for each
 /// rank's buffers. It is mapped before the processes are made, so it has one address in all of
 /// them, and it has no name: nothing is left behind, whoever is killed.
 class ProcessSegment {
@@ -12174,7 +13061,7 @@ public:
                 )};
             }
         }
-        board_ = &Board::create(size, {at(0), outcomes_at(size)});
+        board_ = &Group::create(all_numbers(size), {at(0), outcomes_at(size)}).board();
         ::new (at(outcomes_at(size))) Outcome[width(size)];
     }
     ~ProcessSegment() { munmap(memory_, bytes_); }
@@ -12182,12 +13069,11 @@ public:
     ProcessSegment& operator=(ProcessSegment const&) = delete;
 
     [[nodiscard]] Board& board() const noexcept { return *board_; }
-    /// Endpoint calls it.
-    void abort(AbortReason const& reason, int rank) const noexcept { board_->abort(reason, rank); }
+    [[nodiscard]] Group group() const noexcept { return Group{*board_}; }
     [[nodiscard]] Outcome& outcome(int rank) const noexcept {
         return std::launder(reinterpret_cast<Outcome*>(at(outcomes_at(board_->size()))))[rank];
     }
-    /// Where a rank puts its buffers for the others.
+    /// Where a rank puts what the others need: copies of its buffers, messages, groups of some ranks.
     [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept {
         return {at(staging_at_ + static_cast<std::size_t>(rank) * room_), room_};
     }
@@ -12199,7 +13085,7 @@ private:
 
     static std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
     static std::size_t outcomes_at(int size) {
-        return (Board::bytes_for(size) + alignof(Outcome) - 1) / alignof(Outcome) *
+        return (Group::bytes_for(size) + alignof(Outcome) - 1) / alignof(Outcome) *
                alignof(Outcome);
     }
     [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {
@@ -12224,33 +13110,26 @@ private:
 namespace joinable::inline v0::detail {
 
 /// What one process has of its group: what its communicator and its works have in common.
-class ProcessRank : public Endpoint<ProcessSegment, StagedMemory> {
+class ProcessRank : public GroupRank<Room> {
 public:
-    ProcessRank(ProcessSegment& segment, int rank) noexcept
-        : Endpoint{segment, rank, StagedMemory{segment.staging(rank)}},
-          outcome_{segment.outcome(rank)} {}
+    ProcessRank(ProcessSegment& segment, int rank)
+        : GroupRank{segment.group(), rank, std::make_shared<Home<Room>>(segment.staging(rank))},
+          outcome_{&segment.outcome(rank)} {}
+    /// Of a group that was split from that of all.
+    ProcessRank(Group group, int rank, std::shared_ptr<Home<Room>> home)
+        : GroupRank{group, rank, std::move(home)} {}
 
-    /// The process that started this one waits as long for the others after a failure.
+    /// The process that started this one waits as long for the others after a failure: what is set
+    /// for the group of all counts.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
-        outcome_.deadline.store(deadline.count());
-        return Endpoint::set_deadline(deadline);
-    }
-
-    /// Tells the others that an exception is leaving `what` on this rank.
-    void abort_for_exception(std::string const& what) {
-        abort(blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what}));
-    }
-    /// It takes part no longer: nothing can complete without it any more.
-    void leave() {
-        abort(
-            {FailureKind::peer_failed,
-             {rank()},
-             concat("rank ", rank(), " left while others wait for it")}
-        );
+        if (outcome_ != nullptr) {
+            outcome_->deadline.store(deadline.count());
+        }
+        return GroupRank::set_deadline(deadline);
     }
 
 private:
-    Outcome& outcome_;
+    Outcome* outcome_ = nullptr;
 };
 
 } // namespace joinable::inline v0::detail
@@ -12276,6 +13155,47 @@ inline void check_same_size(std::span<std::uint64_t const> sizes) {
     if (!ranks.empty()) {
         throw Mismatch{ranks, text + "; give the same count of the same elements on every rank"};
     }
+}
+
+/// Memory from the heap that all ranks have, which are threads; it is there until the last rank's
+/// arena is gone. Collective, blocks.
+/// @throws Mismatch        see check_same_size.
+/// @throws std::bad_alloc  on all ranks.
+template <class Comm>
+[[nodiscard]] Arena share_heap(Comm& comm, std::size_t bytes) {
+    struct Owned {
+        Arena memory;
+        std::atomic<int> owners;
+    };
+    std::unique_ptr<Owned> made;
+    if (comm.rank() == 0) {
+        try {
+            made.reset(new Owned{Arena{bytes}, comm.size()});
+        } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): the null pointer says so
+        }
+    }
+    auto const ranks = static_cast<std::size_t>(comm.size());
+    std::array<std::uint64_t, 2> const mine{bytes, reinterpret_cast<std::uintptr_t>(made.get())};
+    std::vector<std::array<std::uint64_t, 2>> all(ranks);
+    comm.all_gather({mine.data(), 2, DType::u64}, {all.data(), 2 * ranks, DType::u64}).wait();
+    std::vector<std::uint64_t> sizes;
+    for (auto const& said : all) {
+        sizes.push_back(said[0]);
+    }
+    check_same_size(sizes);
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): rank 0's, of the same process
+    auto* const owned = reinterpret_cast<Owned*>(static_cast<std::uintptr_t>(all[0][1]));
+    if (owned == nullptr) {
+        throw std::bad_alloc{};
+    }
+    static_cast<void>(made.release()); // now every rank owns it
+    auto const release = [](void* its, std::byte*, std::size_t) noexcept {
+        auto* const shared = static_cast<Owned*>(its);
+        if (shared->owners.fetch_sub(1) == 1) {
+            delete shared;
+        }
+    };
+    return {owned->memory.data(), bytes, release, owned};
 }
 
 } // namespace joinable::inline v0::detail
@@ -12371,28 +13291,31 @@ template <class Comm>
 
 #endif
 
-// ---- joinable/communicator/process_work.hpp
+// ---- joinable/communicator/detail/group_work.hpp
 
-#if defined(__linux__) // elsewhere there are no process ranks
+namespace joinable::inline v0::detail {
 
-namespace joinable::inline v0 {
+template <class Rank, class Work>
+class BoardCommunicator;
 
-/// A collective between process ranks. Destroyed unfinished it waits up to the deadline; while
+/// A collective or a message of one rank. Destroyed unfinished it waits up to the deadline; while
 /// unwinding it aborts. When it is gone, no other rank touches this rank's buffers.
-class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] ProcessWork {
+template <class Memory>
+class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] GroupWork {
 public:
-    ProcessWork(ProcessWork&& other) noexcept
+    GroupWork(GroupWork&& other) noexcept
         : rank_{std::exchange(other.rank_, nullptr)}, sequence_{other.sequence_},
-          exceptions_{other.exceptions_} {}
-    ProcessWork& operator=(ProcessWork&&) = delete;
+          message_{other.message_}, is_lost_{other.is_lost_}, exceptions_{other.exceptions_} {}
+    GroupWork& operator=(GroupWork&&) = delete;
 
-    ~ProcessWork() {
-        if (rank_ == nullptr || rank_->is_done(sequence_)) {
+    ~GroupWork() {
+        if (rank_ == nullptr ||
+            (is_message() ? message_.letter == nullptr : rank_->is_done(sequence_))) {
             return;
         }
         try {
             if (std::uncaught_exceptions() > exceptions_) {
-                rank_->abort_for_exception("a collective");
+                rank_->abort_for_exception(is_message() ? "a message" : "a collective");
             }
             wait();
         } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
@@ -12403,23 +13326,56 @@ public:
     /// @throws Mismatch  ranks said different things; no data moved.
     /// @throws TimedOut, PeerFailed, ...  what the communicator was aborted with, unless every rank
     ///         had arrived before and none died over its share of the work.
-    void wait() { rank_->finish(sequence_); }
+    void wait() {
+        if (!is_message()) {
+            rank_->finish(sequence_);
+        } else if (message_.letter != nullptr) {
+            is_lost_ = !rank_->finish_message(message_);
+        }
+        if (is_lost_) {
+            throw_failure(rank_->group().loss(message_.peer));
+        }
+    }
     /// Makes progress; true once wait() would return at once. @throws as wait() does.
-    [[nodiscard]] bool test() { return rank_->test(sequence_); }
+    [[nodiscard]] bool test() {
+        if (!is_message()) {
+            return rank_->test(sequence_);
+        }
+        if (message_.letter != nullptr && !rank_->is_settled(message_)) {
+            return false;
+        }
+        wait();
+        return true;
+    }
 
 private:
-    friend class detail::BoardCommunicator<detail::ProcessRank, ProcessWork>;
-    ProcessWork(detail::ProcessRank& rank, std::uint64_t sequence) noexcept
+    template <class, class>
+    friend class BoardCommunicator;
+    GroupWork(GroupRank<Memory>& rank, std::uint64_t sequence) noexcept
         : rank_{&rank}, sequence_{sequence} {}
+    GroupWork(GroupRank<Memory>& rank, Message const& message) noexcept
+        : rank_{&rank}, message_{message} {}
 
-    detail::ProcessRank* rank_;
-    std::uint64_t sequence_;
+    [[nodiscard]] bool is_message() const noexcept { return message_.peer >= 0; }
+
+    GroupRank<Memory>* rank_;
+    std::uint64_t sequence_ = 0;
+    Message message_;
+    bool is_lost_ = false;
     int exceptions_ = std::uncaught_exceptions();
 };
 
-} // namespace joinable::inline v0
+} // namespace joinable::inline v0::detail
 
-#endif
+// ---- joinable/communicator/process_work.hpp
+
+namespace joinable::inline v0 {
+
+/// A collective or a message between process ranks. wait() and test() are those of the class behind
+/// it, which all ranks of this machine share.
+using ProcessWork = detail::GroupWork<detail::Room>;
+
+} // namespace joinable::inline v0
 
 // ---- joinable/communicator/process.hpp
 
@@ -12430,13 +13386,15 @@ namespace joinable::inline v0 {
 /// Ranks are processes of this machine: made by run_processes(), one object in each.
 ///
 /// Collectives are those of ThreadCommunicator, with the same results bit for bit: asynchronous, in
-/// rank order, up to 64 in flight, and a rank that computes holds up nobody. Messages and split() do
-/// not exist. More than 56 bytes are copied into memory that the ranks share, and the result is
-/// copied back by wait() or test(): up to 64 GiB in flight on a rank, less where the system gives
-/// less address space. That memory is kept until the ranks end. Nothing is copied of buffers that
-/// lie in an arena of this communicator: the others read and write them where they are.
+/// rank order, up to 64 in flight, and a rank that computes holds up nobody. More than 2 KiB are
+/// copied into memory that the ranks share, and the result is copied back by wait() or test(). So is
+/// a message by the side that comes first. Nothing is copied of buffers that lie in an arena of this
+/// communicator: the others read and write them where they are. A rank has up to 64 GiB for all that
+/// and for the groups that it splits off, less where the system gives less address space; what it has
+/// used once is kept until the ranks end, and used again.
 ///
-/// A rank that is killed is PeerFailed, with its number, on all others at once.
+/// A rank that is killed is PeerFailed on all others at once, in every group, wherever it was: with
+/// its number in that group, if it was a member.
 ///
 /// All members that take buffers throw ContractViolation before any data moves when counts or
 /// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
@@ -12444,15 +13402,14 @@ namespace joinable::inline v0 {
 class ProcessCommunicator : public detail::BoardCommunicator<detail::ProcessRank, ProcessWork> {
 public:
     /// For run_processes.
-    ProcessCommunicator(detail::ProcessSegment& segment, int rank) noexcept
+    ProcessCommunicator(detail::ProcessSegment& segment, int rank)
         : BoardCommunicator{segment, rank} {}
 
-    /// The rank leaves its group: whoever waits for it gets PeerFailed.
-    ~ProcessCommunicator() {
-        if (std::uncaught_exceptions() > exceptions_) {
-            rank_.abort_for_exception("the scope of its communicator");
-        }
-        rank_.leave();
+    /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
+    /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
+    /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
+    [[nodiscard]] ProcessCommunicator split(int color, int key) {
+        return {rank_, take_seat(color, key)};
     }
 
     /// Local. Zeroed memory that the ranks share, for what is to be reduced often; memory of arenas
@@ -12469,7 +13426,10 @@ public:
     [[nodiscard]] Arena share(std::size_t bytes) { return detail::share_mapping(*this, bytes); }
 
 private:
-    int exceptions_ = std::uncaught_exceptions();
+    ProcessCommunicator(detail::ProcessRank const& parent, Seat const& seat)
+        : BoardCommunicator{seat.group, seat.rank, parent.home()} {
+        set_deadline(parent.deadline());
+    }
 };
 
 } // namespace joinable::inline v0
@@ -12555,7 +13515,8 @@ public:
             for (Child const& child : children_) {
                 waited_for_.push_back({child.handle, POLLIN, 0});
             }
-            poll(waited_for_.data(), waited_for_.size(), milliseconds_until(limit));
+            auto const again = unburied_.empty() ? limit : (std::min)(limit, in_a_moment());
+            poll(waited_for_.data(), waited_for_.size(), milliseconds_until(again));
             bool const is_over = std::chrono::steady_clock::now() >= limit;
             for (std::size_t i = children_.size(); i-- > 0;) {
                 Child const child = children_[i];
@@ -12569,6 +13530,7 @@ public:
                     close(child.handle);
                 }
             }
+            bury();
             if (has_failure_ && limit == (std::chrono::steady_clock::time_point::max)()) {
                 limit = end_of_wait(longest_deadline());
             }
@@ -12616,9 +13578,14 @@ private:
         } else {
             death = "its process ended";
         }
-        segment_.board().bury(
-            rank, {FailureKind::peer_failed, {rank}, concat("rank ", rank, " failed: ", death)}
-        );
+        unburied_.push_back(rank);
+    }
+
+    /// Tells the others. Who is left over was stopped by another that died, not yet noted.
+    void bury() {
+        std::erase_if(unburied_, [&](int rank) {
+            return segment_.group().bury(rank, death(rank));
+        });
     }
 
     [[nodiscard]] std::chrono::nanoseconds longest_deadline() const noexcept {
@@ -12628,6 +13595,9 @@ private:
             longest = (std::max)(longest, its);
         }
         return longest;
+    }
+    [[nodiscard]] static std::chrono::steady_clock::time_point in_a_moment() noexcept {
+        return std::chrono::steady_clock::now() + std::chrono::milliseconds{1};
     }
     [[nodiscard]] static int milliseconds_until(std::chrono::steady_clock::time_point end
     ) noexcept {
@@ -12643,6 +13613,7 @@ private:
     ProcessSegment& segment_;
     std::vector<Child> children_;
     std::vector<std::string> deaths_;
+    std::vector<int> unburied_; ///< ranks
     std::vector<pollfd> waited_for_;
     bool has_failure_ = false;
 };
@@ -12771,7 +13742,7 @@ template <class F>
             AbortReason const reason = failure_of(std::current_exception());
             outcome.reason.store(reason);
             outcome.state.store(Outcome::threw);
-            comm.abort(blamed_on(rank, reason));
+            comm.abort(reason_of_exit(segment.group(), rank, reason));
         }
     }
     std::fflush(nullptr
@@ -12793,7 +13764,7 @@ inline void throw_first_failure(ProcessSegment& segment, ChildProcesses const& c
             return;
         }
         bool const is_own = failures.back().ranks.empty();
-        failures.back() = blamed_on(rank, failures.back());
+        failures.back() = reason_of_exit(segment.group(), rank, failures.back());
         if (is_own) {
             throw PeerFailed{failures.back().ranks, failures.back().message};
         }
@@ -12868,391 +13839,13 @@ void run_processes(int world_size, F body) {
 
 #endif
 
-// ---- joinable/communicator/detail/mailbox.hpp
-
-namespace joinable::inline v0::detail {
-
-inline std::string text_of(bool is_send, int tag, Buffer const& buffer) {
-    return concat(
-        is_send ? "a send of " : "a receive of ",
-        buffer.count,
-        " ",
-        joinable::name_of(buffer.dtype),
-        " with tag ",
-        tag
-    );
-}
-
-/// One side of a message: a send that waits for its receive, or the other way round.
-struct Letter {
-    enum class State : std::uint8_t { unused, waiting, done };
-
-    bool is_send = false;
-    int tag = 0;
-    Buffer buffer; ///< of a send only read
-    std::uint64_t number = 0;
-    std::atomic<State> state{State::unused};
-
-    [[nodiscard]] std::string text() const { return text_of(is_send, tag, buffer); }
-};
-
-/// The messages from one rank to another. Whoever comes second copies: so nothing has to make
-/// progress, and whoever computes holds up nobody. Messages of one tag keep their order. The lock
-/// is between two threads that would wait for each other anyway.
-class Mailbox {
-public:
-    struct Posted {
-        Letter* waiting = nullptr; ///< null: the other side was there, and the message is delivered
-        std::string mismatch;      ///< why it cannot be delivered, if so
-    };
-
-    Posted post(bool is_send, int tag, Buffer buffer) {
-        std::lock_guard const lock{mutex_};
-        Letter* other = nullptr;
-        Letter* unused = nullptr;
-        for (auto const& letter : letters_) {
-            Letter::State const state = letter->state.load();
-            if (state == Letter::State::unused) {
-                unused = letter.get();
-            } else if (state == Letter::State::waiting && letter->is_send != is_send &&
-                       letter->tag == tag && (other == nullptr || letter->number < other->number)) {
-                other = letter.get();
-            }
-        }
-        if (other == nullptr) {
-            if (unused == nullptr) {
-                unused = letters_.emplace_back(std::make_unique<Letter>()).get();
-            }
-            unused->is_send = is_send;
-            unused->tag = tag;
-            unused->buffer = buffer;
-            unused->number = next_++;
-            unused->state.store(Letter::State::waiting);
-            return {unused, {}};
-        }
-        if (other->buffer.count != buffer.count || other->buffer.dtype != buffer.dtype) {
-            return {nullptr, concat(text_of(is_send, tag, buffer), " meets ", other->text())};
-        }
-        Buffer const& from = is_send ? buffer : other->buffer;
-        Buffer const& to = is_send ? other->buffer : buffer;
-        if (from.count != 0) {
-            std::memmove(to.data, from.data, from.bytes());
-        }
-        other->state.store(Letter::State::done);
-        return {};
-    }
-
-    /// The owner needs its letter no longer. Whether it was delivered: if not, nobody touches its
-    /// memory from now on.
-    bool take_back(Letter& letter) {
-        std::lock_guard const lock{mutex_};
-        return letter.state.exchange(Letter::State::unused) == Letter::State::done;
-    }
-
-private:
-    std::mutex mutex_;
-    std::vector<std::unique_ptr<Letter>> letters_; ///< as many as were ever under way at once
-    std::uint64_t next_ = 0;
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/thread_group.hpp
-
-namespace joinable::inline v0::detail {
-
-/// What the threads of one group share: the board for collectives, a mailbox for each pair of
-/// ranks, and the groups that were split from it.
-class ThreadGroup {
-public:
-    explicit ThreadGroup(int size)
-        : memory_{allocate(Board::bytes_for(size))},
-          board_{Board::create(size, {memory_.get(), Board::bytes_for(size)})},
-          mail_(static_cast<std::size_t>(size) * static_cast<std::size_t>(size)),
-          has_left_(static_cast<std::size_t>(size)) {}
-
-    [[nodiscard]] Board& board() noexcept { return board_; }
-
-    [[nodiscard]] Mailbox& mailbox(int from, int to) noexcept {
-        return mail_[static_cast<std::size_t>(from * board_.size() + to)];
-    }
-
-    /// `rank` ends the collectives, the messages, and the groups that were split from this one.
-    void abort(AbortReason const& reason, int rank) {
-        std::vector<std::shared_ptr<ThreadGroup>> children;
-        {
-            std::lock_guard const lock{mutex_};
-            if (!aborted_with_) {
-                aborted_with_ = reason;
-                is_aborted_.store(true);
-            }
-            for (Child const& child : children_) {
-                if (auto group = child.group.lock()) {
-                    children.push_back(std::move(group));
-                }
-            }
-        }
-        board_.abort(reason, rank);
-        board_.room.wake();
-        for (auto const& child : children) {
-            child->abort(reason, 0); // who it is there matters only where ranks can die
-        }
-    }
-
-    /// `rank` takes part no longer: a collective cannot complete any more, but the others still
-    /// have their messages and their groups without it.
-    void leave(int rank) {
-        has_left_[static_cast<std::size_t>(rank)].store(true);
-        board_.abort(left(rank), rank);
-        board_.room.wake();
-    }
-
-    /// Whether a message to or from `peer` that waits will never be delivered.
-    [[nodiscard]] bool is_lost(int peer) const noexcept {
-        return is_aborted_.load() || has_left_[static_cast<std::size_t>(peer)].load();
-    }
-    /// Why. @pre is_lost(peer)
-    [[nodiscard]] AbortReason loss(int peer) {
-        std::lock_guard const lock{mutex_};
-        return aborted_with_ ? *aborted_with_ : left(peer);
-    }
-
-    /// Whether groups have been split from this one, whose errors name other numbers.
-    [[nodiscard]] bool has_split() const noexcept { return has_split_.load(); }
-
-    /// The group of `size` ranks that the collective `sequence` splits off by `color`: its first
-    /// member makes it, and every member calls this once. Throws if this group was aborted.
-    std::shared_ptr<ThreadGroup> child(std::uint64_t sequence, int color, int size) {
-        std::lock_guard const lock{mutex_};
-        if (aborted_with_) {
-            throw_failure(*aborted_with_);
-        }
-        auto found = std::find_if(children_.begin(), children_.end(), [&](Child const& child) {
-            return child.sequence == sequence && child.color == color;
-        });
-        if (found == children_.end()) {
-            has_split_.store(true);
-            std::erase_if(children_, [](Child const& child) { return child.group.expired(); });
-            auto group = std::make_shared<ThreadGroup>(size);
-            children_.push_back({sequence, color, size, group, group});
-            found = std::prev(children_.end());
-        }
-        std::shared_ptr<ThreadGroup> group = found->group.lock();
-        if (--found->expected == 0) {
-            found->kept.reset();
-        }
-        return group;
-    }
-
-    /// Memory that all ranks have, zeroed. Each calls this once with the number of a collective; the
-    /// first one makes it.
-    [[nodiscard]] Arena share(std::uint64_t sequence, std::size_t bytes) {
-        std::lock_guard const lock{mutex_};
-        auto found = std::find_if(shared_.begin(), shared_.end(), [&](Shared const& shared) {
-            return shared.sequence == sequence;
-        });
-        if (found == shared_.end()) {
-            shared_.push_back({sequence, board_.size(), std::make_shared<Arena>(bytes)});
-            found = std::prev(shared_.end());
-        }
-        using Owner = std::shared_ptr<Arena>;
-        auto owner = std::make_unique<Owner>(found->memory);
-        if (--found->expected == 0) {
-            shared_.erase(found);
-        }
-        std::byte* const data = (*owner)->data();
-        auto const release = [](void* its, std::byte*, std::size_t) noexcept {
-            delete static_cast<Owner*>(its);
-        };
-        return {data, bytes, release, owner.release()};
-    }
-
-private:
-    struct Shared {
-        std::uint64_t sequence;
-        int expected; ///< ranks that have not come yet, for whom it is kept
-        std::shared_ptr<Arena> memory;
-    };
-    struct Child {
-        std::uint64_t sequence;
-        int color;
-        int expected; ///< members that have not come yet, for whom it is kept
-        std::shared_ptr<ThreadGroup> kept;
-        std::weak_ptr<ThreadGroup> group;
-    };
-
-    struct Free {
-        void operator()(std::byte* memory) const noexcept {
-            ::operator delete(memory, std::align_val_t{alignof(Board)});
-        }
-    };
-    using Memory = std::unique_ptr<std::byte, Free>;
-    static Memory allocate(std::size_t bytes) {
-        return Memory{
-            static_cast<std::byte*>(::operator new(bytes, std::align_val_t{alignof(Board)}))
-        };
-    }
-    static AbortReason left(int rank) {
-        return {
-            FailureKind::peer_failed,
-            {rank},
-            concat("rank ", rank, " left while others wait for it")
-        };
-    }
-
-    Memory memory_;
-    Board& board_;
-    std::vector<Mailbox> mail_;
-    std::vector<std::atomic<bool>> has_left_;
-    std::atomic<bool> is_aborted_{false};
-    std::atomic<bool> has_split_{false};
-    std::mutex mutex_;
-    std::optional<AbortReason> aborted_with_;
-    std::vector<Child> children_;
-    std::vector<Shared> shared_;
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/thread_rank.hpp
-
-namespace joinable::inline v0::detail {
-
-/// What one thread has of its group: what its communicator and its works have in common.
-class ThreadRank : public Endpoint<ThreadGroup> {
-public:
-    ThreadRank(std::shared_ptr<ThreadGroup> group, int rank) noexcept
-        : Endpoint{*group, rank}, group_{std::move(group)} {}
-
-    [[nodiscard]] ThreadGroup& group() const noexcept { return *group_; }
-
-    /// Tells the others that an exception is leaving `what` on this rank.
-    void abort_for_exception(std::string const& what) {
-        group_->abort(
-            blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what}), rank()
-        );
-    }
-
-    /// Leaves `buffer` for `peer`, or takes it at once: then there is no letter.
-    /// @throws Mismatch  the other side has another count or dtype; on both.
-    [[nodiscard]] Letter* post_message(bool is_send, int peer, int tag, Buffer buffer) {
-        auto const [letter, mismatch] = mailbox(is_send, peer).post(is_send, tag, buffer);
-        if (!mismatch.empty()) {
-            AbortReason const reason{
-                FailureKind::mismatch,
-                {rank(), peer},
-                concat("messages between rank ", rank(), " and rank ", peer, ": ", mismatch)
-            };
-            group_->abort(reason, rank());
-            throw_failure(reason);
-        }
-        group_->board().room.wake();
-        return letter;
-    }
-
-    /// Whether waiting for the letter would return at once, or throw.
-    [[nodiscard]] bool is_settled(Letter const& letter, int peer) const noexcept {
-        return letter.state.load() == Letter::State::done || group_->is_lost(peer);
-    }
-
-    /// Blocks until the letter is settled, and gives it back. Whether it was delivered: if not,
-    /// group().loss(peer) says why.
-    [[nodiscard]] bool finish_message(Letter& letter, int peer) {
-        if (!is_settled(letter, peer)) {
-            wait_for_others(
-                [&] { return is_settled(letter, peer); },
-                [&] { return is_settled(letter, peer) ? std::vector<int>{} : std::vector{peer}; },
-                letter.is_send ? "receive" : "send",
-                [&] { return "waits in " + letter.text(); }
-            );
-        }
-        return mailbox(letter.is_send, peer).take_back(letter);
-    }
-
-private:
-    [[nodiscard]] Mailbox& mailbox(bool is_send, int peer) noexcept {
-        return is_send ? group_->mailbox(rank(), peer) : group_->mailbox(peer, rank());
-    }
-
-    std::shared_ptr<ThreadGroup> group_;
-};
-
-} // namespace joinable::inline v0::detail
-
 // ---- joinable/communicator/thread_work.hpp
 
 namespace joinable::inline v0 {
 
-namespace detail {
-template <class Rank, class Work>
-class BoardCommunicator;
-} // namespace detail
-
-/// A collective or a message between thread ranks. Destroyed unfinished it waits up to the
-/// deadline; while unwinding it aborts. When it is gone, no other rank touches this rank's buffers.
-class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] ThreadWork {
-public:
-    ThreadWork(ThreadWork&& other) noexcept
-        : rank_{std::exchange(other.rank_, nullptr)}, sequence_{other.sequence_},
-          letter_{other.letter_}, peer_{other.peer_}, exceptions_{other.exceptions_} {}
-    ThreadWork& operator=(ThreadWork&&) = delete;
-
-    ~ThreadWork() {
-        if (rank_ == nullptr || (peer_ < 0 && rank_->is_done(sequence_)) ||
-            (peer_ >= 0 && letter_ == nullptr)) {
-            return;
-        }
-        try {
-            if (std::uncaught_exceptions() > exceptions_) {
-                rank_->abort_for_exception("a collective");
-            }
-            wait();
-        } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
-        }
-    }
-
-    /// Blocks until this rank's buffers are final. Waiting again returns at once, or throws again.
-    /// @throws Mismatch  ranks said different things; no data moved.
-    /// @throws TimedOut, PeerFailed, ...  what the communicator was aborted with, unless every rank
-    ///         had arrived before.
-    void wait() {
-        if (peer_ < 0) {
-            rank_->finish(sequence_);
-        } else if (letter_ != nullptr) {
-            is_lost_ = !rank_->finish_message(*letter_, peer_);
-            letter_ = nullptr;
-        }
-        if (is_lost_) {
-            throw_failure(rank_->group().loss(peer_));
-        }
-    }
-    /// Makes progress; true once wait() would return at once. @throws as wait() does.
-    [[nodiscard]] bool test() {
-        if (peer_ < 0) {
-            return rank_->test(sequence_);
-        }
-        if (letter_ != nullptr && !rank_->is_settled(*letter_, peer_)) {
-            return false;
-        }
-        wait();
-        return true;
-    }
-
-private:
-    friend class ThreadCommunicator;
-    friend class detail::BoardCommunicator<detail::ThreadRank, ThreadWork>;
-    ThreadWork(detail::ThreadRank& rank, std::uint64_t sequence) noexcept
-        : rank_{&rank}, sequence_{sequence} {}
-    ThreadWork(detail::ThreadRank& rank, detail::Letter* letter, int peer) noexcept
-        : rank_{&rank}, letter_{letter}, peer_{peer} {}
-
-    detail::ThreadRank* rank_;
-    std::uint64_t sequence_ = 0;
-    detail::Letter* letter_ = nullptr; ///< of a message that is not finished
-    int peer_ = -1;                    ///< of a message
-    bool is_lost_ = false;
-    int exceptions_ = std::uncaught_exceptions();
-};
+/// A collective or a message between thread ranks. wait() and test() are those of the class behind
+/// it, which all ranks of this machine share.
+using ThreadWork = detail::GroupWork<detail::Heap>;
 
 } // namespace joinable::inline v0
 
@@ -13271,81 +13864,30 @@ namespace joinable::inline v0 {
 /// All members that take buffers throw ContractViolation before any data moves when counts or
 /// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
 /// by bit. Buffers are the caller's until the work has been waited for; spans of counts are copied.
-class ThreadCommunicator : public detail::BoardCommunicator<detail::ThreadRank, ThreadWork> {
+class ThreadCommunicator
+    : public detail::BoardCommunicator<detail::GroupRank<detail::Heap>, ThreadWork> {
 public:
-    /// For run_threads and split.
+    /// For run_threads.
     ThreadCommunicator(
-        std::shared_ptr<detail::ThreadGroup> group,
-        int rank,
-        std::chrono::nanoseconds deadline = default_deadline
-    ) noexcept
-        : BoardCommunicator{std::move(group), rank} {
-        rank_.set_deadline(deadline);
-    }
-    /// The rank leaves its group: whoever waits for it gets PeerFailed.
-    ~ThreadCommunicator() {
-        if (std::uncaught_exceptions() > exceptions_) {
-            rank_.abort_for_exception("the scope of its communicator");
-        }
-        rank_.group().leave(rank());
-    }
-
-    /// Not collective. Complete when rank `to` has received it: messages between two ranks with one
-    /// tag arrive in their order. Both sides say the same count and dtype, else Mismatch on both.
-    ThreadWork send(ConstBuffer buffer, int to, int tag = 0) {
-        detail::check_memory(buffer);
-        detail::check_rank("destination", to, size());
-        // A send is only read from; both sides of a message share one type.
-        Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
-        return {rank_, rank_.post_message(true, to, tag, read), to};
-    }
-    /// Not collective. The other side of send().
-    ThreadWork receive(Buffer buffer, int from, int tag = 0) {
-        detail::check_memory(buffer);
-        detail::check_rank("source", from, size());
-        return {rank_, rank_.post_message(false, from, tag, buffer), from};
-    }
+        detail::Group group, int rank, std::shared_ptr<detail::Home<detail::Heap>> home
+    )
+        : BoardCommunicator{group, rank, std::move(home)} {}
 
     /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
     /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
     /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
     [[nodiscard]] ThreadCommunicator split(int color, int key) {
-        if (color < 0) {
-            throw ContractViolation{
-                detail::concat("split needs a color of at least 0, but was given ", color)
-            };
-        }
-        std::array<std::int32_t, 2> const mine{color, key};
-        std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
-        auto work =
-            all_gather({mine.data(), 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32});
-        work.wait();
-        auto const before = [&](int a, int b) {
-            return std::pair{all[static_cast<std::size_t>(a)][1], a} <
-                   std::pair{all[static_cast<std::size_t>(b)][1], b};
-        };
-        int members = 0;
-        int place = 0;
-        for (int other = 0; other < size(); ++other) {
-            bool const is_member = all[static_cast<std::size_t>(other)][0] == color;
-            members += is_member ? 1 : 0;
-            place += is_member && before(other, rank()) ? 1 : 0;
-        }
-        return {rank_.group().child(work.sequence_, color, members), place, rank_.deadline()};
+        return {rank_, take_seat(color, key)};
     }
 
     /// Collective, blocks. See shared_buffer().
-    [[nodiscard]] Arena share(std::size_t bytes) {
-        std::uint64_t const mine = bytes;
-        std::vector<std::uint64_t> all(static_cast<std::size_t>(size()));
-        auto work = all_gather({&mine, 1, DType::u64}, {all.data(), all.size(), DType::u64});
-        work.wait();
-        detail::check_same_size(all);
-        return rank_.group().share(work.sequence_, bytes);
-    }
+    [[nodiscard]] Arena share(std::size_t bytes) { return detail::share_heap(*this, bytes); }
 
 private:
-    int exceptions_ = std::uncaught_exceptions();
+    ThreadCommunicator(detail::GroupRank<detail::Heap> const& parent, Seat const& seat)
+        : ThreadCommunicator{seat.group, seat.rank, parent.home()} {
+        set_deadline(parent.deadline());
+    }
 };
 
 } // namespace joinable::inline v0
@@ -13355,16 +13897,6 @@ private:
 namespace joinable::inline v0 {
 
 namespace detail {
-
-/// What the other ranks hear about the exception that ends a rank's body. Once groups were split
-/// off, an error that names ranks may mean those of such a group: then it is this rank that failed.
-inline AbortReason reason_of_exit(ThreadGroup& group, int rank) {
-    AbortReason reason = failure_of(std::current_exception());
-    if (group.has_split()) {
-        reason.ranks.clear();
-    }
-    return blamed_on(rank, std::move(reason));
-}
 
 inline bool is_of_a_peer(std::exception_ptr const& error) {
     try {
@@ -13409,18 +13941,21 @@ original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& 
 /// @throws ContractViolation  world_size is below 1.
 template <class F>
 void run_threads(int world_size, F body) {
-    auto const group = std::make_shared<detail::ThreadGroup>(world_size);
+    auto const home = std::make_shared<detail::Home<detail::Heap>>();
+    detail::Group const group = home->make(detail::all_numbers(world_size), 0).value();
     std::vector<std::exception_ptr> errors(static_cast<std::size_t>(world_size));
     std::atomic<int> first_to_throw{-1};
     auto const run = [&](int rank) {
-        ThreadCommunicator comm{group, rank};
+        ThreadCommunicator comm{group, rank, home};
         try {
             body(comm);
         } catch (...) {
             errors[static_cast<std::size_t>(rank)] = std::current_exception();
             int expected = -1;
             first_to_throw.compare_exchange_strong(expected, rank);
-            comm.abort(detail::reason_of_exit(*group, rank));
+            comm.abort(
+                detail::reason_of_exit(group, rank, detail::failure_of(std::current_exception()))
+            );
         }
     };
     {
@@ -13431,7 +13966,7 @@ void run_threads(int world_size, F body) {
                 threads.emplace_back(run, rank);
             }
         } catch (...) { // the system has no more threads: the started ones must not wait for them
-            group->abort(
+            group.abort(
                 {FailureKind::communication, {}, "a thread for a rank could not be started"}, 0
             );
             throw;
@@ -13439,7 +13974,7 @@ void run_threads(int world_size, F body) {
         run(0);
     }
     if (auto const error =
-            detail::original(errors, group->board().reason().ranks, first_to_throw.load())) {
+            detail::original(errors, group.board().reason().ranks, first_to_throw.load())) {
         std::rethrow_exception(error);
     }
 }

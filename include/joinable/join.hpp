@@ -10,6 +10,7 @@
 #include <joinable/core.hpp>
 #include <joinable/bucket/bucketed_view.hpp>
 #include <joinable/bucket/fixed_assignment.hpp>
+#include <joinable/communicator/environment.hpp>
 #include <joinable/communicator/process.hpp>
 #include <joinable/communicator/process_work.hpp>
 #include <joinable/communicator/run_processes.hpp>

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <support/failed_checks.hpp>
+#include <support/named_ranks.hpp>
 #include <support/ranks.hpp>
 
 #include <joinable/communicator/run_processes.hpp>
@@ -42,11 +43,12 @@ void run_process_ranks(std::initializer_list<int> sizes, Body const& body) {
     }
 }
 
-/// The same body over threads, then over processes.
+/// The same body over threads, then over processes, then over processes that meet by a name.
 template <class Body>
 void run_all_ranks(std::initializer_list<int> sizes, Body const& body) {
     run_ranks(sizes, body);
     run_process_ranks(sizes, body);
+    run_named_ranks(sizes, body);
 }
 
 } // namespace joinable_tests

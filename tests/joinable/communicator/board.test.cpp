@@ -2,6 +2,7 @@
 // The board lies in memory that it was given, at whatever address: here at two at once.
 #include <joinable/communicator/detail/board.hpp>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -27,6 +28,7 @@ struct Group {
     Board& at;
     [[nodiscard]] Board& board() const { return at; }
     void abort(AbortReason const& reason, int rank) const { at.abort(reason, rank); }
+    static std::chrono::nanoseconds look_for_deaths() { return (std::chrono::nanoseconds::max)(); }
 };
 
 TEST_CASE("ranks meet at a board that each of them sees at another address") {

@@ -84,7 +84,7 @@ TEST_CASE("ranks that see the memory at different addresses exchange messages an
         while (place == 0) {
             std::this_thread::yield();
         }
-        GroupRank<Room> other{rank.group_at(place), 1 - number, rank.home()};
+        GroupRank<Room> other{rank.group().group_at(place), 1 - number, rank.home()};
         CHECK(other.group().number_of(0) == 1);
         exchange(other);
         if (number == 0) {

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include <doctest/doctest.h>
+#include <support/named_ranks.hpp>
 #include <support/process_ranks.hpp>
 #include <support/segment_ranks.hpp>
 #include <support/shared.hpp>
@@ -65,6 +66,14 @@ public:
 private:
     std::uint8_t* data_; // gone with the process
 };
+
+/// Kills this process in a moment.
+void kill_in(std::chrono::microseconds moment) {
+    itimerval when{};
+    when.it_value.tv_usec = moment.count();
+    std::signal(SIGALRM, [](int) { std::raise(SIGKILL); });
+    setitimer(ITIMER_REAL, &when, nullptr);
+}
 
 void spin_until(std::atomic<bool> const& flag) {
     while (!flag) {
@@ -244,10 +253,7 @@ TEST_CASE("a rank that is killed at any moment among groups leaves nobody waitin
         check_killed(4, 2, [&](ProcessCommunicator& comm) {
             comm.barrier();
             if (comm.rank() == 2) {
-                itimerval when{};
-                when.it_value.tv_usec = 100 + 131 * attempt;
-                std::signal(SIGALRM, [](int) { std::raise(SIGKILL); });
-                setitimer(ITIMER_REAL, &when, nullptr);
+                kill_in(std::chrono::microseconds{100 + 131 * attempt});
             }
             try {
                 for (;;) {
@@ -258,6 +264,36 @@ TEST_CASE("a rank that is killed at any moment among groups leaves nobody waitin
             }
         });
         CHECK(*ended == 3);
+    }
+}
+
+TEST_CASE("ranks that attached by a name form groups, and one that is killed leaves nobody waiting"
+) {
+    run_named_ranks({1, 2, 3, 4}, [](ProcessCommunicator& comm) { run_steps(comm, [] {}); });
+    for (int attempt = 0; attempt < 40; ++attempt) {
+        std::string const job = fresh_job();
+        Processes processes;
+        for (int rank = 0; rank < 4; ++rank) {
+            processes.start([&] {
+                displace(rank, 4);
+                auto comm = ProcessCommunicator::attach({rank, 4, job, std::chrono::seconds{50}});
+                comm.barrier();
+                if (rank == 2) {
+                    kill_in(std::chrono::microseconds{100 + 197 * attempt});
+                }
+                CHECK_THROWS_AS(
+                    [&] {
+                        for (;;) {
+                            run_steps(comm, [] {});
+                        }
+                    }(),
+                    PeerFailed
+                );
+            });
+        }
+        for (int rank = 0; rank < 4; ++rank) {
+            CHECK(processes.wait() == (rank == 2 ? SIGKILL : 0));
+        }
     }
 }
 

@@ -211,7 +211,8 @@ std::size_t bytes_in_use(joinable::ProcessCommunicator const&) {
     bool is_shared = false;
     for (std::string line; std::getline(maps, line);) {
         if (line.find("-") < line.find(":")) {
-            is_shared = line.find("/dev/zero (deleted)") != std::string::npos;
+            is_shared = line.find("/dev/zero (deleted)") != std::string::npos ||
+                        line.find("/dev/shm/") != std::string::npos;
         } else if (is_shared && line.rfind("Rss:", 0) == 0) {
             kilobytes += std::stoul(line.substr(4));
         }

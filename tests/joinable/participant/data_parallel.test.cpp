@@ -233,9 +233,11 @@ TEST_CASE("process ranks train to the same bits as thread ranks") {
                         by_threads = std::move(values);
                     }
                 });
-                run_process_ranks({world}, [&](joinable::ProcessCommunicator& comm) {
+                auto const train = [&](joinable::ProcessCommunicator& comm) {
                     CHECK(train_together(comm, average, views, 0.1, 40) == by_threads);
-                });
+                };
+                run_process_ranks({world}, train);
+                run_named_ranks({world}, train);
             }
         }
     }

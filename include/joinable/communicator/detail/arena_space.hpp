@@ -5,9 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <joinable/communicator/arena.hpp>
@@ -16,7 +18,7 @@ namespace joinable::inline v0::detail {
 
 /// Memory from which the arenas of one rank are cut. One thread at a time. It is there as long as
 /// its owner or an arena: so an arena may outlive its communicator.
-/// @pre the memory itself stays mapped as long
+/// @pre the memory itself stays mapped as long as `reserve` exists
 class ArenaSpace {
 public:
     struct Close {
@@ -26,9 +28,11 @@ public:
         }
     };
     using Owner = std::unique_ptr<ArenaSpace, Close>;
+    /// Is told what is going to be written, and throws where there is no memory for it.
+    using Reserve = std::function<void(std::byte const* data, std::size_t bytes)>;
 
-    [[nodiscard]] static Owner make(std::span<std::byte> memory) {
-        return Owner{new ArenaSpace{memory}};
+    [[nodiscard]] static Owner make(std::span<std::byte> memory, Reserve reserve) {
+        return Owner{new ArenaSpace{memory, std::move(reserve)}};
     }
     ArenaSpace(ArenaSpace const&) = delete;
     ArenaSpace& operator=(ArenaSpace const&) = delete;
@@ -45,8 +49,9 @@ public:
             std::size_t const begin = (start + end + alignment - 1) / alignment * alignment - start;
             std::size_t const limit = next == taken_.end() ? memory_.size() : next->begin;
             if (begin <= limit && bytes <= limit - begin) {
-                taken_.insert(next, {begin, begin + bytes});
                 std::byte* const data = memory_.data() + begin;
+                reserve_(data, bytes);
+                taken_.insert(next, {begin, begin + bytes});
                 std::memset(data, 0, bytes); // something else may have been there
                 return Arena{data, bytes, &release, this};
             }
@@ -70,7 +75,8 @@ private:
         std::size_t end;
     };
 
-    explicit ArenaSpace(std::span<std::byte> memory) noexcept : memory_{memory} {}
+    ArenaSpace(std::span<std::byte> memory, Reserve reserve) noexcept
+        : memory_{memory}, reserve_{std::move(reserve)} {}
     ~ArenaSpace() = default;
 
     static void release(void* context, std::byte* data, std::size_t) noexcept {
@@ -86,6 +92,7 @@ private:
     }
 
     std::span<std::byte> memory_;
+    Reserve reserve_;
     std::vector<Range> taken_; ///< in the order of their places
     bool is_closed_ = false;
 };

@@ -68,6 +68,10 @@ public:
         ::new (board->at(counts_at(size))) Count[counts_per_arrival(size) * arrivals(size)];
         return *board;
     }
+    /// The board that another process created at `memory`.
+    static Board& at_address(std::byte* memory) noexcept {
+        return *std::launder(reinterpret_cast<Board*>(memory));
+    }
     Board(Board const&) = delete;
     Board& operator=(Board const&) = delete;
 
@@ -141,25 +145,32 @@ public:
         return ranks;
     }
 
-    /// The first writer wins. Returns when nothing can arrive any more. `writer` is as a FirstReason
-    /// counts writers: no rank of this board, if that is one of a part of all ranks.
-    void abort(AbortReason const& reason, int writer) noexcept {
-        reason_.give(reason, writer, [this] { freeze(); });
-        room.wake();
+    /// The first writer wins. Returns when nothing can arrive any more. Writers are numbered as a
+    /// FirstReason says: not by their ranks here, if this is the board of a part of all ranks. Should
+    /// the writer die, then bury() is called for it: by `before_sleep`, where nobody else does.
+    template <class BeforeSleep = SleepThrough>
+    void
+    abort(AbortReason const& reason, int writer, BeforeSleep const& before_sleep = {}) noexcept {
+        if (reason_.give(reason, writer, [this] { freeze(); })) {
+            room.wake();
+        }
+        while (!room.wait([&] { return is_spent(); }, SleepThrough{}(), before_sleep)) {
+        }
     }
-    /// `rank` has died, wherever it was: in an abort, too. One thread calls this, no rank. Returns at
-    /// once, though another rank may not have finished its own abort.
-    void bury(int rank, AbortReason const& reason) noexcept {
-        mark_dead(rank);
-        abort_for_dead(rank, reason);
-    }
-    /// The same in two steps: where the dead rank has another number as a writer, or is no rank.
-    void mark_dead(int rank) noexcept {
-        state_of(rank).is_dead.store(true);
-        has_dead_.store(true);
-    }
-    void abort_for_dead(int writer, AbortReason const& reason) noexcept {
-        reason_.take_over(writer, reason, [this] { freeze(); });
+    /// The writer with this number has died, wherever it was: in an abort, too. Here it was `rank`,
+    /// or no rank, if that is negative. `burier` is the writer who says so, which may be killed
+    /// meanwhile and then be buried itself, or FirstReason::nobody. Each writer may be buried many
+    /// times, by whoever finds it. Returns at once, though another one may not have finished its own
+    /// abort.
+    void bury(int rank, int number, AbortReason const& reason, int burier) noexcept {
+        if (is_spent() && (rank < 0 || is_dead(rank))) {
+            return; // or those who find it would wake each other without end
+        }
+        if (rank >= 0) {
+            has_dead_.store(true);
+            state_of(rank).is_dead.store(true);
+        }
+        reason_.take_over(number, reason, burier, [this] { freeze(); });
         room.wake();
     }
     [[nodiscard]] bool is_dead(int rank) noexcept { return state_of(rank).is_dead.load(); }

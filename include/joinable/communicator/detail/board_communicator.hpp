@@ -278,7 +278,7 @@ protected:
             )};
         }
         auto const seat = std::find(members.begin(), members.end(), rank());
-        return {rank_.group_at(place), static_cast<int>(seat - members.begin())};
+        return {rank_.group().group_at(place), static_cast<int>(seat - members.begin())};
     }
 
     Rank rank_;

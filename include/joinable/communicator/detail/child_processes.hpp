@@ -159,7 +159,7 @@ private:
     /// Tells the others. Who is left over was stopped by another that died, not yet noted.
     void bury() {
         std::erase_if(unburied_, [&](int rank) {
-            return segment_.group().bury(rank, death(rank));
+            return segment_.group().bury(rank, death(rank), FirstReason::nobody);
         });
     }
 

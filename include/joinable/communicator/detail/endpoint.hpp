@@ -24,8 +24,9 @@
 namespace joinable::inline v0::detail {
 
 /// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
-/// and an abort(reason, rank) that may reach further than the board; copies of it are the same group.
-/// `Memory` is where the other ranks find this one's buffers.
+/// an abort(reason, rank) that may reach further than the board, and a look_for_deaths() that buries
+/// ranks where nobody else does, and returns for how long it need not be called; copies of it are the
+/// same group. `Memory` is where the other ranks find this one's buffers.
 template <class Group, class Memory = OwnMemory>
 class Endpoint {
 public:
@@ -114,7 +115,11 @@ public:
         Pending const& pending = pending_of(sequence);
         bool const is_first =
             !is_done(sequence) && (!pending.has_agreed || has_own_share(sequence, pending));
-        return try_finish(sequence, is_first ? 1 : size());
+        if (try_finish(sequence, is_first ? 1 : size())) {
+            return true;
+        }
+        group_.look_for_deaths(); // who polls may never wait
+        return false;
     }
 
     /// Makes progress, by that many shares. Whether this rank's buffers are final.
@@ -169,7 +174,7 @@ public:
         );
         while (!try_finish(sequence, size())
         ) { // all have arrived: the last chunks are being computed
-            board_.room.wait(
+            wait(
                 [&] {
                     return chunks_are_done(board_, sequence, pending.cut) ||
                            chunks_are_lost(board_, sequence, pending.cut);
@@ -189,7 +194,7 @@ public:
     ) {
         auto const start = now();
         std::chrono::nanoseconds left = deadline_;
-        while (!board_.room.wait(ready, left)) {
+        while (!wait(ready, left)) {
             std::vector<int> overdue = holding_up();
             if (overdue.empty()) {
                 return;
@@ -210,6 +215,11 @@ public:
                 abort_for(overdue, to_do, does());
             }
         }
+    }
+
+    template <class Ready>
+    bool wait(Ready const& ready, std::chrono::nanoseconds deadline) {
+        return board_.room.wait(ready, deadline, [&] { return group_.look_for_deaths(); });
     }
 
 private:

@@ -15,28 +15,32 @@ namespace joinable::inline v0::detail {
 /// numbers, below ArrivalLine::max_ranks, which no two processes share.
 class FirstReason {
 public:
-    static constexpr int nobody = ArrivalLine::max_ranks; ///< writes in the place of the dead
+    static constexpr int nobody = ArrivalLine::max_ranks; ///< a writer that does not die
 
-    /// Returns when some reason is given. `close()` runs after the reason is written.
+    /// Whether it was the first. `close()` runs after the reason is written. If not, some other writer
+    /// may still be at it, or have died: then take_over() is called for it.
     template <class Close>
-    void give(AbortReason const& reason, int writer, Close const& close) noexcept {
-        if (begin(open, writer)) {
+    bool give(AbortReason const& reason, int writer, Close const& close) noexcept {
+        bool const is_first = begin(open, writer);
+        if (is_first) {
             write(reason, writer, close);
         }
-        while (!is_given()) { // whoever writes is at it, or take_over() is called for it
-            cpu_relax();
-        }
+        return is_first;
     }
-    /// Does what the `dead` writer has begun, or begins. Returns at once, though another writer may
-    /// still be at it. One thread at a time calls this.
+    /// `writer` does what the `dead` one has begun, or begins. False: there was nothing to do, though
+    /// another writer may still be at it.
     template <class Close>
-    void take_over(int dead, AbortReason const& reason, Close const& close) noexcept {
-        if (begin(open, nobody) || begin(writing(dead), nobody)) {
-            write(reason, nobody, close);
-        } else if (int expected = written(dead);
-                   state_.compare_exchange_strong(expected, written(nobody))) {
+    bool take_over(int dead, AbortReason const& reason, int writer, Close const& close) noexcept {
+        if (begin(open, writer) || begin(writing(dead), writer)) {
+            write(reason, writer, close);
+            return true;
+        }
+        int expected = written(dead);
+        bool const is_written = state_.compare_exchange_strong(expected, written(writer));
+        if (is_written) {
             finish(close);
         }
+        return is_written;
     }
 
     [[nodiscard]] bool is_given() const noexcept { return state_.load() == given; }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -16,15 +17,29 @@
 #include <joinable/communicator/detail/first_reason.hpp>
 #include <joinable/communicator/detail/group_memory.hpp>
 #include <joinable/communicator/detail/mailbox.hpp>
+#include <joinable/communicator/detail/waiting.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable::inline v0::detail {
 
+/// Who looks for ranks that have died, where no other process does.
+class Watch {
+public:
+    Watch() = default;
+    Watch(Watch const&) = delete;
+    Watch& operator=(Watch const&) = delete;
+    /// Called where it may take some microseconds. For how long it need not be called again.
+    virtual std::chrono::nanoseconds look_for_deaths() noexcept = 0;
+
+protected:
+    ~Watch() = default;
+};
+
 /// What the ranks of one group share: the board for collectives, a mailbox for each pair of ranks,
 /// and the groups that were split from it. All of it is one block of memory without addresses; this
-/// is how one rank sees it, and costs no more than a pointer.
+/// is how one rank sees it, and costs two pointers.
 ///
 /// Ranks have numbers among all, which stay the same in every group: those that they have in the
 /// group from which all others come. By them writers of a FirstReason and holders of a lock are known.
@@ -48,7 +63,7 @@ public:
         return group;
     }
     /// The group behind a board that create() has made.
-    explicit Group(Board& board) noexcept : board_{&board} {}
+    explicit Group(Board& board, Watch* watch = nullptr) noexcept : board_{&board}, watch_{watch} {}
 
     [[nodiscard]] Board& board() const noexcept { return *board_; }
     [[nodiscard]] int number_of(int rank) const noexcept { return member(rank).number; }
@@ -72,10 +87,18 @@ public:
 
     /// The rank that has this number among all has died, wherever it was; `death` says how. Ends what
     /// abort() ends: in groups of which it was a member with its rank there. False if somebody keeps
-    /// other groups locked, who may have died as well: then call it again soon. One thread calls this
-    /// and no rank, of the group from which all others come.
-    [[nodiscard]] bool bury(int number, std::string const& death) const {
-        return bury(number, death, {FailureKind::peer_failed, {}, death});
+    /// other groups locked, who may have died as well: then call it again soon. `burier` is as a Board
+    /// says. @pre this is the group from which all others come.
+    bool bury(int number, std::string const& death, int burier) const {
+        return bury(number, death, {FailureKind::peer_failed, {}, death}, burier);
+    }
+    /// Endpoint calls it.
+    std::chrono::nanoseconds look_for_deaths() const noexcept {
+        return watch_ == nullptr ? SleepThrough{}() : watch_->look_for_deaths();
+    }
+    /// Another group in the same memory, by its place relative to this board.
+    [[nodiscard]] Group group_at(std::uint64_t place) const noexcept {
+        return Group{Board::at_address(board_->place_at(place)), watch_};
     }
 
     /// Whether a message to or from `peer` that waits will never be delivered.
@@ -161,9 +184,6 @@ private:
     [[nodiscard]] Member& member(int rank) const noexcept {
         return std::launder(reinterpret_cast<Member*>(at(members_at(size()))))[rank];
     }
-    [[nodiscard]] Group group_at(std::uint64_t place) const noexcept {
-        return Group{*std::launder(reinterpret_cast<Board*>(board_->place_at(place)))};
-    }
     [[nodiscard]] int rank_of(int number) const noexcept {
         int rank = size() - 1;
         while (rank >= 0 && number_of(rank) != number) {
@@ -180,32 +200,43 @@ private:
     }
 
     void end(AbortReason const& reason, int writer) const {
+        auto const before_sleep = [this] { return look_for_deaths(); };
         shared().end.give(reason, writer, [] {});
+        while (!board_->room.wait(
+            [this] { return shared().end.is_given(); }, SleepThrough{}(), before_sleep
+        )) {
+        }
         AbortReason const first = shared().end.reason();
-        board_->abort(first, writer);
+        board_->abort(first, writer, before_sleep);
         lock(writer);
         for_each_child([&](Group child) { child.end(first, writer); });
         unlock();
     }
 
-    [[nodiscard]] bool bury(int number, std::string const& death, AbortReason reason) const {
-        if (int const rank = rank_of(number); rank >= 0) {
-            board_->mark_dead(rank);
+    bool bury(int number, std::string const& death, AbortReason reason, int burier) const {
+        int const rank = rank_of(number);
+        if (rank >= 0) {
             reason.ranks = {rank};
             reason.message = concat("rank ", rank, " failed: ", death);
         }
-        shared().end.take_over(number, reason, [] {});
-        board_->abort_for_dead(number, reason);
+        if (shared().end.take_over(number, reason, burier, [] {})) {
+            board_->room.wake();
+        }
+        board_->bury(rank, number, reason, burier);
+        // This rank itself may hold the list, where it waits in an abort and looks for deaths.
+        bool const is_mine = shared().locked_by.load() == burier + 1;
         int holder = number + 1;
-        if (!shared().locked_by.compare_exchange_strong(holder, FirstReason::nobody + 1) &&
-            !try_lock(FirstReason::nobody)) {
+        if (!is_mine && !shared().locked_by.compare_exchange_strong(holder, burier + 1) &&
+            !try_lock(burier)) {
             return false;
         }
         bool is_everywhere = true;
         for_each_child([&](Group child) {
-            is_everywhere = child.bury(number, death, reason) && is_everywhere;
+            is_everywhere = child.bury(number, death, reason, burier) && is_everywhere;
         });
-        unlock();
+        if (!is_mine) {
+            unlock();
+        }
         return is_everywhere;
     }
 
@@ -213,6 +244,7 @@ private:
     /// holder that has died.
     void lock(int number) const noexcept {
         while (!try_lock(number)) {
+            look_for_deaths();
             std::this_thread::yield();
         }
     }
@@ -239,6 +271,7 @@ private:
     }
 
     Board* board_;
+    Watch* watch_ = nullptr; ///< null: others look
 };
 
 /// The numbers of the members of the group from which all others come: their ranks.

@@ -49,7 +49,11 @@ class Room {
 public:
     static constexpr bool is_all_in_reach = false;
 
-    explicit Room(std::span<std::byte> memory) : memory_{memory}, gaps_{{0, memory.size()}} {}
+    /// `reserve` is called before bytes are used that were not used before.
+    explicit Room(
+        std::span<std::byte> memory, ArenaSpace::Reserve reserve = [](auto...) {}
+    )
+        : memory_{memory}, reserve_{std::move(reserve)}, gaps_{{0, memory.size()}} {}
     Room(Room const&) = delete;
     Room& operator=(Room const&) = delete;
 
@@ -57,13 +61,13 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return memory_.size(); }
 
     /// An arena in the upper half of the memory, which allocate() leaves alone from then on. From the
-    /// heap, where there is no room.
+    /// heap, where there is no room. Throws what `reserve` throws.
     [[nodiscard]] Arena arena(std::size_t bytes, std::size_t alignment) {
         std::lock_guard const lock{mutex_};
         std::size_t const half = memory_.size() / 2;
         if (Gap* const last = gaps_.empty() ? nullptr : &gaps_.back();
             !arenas_ && last != nullptr && last->end == memory_.size() && last->begin <= half) {
-            arenas_ = ArenaSpace::make(memory_.subspan(half));
+            arenas_ = ArenaSpace::make(memory_.subspan(half), reserve_);
             memory_ = memory_.first(half);
             last->end = half;
         }
@@ -79,7 +83,7 @@ public:
     }
 
     /// The lowest that is free, because memory that was used before is in the caches. Null if there
-    /// is none. Linear in the gaps.
+    /// is none. Linear in the gaps. Throws what `reserve` throws.
     [[nodiscard]] std::byte* allocate(std::size_t bytes) {
         std::size_t const size = in_cache_lines(bytes);
         std::lock_guard const lock{mutex_};
@@ -93,6 +97,10 @@ public:
             return nullptr;
         }
         std::byte* const found = memory_.data() + gap->begin;
+        if (gap->begin + size > reserved_) {
+            reserve_(memory_.data() + reserved_, gap->begin + size - reserved_);
+            reserved_ = gap->begin + size;
+        }
         gap->begin += size;
         if (gap->begin == gap->end) {
             gaps_.erase(gap);
@@ -129,7 +137,9 @@ private:
     };
 
     std::span<std::byte> memory_; ///< for anything but arenas
-    ArenaSpace::Owner arenas_;    ///< once there was an arena
+    ArenaSpace::Reserve reserve_;
+    std::size_t reserved_ = 0; ///< of the first bytes
+    ArenaSpace::Owner arenas_; ///< once there was an arena
     std::mutex mutex_;
     std::vector<Gap> gaps_; ///< in the order of their places
     std::size_t given_ = 0;

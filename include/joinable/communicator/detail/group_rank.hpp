@@ -77,9 +77,6 @@ public:
         }
         return group_.board().place_of(&made->board());
     }
-    [[nodiscard]] Group group_at(std::uint64_t place) const noexcept {
-        return Group{*std::launder(reinterpret_cast<Board*>(group_.board().place_at(place)))};
-    }
 
     /// Leaves a letter for the other side, or delivers at once.
     /// @throws Mismatch           the other side has another count or dtype; on both.
@@ -217,7 +214,7 @@ private:
         }
         // The other side copies, or has died: then it touches nothing any more.
         auto const is_over = [&] { return letter.state.load() == State::done || is_dead(); };
-        while (!board.room.wait(is_over, this->deadline())) {
+        while (!this->wait(is_over, this->deadline())) {
         }
         return letter.state.load() == State::done;
     }

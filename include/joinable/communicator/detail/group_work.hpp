@@ -57,6 +57,7 @@ public:
             return rank_->test(sequence_);
         }
         if (message_.letter != nullptr && !rank_->is_settled(message_)) {
+            rank_->group().look_for_deaths(); // who polls may never wait
             return false;
         }
         wait();

@@ -64,7 +64,7 @@ public:
 
     /// Copies the input to where there is room, unless it lies in an arena. False: there is no room
     /// until something is given back. Linear in the elements.
-    /// @throws ContractViolation  there will never be room.
+    /// @throws ContractViolation  there will never be room. Throws what the Room throws.
     [[nodiscard]] bool lend(std::uint64_t sequence, ConstBuffer in, Buffer out) {
         bool const copies_in = !room_->reaches(in);
         bool const copies_out = !room_->reaches(out);

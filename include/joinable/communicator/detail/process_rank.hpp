@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <memory>
 #include <utility>
 
@@ -19,7 +20,18 @@ namespace joinable::inline v0::detail {
 class ProcessRank : public GroupRank<Room> {
 public:
     ProcessRank(ProcessSegment& segment, int rank)
-        : GroupRank{segment.group(), rank, std::make_shared<Home<Room>>(segment.staging(rank))},
+        : GroupRank{
+              segment.group(),
+              rank,
+              // An arena may outlive this, so it keeps a segment that nobody else does.
+              std::make_shared<Home<Room>>(
+                  segment.staging(rank),
+                  [&segment,
+                   kept = segment.weak_from_this().lock()](std::byte const* data, std::size_t bytes) {
+                      segment.reserve(data, bytes);
+                  }
+              )
+          },
           outcome_{&segment.outcome(rank)} {}
     /// Of a group that was split from that of all.
     ProcessRank(Group group, int rank, std::shared_ptr<Home<Room>> home)

@@ -20,6 +20,13 @@ end_of_wait(std::chrono::nanoseconds deadline) noexcept {
     return std::chrono::steady_clock::now() + (std::min)(deadline, year);
 }
 
+/// How a thread sleeps that others wake in any case: until the deadline.
+struct SleepThrough {
+    constexpr std::chrono::nanoseconds operator()() const noexcept {
+        return (std::chrono::nanoseconds::max)();
+    }
+};
+
 /// Waiting in three stages: spin while an answer usually takes less than a system call, yield so
 /// that more ranks than cores make progress, then sleep. Whoever changes what is waited for pays
 /// one load unless somebody sleeps. May lie in memory that several processes share.
@@ -36,9 +43,12 @@ public:
 
     /// Returns true once `ready()`, false at the deadline. What `ready` reads is changed before
     /// wake() and read here by sequentially consistent operations: so either the waker sees the
-    /// sleeper, or the sleeper sees the change.
-    template <class Ready>
-    bool wait(Ready const& ready, std::chrono::nanoseconds deadline) {
+    /// sleeper, or the sleeper sees the change. `before_sleep()` says for how long to sleep at most;
+    /// it may change what `ready` reads.
+    template <class Ready, class BeforeSleep = SleepThrough>
+    bool wait(
+        Ready const& ready, std::chrono::nanoseconds deadline, BeforeSleep const& before_sleep = {}
+    ) {
         for (int i = 0; i < spins_; ++i) {
             if (ready()) {
                 return true;
@@ -56,7 +66,7 @@ public:
         std::uint32_t seen = wakes_.load(); // before the last look: a wake after it ends the sleep
         bool is_ready = ready();
         while (!is_ready && std::chrono::steady_clock::now() < end) {
-            futex_wait(wakes_, seen, end);
+            futex_wait(wakes_, seen, (std::min)(end, end_of_wait(before_sleep())));
             seen = wakes_.load();
             is_ready = ready();
         }

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <array>
+#include <charconv>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable::inline v0 {
+
+/// What a launcher says of this process by environment variables.
+struct LaunchEnvironment {
+    std::string_view launcher; ///< by whose variables
+    int rank = 0;
+    int size = 0;
+    std::string job;    ///< the same on all ranks; other jobs have others
+    std::string spread; ///< how it is known that the ranks are on several machines; else empty
+};
+
+namespace detail {
+
+/// The variables of one launcher. An empty name: it has no such variable.
+struct Launcher {
+    std::string_view name;
+    char const* rank;
+    char const* size;
+    char const* marker;              ///< is set by this launcher alone
+    std::array<char const*, 2> job;  ///< together they tell one job from another
+    std::array<char const*, 2> more; ///< and these, where they are set
+    char const* local_size;          ///< ranks on this machine
+    char const* machines;
+    std::string_view without_job; ///< what to do where `job` is not set
+};
+
+/// In this order: a launcher that is started by another comes first, as its variables are nearer.
+inline constexpr std::array<Launcher, 6> launchers{{
+    {"joinable",
+     "JOINABLE_RANK",
+     "JOINABLE_WORLD_SIZE",
+     "JOINABLE_RANK",
+     {"JOINABLE_JOB", ""},
+     {"", ""},
+     "",
+     "",
+     "set it to a text that all ranks of this job have, and no other job"},
+    {"torchrun",
+     "RANK",
+     "WORLD_SIZE",
+     "TORCHELASTIC_RUN_ID",
+     {"MASTER_ADDR", "MASTER_PORT"},
+     {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"},
+     "LOCAL_WORLD_SIZE",
+     "",
+     "start the ranks by torchrun, or set JOINABLE_JOB"},
+    {"mpirun of Open MPI",
+     "OMPI_COMM_WORLD_RANK",
+     "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_RANK",
+     {"PMIX_NAMESPACE", ""},
+     {"", ""},
+     "OMPI_COMM_WORLD_LOCAL_SIZE",
+     "",
+     "start the ranks by mpirun, or set JOINABLE_JOB"},
+    {"mpiexec of MPICH",
+     "PMI_RANK",
+     "PMI_SIZE",
+     "PMI_RANK",
+     {"PMI_JOBID", ""},
+     {"", ""},
+     "MPI_LOCALNRANKS",
+     "",
+     "MPICH's mpiexec names no job: start the ranks by mpiexec -genv JOINABLE_JOB $$"},
+    {"torch.distributed",
+     "RANK",
+     "WORLD_SIZE",
+     "RANK",
+     {"MASTER_ADDR", "MASTER_PORT"},
+     {"", ""},
+     "LOCAL_WORLD_SIZE",
+     "",
+     "set it as for torch.distributed, or set JOINABLE_JOB"},
+    {"srun",
+     "SLURM_PROCID",
+     "SLURM_NTASKS",
+     "SLURM_PROCID",
+     {"SLURM_JOB_ID", "SLURM_STEP_ID"},
+     {"", ""},
+     "",
+     "SLURM_STEP_NUM_NODES",
+     "start the ranks by srun, not by sbatch alone, or set JOINABLE_JOB"},
+}};
+
+/// Reads one environment by `lookup(name)`, which returns null for what is not set.
+template <class Lookup>
+class LaunchReader {
+public:
+    explicit LaunchReader(Lookup const& lookup) noexcept : lookup_{lookup} {}
+
+    [[nodiscard]] LaunchEnvironment read() const {
+        for (Launcher const& launcher : launchers) {
+            if (is_set(launcher.marker)) {
+                return read(launcher);
+            }
+        }
+        throw ContractViolation{concat(
+            "expected the rank of this process in an environment variable, but found none of ",
+            names_of_ranks(),
+            "; start the ranks by mpirun, torchrun or srun, or set JOINABLE_RANK, "
+            "JOINABLE_WORLD_SIZE and JOINABLE_JOB"
+        )};
+    }
+
+private:
+    [[nodiscard]] std::string_view text(char const* name) const {
+        char const* const value = *name == '\0' ? nullptr : lookup_(name);
+        return value == nullptr ? std::string_view{} : value;
+    }
+    [[nodiscard]] bool is_set(char const* name) const { return !text(name).empty(); }
+
+    [[nodiscard]] LaunchEnvironment read(Launcher const& launcher) const {
+        LaunchEnvironment found{launcher.name, 0, 0, {}, {}};
+        found.size = number(launcher, launcher.size);
+        if (found.size < 1) {
+            refuse(launcher.size, "at least 1 rank");
+        }
+        found.rank = number(launcher, launcher.rank);
+        if (found.rank < 0 || found.rank >= found.size) {
+            refuse(launcher.rank, concat("a rank below ", launcher.size, " = ", found.size));
+        }
+        found.job = job(launcher);
+        found.spread = spread(launcher, found.size);
+        return found;
+    }
+
+    [[nodiscard]] int number(Launcher const& launcher, char const* name) const {
+        std::string_view const given = text(name);
+        if (given.empty()) {
+            throw ContractViolation{concat(
+                launcher.marker,
+                " is set, so ",
+                name,
+                " was expected, too, but it is not set; set both as ",
+                launcher.name,
+                " does, or unset ",
+                launcher.marker
+            )};
+        }
+        int value = 0;
+        auto const [end, error] = std::from_chars(given.data(), given.data() + given.size(), value);
+        if (error != std::errc{} || end != given.data() + given.size()) {
+            refuse(name, "a number");
+        }
+        return value;
+    }
+    [[noreturn]] void refuse(char const* name, std::string const& expected) const {
+        throw ContractViolation{
+            concat("expected ", expected, " in ", name, ", but it is \"", text(name), "\"")
+        };
+    }
+
+    [[nodiscard]] std::string job(Launcher const& launcher) const {
+        if (is_set("JOINABLE_JOB")) {
+            return std::string{text("JOINABLE_JOB")};
+        }
+        std::string job{launcher.name};
+        for (char const* const name : launcher.job) {
+            if (*name != '\0' && !is_set(name)) {
+                throw ContractViolation{concat(
+                    "expected what tells this job from others in ",
+                    name,
+                    ", but it is not set; ",
+                    launcher.without_job
+                )};
+            }
+            job += *name != '\0' ? concat("/", text(name)) : "";
+        }
+        for (char const* const name : launcher.more) {
+            job += *name != '\0' ? concat("/", text(name)) : "";
+        }
+        return job;
+    }
+
+    [[nodiscard]] std::string spread(Launcher const& launcher, int size) const {
+        if (is_set(launcher.local_size) && number(launcher, launcher.local_size) != size) {
+            return concat(
+                launcher.local_size,
+                " is ",
+                text(launcher.local_size),
+                " and ",
+                launcher.size,
+                " is ",
+                size
+            );
+        }
+        if (is_set(launcher.machines) && number(launcher, launcher.machines) != 1) {
+            return concat(launcher.machines, " is ", text(launcher.machines));
+        }
+        return {};
+    }
+
+    [[nodiscard]] static std::string names_of_ranks() {
+        std::string names;
+        for (Launcher const& launcher : launchers) {
+            if (names.find(concat(" ", launcher.rank)) == std::string::npos) {
+                names += concat(names.empty() ? "" : ", ", launcher.rank);
+            }
+        }
+        return names;
+    }
+
+    Lookup const& lookup_;
+};
+
+} // namespace detail
+
+/// What the launcher of this process says: mpirun of Open MPI, mpiexec of MPICH, torchrun, or srun.
+/// JOINABLE_RANK and JOINABLE_WORLD_SIZE are asked before them, and JOINABLE_JOB names the job
+/// whoever launched it. `lookup(name)` returns the value of a variable, null where it is not set.
+/// @throws ContractViolation  variables are missing, are no numbers, or contradict each other.
+template <class Lookup>
+[[nodiscard]] LaunchEnvironment launch_environment(Lookup const& lookup) {
+    return detail::LaunchReader<Lookup>{lookup}.read();
+}
+[[nodiscard]] inline LaunchEnvironment launch_environment() {
+    return launch_environment([](char const* name) { return std::getenv(name); });
+}
+
+} // namespace joinable::inline v0

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdio>
+#include <exception>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <support/failed_checks.hpp>
+
+#include <joinable/communicator/process.hpp>
+
+namespace joinable_tests {
+
+/// A job id that no other test has, in no other process.
+inline std::string fresh_job() {
+    static int jobs = 0;
+    return "test " + std::to_string(getpid()) + " " + std::to_string(jobs++);
+}
+
+/// Where the ranks of a job find each other.
+inline std::string file_of(std::string const& job) {
+    return joinable::detail::path_of_job(job);
+}
+inline bool file_exists(std::string const& job) {
+    return access(file_of(job).c_str(), F_OK) == 0;
+}
+
+/// In processes that are copies of one, ranks that call this map the memory of a group of `size` ranks
+/// at different addresses: each keeps another part of the place where it would lie.
+inline void displace(int rank, int size) {
+    std::size_t const room = (static_cast<std::size_t>(size) << 36U) + (std::size_t{1} << 28U);
+    std::size_t const kept = static_cast<std::size_t>(rank) << 20U;
+    void* const place =
+        mmap(nullptr, room + kept, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (place != MAP_FAILED) {
+        munmap(place, room); // addresses are given out from above
+    }
+}
+
+/// Processes that have nothing in common but what a job id gives them. Each has 60 seconds.
+class Processes {
+public:
+    Processes() = default;
+    Processes(Processes const&) = delete;
+    Processes& operator=(Processes const&) = delete;
+    ~Processes() {
+        for (pid_t const process : running_) {
+            kill(process, SIGKILL);
+            waitpid(process, nullptr, 0);
+        }
+    }
+
+    /// One that runs `body()`; it fails if that throws, or a CHECK in it does.
+    template <class Body>
+    pid_t start(Body const& body) {
+        std::fflush(nullptr);
+        pid_t const process = fork();
+        if (process != 0) {
+            running_.push_back(process);
+            return process;
+        }
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        alarm(60);
+        failed_checks = 0;
+        try {
+            body();
+        } catch (std::exception const& error) {
+            std::printf("a process of a test failed: %s\n", error.what());
+            ++failed_checks;
+        }
+        std::fflush(nullptr);
+        _exit(failed_checks == 0 ? 0 : 1);
+    }
+
+    /// How the next one ended, in the order in which they were started: 0, or a signal, or -1.
+    int wait() {
+        int status = 0;
+        waitpid(running_.front(), &status, 0);
+        running_.erase(running_.begin());
+        if (WIFSIGNALED(status)) {
+            return WTERMSIG(status);
+        }
+        return WEXITSTATUS(status) == 0 ? 0 : -1;
+    }
+
+private:
+    std::vector<pid_t> running_;
+};
+
+/// Runs `body(comm)` over groups of unrelated processes of these sizes, one after another.
+template <class Body>
+void run_named_ranks(std::initializer_list<int> sizes, Body const& body) {
+    for (int const size : sizes) {
+        std::string const job = fresh_job();
+        Processes processes;
+        for (int rank = 0; rank < size; ++rank) {
+            processes.start([&] {
+                displace(rank, size);
+                auto comm = joinable::ProcessCommunicator::attach(
+                    {rank, size, job, std::chrono::seconds{50}}
+                );
+                body(comm);
+            });
+        }
+        for (int rank = 0; rank < size; ++rank) {
+            if (int const how = processes.wait(); how != 0) {
+                throw std::runtime_error{
+                    "rank " + std::to_string(rank) + " of a named group ended with " +
+                    std::to_string(how)
+                };
+            }
+        }
+        if (file_exists(job)) {
+            throw std::runtime_error{file_of(job) + " was left behind"};
+        }
+    }
+}
+
+} // namespace joinable_tests

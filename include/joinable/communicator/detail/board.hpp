@@ -166,11 +166,11 @@ public:
         if (is_spent() && (rank < 0 || is_dead(rank))) {
             return; // or those who find it would wake each other without end
         }
-        if (rank >= 0) {
-            has_dead_.store(true);
-            state_of(rank).is_dead.store(true);
-        }
         reason_.take_over(number, reason, burier, [this] { freeze(); });
+        if (rank >= 0) { // after that: whoever sees it asks for the reason
+            state_of(rank).is_dead.store(true);
+            has_dead_.store(true);
+        }
         room.wake();
     }
     [[nodiscard]] bool is_dead(int rank) noexcept { return state_of(rank).is_dead.load(); }

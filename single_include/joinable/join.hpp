@@ -8,12 +8,14 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <charconv>
 #include <chrono>
 #include <compare>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -29,6 +31,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <tuple>
 #include <type_traits>
@@ -9859,6 +9862,229 @@ private:
 
 } // namespace joinable::inline v0
 
+// ---- joinable/communicator/environment.hpp
+
+namespace joinable::inline v0 {
+
+/// What a launcher says of this process by environment variables.
+struct LaunchEnvironment {
+    std::string_view launcher; ///< by whose variables
+    int rank = 0;
+    int size = 0;
+    std::string job;    ///< the same on all ranks; other jobs have others
+    std::string spread; ///< how it is known that the ranks are on several machines; else empty
+};
+
+namespace detail {
+
+/// The variables of one launcher. An empty name: it has no such variable.
+struct Launcher {
+    std::string_view name;
+    char const* rank;
+    char const* size;
+    char const* marker;              ///< is set by this launcher alone
+    std::array<char const*, 2> job;  ///< together they tell one job from another
+    std::array<char const*, 2> more; ///< and these, where they are set
+    char const* local_size;          ///< ranks on this machine
+    char const* machines;
+    std::string_view without_job; ///< what to do where `job` is not set
+};
+
+/// In this order: a launcher that is started by another comes first, as its variables are nearer.
+inline constexpr std::array<Launcher, 6> launchers{{
+    {"joinable",
+     "JOINABLE_RANK",
+     "JOINABLE_WORLD_SIZE",
+     "JOINABLE_RANK",
+     {"JOINABLE_JOB", ""},
+     {"", ""},
+     "",
+     "",
+     "set it to a text that all ranks of this job have, and no other job"},
+    {"torchrun",
+     "RANK",
+     "WORLD_SIZE",
+     "TORCHELASTIC_RUN_ID",
+     {"MASTER_ADDR", "MASTER_PORT"},
+     {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"},
+     "LOCAL_WORLD_SIZE",
+     "",
+     "start the ranks by torchrun, or set JOINABLE_JOB"},
+    {"mpirun of Open MPI",
+     "OMPI_COMM_WORLD_RANK",
+     "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_RANK",
+     {"PMIX_NAMESPACE", ""},
+     {"", ""},
+     "OMPI_COMM_WORLD_LOCAL_SIZE",
+     "",
+     "start the ranks by mpirun, or set JOINABLE_JOB"},
+    {"mpiexec of MPICH",
+     "PMI_RANK",
+     "PMI_SIZE",
+     "PMI_RANK",
+     {"PMI_JOBID", ""},
+     {"", ""},
+     "MPI_LOCALNRANKS",
+     "",
+     "MPICH's mpiexec names no job: start the ranks by mpiexec -genv JOINABLE_JOB $$"},
+    {"torch.distributed",
+     "RANK",
+     "WORLD_SIZE",
+     "RANK",
+     {"MASTER_ADDR", "MASTER_PORT"},
+     {"", ""},
+     "LOCAL_WORLD_SIZE",
+     "",
+     "set it as for torch.distributed, or set JOINABLE_JOB"},
+    {"srun",
+     "SLURM_PROCID",
+     "SLURM_NTASKS",
+     "SLURM_PROCID",
+     {"SLURM_JOB_ID", "SLURM_STEP_ID"},
+     {"", ""},
+     "",
+     "SLURM_STEP_NUM_NODES",
+     "start the ranks by srun, not by sbatch alone, or set JOINABLE_JOB"},
+}};
+
+/// Reads one environment by `lookup(name)`, which returns null for what is not set.
+template <class Lookup>
+class LaunchReader {
+public:
+    explicit LaunchReader(Lookup const& lookup) noexcept : lookup_{lookup} {}
+
+    [[nodiscard]] LaunchEnvironment read() const {
+        for (Launcher const& launcher : launchers) {
+            if (is_set(launcher.marker)) {
+                return read(launcher);
+            }
+        }
+        throw ContractViolation{concat(
+            "expected the rank of this process in an environment variable, but found none of ",
+            names_of_ranks(),
+            "; start the ranks by mpirun, torchrun or srun, or set JOINABLE_RANK, "
+            "JOINABLE_WORLD_SIZE and JOINABLE_JOB"
+        )};
+    }
+
+private:
+    [[nodiscard]] std::string_view text(char const* name) const {
+        char const* const value = *name == '\0' ? nullptr : lookup_(name);
+        return value == nullptr ? std::string_view{} : value;
+    }
+    [[nodiscard]] bool is_set(char const* name) const { return !text(name).empty(); }
+
+    [[nodiscard]] LaunchEnvironment read(Launcher const& launcher) const {
+        LaunchEnvironment found{launcher.name, 0, 0, {}, {}};
+        found.size = number(launcher, launcher.size);
+        if (found.size < 1) {
+            refuse(launcher.size, "at least 1 rank");
+        }
+        found.rank = number(launcher, launcher.rank);
+        if (found.rank < 0 || found.rank >= found.size) {
+            refuse(launcher.rank, concat("a rank below ", launcher.size, " = ", found.size));
+        }
+        found.job = job(launcher);
+        found.spread = spread(launcher, found.size);
+        return found;
+    }
+
+    [[nodiscard]] int number(Launcher const& launcher, char const* name) const {
+        std::string_view const given = text(name);
+        if (given.empty()) {
+            throw ContractViolation{concat(
+                launcher.marker,
+                " is set, so ",
+                name,
+                " was expected, too, but it is not set; set both as ",
+                launcher.name,
+                " does, or unset ",
+                launcher.marker
+            )};
+        }
+        int value = 0;
+        auto const [end, error] = std::from_chars(given.data(), given.data() + given.size(), value);
+        if (error != std::errc{} || end != given.data() + given.size()) {
+            refuse(name, "a number");
+        }
+        return value;
+    }
+    [[noreturn]] void refuse(char const* name, std::string const& expected) const {
+        throw ContractViolation{
+            concat("expected ", expected, " in ", name, ", but it is \"", text(name), "\"")
+        };
+    }
+
+    [[nodiscard]] std::string job(Launcher const& launcher) const {
+        if (is_set("JOINABLE_JOB")) {
+            return std::string{text("JOINABLE_JOB")};
+        }
+        std::string job{launcher.name};
+        for (char const* const name : launcher.job) {
+            if (*name != '\0' && !is_set(name)) {
+                throw ContractViolation{concat(
+                    "expected what tells this job from others in ",
+                    name,
+                    ", but it is not set; ",
+                    launcher.without_job
+                )};
+            }
+            job += *name != '\0' ? concat("/", text(name)) : "";
+        }
+        for (char const* const name : launcher.more) {
+            job += *name != '\0' ? concat("/", text(name)) : "";
+        }
+        return job;
+    }
+
+    [[nodiscard]] std::string spread(Launcher const& launcher, int size) const {
+        if (is_set(launcher.local_size) && number(launcher, launcher.local_size) != size) {
+            return concat(
+                launcher.local_size,
+                " is ",
+                text(launcher.local_size),
+                " and ",
+                launcher.size,
+                " is ",
+                size
+            );
+        }
+        if (is_set(launcher.machines) && number(launcher, launcher.machines) != 1) {
+            return concat(launcher.machines, " is ", text(launcher.machines));
+        }
+        return {};
+    }
+
+    [[nodiscard]] static std::string names_of_ranks() {
+        std::string names;
+        for (Launcher const& launcher : launchers) {
+            if (names.find(concat(" ", launcher.rank)) == std::string::npos) {
+                names += concat(names.empty() ? "" : ", ", launcher.rank);
+            }
+        }
+        return names;
+    }
+
+    Lookup const& lookup_;
+};
+
+} // namespace detail
+
+/// What the launcher of this process says: mpirun of Open MPI, mpiexec of MPICH, torchrun, or srun.
+/// JOINABLE_RANK and JOINABLE_WORLD_SIZE are asked before them, and JOINABLE_JOB names the job
+/// whoever launched it. `lookup(name)` returns the value of a variable, null where it is not set.
+/// @throws ContractViolation  variables are missing, are no numbers, or contradict each other.
+template <class Lookup>
+[[nodiscard]] LaunchEnvironment launch_environment(Lookup const& lookup) {
+    return detail::LaunchReader<Lookup>{lookup}.read();
+}
+[[nodiscard]] inline LaunchEnvironment launch_environment() {
+    return launch_environment([](char const* name) { return std::getenv(name); });
+}
+
+} // namespace joinable::inline v0
+
 // ---- joinable/communicator/detail/checks.hpp
 
 /// @file
@@ -10220,28 +10446,32 @@ namespace joinable::inline v0::detail {
 /// numbers, below ArrivalLine::max_ranks, which no two processes share.
 class FirstReason {
 public:
-    static constexpr int nobody = ArrivalLine::max_ranks; ///< writes in the place of the dead
+    static constexpr int nobody = ArrivalLine::max_ranks; ///< a writer that does not die
 
-    /// Returns when some reason is given. `close()` runs after the reason is written.
+    /// Whether it was the first. `close()` runs after the reason is written. If not, some other writer
+    /// may still be at it, or have died: then take_over() is called for it.
     template <class Close>
-    void give(AbortReason const& reason, int writer, Close const& close) noexcept {
-        if (begin(open, writer)) {
+    bool give(AbortReason const& reason, int writer, Close const& close) noexcept {
+        bool const is_first = begin(open, writer);
+        if (is_first) {
             write(reason, writer, close);
         }
-        while (!is_given()) { // whoever writes is at it, or take_over() is called for it
-            cpu_relax();
-        }
+        return is_first;
     }
-    /// Does what the `dead` writer has begun, or begins. Returns at once, though another writer may
-    /// still be at it. One thread at a time calls this.
+    /// `writer` does what the `dead` one has begun, or begins. False: there was nothing to do, though
+    /// another writer may still be at it.
     template <class Close>
-    void take_over(int dead, AbortReason const& reason, Close const& close) noexcept {
-        if (begin(open, nobody) || begin(writing(dead), nobody)) {
-            write(reason, nobody, close);
-        } else if (int expected = written(dead);
-                   state_.compare_exchange_strong(expected, written(nobody))) {
+    bool take_over(int dead, AbortReason const& reason, int writer, Close const& close) noexcept {
+        if (begin(open, writer) || begin(writing(dead), writer)) {
+            write(reason, writer, close);
+            return true;
+        }
+        int expected = written(dead);
+        bool const is_written = state_.compare_exchange_strong(expected, written(writer));
+        if (is_written) {
             finish(close);
         }
+        return is_written;
     }
 
     [[nodiscard]] bool is_given() const noexcept { return state_.load() == given; }
@@ -10365,6 +10595,13 @@ end_of_wait(std::chrono::nanoseconds deadline) noexcept {
     return std::chrono::steady_clock::now() + (std::min)(deadline, year);
 }
 
+/// How a thread sleeps that others wake in any case: until the deadline.
+struct SleepThrough {
+    constexpr std::chrono::nanoseconds operator()() const noexcept {
+        return (std::chrono::nanoseconds::max)();
+    }
+};
+
 /// Waiting in three stages: spin while an answer usually takes less than a system call, yield so
 /// that more ranks than cores make progress, then sleep. Whoever changes what is waited for pays
 /// one load unless somebody sleeps. May lie in memory that several processes share.
@@ -10381,9 +10618,12 @@ public:
 
     /// Returns true once `ready()`, false at the deadline. What `ready` reads is changed before
     /// wake() and read here by sequentially consistent operations: so either the waker sees the
-    /// sleeper, or the sleeper sees the change.
-    template <class Ready>
-    bool wait(Ready const& ready, std::chrono::nanoseconds deadline) {
+    /// sleeper, or the sleeper sees the change. `before_sleep()` says for how long to sleep at most;
+    /// it may change what `ready` reads.
+    template <class Ready, class BeforeSleep = SleepThrough>
+    bool wait(
+        Ready const& ready, std::chrono::nanoseconds deadline, BeforeSleep const& before_sleep = {}
+    ) {
         for (int i = 0; i < spins_; ++i) {
             if (ready()) {
                 return true;
@@ -10401,7 +10641,7 @@ public:
         std::uint32_t seen = wakes_.load(); // before the last look: a wake after it ends the sleep
         bool is_ready = ready();
         while (!is_ready && std::chrono::steady_clock::now() < end) {
-            futex_wait(wakes_, seen, end);
+            futex_wait(wakes_, seen, (std::min)(end, end_of_wait(before_sleep())));
             seen = wakes_.load();
             is_ready = ready();
         }
@@ -10477,6 +10717,10 @@ public:
         ::new (board->at(counts_at(size))) Count[counts_per_arrival(size) * arrivals(size)];
         return *board;
     }
+    /// The board that another process created at `memory`.
+    static Board& at_address(std::byte* memory) noexcept {
+        return *std::launder(reinterpret_cast<Board*>(memory));
+    }
     Board(Board const&) = delete;
     Board& operator=(Board const&) = delete;
 
@@ -10550,25 +10794,32 @@ public:
         return ranks;
     }
 
-    /// The first writer wins. Returns when nothing can arrive any more. `writer` is as a FirstReason
-    /// counts writers: no rank of this board, if that is one of a part of all ranks.
-    void abort(AbortReason const& reason, int writer) noexcept {
-        reason_.give(reason, writer, [this] { freeze(); });
-        room.wake();
+    /// The first writer wins. Returns when nothing can arrive any more. Writers are numbered as a
+    /// FirstReason says: not by their ranks here, if this is the board of a part of all ranks. Should
+    /// the writer die, then bury() is called for it: by `before_sleep`, where nobody else does.
+    template <class BeforeSleep = SleepThrough>
+    void
+    abort(AbortReason const& reason, int writer, BeforeSleep const& before_sleep = {}) noexcept {
+        if (reason_.give(reason, writer, [this] { freeze(); })) {
+            room.wake();
+        }
+        while (!room.wait([&] { return is_spent(); }, SleepThrough{}(), before_sleep)) {
+        }
     }
-    /// `rank` has died, wherever it was: in an abort, too. One thread calls this, no rank. Returns at
-    /// once, though another rank may not have finished its own abort.
-    void bury(int rank, AbortReason const& reason) noexcept {
-        mark_dead(rank);
-        abort_for_dead(rank, reason);
-    }
-    /// The same in two steps: where the dead rank has another number as a writer, or is no rank.
-    void mark_dead(int rank) noexcept {
-        state_of(rank).is_dead.store(true);
-        has_dead_.store(true);
-    }
-    void abort_for_dead(int writer, AbortReason const& reason) noexcept {
-        reason_.take_over(writer, reason, [this] { freeze(); });
+    /// The writer with this number has died, wherever it was: in an abort, too. Here it was `rank`,
+    /// or no rank, if that is negative. `burier` is the writer who says so, which may be killed
+    /// meanwhile and then be buried itself, or FirstReason::nobody. Each writer may be buried many
+    /// times, by whoever finds it. Returns at once, though another one may not have finished its own
+    /// abort.
+    void bury(int rank, int number, AbortReason const& reason, int burier) noexcept {
+        if (is_spent() && (rank < 0 || is_dead(rank))) {
+            return; // or those who find it would wake each other without end
+        }
+        reason_.take_over(number, reason, burier, [this] { freeze(); });
+        if (rank >= 0) { // after that: whoever sees it asks for the reason
+            state_of(rank).is_dead.store(true);
+            has_dead_.store(true);
+        }
         room.wake();
     }
     [[nodiscard]] bool is_dead(int rank) noexcept { return state_of(rank).is_dead.load(); }
@@ -10672,7 +10923,7 @@ namespace joinable::inline v0::detail {
 
 /// Memory from which the arenas of one rank are cut. One thread at a time. It is there as long as
 /// its owner or an arena: so an arena may outlive its communicator.
-/// @pre the memory itself stays mapped as long
+/// @pre the memory itself stays mapped as long as `reserve` exists
 class ArenaSpace {
 public:
     struct Close {
@@ -10682,9 +10933,11 @@ public:
         }
     };
     using Owner = std::unique_ptr<ArenaSpace, Close>;
+    /// Is told what is going to be written, and throws where there is no memory for it.
+    using Reserve = std::function<void(std::byte const* data, std::size_t bytes)>;
 
-    [[nodiscard]] static Owner make(std::span<std::byte> memory) {
-        return Owner{new ArenaSpace{memory}};
+    [[nodiscard]] static Owner make(std::span<std::byte> memory, Reserve reserve) {
+        return Owner{new ArenaSpace{memory, std::move(reserve)}};
     }
     ArenaSpace(ArenaSpace const&) = delete;
     ArenaSpace& operator=(ArenaSpace const&) = delete;
@@ -10701,8 +10954,9 @@ public:
             std::size_t const begin = (start + end + alignment - 1) / alignment * alignment - start;
             std::size_t const limit = next == taken_.end() ? memory_.size() : next->begin;
             if (begin <= limit && bytes <= limit - begin) {
-                taken_.insert(next, {begin, begin + bytes});
                 std::byte* const data = memory_.data() + begin;
+                reserve_(data, bytes);
+                taken_.insert(next, {begin, begin + bytes});
                 std::memset(data, 0, bytes); // something else may have been there
                 return Arena{data, bytes, &release, this};
             }
@@ -10726,7 +10980,8 @@ private:
         std::size_t end;
     };
 
-    explicit ArenaSpace(std::span<std::byte> memory) noexcept : memory_{memory} {}
+    ArenaSpace(std::span<std::byte> memory, Reserve reserve) noexcept
+        : memory_{memory}, reserve_{std::move(reserve)} {}
     ~ArenaSpace() = default;
 
     static void release(void* context, std::byte* data, std::size_t) noexcept {
@@ -10742,6 +10997,7 @@ private:
     }
 
     std::span<std::byte> memory_;
+    Reserve reserve_;
     std::vector<Range> taken_; ///< in the order of their places
     bool is_closed_ = false;
 };
@@ -10784,7 +11040,11 @@ class Room {
 public:
     static constexpr bool is_all_in_reach = false;
 
-    explicit Room(std::span<std::byte> memory) : memory_{memory}, gaps_{{0, memory.size()}} {}
+    /// `reserve` is called before bytes are used that were not used before.
+    explicit Room(
+        std::span<std::byte> memory, ArenaSpace::Reserve reserve = [](auto...) {}
+    )
+        : memory_{memory}, reserve_{std::move(reserve)}, gaps_{{0, memory.size()}} {}
     Room(Room const&) = delete;
     Room& operator=(Room const&) = delete;
 
@@ -10792,13 +11052,13 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return memory_.size(); }
 
     /// An arena in the upper half of the memory, which allocate() leaves alone from then on. From the
-    /// heap, where there is no room.
+    /// heap, where there is no room. Throws what `reserve` throws.
     [[nodiscard]] Arena arena(std::size_t bytes, std::size_t alignment) {
         std::lock_guard const lock{mutex_};
         std::size_t const half = memory_.size() / 2;
         if (Gap* const last = gaps_.empty() ? nullptr : &gaps_.back();
             !arenas_ && last != nullptr && last->end == memory_.size() && last->begin <= half) {
-            arenas_ = ArenaSpace::make(memory_.subspan(half));
+            arenas_ = ArenaSpace::make(memory_.subspan(half), reserve_);
             memory_ = memory_.first(half);
             last->end = half;
         }
@@ -10814,7 +11074,7 @@ public:
     }
 
     /// The lowest that is free, because memory that was used before is in the caches. Null if there
-    /// is none. Linear in the gaps.
+    /// is none. Linear in the gaps. Throws what `reserve` throws.
     [[nodiscard]] std::byte* allocate(std::size_t bytes) {
         std::size_t const size = in_cache_lines(bytes);
         std::lock_guard const lock{mutex_};
@@ -10828,6 +11088,10 @@ public:
             return nullptr;
         }
         std::byte* const found = memory_.data() + gap->begin;
+        if (gap->begin + size > reserved_) {
+            reserve_(memory_.data() + reserved_, gap->begin + size - reserved_);
+            reserved_ = gap->begin + size;
+        }
         gap->begin += size;
         if (gap->begin == gap->end) {
             gaps_.erase(gap);
@@ -10864,7 +11128,9 @@ private:
     };
 
     std::span<std::byte> memory_; ///< for anything but arenas
-    ArenaSpace::Owner arenas_;    ///< once there was an arena
+    ArenaSpace::Reserve reserve_;
+    std::size_t reserved_ = 0; ///< of the first bytes
+    ArenaSpace::Owner arenas_; ///< once there was an arena
     std::mutex mutex_;
     std::vector<Gap> gaps_; ///< in the order of their places
     std::size_t given_ = 0;
@@ -10966,9 +11232,22 @@ private:
 
 namespace joinable::inline v0::detail {
 
+/// Who looks for ranks that have died, where no other process does.
+class Watch {
+public:
+    Watch() = default;
+    Watch(Watch const&) = delete;
+    Watch& operator=(Watch const&) = delete;
+    /// Called where it may take some microseconds. For how long it need not be called again.
+    virtual std::chrono::nanoseconds look_for_deaths() noexcept = 0;
+
+protected:
+    ~Watch() = default;
+};
+
 /// What the ranks of one group share: the board for collectives, a mailbox for each pair of ranks,
 /// and the groups that were split from it. All of it is one block of memory without addresses; this
-/// is how one rank sees it, and costs no more than a pointer.
+/// is how one rank sees it, and costs two pointers.
 ///
 /// Ranks have numbers among all, which stay the same in every group: those that they have in the
 /// group from which all others come. By them writers of a FirstReason and holders of a lock are known.
@@ -10992,7 +11271,7 @@ public:
         return group;
     }
     /// The group behind a board that create() has made.
-    explicit Group(Board& board) noexcept : board_{&board} {}
+    explicit Group(Board& board, Watch* watch = nullptr) noexcept : board_{&board}, watch_{watch} {}
 
     [[nodiscard]] Board& board() const noexcept { return *board_; }
     [[nodiscard]] int number_of(int rank) const noexcept { return member(rank).number; }
@@ -11016,10 +11295,18 @@ public:
 
     /// The rank that has this number among all has died, wherever it was; `death` says how. Ends what
     /// abort() ends: in groups of which it was a member with its rank there. False if somebody keeps
-    /// other groups locked, who may have died as well: then call it again soon. One thread calls this
-    /// and no rank, of the group from which all others come.
-    [[nodiscard]] bool bury(int number, std::string const& death) const {
-        return bury(number, death, {FailureKind::peer_failed, {}, death});
+    /// other groups locked, who may have died as well: then call it again soon. `burier` is as a Board
+    /// says. @pre this is the group from which all others come.
+    bool bury(int number, std::string const& death, int burier) const {
+        return bury(number, death, {FailureKind::peer_failed, {}, death}, burier);
+    }
+    /// Endpoint calls it.
+    std::chrono::nanoseconds look_for_deaths() const noexcept {
+        return watch_ == nullptr ? SleepThrough{}() : watch_->look_for_deaths();
+    }
+    /// Another group in the same memory, by its place relative to this board.
+    [[nodiscard]] Group group_at(std::uint64_t place) const noexcept {
+        return Group{Board::at_address(board_->place_at(place)), watch_};
     }
 
     /// Whether a message to or from `peer` that waits will never be delivered.
@@ -11105,9 +11392,6 @@ private:
     [[nodiscard]] Member& member(int rank) const noexcept {
         return std::launder(reinterpret_cast<Member*>(at(members_at(size()))))[rank];
     }
-    [[nodiscard]] Group group_at(std::uint64_t place) const noexcept {
-        return Group{*std::launder(reinterpret_cast<Board*>(board_->place_at(place)))};
-    }
     [[nodiscard]] int rank_of(int number) const noexcept {
         int rank = size() - 1;
         while (rank >= 0 && number_of(rank) != number) {
@@ -11124,32 +11408,43 @@ private:
     }
 
     void end(AbortReason const& reason, int writer) const {
+        auto const before_sleep = [this] { return look_for_deaths(); };
         shared().end.give(reason, writer, [] {});
+        while (!board_->room.wait(
+            [this] { return shared().end.is_given(); }, SleepThrough{}(), before_sleep
+        )) {
+        }
         AbortReason const first = shared().end.reason();
-        board_->abort(first, writer);
+        board_->abort(first, writer, before_sleep);
         lock(writer);
         for_each_child([&](Group child) { child.end(first, writer); });
         unlock();
     }
 
-    [[nodiscard]] bool bury(int number, std::string const& death, AbortReason reason) const {
-        if (int const rank = rank_of(number); rank >= 0) {
-            board_->mark_dead(rank);
+    bool bury(int number, std::string const& death, AbortReason reason, int burier) const {
+        int const rank = rank_of(number);
+        if (rank >= 0) {
             reason.ranks = {rank};
             reason.message = concat("rank ", rank, " failed: ", death);
         }
-        shared().end.take_over(number, reason, [] {});
-        board_->abort_for_dead(number, reason);
+        if (shared().end.take_over(number, reason, burier, [] {})) {
+            board_->room.wake();
+        }
+        board_->bury(rank, number, reason, burier);
+        // This rank itself may hold the list, where it waits in an abort and looks for deaths.
+        bool const is_mine = shared().locked_by.load() == burier + 1;
         int holder = number + 1;
-        if (!shared().locked_by.compare_exchange_strong(holder, FirstReason::nobody + 1) &&
-            !try_lock(FirstReason::nobody)) {
+        if (!is_mine && !shared().locked_by.compare_exchange_strong(holder, burier + 1) &&
+            !try_lock(burier)) {
             return false;
         }
         bool is_everywhere = true;
         for_each_child([&](Group child) {
-            is_everywhere = child.bury(number, death, reason) && is_everywhere;
+            is_everywhere = child.bury(number, death, reason, burier) && is_everywhere;
         });
-        unlock();
+        if (!is_mine) {
+            unlock();
+        }
         return is_everywhere;
     }
 
@@ -11157,6 +11452,7 @@ private:
     /// holder that has died.
     void lock(int number) const noexcept {
         while (!try_lock(number)) {
+            look_for_deaths();
             std::this_thread::yield();
         }
     }
@@ -11183,6 +11479,7 @@ private:
     }
 
     Board* board_;
+    Watch* watch_ = nullptr; ///< null: others look
 };
 
 /// The numbers of the members of the group from which all others come: their ranks.
@@ -11468,7 +11765,7 @@ protected:
             )};
         }
         auto const seat = std::find(members.begin(), members.end(), rank());
-        return {rank_.group_at(place), static_cast<int>(seat - members.begin())};
+        return {rank_.group().group_at(place), static_cast<int>(seat - members.begin())};
     }
 
     Rank rank_;
@@ -11507,6 +11804,779 @@ private:
 };
 
 } // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/members.hpp
+
+#if defined(__linux__) // elsewhere there are no process ranks
+
+#include <cerrno>
+#include <pthread.h>
+#include <unistd.h>
+
+/// @file
+/// Who is in a group whose processes have no parent that watches them: what lies at the beginning of
+/// its shared-memory object.
+
+namespace joinable::inline v0::detail {
+
+/// A rank's place in the group. The rank holds a robust mutex as long as it takes part: should the
+/// thread that locked it die, however that may be, then the system marks the mutex for whoever tries
+/// it next. That works between containers, too, where process numbers mean nothing.
+class alignas(64) Member {
+public:
+    Member() noexcept {
+        pthread_mutexattr_t attributes{};
+        pthread_mutexattr_init(&attributes);
+        pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+        pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+        pthread_mutex_init(&alive_, &attributes);
+        pthread_mutexattr_destroy(&attributes);
+    }
+
+    /// The thread of this rank that attaches calls it. False: another process is this rank.
+    [[nodiscard]] bool enter() noexcept {
+        int nobody = 0;
+        if (!process_.compare_exchange_strong(nobody, static_cast<int>(getpid()))) {
+            return false;
+        }
+        // Others hold it for a moment only, to look. One that died just then has left it marked.
+        if (pthread_mutex_lock(&alive_) == EOWNERDEAD) {
+            pthread_mutex_consistent(&alive_);
+        }
+        has_come_.store(true);
+        return true;
+    }
+    /// It takes part no longer; `entered` is the thread that did so. False: this is another thread,
+    /// and the memory has to stay mapped until that one has ended.
+    [[nodiscard]] bool leave(pthread_t entered) noexcept {
+        has_left_.store(true);
+        return pthread_equal(entered, pthread_self()) != 0 && pthread_mutex_unlock(&alive_) == 0;
+    }
+
+    [[nodiscard]] bool has_come() const noexcept { return has_come_.load(); }
+    /// Its number where it runs; 0 before it comes.
+    [[nodiscard]] int process() const noexcept { return process_.load(); }
+
+    /// Whether it died while it took part; for the other ranks. Once true it stays so: should the one
+    /// who looks die at any point in here, then the next one finds the same.
+    [[nodiscard]] bool has_died() noexcept {
+        if (process() == 0 || has_left_.load()) {
+            return false;
+        }
+        switch (pthread_mutex_trylock(&alive_)) {
+        case 0: // it is just coming or leaving
+            pthread_mutex_unlock(&alive_);
+            return false;
+        case EOWNERDEAD:
+            pthread_mutex_unlock(&alive_); // unrepaired: from now on it is ENOTRECOVERABLE
+            return true;
+        case ENOTRECOVERABLE: return true;
+        default: return false;
+        }
+    }
+
+private:
+    std::atomic<int> process_{0};
+    std::atomic<bool> has_come_{false};
+    std::atomic<bool> has_left_{false};
+    pthread_mutex_t alive_{};
+};
+
+/// The first bytes of the object: what a process compares before it maps the rest.
+struct alignas(64) Heading {
+    static constexpr std::uint64_t joinable_magic = 0x656c62616e696f6a; ///< "joinable"
+    /// Differs between programs that lay out the memory differently.
+    static constexpr std::uint64_t own_layout = std::uint64_t{library_version} << 32U |
+                                                std::uint64_t{sizeof(Member)} << 20U |
+                                                std::uint64_t{sizeof(Board)};
+
+    std::uint64_t magic = joinable_magic;
+    std::uint64_t layout = own_layout;
+    std::uint64_t size = 0; ///< ranks
+    std::uint64_t room = 0; ///< bytes for the buffers of each
+};
+
+/// The beginning of the object: the heading, then a Member for each rank.
+struct alignas(64) MemberTable {
+    Heading heading;
+
+    [[nodiscard]] Member& member(int rank) noexcept {
+        return std::launder(reinterpret_cast<Member*>(this + 1))[rank];
+    }
+    [[nodiscard]] std::vector<int> missing() {
+        std::vector<int> ranks;
+        for (int rank = 0; rank < static_cast<int>(heading.size); ++rank) {
+            if (!member(rank).has_come()) {
+                ranks.push_back(rank);
+            }
+        }
+        return ranks;
+    }
+    static constexpr std::size_t bytes_for(int size) noexcept {
+        constexpr std::size_t page = 4096;
+        std::size_t const bytes =
+            sizeof(MemberTable) + static_cast<std::size_t>(size) * sizeof(Member);
+        return (bytes + page - 1) / page * page;
+    }
+    static MemberTable& create(std::byte* memory, Heading const& heading) {
+        auto* const table = ::new (memory) MemberTable{heading};
+        ::new (static_cast<void*>(table + 1)) Member[heading.size];
+        return *table;
+    }
+};
+
+} // namespace joinable::inline v0::detail
+
+#endif
+
+// ---- joinable/communicator/detail/process_segment.hpp
+
+#if defined(__linux__) // elsewhere there are no process ranks
+
+#include <cerrno>
+#include <cstring>
+#include <sys/mman.h>
+
+namespace joinable::inline v0::detail {
+
+/// How the body of a rank ended, for the process that started it.
+struct alignas(64) Outcome {
+    enum State : int { running, returned, threw };
+
+    std::atomic<State> state{running};
+    std::atomic<std::chrono::nanoseconds::rep> deadline{default_deadline.count()};
+    StoredReason reason; ///< why it threw
+};
+
+/// The memory that ranks share which are processes: their group, their outcomes, and room for each
+/// rank's buffers. It is mapped before the processes are made, so it has one address in all of
+/// them, and it has no name: nothing is left behind, whoever is killed.
+class ProcessSegment : public Watch, public std::enable_shared_from_this<ProcessSegment> {
+public:
+    /// @throws ContractViolation   no group can have so many ranks.
+    /// @throws CommunicationError  there is no memory.
+    explicit ProcessSegment(int size) : staging_at_{bytes_for(size, 0)} {
+        // Address space, not memory: pages are made when a rank first writes them.
+        for (room_ = most_room;; room_ /= 2) {
+            bytes_ = bytes_for(size, room_);
+            memory_ = mmap(
+                nullptr,
+                bytes_,
+                PROT_READ | PROT_WRITE,
+                MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE,
+                -1,
+                0
+            );
+            if (memory_ != MAP_FAILED) {
+                break;
+            }
+            if (room_ <= least_room) {
+                throw CommunicationError{concat(
+                    "expected ",
+                    bytes_,
+                    " bytes of shared memory for ",
+                    size,
+                    " process ranks, but mmap says: ",
+                    std::strerror(errno),
+                    "; allow more address space, or use fewer ranks"
+                )};
+            }
+        }
+        create(size);
+    }
+    virtual ~ProcessSegment() {
+        if (bytes_ != 0) {
+            munmap(memory_, bytes_);
+        }
+    }
+    ProcessSegment(ProcessSegment const&) = delete;
+    ProcessSegment& operator=(ProcessSegment const&) = delete;
+
+    [[nodiscard]] Board& board() const noexcept { return *board_; }
+    [[nodiscard]] Group group() noexcept { return Group{*board_, this}; }
+    /// Here the process that started the ranks looks for deaths.
+    std::chrono::nanoseconds look_for_deaths() noexcept override { return SleepThrough{}(); }
+    /// Called before the rank of this process uses some of what staging() gives it.
+    /// @throws CommunicationError  there is no memory for it; the group is aborted.
+    virtual void reserve(std::byte const*, std::size_t) {}
+    [[nodiscard]] Outcome& outcome(int rank) const noexcept {
+        return std::launder(reinterpret_cast<Outcome*>(at(outcomes_at(board_->size()))))[rank];
+    }
+    /// Where a rank puts what the others need: copies of its buffers, messages, groups of some ranks.
+    [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept {
+        return {at(staging_at_ + static_cast<std::size_t>(rank) * room_), room_};
+    }
+
+protected:
+    static constexpr std::size_t most_room = std::size_t{1} << 36U; // for each rank
+    static constexpr std::size_t least_room = std::size_t{1} << 24U;
+
+    /// Lies in memory that whoever derives from this has mapped, and unmaps.
+    /// @pre it has bytes_for(size, room) from the beginning of a page on; one process creates it.
+    ProcessSegment(int size, std::size_t room, std::byte* memory, bool is_creator)
+        : staging_at_{bytes_for(size, 0)}, room_{room}, memory_{memory},
+          board_{&Board::at_address(memory)} {
+        if (is_creator) {
+            create(size);
+        }
+    }
+    /// Up to where staging() begins, if `room` is 0.
+    static std::size_t bytes_for(int size, std::size_t room) {
+        std::size_t const tables = outcomes_at(size) + width(size) * sizeof(Outcome);
+        return (tables + page - 1) / page * page + width(size) * room;
+    }
+
+private:
+    static constexpr std::size_t page = 4096;
+
+    void create(int size) {
+        board_ = &Group::create(all_numbers(size), {at(0), outcomes_at(size)}).board();
+        ::new (at(outcomes_at(size))) Outcome[width(size)];
+    }
+    static std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
+    static std::size_t outcomes_at(int size) {
+        return (Group::bytes_for(size) + alignof(Outcome) - 1) / alignof(Outcome) *
+               alignof(Outcome);
+    }
+    [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {
+        return static_cast<std::byte*>(memory_) + offset;
+    }
+
+    std::size_t staging_at_;
+    std::size_t room_ = 0;
+    std::size_t bytes_ = 0; ///< to unmap
+    void* memory_ = nullptr;
+    Board* board_ = nullptr;
+};
+
+} // namespace joinable::inline v0::detail
+
+#endif
+
+// ---- joinable/communicator/detail/shared_object.hpp
+
+#if defined(__linux__) // elsewhere there are no process ranks
+
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+namespace joinable::inline v0::detail {
+
+/// Where the system keeps POSIX shared memory.
+inline constexpr char const* shared_memory_folder = "/dev/shm";
+
+inline void sleep_for(std::chrono::nanoseconds time) noexcept {
+    std::timespec left{};
+    left.tv_nsec = static_cast<decltype(left.tv_nsec)>(time.count());
+    nanosleep(&left, nullptr);
+}
+
+/// A POSIX shared-memory object, open in this process. It gets its name when it is complete, and the
+/// name is removed only by who has seen that it is this object's: so nobody finds half an object, and
+/// nobody removes another one.
+class SharedObject {
+public:
+    /// One without a name and without bytes: it is gone with the last process that has it open.
+    /// @throws CommunicationError  the system refuses.
+    static SharedObject create() {
+        SharedObject object{
+            ::open(shared_memory_folder, O_TMPFILE | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR)
+        };
+        if (object.file_ < 0 || fchmod(object.file_, S_IRUSR | S_IWUSR) != 0) {
+            throw CommunicationError{concat(
+                "expected to make a shared-memory object in ",
+                shared_memory_folder,
+                ", but the system says: ",
+                std::strerror(errno),
+                "; mount a tmpfs there that user ",
+                geteuid(),
+                " may write"
+            )};
+        }
+        return object;
+    }
+    /// Nothing where there is none of this name.
+    /// @throws CommunicationError  there is one, but not for this process.
+    static std::optional<SharedObject> find(std::string const& path) {
+        SharedObject object{::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
+        if (object.file_ >= 0) {
+            return object;
+        }
+        if (int const error = errno; error != ENOENT) {
+            struct stat of{};
+            bool const is_known = lstat(path.c_str(), &of) == 0;
+            throw CommunicationError{concat(
+                "expected to open ",
+                path,
+                ", which belongs to user ",
+                is_known ? concat(of.st_uid) : "unknown",
+                ", as user ",
+                geteuid(),
+                ", but the system says: ",
+                std::strerror(error),
+                "; remove it, or give the job another id"
+            )};
+        }
+        return std::nullopt;
+    }
+    ~SharedObject() {
+        if (file_ >= 0) {
+            close(file_);
+        }
+    }
+    SharedObject(SharedObject&& other) noexcept : file_{std::exchange(other.file_, -1)} {}
+    SharedObject& operator=(SharedObject&&) = delete;
+
+    [[nodiscard]] struct stat status() const noexcept {
+        struct stat now{};
+        fstat(file_, &now);
+        return now;
+    }
+    /// Reads the first bytes without mapping them, as they may not be there. Whether they were.
+    [[nodiscard]] bool read(std::span<std::byte> bytes) const noexcept {
+        return pread(file_, bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size());
+    }
+    /// Whether this process may make it so large, and map it.
+    [[nodiscard]] bool can_have(std::size_t bytes) const noexcept {
+        rlimit limit{};
+        getrlimit(RLIMIT_FSIZE, &limit); // beyond it ftruncate kills
+        std::byte* const memory = limit.rlim_cur < bytes ? nullptr : map(bytes);
+        return memory != nullptr && munmap(memory, bytes) == 0;
+    }
+    /// @throws CommunicationError  the system refuses.
+    void resize(std::size_t bytes) const {
+        if (ftruncate(file_, static_cast<off_t>(bytes)) != 0) {
+            throw CommunicationError{concat(
+                "a shared-memory object could not have ", bytes, " bytes: ", std::strerror(errno)
+            )};
+        }
+    }
+    /// Null when there is no address space.
+    [[nodiscard]] std::byte* map(std::size_t bytes) const noexcept {
+        void* const memory =
+            mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_, 0);
+        return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
+    }
+
+    /// Gives it a name. False: another object has it.
+    /// @throws CommunicationError  the system refuses.
+    [[nodiscard]] bool publish(std::string const& path) const {
+        std::string const self = concat("/proc/self/fd/", file_);
+        if (linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) {
+            return true;
+        }
+        if (errno != EEXIST) {
+            throw CommunicationError{
+                concat("the name ", path, " could not be made: ", std::strerror(errno))
+            };
+        }
+        return false;
+    }
+
+    /// Does nothing where the name is another object's, or nobody's. Those who remove the name of the
+    /// same object do so one after another; so no new one can get the name in between.
+    void remove_name(std::string const& path) const noexcept {
+        // A process that was stopped in here is not waited for: it removes the name when it goes on.
+        for (int i = 0; i < 100 && has_name(path); ++i) {
+            if (flock(file_, LOCK_EX | LOCK_NB) == 0) {
+                if (has_name(path)) {
+                    unlink(path.c_str());
+                }
+                flock(file_, LOCK_UN);
+                return;
+            }
+            sleep_for(std::chrono::milliseconds{1});
+        }
+    }
+
+    /// Gets the memory from the system now. Where it is full a later write would be SIGBUS.
+    /// Complexity: linear in what the system has to clear.
+    /// @throws CommunicationError  it is full. Of [at, at + bytes) some part may be reserved.
+    void reserve(std::size_t at, std::size_t bytes) const {
+        // In steps, or a program with a fast interval timer would be interrupted for ever.
+        constexpr std::size_t step = std::size_t{16} << 20U;
+        for (std::size_t done = 0; done < bytes;) {
+            std::size_t const next = (std::min)(step, bytes - done);
+            int const error =
+                posix_fallocate(file_, static_cast<off_t>(at + done), static_cast<off_t>(next));
+            if (error == 0) {
+                done += next;
+            } else if (error != EINTR) {
+                throw CommunicationError{full(bytes - done, error)};
+            }
+        }
+    }
+
+private:
+    [[nodiscard]] bool has_name(std::string const& path) const noexcept {
+        struct stat named{};
+        struct stat const own = status();
+        return lstat(path.c_str(), &named) == 0 && named.st_ino == own.st_ino &&
+               named.st_dev == own.st_dev;
+    }
+    explicit SharedObject(int file) noexcept : file_{file} {}
+
+    static std::string full(std::size_t bytes, int error) {
+        struct statvfs room{};
+        statvfs(shared_memory_folder, &room);
+        return concat(
+            "expected ",
+            bytes,
+            " more bytes of shared memory, but ",
+            shared_memory_folder,
+            error == ENOSPC ? " is full" : concat(" refuses: ", std::strerror(error)),
+            ", with ",
+            static_cast<std::size_t>(room.f_bavail) * room.f_frsize,
+            " of its ",
+            static_cast<std::size_t>(room.f_blocks) * room.f_frsize,
+            " bytes free; make it larger, or have less in flight"
+        );
+    }
+
+    int file_;
+};
+
+} // namespace joinable::inline v0::detail
+
+#endif
+
+// ---- joinable/communicator/detail/named_segment.hpp
+
+#if defined(__linux__) // elsewhere there are no process ranks
+
+#include <cerrno>
+#include <cstring>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace joinable::inline v0::detail {
+
+/// Memory mapped from an object; unmapped with this.
+class Mapping {
+public:
+    /// @throws CommunicationError  there is no address space.
+    Mapping(SharedObject const& object, std::size_t bytes)
+        : begin_{object.map(bytes)}, bytes_{bytes} {
+        if (begin_ == nullptr) {
+            throw CommunicationError{concat(
+                "expected to map ",
+                bytes,
+                " bytes of shared memory, but the system says: ",
+                std::strerror(errno),
+                "; allow more address space"
+            )};
+        }
+    }
+    ~Mapping() {
+        if (begin_ != nullptr) {
+            munmap(begin_, bytes_);
+        }
+    }
+    Mapping(Mapping&& other) noexcept
+        : begin_{std::exchange(other.begin_, nullptr)}, bytes_{other.bytes_} {}
+    Mapping& operator=(Mapping&&) = delete;
+
+    [[nodiscard]] std::byte* begin() const noexcept { return begin_; }
+    void keep() noexcept { begin_ = nullptr; }
+
+private:
+    std::byte* begin_;
+    std::size_t bytes_;
+};
+
+/// The name under which the ranks of a job meet, as a path. Another user finds other names. Whoever
+/// knows the job id can make an object of that name, but none that ranks would accept: it belongs to
+/// him.
+inline std::string path_of_job(std::string_view job) {
+    std::uint64_t hash = 0xcbf29ce484222325; // FNV-1a
+    for (char const c : concat(geteuid(), ":", job)) {
+        hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    }
+    std::string digits;
+    for (int shift = 60; shift >= 0; shift -= 4) {
+        digits += "0123456789abcdef"[hash >> shift & 0xfU];
+    }
+    return concat(shared_memory_folder, "/joinable-", geteuid(), "-", digits);
+}
+
+/// What one rank has of a segment in which unrelated processes meet by a name. Rank 0 makes it, and
+/// the name is removed when all have come: so a job that is killed later leaves nothing. Whoever
+/// gives up before removes it, too; what a job leaves that is killed as a whole before all have come,
+/// the next job of that name removes, because it finds the creator dead. That is safe: nobody can
+/// join any more what has no name, and who has joined it finds the death by itself.
+class NamedSegment final : public ProcessSegment {
+public:
+    /// Returns when all ranks have come.
+    /// @throws TimedOut            naming those that have not, at the deadline.
+    /// @throws PeerFailed          a rank died meanwhile.
+    /// @throws ContractViolation   another process has this rank; the object is another job's, or
+    ///                             from programs that cannot share memory with this one.
+    /// @throws CommunicationError  there is no memory, or what has the name is no such object.
+    static std::shared_ptr<NamedSegment>
+    attach(int rank, int size, std::string_view job, std::chrono::nanoseconds deadline) {
+        static_cast<void>(Board::bytes_for(size)); // throws where no group can be so large
+        std::string const path = path_of_job(job);
+        auto const end = end_of_wait(deadline);
+        for (;;) {
+            auto segment = rank == 0 ? create(path, size) : find(path, rank, size);
+            if (segment != nullptr) {
+                segment->wait_for_all(end, deadline);
+                return segment;
+            }
+            if (std::chrono::steady_clock::now() >= end) {
+                throw TimedOut{
+                    {0}, not_in_time({0}, path, deadline, concat(rank, " looks for it"))
+                };
+            }
+            sleep_for(std::chrono::milliseconds{2});
+        }
+    }
+
+    /// Leaves the group.
+    ~NamedSegment() override {
+        if (!table().member(rank_).leave(thread_)) {
+            memory_.keep(); // the thread that attached still has a mutex in it
+        }
+    }
+    NamedSegment(NamedSegment const&) = delete;
+    NamedSegment& operator=(NamedSegment const&) = delete;
+
+    std::chrono::nanoseconds look_for_deaths() noexcept override {
+        auto const now = std::chrono::steady_clock::now();
+        if (now >= next_look_) {
+            next_look_ = now + between_looks;
+            for (int other = 0; other < board().size(); ++other) {
+                if (other != rank_ && table().member(other).has_died()) {
+                    group().bury(other, "its process died", rank_);
+                }
+            }
+        }
+        return next_look_ - now;
+    }
+
+    void reserve(std::byte const* data, std::size_t bytes) override {
+        try {
+            object_.reserve(static_cast<std::size_t>(data - memory_.begin()), bytes);
+        } catch (CommunicationError const& error) {
+            group().abort(blamed_on(rank_, {FailureKind::peer_failed, {}, error.what()}), rank_);
+            throw;
+        }
+    }
+
+private:
+    /// A death is PeerFailed within a tenth of a second, on a busy machine, too.
+    static constexpr std::chrono::milliseconds between_looks{25};
+
+    NamedSegment(
+        SharedObject object, Mapping memory, std::string path, int rank, Heading const& heading
+    )
+        : ProcessSegment{static_cast<int>(heading.size), static_cast<std::size_t>(heading.room),
+                         memory.begin() + MemberTable::bytes_for(static_cast<int>(heading.size)),
+                         rank == 0},
+          object_{std::move(object)}, memory_{std::move(memory)}, path_{std::move(path)},
+          rank_{rank} {}
+
+    /// Null: the name was a dead job's, and is free now.
+    static std::shared_ptr<NamedSegment> create(std::string const& path, int size) {
+        Heading heading;
+        heading.size = static_cast<std::uint64_t>(size);
+        auto object = SharedObject::create();
+        heading.room = most_room;
+        while (heading.room > least_room && !object.can_have(object_bytes(size, heading.room))) {
+            heading.room /= 2;
+        }
+        std::size_t const bytes = object_bytes(size, heading.room);
+        object.resize(bytes);
+        object.reserve(0, object_bytes(size, 0));
+        Mapping memory{object, bytes};
+        MemberTable::create(memory.begin(), heading);
+        std::shared_ptr<NamedSegment> const segment{
+            new NamedSegment{std::move(object), std::move(memory), path, 0, heading}
+        };
+        static_cast<void>(segment->table().member(0).enter());
+        if (segment->object_.publish(path)) {
+            return segment;
+        }
+        if (auto const other = SharedObject::find(path)) {
+            Mapping const found{*other, object_bytes(size, check(*other, path, size).room)};
+            Member& creator = table_at(found).member(0);
+            if (!creator.has_died()) {
+                throw ContractViolation{concat(
+                    "expected no other rank 0 of this job, but ",
+                    path,
+                    " belongs to process ",
+                    creator.process(),
+                    ", which is alive: give each job that runs at the same time another id"
+                )};
+            }
+            other->remove_name(path);
+        }
+        return nullptr;
+    }
+
+    /// Null: there is none yet.
+    static std::shared_ptr<NamedSegment> find(std::string const& path, int rank, int size) {
+        auto object = SharedObject::find(path);
+        if (!object) {
+            return nullptr;
+        }
+        Heading const heading = check(*object, path, size);
+        Mapping memory{*object, object_bytes(size, heading.room)};
+        MemberTable& table = table_at(memory);
+        if (table.member(0).has_died()) { // of an older job, as far as anybody can tell
+            object->remove_name(path);
+            return nullptr;
+        }
+        if (!table.member(rank).enter()) {
+            throw ContractViolation{concat(
+                "expected no other rank ",
+                rank,
+                " of this job, but process ",
+                table.member(rank).process(),
+                " is attached to ",
+                path,
+                " as that rank: give each rank its number, and each job that runs at the same time "
+                "another id"
+            )};
+        }
+        return std::shared_ptr<NamedSegment>{
+            new NamedSegment{std::move(*object), std::move(memory), path, rank, heading}
+        };
+    }
+
+    void
+    wait_for_all(std::chrono::steady_clock::time_point end, std::chrono::nanoseconds deadline) {
+        board().room.wake();
+        auto const all_have_come = [&] { return table().missing().empty(); };
+        bool const is_over = board().room.wait(
+            [&] { return all_have_come() || board().is_spent(); },
+            end - std::chrono::steady_clock::now(),
+            [&] { return look_for_deaths(); }
+        );
+        std::vector<int> const missing = table().missing();
+        if (!is_over && !missing.empty()) {
+            group().abort(
+                {FailureKind::timed_out,
+                 missing,
+                 not_in_time(missing, path_, deadline, concat(rank_, " is attached to it"))},
+                rank_
+            );
+        }
+        // Everyone does, so that whoever returns from here knows that the name is free.
+        object_.remove_name(path_);
+        if (!missing.empty()) {
+            throw_failure(board().reason());
+        }
+    }
+
+    static std::string not_in_time(
+        std::vector<int> const& missing,
+        std::string const& path,
+        std::chrono::nanoseconds deadline,
+        std::string const& who_waits
+    ) {
+        return concat(
+            ranks_text(missing),
+            missing == std::vector{0} ? " did not make " : " did not attach to ",
+            path,
+            " within ",
+            std::chrono::duration<double>(deadline).count(),
+            " s, while rank ",
+            who_waits,
+            ": start all ranks of a job on one machine, as one user, with the same job id"
+        );
+    }
+
+    /// The heading of an object that this process may use.
+    static Heading check(SharedObject const& object, std::string const& path, int size) {
+        auto const refuse = [&](std::string const& expected, std::string const& given) {
+            throw CommunicationError{concat(
+                "expected ",
+                path,
+                " to have ",
+                expected,
+                ", but it has ",
+                given,
+                "; remove it, or give the job another id"
+            )};
+        };
+        struct stat const status = object.status();
+        if (status.st_uid != geteuid()) {
+            refuse(concat("the owner ", geteuid()), concat("the owner ", status.st_uid));
+        }
+        if (!S_ISREG(status.st_mode)) {
+            refuse("a regular file", "another type");
+        }
+        if (unsigned const mode = status.st_mode & 0777U; mode != (S_IRUSR | S_IWUSR)) {
+            refuse("mode 600 (octal)", concat("mode ", mode >> 6U, mode >> 3U & 7U, mode & 7U));
+        }
+        Heading heading;
+        if (!object.read(std::as_writable_bytes(std::span{&heading, 1}))) {
+            refuse(
+                concat("at least ", sizeof(Heading), " bytes"), concat(status.st_size, " bytes")
+            );
+        }
+        if (heading.magic != Heading::joinable_magic) {
+            refuse("what a joinable program writes first", "something else");
+        }
+        if (heading.layout != Heading::own_layout) {
+            refuse(
+                concat("layout ", Heading::own_layout, " of this program"),
+                concat(
+                    "layout ",
+                    heading.layout,
+                    ": build the programs of all ranks with the same version of joinable"
+                )
+            );
+        }
+        if (heading.size != static_cast<std::uint64_t>(size)) {
+            throw ContractViolation{concat(
+                "expected a group of ",
+                size,
+                " ranks, but ",
+                path,
+                " was made for ",
+                heading.size,
+                "; start all ranks of a job with the same world size, and give each job that runs "
+                "at the same time another id"
+            )};
+        }
+        std::size_t const bytes = object_bytes(size, (std::min)(heading.room, most_room));
+        if (static_cast<std::size_t>(status.st_size) != bytes || heading.room > most_room) {
+            refuse(concat(bytes, " bytes"), concat(status.st_size, " bytes"));
+        }
+        return heading;
+    }
+
+    static std::size_t object_bytes(int size, std::size_t room) {
+        return MemberTable::bytes_for(size) + bytes_for(size, room);
+    }
+    static MemberTable& table_at(Mapping const& memory) noexcept {
+        return *std::launder(reinterpret_cast<MemberTable*>(memory.begin()));
+    }
+    [[nodiscard]] MemberTable& table() const noexcept { return table_at(memory_); }
+
+    SharedObject object_;
+    Mapping memory_;
+    std::string path_;
+    int rank_;
+    pthread_t thread_ = pthread_self();
+    std::chrono::steady_clock::time_point next_look_{};
+};
+
+} // namespace joinable::inline v0::detail
+
+#endif
 
 // ---- joinable/communicator/detail/halves.hpp
 
@@ -12318,7 +13388,7 @@ public:
 
     /// Copies the input to where there is room, unless it lies in an arena. False: there is no room
     /// until something is given back. Linear in the elements.
-    /// @throws ContractViolation  there will never be room.
+    /// @throws ContractViolation  there will never be room. Throws what the Room throws.
     [[nodiscard]] bool lend(std::uint64_t sequence, ConstBuffer in, Buffer out) {
         bool const copies_in = !room_->reaches(in);
         bool const copies_out = !room_->reaches(out);
@@ -12392,8 +13462,9 @@ using LentBy = std::conditional_t<Memory::is_all_in_reach, OwnMemory, StagedMemo
 namespace joinable::inline v0::detail {
 
 /// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
-/// and an abort(reason, rank) that may reach further than the board; copies of it are the same group.
-/// `Memory` is where the other ranks find this one's buffers.
+/// an abort(reason, rank) that may reach further than the board, and a look_for_deaths() that buries
+/// ranks where nobody else does, and returns for how long it need not be called; copies of it are the
+/// same group. `Memory` is where the other ranks find this one's buffers.
 template <class Group, class Memory = OwnMemory>
 class Endpoint {
 public:
@@ -12482,7 +13553,11 @@ public:
         Pending const& pending = pending_of(sequence);
         bool const is_first =
             !is_done(sequence) && (!pending.has_agreed || has_own_share(sequence, pending));
-        return try_finish(sequence, is_first ? 1 : size());
+        if (try_finish(sequence, is_first ? 1 : size())) {
+            return true;
+        }
+        group_.look_for_deaths(); // who polls may never wait
+        return false;
     }
 
     /// Makes progress, by that many shares. Whether this rank's buffers are final.
@@ -12537,7 +13612,7 @@ public:
         );
         while (!try_finish(sequence, size())
         ) { // all have arrived: the last chunks are being computed
-            board_.room.wait(
+            wait(
                 [&] {
                     return chunks_are_done(board_, sequence, pending.cut) ||
                            chunks_are_lost(board_, sequence, pending.cut);
@@ -12557,7 +13632,7 @@ public:
     ) {
         auto const start = now();
         std::chrono::nanoseconds left = deadline_;
-        while (!board_.room.wait(ready, left)) {
+        while (!wait(ready, left)) {
             std::vector<int> overdue = holding_up();
             if (overdue.empty()) {
                 return;
@@ -12578,6 +13653,11 @@ public:
                 abort_for(overdue, to_do, does());
             }
         }
+    }
+
+    template <class Ready>
+    bool wait(Ready const& ready, std::chrono::nanoseconds deadline) {
+        return board_.room.wait(ready, deadline, [&] { return group_.look_for_deaths(); });
     }
 
 private:
@@ -12800,9 +13880,6 @@ public:
         }
         return group_.board().place_of(&made->board());
     }
-    [[nodiscard]] Group group_at(std::uint64_t place) const noexcept {
-        return Group{*std::launder(reinterpret_cast<Board*>(group_.board().place_at(place)))};
-    }
 
     /// Leaves a letter for the other side, or delivers at once.
     /// @throws Mismatch           the other side has another count or dtype; on both.
@@ -12940,7 +14017,7 @@ private:
         }
         // The other side copies, or has died: then it touches nothing any more.
         auto const is_over = [&] { return letter.state.load() == State::done || is_dead(); };
-        while (!board.room.wait(is_over, this->deadline())) {
+        while (!this->wait(is_over, this->deadline())) {
         }
         return letter.state.load() == State::done;
     }
@@ -13005,104 +14082,6 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/process_segment.hpp
-
-#if defined(__linux__) // elsewhere there are no process ranks
-
-#include <cerrno>
-#include <cstring>
-#include <sys/mman.h>
-
-namespace joinable::inline v0::detail {
-
-/// How the body of a rank ended, for the process that started it.
-struct alignas(64) Outcome {
-    enum State : int { running, returned, threw };
-
-    std::atomic<State> state{running};
-    std::atomic<std::chrono::nanoseconds::rep> deadline{default_deadline.count()};
-    StoredReason reason; ///< why it threw
-};
-
-/// The memory that ranks share which are processes: their group, their outcomes, and room for each
-/// rank's buffers. It is mapped before the processes are made, so it has one address in all of
-/// them, and it has no name: nothing is left behind, whoever is killed.
-class ProcessSegment {
-public:
-    /// @throws ContractViolation   no group can have so many ranks.
-    /// @throws CommunicationError  there is no memory.
-    explicit ProcessSegment(int size)
-        : staging_at_{
-              (outcomes_at(size) + width(size) * sizeof(Outcome) + page - 1) / page * page
-          } {
-        // Address space, not memory: pages are made when a rank first writes them.
-        for (room_ = most_room;; room_ /= 2) {
-            bytes_ = staging_at_ + width(size) * room_;
-            memory_ = mmap(
-                nullptr,
-                bytes_,
-                PROT_READ | PROT_WRITE,
-                MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE,
-                -1,
-                0
-            );
-            if (memory_ != MAP_FAILED) {
-                break;
-            }
-            if (room_ <= least_room) {
-                throw CommunicationError{concat(
-                    "expected ",
-                    bytes_,
-                    " bytes of shared memory for ",
-                    size,
-                    " process ranks, but mmap says: ",
-                    std::strerror(errno),
-                    "; allow more address space, or use fewer ranks"
-                )};
-            }
-        }
-        board_ = &Group::create(all_numbers(size), {at(0), outcomes_at(size)}).board();
-        ::new (at(outcomes_at(size))) Outcome[width(size)];
-    }
-    ~ProcessSegment() { munmap(memory_, bytes_); }
-    ProcessSegment(ProcessSegment const&) = delete;
-    ProcessSegment& operator=(ProcessSegment const&) = delete;
-
-    [[nodiscard]] Board& board() const noexcept { return *board_; }
-    [[nodiscard]] Group group() const noexcept { return Group{*board_}; }
-    [[nodiscard]] Outcome& outcome(int rank) const noexcept {
-        return std::launder(reinterpret_cast<Outcome*>(at(outcomes_at(board_->size()))))[rank];
-    }
-    /// Where a rank puts what the others need: copies of its buffers, messages, groups of some ranks.
-    [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept {
-        return {at(staging_at_ + static_cast<std::size_t>(rank) * room_), room_};
-    }
-
-private:
-    static constexpr std::size_t page = 4096;
-    static constexpr std::size_t most_room = std::size_t{1} << 36U; // for each rank
-    static constexpr std::size_t least_room = std::size_t{1} << 24U;
-
-    static std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
-    static std::size_t outcomes_at(int size) {
-        return (Group::bytes_for(size) + alignof(Outcome) - 1) / alignof(Outcome) *
-               alignof(Outcome);
-    }
-    [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {
-        return static_cast<std::byte*>(memory_) + offset;
-    }
-
-    std::size_t staging_at_;
-    std::size_t room_ = 0;
-    std::size_t bytes_ = 0;
-    void* memory_ = nullptr;
-    Board* board_ = nullptr;
-};
-
-} // namespace joinable::inline v0::detail
-
-#endif
-
 // ---- joinable/communicator/detail/process_rank.hpp
 
 #if defined(__linux__) // elsewhere there are no process ranks
@@ -13113,7 +14092,18 @@ namespace joinable::inline v0::detail {
 class ProcessRank : public GroupRank<Room> {
 public:
     ProcessRank(ProcessSegment& segment, int rank)
-        : GroupRank{segment.group(), rank, std::make_shared<Home<Room>>(segment.staging(rank))},
+        : GroupRank{
+              segment.group(),
+              rank,
+              // An arena may outlive this, so it keeps a segment that nobody else does.
+              std::make_shared<Home<Room>>(
+                  segment.staging(rank),
+                  [&segment,
+                   kept = segment.weak_from_this().lock()](std::byte const* data, std::size_t bytes) {
+                      segment.reserve(data, bytes);
+                  }
+              )
+          },
           outcome_{&segment.outcome(rank)} {}
     /// Of a group that was split from that of all.
     ProcessRank(Group group, int rank, std::shared_ptr<Home<Room>> home)
@@ -13342,6 +14332,7 @@ public:
             return rank_->test(sequence_);
         }
         if (message_.letter != nullptr && !rank_->is_settled(message_)) {
+            rank_->group().look_for_deaths(); // who polls may never wait
             return false;
         }
         wait();
@@ -13383,7 +14374,25 @@ using ProcessWork = detail::GroupWork<detail::Room>;
 
 namespace joinable::inline v0 {
 
-/// Ranks are processes of this machine: made by run_processes(), one object in each.
+namespace detail {
+
+/// Before the bases that use the segment, so that it is there longer.
+struct SegmentOwner {
+    std::shared_ptr<ProcessSegment> owned; ///< null: it is somebody else's
+};
+
+} // namespace detail
+
+/// One rank of a group of unrelated processes, for ProcessCommunicator::attach.
+struct AttachOptions {
+    int rank = 0;
+    int size = 1;
+    std::string job; ///< the same on all ranks of the group; no other group has it meanwhile
+    std::chrono::nanoseconds deadline = default_deadline; ///< to find each other, and of all waits
+};
+
+/// Ranks are processes of this machine, one object in each: made by run_processes(), or started by
+/// anybody and attached to each other by a name.
 ///
 /// Collectives are those of ThreadCommunicator, with the same results bit for bit: asynchronous, in
 /// rank order, up to 64 in flight, and a rank that computes holds up nobody. More than 2 KiB are
@@ -13394,22 +14403,65 @@ namespace joinable::inline v0 {
 /// used once is kept until the ranks end, and used again.
 ///
 /// A rank that is killed is PeerFailed on all others at once, in every group, wherever it was: with
-/// its number in that group, if it was a member.
+/// its number in that group, if it was a member. Where ranks have attached they look at each other
+/// while they wait; what dies with a rank is then the thread that attached it, so that thread has to
+/// stay as long as the communicator and those that were split from it.
 ///
 /// All members that take buffers throw ContractViolation before any data moves when counts or
 /// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
 /// by bit. Buffers are the caller's until the work has been waited for; spans of counts are copied.
-class ProcessCommunicator : public detail::BoardCommunicator<detail::ProcessRank, ProcessWork> {
+class ProcessCommunicator : detail::SegmentOwner,
+                            public detail::BoardCommunicator<detail::ProcessRank, ProcessWork> {
 public:
+    /// Meets the other ranks of the job, which call this, too: each in its own process or thread, as
+    /// the same user of the same machine. Returns when all have come. Until then the job has a file
+    /// in /dev/shm; afterwards nothing can be left behind, whoever is killed. From then on a rank
+    /// whose buffers find no room there throws CommunicationError, and the others PeerFailed.
+    /// @throws TimedOut            naming the ranks that had not come at the deadline.
+    /// @throws PeerFailed          a rank died meanwhile.
+    /// @throws ContractViolation   the rank is none, or another process is that rank already; ranks
+    ///                             have different world sizes.
+    /// @throws CommunicationError  /dev/shm is full; the job's file there is none that this program
+    ///                             can use: another user's, damaged, or of another version.
+    static ProcessCommunicator attach(AttachOptions const& options) {
+        if (options.rank < 0 || options.rank >= options.size) {
+            throw ContractViolation{detail::concat(
+                "expected a rank from 0 to below the world size, but was given rank ",
+                options.rank,
+                " of ",
+                options.size
+            )};
+        }
+        return ProcessCommunicator{
+            detail::NamedSegment::attach(options.rank, options.size, options.job, options.deadline),
+            options
+        };
+    }
+
+    /// The same for ranks that mpirun, mpiexec, torchrun or srun started; see launch_environment().
+    /// @throws ContractViolation  also if that fails, or the ranks are on several machines.
+    static ProcessCommunicator
+    from_environment(std::chrono::nanoseconds deadline = default_deadline) {
+        LaunchEnvironment const launch = launch_environment();
+        if (!launch.spread.empty()) {
+            throw ContractViolation{detail::concat(
+                "expected all ranks on this machine, as they share its memory, but ",
+                launch.spread,
+                ": start them on one machine, or use a communicator that has a network"
+            )};
+        }
+        return attach({launch.rank, launch.size, launch.job, deadline});
+    }
+
     /// For run_processes.
     ProcessCommunicator(detail::ProcessSegment& segment, int rank)
-        : BoardCommunicator{segment, rank} {}
+        : SegmentOwner{}, BoardCommunicator{segment, rank} {}
 
     /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
     /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
     /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
     [[nodiscard]] ProcessCommunicator split(int color, int key) {
-        return {rank_, take_seat(color, key)};
+        return {*this, take_seat(color, key)};
     }
 
     /// Local. Zeroed memory that the ranks share, for what is to be reduced often; memory of arenas
@@ -13426,9 +14478,15 @@ public:
     [[nodiscard]] Arena share(std::size_t bytes) { return detail::share_mapping(*this, bytes); }
 
 private:
-    ProcessCommunicator(detail::ProcessRank const& parent, Seat const& seat)
-        : BoardCommunicator{seat.group, seat.rank, parent.home()} {
-        set_deadline(parent.deadline());
+    ProcessCommunicator(
+        std::shared_ptr<detail::ProcessSegment> segment, AttachOptions const& options
+    )
+        : SegmentOwner{std::move(segment)}, BoardCommunicator{*owned, options.rank} {
+        set_deadline(options.deadline);
+    }
+    ProcessCommunicator(ProcessCommunicator const& parent, Seat const& seat)
+        : SegmentOwner{parent}, BoardCommunicator{seat.group, seat.rank, parent.rank_.home()} {
+        set_deadline(parent.rank_.deadline());
     }
 };
 
@@ -13584,7 +14642,7 @@ private:
     /// Tells the others. Who is left over was stopped by another that died, not yet noted.
     void bury() {
         std::erase_if(unburied_, [&](int rank) {
-            return segment_.group().bury(rank, death(rank));
+            return segment_.group().bury(rank, death(rank), FirstReason::nobody);
         });
     }
 

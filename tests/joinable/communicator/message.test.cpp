@@ -206,11 +206,12 @@ TEST_CASE("a message that nobody takes times out, and names who should have") {
 
 TEST_CASE("a rank that leaves fails the messages that wait for it, and no others") {
     Shared<std::atomic<bool>> const has_left;
-    run_all_ranks({3, 4}, [&](auto& comm) {
+    run_all_ranks({3, 4, 8}, [&](auto& comm) {
         *has_left = false;
         comm.barrier();
         int value = comm.rank();
-        if (comm.rank() == 2) {
+        if (comm.rank() == 2) { // not the first to leave, and not before rank 0 sleeps
+            std::this_thread::sleep_for(std::chrono::milliseconds{20});
             return; // its communicator leaves after this
         }
         if (comm.rank() == 0) {

@@ -151,9 +151,8 @@ public:
     template <class BeforeSleep = SleepThrough>
     void
     abort(AbortReason const& reason, int writer, BeforeSleep const& before_sleep = {}) noexcept {
-        if (reason_.give(reason, writer, [this] { freeze(); })) {
-            room.wake();
-        }
+        reason_.give(reason, writer, [this] { freeze(); });
+        room.wake(); // also those that wait for more than this board's end
         while (!room.wait([&] { return is_spent(); }, SleepThrough{}(), before_sleep)) {
         }
     }

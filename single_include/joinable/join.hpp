@@ -10800,9 +10800,8 @@ public:
     template <class BeforeSleep = SleepThrough>
     void
     abort(AbortReason const& reason, int writer, BeforeSleep const& before_sleep = {}) noexcept {
-        if (reason_.give(reason, writer, [this] { freeze(); })) {
-            room.wake();
-        }
+        reason_.give(reason, writer, [this] { freeze(); });
+        room.wake(); // also those that wait for more than this board's end
         while (!room.wait([&] { return is_spent(); }, SleepThrough{}(), before_sleep)) {
         }
     }
@@ -12408,7 +12407,9 @@ private:
             return segment;
         }
         if (auto const other = SharedObject::find(path)) {
-            Mapping const found{*other, object_bytes(size, check(*other, path, size).room)};
+            Mapping const found{
+                *other, object_bytes(size, require_usable(*other, path, size).room)
+            };
             Member& creator = table_at(found).member(0);
             if (!creator.has_died()) {
                 throw ContractViolation{concat(
@@ -12430,7 +12431,7 @@ private:
         if (!object) {
             return nullptr;
         }
-        Heading const heading = check(*object, path, size);
+        Heading const heading = require_usable(*object, path, size);
         Mapping memory{*object, object_bytes(size, heading.room)};
         MemberTable& table = table_at(memory);
         if (table.member(0).has_died()) { // of an older job, as far as anybody can tell
@@ -12498,7 +12499,7 @@ private:
     }
 
     /// The heading of an object that this process may use.
-    static Heading check(SharedObject const& object, std::string const& path, int size) {
+    static Heading require_usable(SharedObject const& object, std::string const& path, int size) {
         auto const refuse = [&](std::string const& expected, std::string const& given) {
             throw CommunicationError{concat(
                 "expected ",
@@ -13282,11 +13283,12 @@ chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
     return done == cut.chunks;
 }
 
-/// Whether some chunk will never be done: the rank that had claimed it died. All ranks find the same.
-/// @pre all chunks are claimed
+/// Whether some chunk will never be done: the rank that had claimed it died, and the board says why. All
+/// ranks find the same. @pre all chunks are claimed
 [[nodiscard]] inline bool
 chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
-    return board.may_be_lost(sequence) && !chunks_are_done(board, sequence, cut);
+    return board.is_spent() && board.may_be_lost(sequence) &&
+           !chunks_are_done(board, sequence, cut);
 }
 
 [[nodiscard]] inline bool

@@ -43,11 +43,11 @@ public:
         joinable::detail::throw_first_failure(segment_, children);
     }
 
-    /// Where the last copy of a buffer of `rank` ended, in bytes, of those within the first 64 MiB.
+    /// Where the last copy of a buffer of `rank` ended, in bytes, of those within the first 4 MiB.
     /// @pre what was copied ended in a byte that is not 0
     [[nodiscard]] std::size_t copied(int rank) const {
         std::span<std::byte const> const memory =
-            segment_.staging(rank).first(std::size_t{64} << 20U);
+            segment_.staging(rank).first(std::size_t{4} << 20U);
         auto const last = std::find_if(memory.rbegin(), memory.rend(), [](std::byte byte) {
             return byte != std::byte{};
         });

@@ -180,7 +180,9 @@ private:
             return segment;
         }
         if (auto const other = SharedObject::find(path)) {
-            Mapping const found{*other, object_bytes(size, check(*other, path, size).room)};
+            Mapping const found{
+                *other, object_bytes(size, require_usable(*other, path, size).room)
+            };
             Member& creator = table_at(found).member(0);
             if (!creator.has_died()) {
                 throw ContractViolation{concat(
@@ -202,7 +204,7 @@ private:
         if (!object) {
             return nullptr;
         }
-        Heading const heading = check(*object, path, size);
+        Heading const heading = require_usable(*object, path, size);
         Mapping memory{*object, object_bytes(size, heading.room)};
         MemberTable& table = table_at(memory);
         if (table.member(0).has_died()) { // of an older job, as far as anybody can tell
@@ -270,7 +272,7 @@ private:
     }
 
     /// The heading of an object that this process may use.
-    static Heading check(SharedObject const& object, std::string const& path, int size) {
+    static Heading require_usable(SharedObject const& object, std::string const& path, int size) {
         auto const refuse = [&](std::string const& expected, std::string const& given) {
             throw CommunicationError{concat(
                 "expected ",

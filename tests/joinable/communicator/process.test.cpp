@@ -11,7 +11,6 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -271,10 +270,21 @@ TEST_CASE("a rank that says it is alive is waited for") {
     });
 }
 
-TEST_CASE("the ranks die with the process that started them") {
+bool is_running(pid_t process) { // whoever adopted it may not have reaped it yet
+    std::ifstream file{"/proc/" + std::to_string(process) + "/stat"};
+    std::string state;
+    std::getline(file, state);
+    return !state.empty() && state.find(") Z ") == std::string::npos &&
+           state.find(") X ") == std::string::npos;
+}
+
+/// Starts ranks in a new group of processes, as a shell does, and ends them by `end(their parent)`.
+template <class End>
+void check_ranks_end_with_parent(End const& end) {
     Shared<std::array<std::atomic<pid_t>, 4>> ranks;
-    pid_t const middle = fork();
-    if (middle == 0) {
+    pid_t const parent = fork();
+    if (parent == 0) {
+        setpgid(0, 0);
         joinable::run_processes(4, [&](ProcessCommunicator& comm) {
             (*ranks)[static_cast<std::size_t>(comm.rank())] = getpid();
             for (;;) {
@@ -288,25 +298,67 @@ TEST_CASE("the ranks die with the process that started them") {
             std::this_thread::yield();
         }
     }
-    kill(middle, SIGKILL);
-    CHECK(waitpid(middle, nullptr, 0) == middle);
-    auto const end = Clock::now() + std::chrono::seconds{20};
+    end(parent);
+    CHECK(waitpid(parent, nullptr, 0) == parent);
+    auto const limit = Clock::now() + std::chrono::seconds{20};
     for (auto const& rank : *ranks) {
-        auto const is_running = [&] { // whoever adopted it may not have reaped it yet
-            std::string const folder = "/proc/" + std::to_string(rank);
-            std::string state;
-            if (std::FILE* const file = std::fopen((folder + "/stat").c_str(), "r")) {
-                std::array<char, 200> line{};
-                state = std::fgets(line.data(), line.size(), file) != nullptr ? line.data() : "";
-                std::fclose(file);
-            }
-            return !state.empty() && state.find(") Z ") == std::string::npos &&
-                   state.find(") X ") == std::string::npos;
-        };
-        while (is_running() && Clock::now() < end) {
+        while (is_running(rank) && Clock::now() < limit) {
             std::this_thread::yield();
         }
-        CHECK(!is_running());
+        CHECK(!is_running(rank));
+    }
+}
+
+TEST_CASE("the ranks die with the process that started them") {
+    check_ranks_end_with_parent([](pid_t parent) { kill(parent, SIGKILL); });
+}
+
+TEST_CASE("Ctrl-C ends the ranks and the process that started them") {
+    check_ranks_end_with_parent([](pid_t parent) { kill(-parent, SIGINT); });
+}
+
+TEST_CASE("many more ranks than cores make progress") {
+    run_process_ranks({64}, [](ProcessCommunicator& comm) {
+        for (int round = 0; round < 5; ++round) {
+            for (std::size_t const numel : {1U, 500U, 20'000U}) {
+                std::vector<float> values(numel, static_cast<float>(comm.rank()));
+                comm.all_reduce({values.data(), numel, DType::f32}, ReduceOp::sum).wait();
+                CHECK(
+                    std::count(values.begin(), values.end(), 63.0F * 32.0F) ==
+                    static_cast<std::ptrdiff_t>(numel)
+                );
+            }
+        }
+    });
+}
+
+TEST_CASE("a rank that is stopped anywhere times out on all others, and is killed") {
+    Shared<std::atomic<int>> named;
+    Leftovers const before;
+    for (int point = 0; point < 12; ++point) {
+        int const culprit = point % 3;
+        *named = 0;
+        try {
+            run_process_ranks({3}, [&](ProcessCommunicator& comm) {
+                comm.set_deadline(std::chrono::milliseconds{300});
+                int at = 0;
+                try {
+                    run_steps(comm, [&] {
+                        if (at++ == point && comm.rank() == culprit) {
+                            std::raise(SIGSTOP);
+                        }
+                    });
+                } catch (joinable::TimedOut const& error) {
+                    *named += error.missing() == std::vector{culprit} ? 1 : 0;
+                    throw;
+                }
+            });
+            FAIL_CHECK("no exception");
+        } catch (PeerFailed const& error) {
+            CHECK(error.rank() == culprit);
+        }
+        CHECK(*named == 2);
+        check_nothing_is_left(before);
     }
 }
 

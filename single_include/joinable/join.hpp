@@ -3260,8 +3260,8 @@ private:
 // ---- joinable/communicator/capabilities.hpp
 
 /// @file
-/// One concept for each optional operation of a communicator that moves data or has memory for it. Collective unless
-/// said otherwise; `comm` is an lvalue of `C`, `in` a ConstBuffer, `out` and `buffer` a Buffer, and
+/// One concept for each optional operation of a communicator that moves data or has memory for it.
+/// Collective unless said otherwise; `comm` is an lvalue of `C`, `in` a ConstBuffer, `out` and `buffer` a Buffer, and
 /// `counts` a std::span<std::size_t const> with the number of elements of each rank, which need not
 /// outlive the call. Parts lie one after another in rank order. Models: ThreadCommunicator has
 /// them all but arenas, SelfCommunicator all but arenas, messages and split, ProcessCommunicator all
@@ -13283,8 +13283,8 @@ chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
     return done == cut.chunks;
 }
 
-/// Whether some chunk will never be done: the rank that had claimed it died, and the board says why. All
-/// ranks find the same. @pre all chunks are claimed
+/// Whether some chunk will never be done: the rank that had claimed it died, and the board says why.
+/// All ranks find the same. @pre all chunks are claimed
 [[nodiscard]] inline bool
 chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
     return board.is_spent() && board.may_be_lost(sequence) &&
@@ -14693,8 +14693,7 @@ consteval void check_shared_element() {
     static_assert(
         std::is_trivially_copyable_v<T>,
         "shared_buffer: processes share bytes, so the elements must be trivially copyable: "
-        "numbers, "
-        "or structures of them, but no containers and no strings"
+        "numbers, or structures of them, but no containers and no strings"
     );
 }
 
@@ -14712,9 +14711,9 @@ template <class T>
 
 /// The handle of one rank to elements that all ranks see: made by shared_buffer(), zero at first.
 /// A view in what const means, an owner in how long they live: until the last handle is gone,
-/// whether or not ranks or communicators are. It models Tensor. Each rank that gives it as the output of
-/// a collective writes the result, at its own time: give it on one rank, or meet at a barrier() before
-/// anything else is written there.
+/// whether or not ranks or communicators are. It models Tensor. Each rank that gives it as the output
+/// of a collective writes the result, at its own time: give it on one rank, or meet at a barrier()
+/// before anything else is written there.
 ///
 /// What ranks write at the same time is theirs to order, by std::atomic_ref; what a rank wrote
 /// before a barrier() the others see behind it.
@@ -14873,8 +14872,8 @@ template <class T>
 
 /// Runs `body(ProcessCommunicator&)` in `world_size` new processes, one rank each, and waits for
 /// all. The new processes are copies of this one, with this thread alone; what they change is not
-/// seen here, but in a shared_buffer(). They end with their body: no destructor of a static object runs. They are killed if
-/// this process dies, or this thread ends.
+/// seen here, but in a shared_buffer(). They end with their body: no destructor of a static object
+/// runs. They are killed if this process dies, or this thread ends.
 ///
 /// If a body throws or a process dies, the others get PeerFailed from whatever they wait in. Those
 /// that have not ended after one more deadline, the longest that any of them has set, are killed.

@@ -112,8 +112,8 @@ template <class T>
 
 /// Runs `body(ProcessCommunicator&)` in `world_size` new processes, one rank each, and waits for
 /// all. The new processes are copies of this one, with this thread alone; what they change is not
-/// seen here, but in a shared_buffer(). They end with their body: no destructor of a static object runs. They are killed if
-/// this process dies, or this thread ends.
+/// seen here, but in a shared_buffer(). They end with their body: no destructor of a static object
+/// runs. They are killed if this process dies, or this thread ends.
 ///
 /// If a body throws or a process dies, the others get PeerFailed from whatever they wait in. Those
 /// that have not ended after one more deadline, the longest that any of them has set, are killed.

@@ -24,8 +24,7 @@ consteval void check_shared_element() {
     static_assert(
         std::is_trivially_copyable_v<T>,
         "shared_buffer: processes share bytes, so the elements must be trivially copyable: "
-        "numbers, "
-        "or structures of them, but no containers and no strings"
+        "numbers, or structures of them, but no containers and no strings"
     );
 }
 
@@ -43,9 +42,9 @@ template <class T>
 
 /// The handle of one rank to elements that all ranks see: made by shared_buffer(), zero at first.
 /// A view in what const means, an owner in how long they live: until the last handle is gone,
-/// whether or not ranks or communicators are. It models Tensor. Each rank that gives it as the output of
-/// a collective writes the result, at its own time: give it on one rank, or meet at a barrier() before
-/// anything else is written there.
+/// whether or not ranks or communicators are. It models Tensor. Each rank that gives it as the output
+/// of a collective writes the result, at its own time: give it on one rank, or meet at a barrier()
+/// before anything else is written there.
 ///
 /// What ranks write at the same time is theirs to order, by std::atomic_ref; what a rank wrote
 /// before a barrier() the others see behind it.

@@ -58,8 +58,8 @@ chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
     return done == cut.chunks;
 }
 
-/// Whether some chunk will never be done: the rank that had claimed it died, and the board says why. All
-/// ranks find the same. @pre all chunks are claimed
+/// Whether some chunk will never be done: the rank that had claimed it died, and the board says why.
+/// All ranks find the same. @pre all chunks are claimed
 [[nodiscard]] inline bool
 chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
     return board.is_spent() && board.may_be_lost(sequence) &&

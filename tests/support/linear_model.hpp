@@ -27,6 +27,15 @@ struct Param {
     [[nodiscard]] T& g(std::size_t i) const { return grad.as<T>()(i); }
 };
 
+template <class T>
+std::vector<Param<T>> make_params(std::vector<std::size_t> const& sizes, T start = T{}) {
+    std::vector<Param<T>> params;
+    for (std::size_t const size : sizes) {
+        params.emplace_back(size, start);
+    }
+    return params;
+}
+
 } // namespace joinable_tests
 
 template <class T>

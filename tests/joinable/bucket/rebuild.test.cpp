@@ -21,14 +21,6 @@ using joinable::ThreadCommunicator;
 
 using Trace = std::vector<std::string>;
 
-std::vector<Param<float>> make_params(std::vector<std::size_t> const& sizes) {
-    std::vector<Param<float>> params;
-    for (std::size_t const n : sizes) {
-        params.emplace_back(n);
-    }
-    return params;
-}
-
 /// Gradient i becomes (i + 1) * scale, in this order; afterwards it is the sum over ranks.
 template <class Comm>
 void iterate(
@@ -62,7 +54,7 @@ TEST_CASE("buckets are cut by the ready order of one rank, whatever order others
     for (bool const views : {false, true}) {
         run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& inner) {
             RecordingCommunicator comm{inner};
-            auto params = make_params({4, 4, 4, 4, 4});
+            auto params = make_params<float>({4, 4, 4, 4, 4});
             DataParallelOptions const options{
                 .bucket_cap_bytes = 32, .first_bucket_bytes = 16, .gradient_as_bucket_view = views
             };
@@ -103,7 +95,7 @@ TEST_CASE("buckets are cut by the ready order of one rank, whatever order others
 
 TEST_CASE("each bucket has a limit of its own where they are given; the last one repeats") {
     run_ranks({1, 2}, [](ThreadCommunicator& comm) {
-        auto params = make_params({4, 4, 4, 4, 4, 4});
+        auto params = make_params<float>({4, 4, 4, 4, 4, 4});
         DataParallelOptions const options{.bucket_caps_bytes = {48, 16, 32}};
         Reducer reducer{comm, joinable::parameters(params), options};
         iterate(reducer, params, {0, 1, 2, 3, 4, 5}, 1.0F);
@@ -113,7 +105,7 @@ TEST_CASE("each bucket has a limit of its own where they are given; the last one
 
 TEST_CASE("a rank that skips has no order: the buckets are cut after the next iteration") {
     run_ranks({2, 3, 4}, [](ThreadCommunicator& comm) {
-        auto params = make_params({4, 4});
+        auto params = make_params<float>({4, 4});
         DataParallelOptions const options{.bucket_cap_bytes = 16};
         Reducer reducer{comm, joinable::parameters(params), options};
         if (comm.rank() == 0) {

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,18 +18,10 @@ using namespace joinable_tests;
 using joinable::Reducer;
 using joinable::ThreadCommunicator;
 
-std::vector<Param<float>> make_params(std::initializer_list<std::size_t> sizes) {
-    std::vector<Param<float>> params;
-    for (std::size_t const n : sizes) {
-        params.emplace_back(n);
-    }
-    return params;
-}
-
 TEST_CASE("a bucket is launched before the last gradient is ready, in index order") {
     run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& inner) {
         RecordingCommunicator comm{inner};
-        auto params = make_params({4, 4, 4, 4});
+        auto params = make_params<float>({4, 4, 4, 4});
         Reducer reducer{
             comm,
             joinable::parameters(params),
@@ -53,7 +44,7 @@ TEST_CASE("a bucket is launched before the last gradient is ready, in index orde
 TEST_CASE("a factor scales as gradients are packed, in place where they live in the buckets") {
     for (bool const views : {false, true}) {
         run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
-            auto params = make_params({5, 3});
+            auto params = make_params<float>({5, 3});
             Reducer reducer{comm, joinable::parameters(params), {.gradient_as_bucket_view = views}};
             for (int round = 0; round < 3; ++round) {
                 reducer.prepare_for_backward(0.5);
@@ -73,7 +64,7 @@ TEST_CASE("a factor scales as gradients are packed, in place where they live in 
 
 TEST_CASE("gradients move into the buckets with their contents") {
     run_ranks({1, 2}, [](ThreadCommunicator& comm) {
-        auto params = make_params({2});
+        auto params = make_params<float>({2});
         params[0].g(1) = 7.0F;
         Reducer const reducer{
             comm, joinable::parameters(params), {.gradient_as_bucket_view = true}
@@ -85,7 +76,7 @@ TEST_CASE("gradients move into the buckets with their contents") {
 
 TEST_CASE("a parameter without gradient contributes zeros and receives the average") {
     run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
-        auto params = make_params({2});
+        auto params = make_params<float>({2});
         if (comm.rank() == 0) {
             params[0].grad = {};
         } else {
@@ -124,7 +115,7 @@ TEST_CASE("a gradient that is missing and cannot be made is named") {
 
 TEST_CASE("misuse of the verbs names the parameter, the rank and what to do") {
     run_ranks({1}, [](ThreadCommunicator& comm) {
-        auto params = make_params({2, 3, 1});
+        auto params = make_params<float>({2, 3, 1});
         params[1].name = "fc.weight";
         params[2].requires_grad = false;
         Reducer reducer{comm, joinable::parameters(params)};
@@ -179,7 +170,7 @@ TEST_CASE("a model that cannot be reduced is refused at construction, by a text 
             }
             return std::string{};
         };
-        auto frozen = make_params({2});
+        auto frozen = make_params<float>({2});
         frozen[0].requires_grad = false;
         CHECK(text_of(frozen) == "no parameter requires a gradient: there is nothing to reduce");
         std::vector<Plain> longer{{{1.0F}, std::vector<float>(2)}};
@@ -188,7 +179,7 @@ TEST_CASE("a model that cannot be reduced is refused at construction, by a text 
             "the gradient of parameter 0 on rank 0 is f32 with 2 elements, but its value is f32 "
             "with 1; both need the same dtype, extents and device"
         );
-        auto elsewhere = make_params({2});
+        auto elsewhere = make_params<float>({2});
         joinable::AnyView const host = elsewhere[0].grad;
         elsewhere[0].grad = {
             host.data(),
@@ -215,7 +206,7 @@ TEST_CASE("no two buckets share a cache line, and gradients keep the strides of 
         auto const by_columns = joinable::as_strided(dense, {3, 4}, {1, 3});
         auto const padded = joinable::as_strided(gaps, {3, 4}, {8, 1});
         std::vector<View> views{{by_columns, by_columns}, {padded, padded}};
-        auto params = make_params({3, 5, 0});
+        auto params = make_params<float>({3, 5, 0});
         Reducer const reducer{
             comm,
             joinable::parameters(views, params),

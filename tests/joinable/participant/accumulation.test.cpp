@@ -27,12 +27,6 @@ using joinable::ThreadCommunicator;
 
 using Params = std::vector<Param<double>>;
 
-Params one_parameter() {
-    Params params;
-    params.emplace_back(1);
-    return params;
-}
-
 /// One micro-batch: adds `gradient` to parameter 0's.
 template <class Ddp>
 void train(Ddp& ddp, Params& params, double gradient, joinable::RoundNotice const& notice = {}) {
@@ -47,7 +41,7 @@ TEST_CASE("gradients accumulate under no_sync() and are reduced in the next roun
     for (bool const views : {false, true}) {
         run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& inner) {
             RecordingCommunicator comm{inner};
-            Params params = one_parameter();
+            Params params = make_params<double>({1});
             DistributedDataParallel ddp{comm, params, {.gradient_as_bucket_view = views}};
             for (bool const guarded : {false, true}) {
                 params[0].g(0) = 0;
@@ -80,7 +74,7 @@ TEST_CASE("gradients accumulate under no_sync() and are reduced in the next roun
 
 TEST_CASE("a rank in the other phase of accumulation is a mismatch that names it") {
     run_ranks({2, 3, 4}, [](ThreadCommunicator& comm) {
-        Params params = one_parameter();
+        Params params = make_params<double>({1});
         DistributedDataParallel ddp{comm, params};
         std::string text;
         try {
@@ -98,7 +92,7 @@ TEST_CASE("a rank in the other phase of accumulation is a mismatch that names it
 
 TEST_CASE("under next() the notice given there decides, and no_sync() must agree with it") {
     joinable::run_threads(1, [](ThreadCommunicator& comm) {
-        Params params = one_parameter();
+        Params params = make_params<double>({1});
         DistributedDataParallel ddp{comm, params};
         Join guard{participants(ddp)};
         auto const quiet = ddp.no_sync();
@@ -174,7 +168,7 @@ TEST_CASE("what a rank accumulated before it ran out flows into the next reducti
                     run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
                         CAPTURE(static_cast<int>(average));
                         CAPTURE(carries);
-                        Params params = one_parameter();
+                        Params params = make_params<double>({1});
                         DistributedDataParallel ddp{
                             comm,
                             params,
@@ -230,7 +224,7 @@ TEST_CASE("what a rank accumulated before it ran out flows into the next reducti
 
 TEST_CASE("several forward passes may share a backward pass: their weights add up") {
     run_ranks({1, 2, 3, 4}, [](ThreadCommunicator& comm) {
-        Params params = one_parameter();
+        Params params = make_params<double>({1});
         DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
         Join guard{participants(ddp)};
         int const inputs = 1 + comm.rank() % 2;
@@ -260,7 +254,7 @@ TEST_CASE("several forward passes may share a backward pass: their weights add u
 /// A rank that ends between the passes of one backward has no gradient to bring.
 TEST_CASE("a forward pass without a backward pass leaves nothing to bring along") {
     run_ranks({2, 3}, [](ThreadCommunicator& comm) {
-        Params params = one_parameter();
+        Params params = make_params<double>({1});
         DistributedDataParallel ddp{comm, params};
         Join guard{participants(ddp)};
         params[0].g(0) = 99.0; // of earlier times
@@ -287,7 +281,7 @@ TEST_CASE("a batch that fails on one rank is skipped, and the round goes on for 
             for (bool const by_initial : {false, true}) {
                 run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
                     CAPTURE(static_cast<int>(where));
-                    Params params = one_parameter();
+                    Params params = make_params<double>({1});
                     params.emplace_back(2);
                     DistributedDataParallel ddp{comm, params};
                     Join guard{
@@ -348,7 +342,7 @@ TEST_CASE("a batch that fails on one rank is skipped, and the round goes on for 
 
 TEST_CASE("what was accumulated before a skipped batch is not lost") {
     run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
-        Params params = one_parameter();
+        Params params = make_params<double>({1});
         DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
         Join guard{participants(ddp)};
         train(ddp, params, 3.0, {.will_sync = false, .weight = 1});
@@ -365,7 +359,7 @@ TEST_CASE("what was accumulated before a skipped batch is not lost") {
 
 TEST_CASE("once a bucket is on its way a failed batch fails all ranks") {
     run_ranks({2, 4}, [](ThreadCommunicator& comm) {
-        Params params = one_parameter();
+        Params params = make_params<double>({1});
         params.emplace_back(1);
         DistributedDataParallel ddp{
             comm, params, {.bucket_cap_bytes = 8, .first_bucket_bytes = 8, .rebuild_buckets = false}
@@ -403,7 +397,7 @@ TEST_CASE("once a bucket is on its way a failed batch fails all ranks") {
 
 TEST_CASE("a batch is skipped in a round that does not sync, and outside a guard") {
     run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
-        Params params = one_parameter();
+        Params params = make_params<double>({1});
         DistributedDataParallel ddp{comm, params};
         bool const fails = comm.rank() == 0;
         {
@@ -440,7 +434,7 @@ TEST_CASE("a batch is skipped in a round that does not sync, and outside a guard
 
 TEST_CASE("an evaluation that fails on one rank is skipped, and no round is opened for it") {
     run_ranks({1, 2, 3, 4}, [](ThreadCommunicator& comm) {
-        Params params = one_parameter();
+        Params params = make_params<double>({1});
         DistributedDataParallel ddp{comm, params};
         Join guard{participants(ddp)};
         for (int i = 0; i < 4; ++i) {
@@ -468,7 +462,7 @@ TEST_CASE(
     "whether a skipped batch has a weight is what the last batch of its phase had, in its guard"
 ) {
     run_ranks({1, 2, 3, 4}, [](ThreadCommunicator& comm) {
-        Params params = one_parameter();
+        Params params = make_params<double>({1});
         DistributedDataParallel ddp{comm, params};
         bool const skips = comm.rank() == 1;
         auto const train_or_skip = [&](joinable::RoundNotice const& notice) {
@@ -499,7 +493,7 @@ TEST_CASE(
 TEST_CASE("a batch that fails after next() announced it, and before its forward pass, is skipped") {
     for (bool const says_so : {false, true}) { // or next() has announced that it is skipped
         run_ranks({1, 2, 3, 4}, [&](ThreadCommunicator& comm) {
-            Params params = one_parameter();
+            Params params = make_params<double>({1});
             DistributedDataParallel ddp{comm, params};
             Join guard{participants(ddp)};
             for (int i = 0; i < 6; ++i) {

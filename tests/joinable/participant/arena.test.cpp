@@ -20,18 +20,11 @@ using Params = std::vector<Param<float>>;
 constexpr std::size_t numel = 40'000; // per parameter, of three: several chunks of a collective
 constexpr std::size_t small = 16'384; ///< bytes: what ranks agree on, and the order of gradients
 
-Params make_params(int rank) {
-    Params params;
-    for (std::size_t k = 0; k < 3; ++k) {
-        params.emplace_back(numel + k, 1.0F + static_cast<float>(rank));
-    }
-    return params;
-}
-
 /// Rank r has 2 + r rounds. Gradients depend on values, so that a wrong bit stays and spreads.
 template <class Comm>
 std::vector<float> train(Comm& comm, joinable::DataParallelOptions const& options) {
-    Params params = make_params(comm.rank());
+    Params params =
+        make_params({numel, numel + 1, numel + 2}, 1.0F + static_cast<float>(comm.rank()));
     std::vector<std::vector<float>> running(1);
     running[0].assign(numel, static_cast<float>(comm.rank()));
     joinable::DistributedDataParallel ddp{comm, params, joinable::buffers(running), options};

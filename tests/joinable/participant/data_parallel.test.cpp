@@ -40,12 +40,9 @@ struct Untyped {
     joinable::AnyView grad;
 };
 
-Params make_params(int rank) {
-    Params params;
-    for (std::size_t const n : {3U, 1U, 5U, 2U}) {
-        params.emplace_back(n, 1.0 + rank); // ranks differ until rank 0's values are taken
-    }
-    return params;
+/// Ranks differ until rank 0's values are taken.
+Params params_of(int rank) {
+    return make_params({3, 1, 5, 2}, 1.0 + rank);
 }
 
 /// The data of a rank: uneven numbers of samples per batch and of batches.
@@ -75,7 +72,7 @@ enum class Average { initial, active, weighted_mean, weighted_sum };
 
 /// Serial oracle: the union of the data on one rank, each round's average by its formula.
 std::vector<std::vector<double>> train_serially(int world, Average average, double rate) {
-    Params params = make_params(0);
+    Params params = params_of(0);
     std::size_t rounds = 0;
     for (int rank = 0; rank < world; ++rank) {
         rounds = std::max(rounds, batches_of(rank).size());
@@ -129,7 +126,7 @@ std::vector<std::vector<double>> train_serially(int world, Average average, doub
 template <class Comm>
 std::vector<std::vector<double>>
 train_together(Comm& comm, Average average, bool views, double rate, std::size_t cap_bytes) {
-    Params params = make_params(comm.rank());
+    Params params = params_of(comm.rank());
     bool const is_sum = average == Average::weighted_sum;
     bool const is_weighted = is_sum || average == Average::weighted_mean;
     DistributedDataParallel ddp{

@@ -38,12 +38,6 @@ using joinable::ThreadCommunicator;
 
 using Params = std::vector<Param<double>>;
 
-Params one_parameter() {
-    Params params;
-    params.emplace_back(1);
-    return params;
-}
-
 /// Buffers of every kind, filled with a number of this rank.
 struct Buffers {
     std::vector<std::vector<float>> floats{std::vector<float>(3), {}};
@@ -118,7 +112,7 @@ std::string text_of(F const& f) {
 
 TEST_CASE("a model starts with rank 0's parameters and buffers, of all dtypes and strides") {
     run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
-        Params params = one_parameter();
+        Params params = make_params<double>({1});
         params[0].value[0] = comm.rank();
         Buffers state;
         state.fill(7 + comm.rank());
@@ -131,7 +125,7 @@ TEST_CASE("a model starts with rank 0's parameters and buffers, of all dtypes an
 TEST_CASE("without sync_at_start each rank keeps what it has; without broadcast_buffers its buffers"
 ) {
     run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
-        Params params = one_parameter();
+        Params params = make_params<double>({1});
         params[0].value[0] = comm.rank();
         Buffers state;
         state.fill(7 + comm.rank());
@@ -158,7 +152,7 @@ TEST_CASE("ranks that joined earlier end with the model of the last rank that tr
                 if (comm.size() == 1 && shape == 2) {
                     return; // nobody has inputs
                 }
-                Params params = one_parameter();
+                Params params = make_params<double>({1});
                 Buffers state;
                 DistributedDataParallel ddp{comm, params, state.list(), {.sync_at_end = syncs}};
                 Join guard{participants(ddp)};
@@ -195,7 +189,7 @@ TEST_CASE("ranks that joined earlier end with the model of the last rank that tr
 TEST_CASE("with a step that joined ranks shadow the final sync changes no bit") {
     run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
         auto const train = [&](bool syncs) {
-            Params params = one_parameter();
+            Params params = make_params<double>({1});
             params[0].value[0] = 0.1;
             std::vector<std::vector<double>> momentum(1, std::vector<double>(1));
             DistributedDataParallel ddp{comm, params, {.sync_at_end = syncs}};
@@ -254,7 +248,7 @@ TEST_CASE("a running mean follows the lowest active rank, sent before or after t
                         expected[rank] = is_before ? expected[rank] : after;
                     }
                 };
-                Params params = one_parameter();
+                Params params = make_params<double>({1});
                 std::vector<std::vector<double>> mean(1, std::vector<double>(1, 0.0));
                 DistributedDataParallel ddp{comm, params, buffers(mean), {.buffer_sync = position}};
                 auto const me = static_cast<std::size_t>(comm.rank());
@@ -284,7 +278,7 @@ TEST_CASE("all ranks issue the same collectives, and buffers only in rounds that
             std::vector<std::vector<std::string>> traces(static_cast<std::size_t>(world));
             run_ranks({world}, [&](ThreadCommunicator& inner) {
                 RecordingCommunicator comm{inner};
-                Params params = one_parameter();
+                Params params = make_params<double>({1});
                 std::vector<std::vector<float>> running(2, std::vector<float>(5));
                 DistributedDataParallel ddp{
                     comm, params, buffers(running), {.buffer_sync = position}
@@ -311,7 +305,7 @@ TEST_CASE("all ranks issue the same collectives, and buffers only in rounds that
 TEST_CASE("buffers are sent however a round is opened, and by rank 0 where no guard is enabled") {
     for (BufferSync const position : {BufferSync::after_forward, BufferSync::before_forward}) {
         run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
-            Params params = one_parameter();
+            Params params = make_params<double>({1});
             std::vector<std::vector<std::int64_t>> source(1, std::vector<std::int64_t>(1));
             DistributedDataParallel ddp{comm, params, buffers(source), {.buffer_sync = position}};
             auto const check_source = [&](std::size_t lowest) {
@@ -360,7 +354,7 @@ TEST_CASE("buffers are sent however a round is opened, and by rank 0 where no gu
 TEST_CASE("nobody else communicates between a forward pass that waited and its backward pass") {
     for (bool const is_before : {true, false}) { // waits for buffers, or has nothing to wait for
         run_ranks({1, 2}, [&](ThreadCommunicator& comm) {
-            Params params = one_parameter();
+            Params params = make_params<double>({1});
             std::vector<std::vector<float>> running(1, std::vector<float>(3));
             auto const position =
                 is_before ? BufferSync::before_forward : BufferSync::after_forward;
@@ -388,7 +382,7 @@ TEST_CASE("a rank that skips its batch sends and takes buffers as the others do"
         for (BufferSync const position : {BufferSync::after_forward, BufferSync::before_forward}) {
             for (int const culprit : {0, 1}) { // the source, and another
                 run_ranks({2, 3, 4}, [&](ThreadCommunicator& comm) {
-                    Params params = one_parameter();
+                    Params params = make_params<double>({1});
                     std::vector<std::vector<double>> mean(1, std::vector<double>(1));
                     DistributedDataParallel ddp{
                         comm, params, buffers(mean), {.buffer_sync = position}
@@ -424,7 +418,7 @@ TEST_CASE("a rank that skips its batch sends and takes buffers as the others do"
 
 TEST_CASE("a buffer that got other memory is followed, one of another size refused on all ranks") {
     run_ranks({2, 3, 4}, [](ThreadCommunicator& comm) {
-        Params params = one_parameter();
+        Params params = make_params<double>({1});
         std::vector<std::vector<float>> running(2, std::vector<float>(3));
         DistributedDataParallel ddp{comm, params, buffers(running)};
         auto const train = [&](std::size_t size) {
@@ -454,7 +448,7 @@ TEST_CASE("buffers that differ are refused on all ranks, with the first that doe
         bool const is_odd = comm.rank() == 1;
         auto const construct = [&](std::size_t count, std::size_t numel, bool is_double) {
             return text_of<joinable::Mismatch>([&] {
-                Params params = one_parameter();
+                Params params = make_params<double>({1});
                 std::vector<std::vector<float>> floats(count, std::vector<float>(4));
                 std::vector<std::vector<float>> last(1, std::vector<float>(numel));
                 std::vector<std::vector<double>> doubles(1, std::vector<double>(numel));
@@ -477,7 +471,7 @@ TEST_CASE("buffers that differ are refused on all ranks, with the first that doe
 
 TEST_CASE("a missing buffer on one rank fails on all, before anything is sent") {
     run_ranks({2, 4}, [](ThreadCommunicator& comm) {
-        Params params = one_parameter();
+        Params params = make_params<double>({1});
         std::vector<float> running(3);
         std::vector<std::vector<float>*> pointers{&running, comm.rank() == 1 ? nullptr : &running};
         auto const construct = [&] {
@@ -495,7 +489,7 @@ TEST_CASE("a missing buffer on one rank fails on all, before anything is sent") 
 
 TEST_CASE("options of the state that differ are refused") {
     run_ranks({2, 3}, [](ThreadCommunicator& comm) {
-        Params params = one_parameter();
+        Params params = make_params<double>({1});
         bool const is_odd = comm.rank() == 1;
         auto const construct = [&](DataParallelOptions const& options) {
             DistributedDataParallel ddp{comm, params, buffers(), options};
@@ -522,7 +516,7 @@ TEST_CASE("a buffer hook replaces the broadcast, on joined ranks too: means over
                 if (world == 1 && shape == 2) {
                     return;
                 }
-                Params params = one_parameter();
+                Params params = make_params<double>({1});
                 std::vector<std::vector<double>> mean(1, std::vector<double>(2));
                 DistributedDataParallel ddp{comm, params, buffers(mean), {.buffer_sync = position}};
                 std::vector<double> seen; // the mean after each round, on all ranks
@@ -568,7 +562,7 @@ TEST_CASE(
 ) {
     for (int const culprit : {0, 1}) { // rank 0 joins after one round, rank 1 is active in all
         run_ranks({2, 3, 4}, [&](ThreadCommunicator& comm) {
-            Params params = one_parameter();
+            Params params = make_params<double>({1});
             std::vector<std::vector<float>> running(1, std::vector<float>(3));
             DistributedDataParallel ddp{comm, params, buffers(running)};
             ddp.set_buffer_hook([&](ThreadCommunicator&, auto const&, Round const& round) {
@@ -598,7 +592,7 @@ TEST_CASE(
 
 TEST_CASE("hooks are set and state is attached outside guards and rounds only") {
     joinable::run_threads(1, [](ThreadCommunicator& comm) {
-        Params params = one_parameter();
+        Params params = make_params<double>({1});
         std::vector<std::vector<float>> running(1, std::vector<float>(3));
         DistributedDataParallel ddp{comm, params, buffers(running)};
         auto const both_throw = [&] {
@@ -627,7 +621,7 @@ TEST_CASE("hooks are set and state is attached outside guards and rounds only") 
 
 TEST_CASE("attached state starts with rank 0's and ends with the last joiner's, with the model") {
     run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
-        Params params = one_parameter();
+        Params params = make_params<double>({1});
         std::vector<std::vector<double>> momentum(2, std::vector<double>(3, comm.rank()));
         std::int64_t steps = 10 + comm.rank();
         DistributedDataParallel ddp{comm, params};
@@ -652,7 +646,7 @@ TEST_CASE("attached state starts with rank 0's and ends with the last joiner's, 
 TEST_CASE("attached state that differs or is missing is refused on all ranks, and not attached") {
     run_ranks({2, 4}, [](ThreadCommunicator& comm) {
         bool const is_odd = comm.rank() == 1;
-        Params params = one_parameter();
+        Params params = make_params<double>({1});
         DistributedDataParallel ddp{comm, params};
         std::vector<std::vector<double>> momentum(is_odd ? 1 : 2, std::vector<double>(3));
         CHECK(text_of<joinable::Mismatch>([&] {

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <unistd.h>
 
@@ -49,6 +52,28 @@ void run_all_ranks(std::initializer_list<int> sizes, Body const& body) {
     run_ranks(sizes, body);
     run_process_ranks(sizes, body);
     run_named_ranks(sizes, body);
+}
+
+/// Three rounds of collectives of two sizes, some in flight together. Calls `step` before each.
+template <class Step>
+void run_collectives(joinable::ProcessCommunicator& comm, Step const& step) {
+    std::array<std::vector<float>, 3> buffers;
+    for (int round = 0; round < 3; ++round) {
+        std::vector<joinable::ProcessWork> works;
+        for (std::size_t k = 0; k < buffers.size(); ++k) {
+            step();
+            buffers[k].assign(k == 1 ? 100'000 : 3, 1.0F);
+            works.push_back(comm.all_reduce(
+                {buffers[k].data(), buffers[k].size(), joinable::DType::f32},
+                joinable::ReduceOp::sum
+            ));
+        }
+        step();
+        for (joinable::ProcessWork& work : works) {
+            work.wait();
+        }
+    }
+    comm.barrier();
 }
 
 } // namespace joinable_tests

@@ -29,6 +29,7 @@
 
 #include <doctest/doctest.h>
 #include <support/named_ranks.hpp>
+#include <support/process_ranks.hpp>
 #include <support/shared.hpp>
 
 namespace {
@@ -66,27 +67,6 @@ std::uint64_t mapped_at() {
         }
     }
     return 0;
-}
-
-/// Collectives of two sizes, some in flight together. Calls `step` before each.
-template <class Step>
-void run_steps(ProcessCommunicator& comm, Step const& step) {
-    std::array<std::vector<float>, 3> buffers;
-    for (int round = 0; round < 3; ++round) {
-        std::vector<joinable::ProcessWork> works;
-        for (std::size_t k = 0; k < buffers.size(); ++k) {
-            step();
-            buffers[k].assign(k == 1 ? 100'000 : 3, 1.0F);
-            works.push_back(
-                comm.all_reduce({buffers[k].data(), buffers[k].size(), DType::f32}, ReduceOp::sum)
-            );
-        }
-        step();
-        for (joinable::ProcessWork& work : works) {
-            work.wait();
-        }
-    }
-    comm.barrier();
 }
 
 TEST_CASE("ranks see the memory at different addresses, and its file is gone once all have come") {
@@ -218,7 +198,7 @@ TEST_CASE("a rank that is killed anywhere is named on all others within a tenth 
                         };
                         fates->count(culprit, [&] {
                             step(); // after attaching, before the first collective
-                            run_steps(comm, step);
+                            run_collectives(comm, step);
                         });
                     });
                 }

@@ -76,27 +76,6 @@ void check_nothing_is_left(Leftovers const& before) {
     CHECK(errno == ECHILD);
 }
 
-/// Three rounds of collectives of two sizes, some in flight together. Calls `step` before each.
-template <class Step>
-void run_steps(ProcessCommunicator& comm, Step const& step) {
-    std::array<std::vector<float>, 3> buffers;
-    for (int round = 0; round < 3; ++round) {
-        std::vector<joinable::ProcessWork> works;
-        for (std::size_t k = 0; k < buffers.size(); ++k) {
-            step();
-            buffers[k].assign(k == 1 ? 100'000 : 3, 1.0F);
-            works.push_back(
-                comm.all_reduce({buffers[k].data(), buffers[k].size(), DType::f32}, ReduceOp::sum)
-            );
-        }
-        step();
-        for (joinable::ProcessWork& work : works) {
-            work.wait();
-        }
-    }
-    comm.barrier();
-}
-
 TEST_CASE("a rank that is killed anywhere is named on all others within a tenth of a second") {
     Shared<std::atomic<Clock::rep>> killed_at;
     Shared<std::atomic<Clock::rep>> heard_at;
@@ -113,7 +92,7 @@ TEST_CASE("a rank that is killed anywhere is named on all others within a tenth 
                 run_process_ranks({world}, [&](ProcessCommunicator& comm) {
                     int at = 0;
                     try {
-                        run_steps(comm, [&] {
+                        run_collectives(comm, [&] {
                             if (at++ == point && comm.rank() == culprit) {
                                 *killed_at = Clock::now().time_since_epoch().count();
                                 std::raise(SIGKILL);
@@ -344,7 +323,7 @@ TEST_CASE("a rank that is stopped anywhere times out on all others, and is kille
                 comm.set_deadline(std::chrono::milliseconds{700}); // a busy machine stalls, too
                 int at = 0;
                 try {
-                    run_steps(comm, [&] {
+                    run_collectives(comm, [&] {
                         if (at++ == point && comm.rank() == culprit) {
                             std::raise(SIGSTOP);
                         }

@@ -353,9 +353,8 @@ TEST_CASE("a message between arenas is not copied into other memory, at whicheve
                 );
             }
         });
-        for (int const rank : {0, 1}) {
-            CHECK((ranks.copied(rank) < 1000) == uses_arenas); // letters lie there
-        }
+        // Letters lie there, too. Whoever comes first copies: it may be the same rank every time.
+        CHECK((std::max(ranks.copied(0), ranks.copied(1)) < 1000) == uses_arenas);
     }
 }
 

@@ -47,6 +47,10 @@ struct Cut {
     [[nodiscard]] std::size_t first_of(int rank, int world_size) const noexcept {
         return chunks * static_cast<std::size_t>(rank) / static_cast<std::size_t>(world_size);
     }
+    /// How many they are.
+    [[nodiscard]] std::size_t share_of(int rank, int world_size) const noexcept {
+        return first_of(rank + 1, world_size) - first_of(rank, world_size);
+    }
 };
 
 [[nodiscard]] inline bool
@@ -69,7 +73,7 @@ chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
 [[nodiscard]] inline bool
 has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut, int owner) noexcept {
     auto const claimed = board.progress(owner, sequence).claimed.load(std::memory_order_relaxed);
-    return claimed < cut.first_of(owner + 1, board.size()) - cut.first_of(owner, board.size());
+    return claimed < cut.share_of(owner, board.size());
 }
 
 /// `rank` computes chunks until none is left to claim in `shares` shares, of which its own is the
@@ -88,9 +92,9 @@ inline bool run_chunks(
     for (int k = 0; k < shares; ++k) {
         int const owner = rank + k < ranks ? rank + k : rank + k - ranks;
         std::size_t const first = cut.first_of(owner, ranks);
-        std::size_t const share = cut.first_of(owner + 1, ranks) - first;
+        std::size_t const share = cut.share_of(owner, ranks);
         std::atomic<std::uint64_t>& claimed = board.progress(owner, sequence).claimed;
-        while (has_unclaimed(board, sequence, cut, owner)) {
+        while (claimed.load(std::memory_order_relaxed) < share) {
             if (!computes) {
                 board.begin_computing(rank, sequence);
                 computes = true;

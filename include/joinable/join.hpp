@@ -13,6 +13,7 @@
 #include <joinable/communicator/environment.hpp>
 #include <joinable/communicator/process.hpp>
 #include <joinable/communicator/process_work.hpp>
+#include <joinable/communicator/progress_thread.hpp>
 #include <joinable/communicator/run_processes.hpp>
 #include <joinable/communicator/run_threads.hpp>
 #include <joinable/communicator/self.hpp>

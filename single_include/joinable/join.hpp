@@ -10266,6 +10266,29 @@ inline void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int
 
 } // namespace joinable::inline v0::detail
 
+// ---- joinable/communicator/detail/tuning.hpp
+
+/// @file
+/// Where one way of doing a thing becomes better than another. None of these changes a result.
+/// tests/benchmarks/tune.py measures each number beside others and prints this table anew.
+
+namespace joinable::inline v0::detail::tuning {
+
+/// Up to so many bytes every rank combines all contributions for itself, beyond ranks share the work.
+inline constexpr std::size_t slot_bytes = 2048;
+/// Up to so many bytes in all, each rank has one chunk; beyond there are several, to take over.
+inline constexpr std::size_t one_chunk_bytes = std::size_t{256} << 10U;
+inline constexpr std::size_t chunks_per_rank = 4;
+inline constexpr std::size_t largest_chunk_bytes = std::size_t{256} << 10U;
+
+/// How often a wait looks before it yields its core: where every rank has one, and where not.
+inline constexpr int spins = 200;
+inline constexpr int crowded_spins = 20;
+/// How often it yields before it sleeps.
+inline constexpr int yields = 100;
+
+} // namespace joinable::inline v0::detail::tuning
+
 // ---- joinable/communicator/detail/descriptor.hpp
 
 namespace joinable::inline v0::detail {
@@ -10316,6 +10339,11 @@ struct Descriptor {
     [[nodiscard]] bool is_reduction() const noexcept {
         return collective == Collective::all_reduce || collective == Collective::reduce ||
                collective == Collective::reduce_scatter;
+    }
+
+    /// Then every rank combines for itself what all contribute; else ranks share the work by chunks.
+    [[nodiscard]] bool is_small() const noexcept {
+        return count * size_of(dtype) <= tuning::slot_bytes && collective <= Collective::reduce;
     }
 
     [[nodiscard]] std::string text() const {
@@ -10504,29 +10532,6 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/tuning.hpp
-
-/// @file
-/// Where one way of doing a thing becomes better than another. None of these changes a result.
-/// tests/benchmarks/tune.py measures each number beside others and prints this table anew.
-
-namespace joinable::inline v0::detail::tuning {
-
-/// Up to so many bytes every rank combines all contributions for itself, beyond ranks share the work.
-inline constexpr std::size_t slot_bytes = 2048;
-/// Up to so many bytes in all, each rank has one chunk; beyond there are several, to take over.
-inline constexpr std::size_t one_chunk_bytes = std::size_t{256} << 10U;
-inline constexpr std::size_t chunks_per_rank = 4;
-inline constexpr std::size_t largest_chunk_bytes = std::size_t{256} << 10U;
-
-/// How often a wait looks before it yields its core: where every rank has one, and where not.
-inline constexpr int spins = 200;
-inline constexpr int crowded_spins = 20;
-/// How often it yields before it sleeps.
-inline constexpr int yields = 100;
-
-} // namespace joinable::inline v0::detail::tuning
-
 // ---- joinable/communicator/detail/futex.hpp
 
 #if defined(__linux__)
@@ -10637,6 +10642,15 @@ public:
             }
             std::this_thread::yield();
         }
+        return sleep(ready, end, before_sleep);
+    }
+    /// The last stage alone, for whoever has nothing to do without an answer.
+    template <class Ready, class BeforeSleep = SleepThrough>
+    bool sleep(
+        Ready const& ready,
+        std::chrono::steady_clock::time_point end,
+        BeforeSleep const& before_sleep = {}
+    ) {
         sleepers_.fetch_add(1);
         std::uint32_t seen = wakes_.load(); // before the last look: a wake after it ends the sleep
         bool is_ready = ready();
@@ -10649,8 +10663,9 @@ public:
         return is_ready;
     }
 
+    [[nodiscard]] bool has_sleepers() const noexcept { return sleepers_.load() != 0; }
     void wake() noexcept {
-        if (sleepers_.load() != 0) {
+        if (has_sleepers()) {
             wakes_.fetch_add(1);
             futex_wake_all(wakes_);
         }
@@ -10672,13 +10687,16 @@ namespace joinable::inline v0::detail {
 /// before it arrives, when nobody looks at the collective any more that used the slot before.
 struct alignas(64) ChunkProgress {
     std::atomic<std::uint64_t> claimed{0}; ///< of its share, by any rank; may count on beyond it
-    std::atomic<std::uint64_t> done{0};    ///< by this rank, of all shares
+    std::atomic<std::uint64_t> done{0};    ///< for this rank, of all shares
 
     void reset() noexcept {
         claimed.store(0, std::memory_order_relaxed);
         done.store(0, std::memory_order_relaxed);
     }
 };
+
+/// Who computes for a rank: its own thread, in its waits and tests, or one beside it.
+enum class Worker : std::uint8_t { rank, helper };
 
 /// Where the ranks of one group meet. Knows no threads: ranks are numbers, and whoever waits or
 /// tests does the work. It lies in memory handed to it, with its tables behind it, and holds no
@@ -10773,9 +10791,17 @@ public:
         return ranks;
     }
 
-    /// Collectives before this number are finished on `rank`: their slots are free for others.
+    /// Collectives before this number are finished on `rank`.
     [[nodiscard]] std::atomic<std::uint64_t>& retired(int rank) noexcept {
         return state_of(rank).retired;
+    }
+    /// Collectives before this number are not looked at for `rank` any more: once that is so for all
+    /// ranks, their slots are free for others. In this order: a helper that this does not see yet
+    /// sees that its rank has retired the collective, and lets it alone (begin_helping).
+    [[nodiscard]] std::uint64_t let_go(int rank) noexcept {
+        RankState& state = state_of(rank);
+        std::uint64_t const retired = state.retired.load();
+        return (std::min)(retired, computes(state, Worker::helper).load());
     }
 
     /// When `rank` last said that it is at work, as the steady clock counts; 0 is never.
@@ -10787,7 +10813,7 @@ public:
     [[nodiscard]] std::vector<int> holding_up(std::uint64_t sequence) {
         std::vector<int> ranks;
         for (int rank = 0; rank < size_; ++rank) {
-            if (retired(rank).load() + max_in_flight <= sequence) {
+            if (let_go(rank) + max_in_flight <= sequence) {
                 ranks.push_back(rank);
             }
         }
@@ -10823,11 +10849,20 @@ public:
     }
     [[nodiscard]] bool is_dead(int rank) noexcept { return state_of(rank).is_dead.load(); }
 
-    /// Between these `rank` may claim chunks of a collective.
-    void begin_computing(int rank, std::uint64_t sequence) noexcept {
-        state_of(rank).computes.store(sequence);
+    /// Between these a worker of `rank` may claim chunks of a collective.
+    void begin_computing(int rank, Worker worker, std::uint64_t sequence) noexcept {
+        computes(state_of(rank), worker).store(sequence);
     }
-    void end_computing(int rank) noexcept { state_of(rank).computes.store(nothing); }
+    void end_computing(int rank, Worker worker) noexcept {
+        computes(state_of(rank), worker).store(nothing);
+    }
+    /// The same for a helper, which does not know what its rank has finished meanwhile: whether the
+    /// collective is still its rank's, whose slots then stay as they are until the end. End it also
+    /// if not.
+    [[nodiscard]] bool begin_helping(int rank, std::uint64_t sequence) noexcept {
+        begin_computing(rank, Worker::helper, sequence);
+        return retired(rank).load() <= sequence;
+    }
 
     /// Whether some chunk of a collective will never be computed, because a rank died that had
     /// claimed it, and no other can still finish one: the same on all ranks.
@@ -10836,11 +10871,12 @@ public:
         bool is_left_undone = false;
         for (int rank = 0; has_dead_.load() && rank < size_; ++rank) {
             RankState& state = state_of(rank);
-            bool const computes = state.computes.load() == sequence;
-            if (computes && !state.is_dead.load()) {
+            bool const may_compute = computes(state, Worker::rank).load() == sequence ||
+                                     computes(state, Worker::helper).load() == sequence;
+            if (may_compute && !state.is_dead.load()) {
                 return false;
             }
-            is_left_undone = is_left_undone || computes;
+            is_left_undone = is_left_undone || may_compute;
         }
         return is_left_undone;
     }
@@ -10855,9 +10891,14 @@ private:
     struct alignas(64) RankState {
         std::atomic<std::uint64_t> retired{0};
         std::atomic<std::chrono::steady_clock::rep> alive_at{0};
-        std::atomic<std::uint64_t> computes{nothing};
+        std::array<std::atomic<std::uint64_t>, 2> computes{nothing, nothing}; ///< by its workers
         std::atomic<bool> is_dead{false};
     };
+
+    [[nodiscard]] static std::atomic<std::uint64_t>&
+    computes(RankState& state, Worker worker) noexcept {
+        return state.computes[static_cast<std::size_t>(worker)];
+    }
 
     void freeze() noexcept {
         for (std::size_t i = 0; i < arrivals(size_); ++i) {
@@ -10865,7 +10906,7 @@ private:
         }
     }
 
-    explicit Board(int size) noexcept : room{size}, size_{size} {}
+    explicit Board(int size) noexcept : room{size}, helpers_room{size}, size_{size} {}
 
     static constexpr std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
     static constexpr std::size_t arrivals(int size) noexcept { return width(size) * max_in_flight; }
@@ -10906,6 +10947,7 @@ private:
 
 public:
     WaitingRoom room;
+    WaitingRoom helpers_room; ///< of those that wait for chunks to claim, and for nothing else
 
 private:
     int size_;
@@ -11502,6 +11544,861 @@ private:
 
 } // namespace joinable::inline v0::detail
 
+// ---- joinable/communicator/detail/halves.hpp
+
+/// @file
+/// Rows of numbers of 16 bits to float and back, the same bits as Half and BFloat16 give, compiled for each
+/// instruction set. Rows do not overlap.
+
+namespace joinable::inline v0::detail {
+
+template <sixteen_bits T>
+struct Widen {
+    static constexpr std::size_t from_bytes = sizeof(T);
+    static constexpr std::size_t to_bytes = sizeof(float);
+    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
+
+    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
+        store<float>(to, Conversion<T>::widen(load<std::uint16_t>(from)));
+    }
+    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
+        EightFloats floats;
+        widen(load<EightHalves>(from), floats);
+        std::memcpy(to, &floats, sizeof(floats));
+    }
+};
+
+template <sixteen_bits T>
+struct Narrow {
+    static constexpr std::size_t from_bytes = sizeof(float);
+    static constexpr std::size_t to_bytes = sizeof(T);
+    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
+
+    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
+        store(to, static_cast<std::uint16_t>(Conversion<T>::narrow(load<float>(from))));
+    }
+    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
+        EightFloats floats;
+        EightHalves halves;
+        std::memcpy(&floats, from, sizeof(floats));
+        narrow(floats, halves);
+        store(to, halves);
+    }
+};
+
+template <class C>
+[[gnu::always_inline]] inline void convert_from(
+    std::size_t done, std::byte const* __restrict from, std::byte* __restrict to, std::size_t count
+) noexcept {
+    for (std::size_t i = done; i < count; ++i) {
+        C::one(from + i * C::from_bytes, to + i * C::to_bytes);
+    }
+}
+/// By the processor's instruction, where it has one. Returns how many it was applied to.
+template <class C>
+JOINABLE_INLINE_AVX2 std::size_t
+convert_eights(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    std::size_t done = 0;
+    if constexpr (C::has_instruction) {
+        for (; done + 8 <= count; done += 8) {
+            C::eight(from + done * C::from_bytes, to + done * C::to_bytes);
+        }
+    }
+    return done;
+}
+
+template <class C>
+JOINABLE_LOOP void
+convert_baseline(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    convert_from<C>(0, from, to, count);
+}
+template <class C>
+JOINABLE_LOOP_AVX2 void
+convert_avx2(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
+}
+
+template <class C>
+JOINABLE_LOOP_AVX512 void
+convert_avx512(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
+}
+
+/// The function that converts a row on this processor.
+template <class C>
+auto* conversion_function(InstructionSet set) noexcept {
+    switch (set) {
+    case InstructionSet::avx512: return &convert_avx512<C>;
+    case InstructionSet::avx2: return &convert_avx2<C>;
+    case InstructionSet::baseline: break;
+    }
+    return &convert_baseline<C>;
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/lanes.hpp
+
+/// @file
+/// Elements in registers, and what a reduction does to them. Registers are types of the compiler, and
+/// always inlined: so the same text is compiled for each instruction set, by any optimisation level.
+
+namespace joinable::inline v0::detail {
+
+/// A register of elements.
+template <class T, std::size_t width>
+struct Lanes {
+    using Register [[gnu::vector_size(width)]] = T;
+    static constexpr std::size_t bytes = width;
+    Register numbers;
+
+    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
+        std::memcpy(&numbers, from, width);
+    }
+    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
+        std::memcpy(to, &numbers, width);
+    }
+    template <class Operation>
+    [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
+        operation(numbers, next.numbers);
+    }
+};
+
+/// Registers that are computed together: enough for several loads to be on their way.
+template <class L>
+struct FourLanes {
+    static constexpr std::size_t bytes = 4 * L::bytes;
+    L a; // no array: a compiler would keep it in memory
+    L b;
+    L c;
+    L d;
+
+    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
+        a.load(from);
+        b.load(from + L::bytes);
+        c.load(from + 2 * L::bytes);
+        d.load(from + 3 * L::bytes);
+    }
+    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
+        a.store(to);
+        b.store(to + L::bytes);
+        c.store(to + 2 * L::bytes);
+        d.store(to + 3 * L::bytes);
+    }
+    template <class Operation>
+    [[gnu::always_inline]] void
+    combine(Operation const& operation, FourLanes const& next) noexcept {
+        a.combine(operation, next.a);
+        b.combine(operation, next.b);
+        c.combine(operation, next.c);
+        d.combine(operation, next.d);
+    }
+};
+
+// An operation on registers: `a`, of the lower ranks, becomes what it gives with `b`. `Number<T>` is a type
+// that gives the same bits as T: the fewer there are, the less is to compile.
+
+/// Integers are added and multiplied unsigned, because they wrap around: overflow of signed ones is
+/// undefined, and the reduced value of a rank's data must not be.
+template <class T>
+struct without_sign {
+    using type = T;
+};
+template <std::integral T>
+struct without_sign<T> {
+    using type = bits_of_size<sizeof(T)>;
+};
+
+struct Plus {
+    template <class T>
+    using Number = typename without_sign<T>::type;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a + b;
+    }
+};
+struct Times {
+    template <class T>
+    using Number = typename without_sign<T>::type;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a * b;
+    }
+};
+/// A NaN of the lowest rank stays, one of another rank is left out, as by `std::min`.
+struct Lesser {
+    template <class T>
+    using Number = T;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = b < a ? b : a;
+    }
+};
+struct Greater {
+    template <class T>
+    using Number = T;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a < b ? b : a;
+    }
+};
+struct BitAnd {
+    template <class>
+    using Number = std::uint8_t;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a & b;
+    }
+};
+struct BitOr {
+    template <class>
+    using Number = std::uint8_t;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a | b;
+    }
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/reduce.hpp
+
+namespace joinable::inline v0::detail {
+
+/// One pass of a reduction: reads every input once, in order, and writes every output. An output may be
+/// one of the inputs; otherwise they do not overlap.
+struct ReductionPass {
+    std::span<std::byte const* const> inputs;
+    std::span<std::byte* const> outputs;
+    std::size_t bytes;
+
+    static constexpr std::size_t most = 16; ///< inputs, and outputs: more are hard on a cache
+};
+
+/// Reduces what is from byte `at` on of every input, as long as it fills lanes. All of a lane is read
+/// before something is written. Returns where it ends.
+template <class L, class Operation>
+[[gnu::always_inline]] inline std::size_t
+reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
+    for (; at + L::bytes <= pass.bytes; at += L::bytes) {
+        L result;
+        result.load(pass.inputs[0] + at);
+        for (std::size_t i = 1; i < pass.inputs.size(); ++i) {
+            L next;
+            next.load(pass.inputs[i] + at);
+            result.combine(operation, next);
+        }
+        for (std::byte* const output : pass.outputs) {
+            result.store(output + at);
+        }
+    }
+    return at;
+}
+
+template <class T, std::size_t width, class Operation>
+[[gnu::always_inline]] inline void
+reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
+    std::size_t at = reduce_lanes<FourLanes<Lanes<T, width>>>(operation, pass, 0);
+    at = reduce_lanes<Lanes<T, width>>(operation, pass, at);
+    if constexpr (width > 16) {
+        at = reduce_lanes<Lanes<T, 16>>(operation, pass, at);
+    }
+    reduce_lanes<Lanes<T, sizeof(T)>>(operation, pass, at);
+}
+
+// The same for each instruction set. AVX-512 is for float alone, the type of gradients and of what numbers
+// of 16 bits are widened to: it pays in cache, and each function has to be compiled.
+template <class T, class Operation>
+JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
+    reduce_bytes<T, 16>(Operation{}, pass);
+}
+template <class T, class Operation>
+JOINABLE_LOOP_AVX2 void reduce_avx2(ReductionPass const& pass) noexcept {
+    reduce_bytes<T, 32>(Operation{}, pass);
+}
+
+template <class Operation>
+JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
+    reduce_bytes<float, 64>(Operation{}, pass);
+}
+
+/// What a reduction computes in: numbers of 16 bits are widened before.
+template <class T>
+using accumulator_of = std::conditional_t<sixteen_bits<T>, float, T>;
+
+using RunPass = void (*)(ReductionPass const&) noexcept;
+
+template <class Operation>
+RunPass pass_function(DType dtype, InstructionSet set) {
+    return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> RunPass {
+        using T = typename Operation::template Number<accumulator_of<Stored>>;
+        if constexpr (std::is_same_v<T, float>) {
+            if (set == InstructionSet::avx512) {
+                return &reduce_avx512<Operation>;
+            }
+        }
+        return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
+                                               : &reduce_avx2<T, Operation>;
+    });
+}
+
+/// The function that runs passes on this processor, over numbers that are computed in as they are stored.
+inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
+    switch (op) {
+    case ReduceOp::sum: return pass_function<Plus>(dtype, set);
+    case ReduceOp::product: return pass_function<Times>(dtype, set);
+    case ReduceOp::min: return pass_function<Lesser>(dtype, set);
+    case ReduceOp::max: return pass_function<Greater>(dtype, set);
+    case ReduceOp::bit_and: return pass_function<BitAnd>(dtype, set);
+    case ReduceOp::bit_or: break;
+    }
+    return pass_function<BitOr>(dtype, set);
+}
+
+/// Addresses by number: of the inputs of all ranks, or of the places where the result is wanted. Refers
+/// to the function that was given.
+class Places {
+public:
+    template <class Function>
+    Places(std::size_t number, Function const& function) noexcept
+        : size_{number}, function_{&function}, call_{[](void const* called, std::size_t i) {
+              return (*static_cast<Function const*>(called))(i);
+          }} {}
+
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    [[nodiscard]] std::byte* operator[](std::size_t i) const { return call_(function_, i); }
+
+private:
+    std::size_t size_;
+    void const* function_;
+    std::byte* (*call_)(void const*, std::size_t);
+};
+
+/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache: where
+/// there are more inputs or outputs than in a pass, or numbers of 16 bits, which accumulate in float and are
+/// rounded once.
+class TiledReduction {
+public:
+    TiledReduction(DType dtype, ReduceOp op, InstructionSet set) {
+        bool const is_half = dtype == DType::f16;
+        if (is_half || dtype == DType::bf16) {
+            widen_ = is_half ? conversion_function<Widen<Half>>(set)
+                             : conversion_function<Widen<BFloat16>>(set);
+            narrow_ = is_half ? conversion_function<Narrow<Half>>(set)
+                              : conversion_function<Narrow<BFloat16>>(set);
+            dtype = DType::f32;
+        }
+        run_pass_ = pass_function(dtype, op, set);
+    }
+
+    void run(Places const& inputs, Places const& outputs, std::size_t bytes) {
+        for (std::size_t at = 0; at < bytes; at += tile_bytes) {
+            std::size_t const n = (std::min)(tile_bytes, bytes - at);
+            std::byte const* const sum = reduce_tile(inputs, at, n);
+            std::byte* const first = outputs[0] + at;
+            if (narrow_ != nullptr) {
+                narrow_(sum, first, n / sizeof(Half));
+            } else {
+                std::memcpy(first, sum, n);
+            }
+            for (std::size_t i = 1; i < outputs.size(); ++i) {
+                std::memcpy(outputs[i] + at, first, n);
+            }
+        }
+    }
+
+private:
+    static constexpr std::size_t tile_bytes = 2048;
+    using Tile = std::array<std::byte, 2 * tile_bytes>; // has room for numbers that were widened
+
+    /// The unrounded result, in the first tile.
+    std::byte const* reduce_tile(Places const& inputs, std::size_t at, std::size_t n) {
+        bool const widens = widen_ != nullptr;
+        std::byte* const sum = tiles_[0].data();
+        std::array<std::byte const*, ReductionPass::most> from;
+        std::size_t filled = 0;
+        for (std::size_t i = 0; i < inputs.size(); ++i) {
+            from[filled] = inputs[i] + at;
+            if (widens) {
+                widen_(from[filled], tiles_[filled].data(), n / sizeof(Half));
+                from[filled] = tiles_[filled].data();
+            }
+            ++filled;
+            if (filled == from.size() || i + 1 == inputs.size()) {
+                run_pass_({{from.data(), filled}, {&sum, 1}, widens ? 2 * n : n});
+                from[0] = sum;
+                filled = 1;
+            }
+        }
+        return sum;
+    }
+
+    RunPass run_pass_;
+    void (*widen_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
+    void (*narrow_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
+    alignas(64) std::array<Tile, ReductionPass::most> tiles_;
+};
+
+/// Combines `count` elements of all inputs in rank order and writes them to every output, whoever
+/// computes it and however it was cut: neither arrival nor tuning changes a bit. There is at least one input,
+/// and one output. An output may be one of the inputs; otherwise they do not overlap.
+inline void reduce_to(
+    DType dtype,
+    ReduceOp op,
+    Places const& inputs,
+    Places const& outputs,
+    std::size_t count,
+    InstructionSet set = instruction_set()
+) {
+    std::size_t const bytes = count * size_of(dtype);
+    std::array<std::byte const*, ReductionPass::most> from;
+    std::array<std::byte*, ReductionPass::most> to;
+    if (dtype <= DType::bf16 || inputs.size() > from.size() || outputs.size() > to.size()) {
+        return TiledReduction{dtype, op, set}.run(inputs, outputs, bytes);
+    }
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        from[i] = inputs[i];
+    }
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+        to[i] = outputs[i];
+    }
+    pass_function(dtype, op, set)({{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes}
+    );
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/exchange.hpp
+
+/// @file
+/// What happens once all ranks have arrived in a collective: nothing here waits, and any rank can
+/// do it for all.
+
+namespace joinable::inline v0::detail {
+
+/// Stands for a rank: of a block that comes from all of them, reduced, or goes to all of them.
+inline constexpr int every_rank = -1;
+
+/// A part of a large collective: `size` elements, found from `in_at` on in the input of the rank
+/// `from`, and wanted from `out_at` on in the output of the rank `to`.
+struct Block {
+    std::size_t size;
+    int from = every_rank;
+    int to = every_rank;
+    std::size_t in_at = 0;
+    std::size_t out_at = 0;
+};
+
+/// A collective in which all ranks have arrived, as the blocks that have to be moved or reduced.
+/// Blocks are numbered, and every rank finds the same ones.
+class Exchange {
+public:
+    Exchange(Board& board, std::uint64_t sequence, Descriptor const& said) noexcept
+        : board_{board}, sequence_{sequence}, said_{said} {}
+
+    [[nodiscard]] int blocks() const noexcept {
+        switch (said_.collective) {
+        case Collective::all_reduce:
+        case Collective::broadcast:
+        case Collective::barrier:
+        case Collective::reduce: return 1;
+        case Collective::all_to_all: return board_.size() * board_.size();
+        default: return board_.size();
+        }
+    }
+
+    /// The elements of block `b`, without looking for its place.
+    [[nodiscard]] std::size_t size_of_block(int b) const noexcept {
+        switch (said_.collective) {
+        case Collective::all_gather: return share(b, 0);
+        case Collective::gather: return share(b, said_.root);
+        case Collective::reduce_scatter: return share(0, b);
+        case Collective::scatter: return share(said_.root, b);
+        case Collective::all_to_all: return share(b / board_.size(), b % board_.size());
+        default: return said_.count;
+        }
+    }
+
+    /// Linear in the number of ranks.
+    [[nodiscard]] Block block(int b) const noexcept {
+        std::size_t const size = size_of_block(b);
+        auto const before = [&] {
+            std::size_t sum = 0;
+            for (int other = 0; other < b; ++other) {
+                sum += size_of_block(other);
+            }
+            return sum;
+        };
+        switch (said_.collective) {
+        case Collective::broadcast: return {size, said_.root};
+        case Collective::reduce: return {size, every_rank, said_.root};
+        case Collective::all_gather: return {size, b, every_rank, 0, before()};
+        case Collective::gather: return {size, b, said_.root, 0, before()};
+        case Collective::reduce_scatter: return {size, every_rank, b, before(), 0};
+        case Collective::scatter: return {size, said_.root, b, before(), 0};
+        case Collective::all_to_all: {
+            Block found{size, b / board_.size(), b % board_.size()};
+            for (int rank = 0; rank < found.to; ++rank) {
+                found.in_at += share(found.from, rank);
+            }
+            for (int rank = 0; rank < found.from; ++rank) {
+                found.out_at += share(rank, found.to);
+            }
+            return found;
+        }
+        default: return {size};
+        }
+    }
+
+    /// Computes the elements [begin, end) of all blocks, one after another, for all ranks.
+    void run(std::size_t begin, std::size_t end) const {
+        std::size_t first = 0; // of the block, in the same count
+        for (int b = 0; b < blocks() && first < end; ++b) {
+            std::size_t const size = size_of_block(b);
+            std::size_t const from = (std::max)(begin, first);
+            std::size_t const to = (std::min)(end, first + size);
+            if (from < to) {
+                run_part(block(b), from - first, to - first);
+            }
+            first += size;
+        }
+    }
+
+private:
+    /// Elements that rank `from` sends to rank `to`.
+    [[nodiscard]] std::size_t share(int from, int to) const noexcept {
+        return said_.has_counts ? board_.sends(from, sequence_)[static_cast<std::size_t>(to)]
+                                : said_.count;
+    }
+
+    [[nodiscard]] std::byte* address(int rank, std::size_t word) const noexcept {
+        return board_.place_at(board_.line(rank, sequence_).payload[word]);
+    }
+
+    void run_part(Block const& block, std::size_t begin, std::size_t end) const {
+        std::size_t const element = size_of(said_.dtype);
+        auto const input = [&](std::size_t rank) {
+            return address(static_cast<int>(rank), 1) + (block.in_at + begin) * element;
+        };
+        auto const output = [&](std::size_t k) {
+            int const rank = block.to == every_rank ? static_cast<int>(k) : block.to;
+            return address(rank, 2) + (block.out_at + begin) * element;
+        };
+        auto const ranks = static_cast<std::size_t>(board_.size());
+        std::size_t const outputs = block.to == every_rank ? ranks : 1;
+        if (ranks == 1 && input(0) == output(0)) {
+            return; // a sum over one rank is there already
+        }
+        if (block.from == every_rank) {
+            reduce_to(said_.dtype, said_.op, {ranks, input}, {outputs, output}, end - begin);
+            return;
+        }
+        std::byte const* const from = input(static_cast<std::size_t>(block.from));
+        for (std::size_t k = 0; k < outputs; ++k) {
+            if (std::byte* const to = output(k); to != from) {
+                std::memcpy(to, from, (end - begin) * element);
+            }
+        }
+    }
+
+    Board& board_;
+    std::uint64_t sequence_;
+    Descriptor const& said_;
+};
+
+/// Whether all ranks have arrived for the same collective. Where there are counts, their tables tell.
+inline bool say_the_same(Board& board, std::uint64_t sequence) noexcept {
+    ArrivalLine const& first = board.line(0, sequence);
+    std::uint64_t const word = first.word.load(std::memory_order_relaxed) & ~ArrivalLine::frozen;
+    for (int rank = 1; rank < board.size(); ++rank) {
+        ArrivalLine const& line = board.line(rank, sequence);
+        if ((line.word.load(std::memory_order_relaxed) & ~ArrivalLine::frozen) != word ||
+            (ArrivalLine::tells_count(word) && line.payload[0] != first.payload[0])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/// Why the ranks' words do not fit together, if they do not: every rank computes the same from the
+/// same lines and tables.
+inline std::optional<AbortReason>
+disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
+    auto const said_by = [&](int rank) {
+        ArrivalLine const& line = board.line(rank, sequence);
+        return ArrivalLine::decode(line.word.load(std::memory_order_relaxed), line.payload);
+    };
+    if (!say_the_same(board, sequence)) {
+        AbortReason reason{FailureKind::mismatch, {}, {}};
+        reason.message = "ranks run different collectives: rank 0 " + said_by(0).text();
+        for (int rank = 1; rank < board.size(); ++rank) {
+            if (!(said_by(rank) == said_by(0))) {
+                reason.ranks.push_back(rank);
+                reason.message += concat(", rank ", rank, " ", said_by(rank).text());
+            }
+        }
+        return reason;
+    }
+    for (int from = 0; mine.has_counts && from < board.size(); ++from) {
+        for (int to = 0; to < board.size(); ++to) {
+            std::size_t const sent = board.sends(from, sequence)[static_cast<std::size_t>(to)];
+            std::size_t const expected =
+                board.expects(to, sequence)[static_cast<std::size_t>(from)];
+            if (sent != expected) {
+                return AbortReason{
+                    FailureKind::mismatch,
+                    {from, to},
+                    concat(
+                        "counts differ in ",
+                        mine.text(),
+                        ": rank ",
+                        from,
+                        " has ",
+                        sent,
+                        " elements for rank ",
+                        to,
+                        ", which expects ",
+                        expected
+                    )
+                };
+            }
+        }
+    }
+    return std::nullopt;
+}
+
+/// Where each rank puts what it contributes to a small message.
+[[nodiscard]] inline std::byte*
+contribution(Board& board, std::uint64_t sequence, int rank, bool is_on_line) noexcept {
+    return is_on_line ? reinterpret_cast<std::byte*>(board.line(rank, sequence).payload.data())
+                      : board.slot(rank, sequence);
+}
+
+/// A small message: every rank reads what all contribute and combines it for itself.
+inline void combine_contributions(
+    Board& board,
+    std::uint64_t sequence,
+    Descriptor const& said,
+    bool is_on_line,
+    int rank,
+    void* out
+) {
+    auto const contributed_by = [&](std::size_t from) {
+        return contribution(board, sequence, static_cast<int>(from), is_on_line);
+    };
+    if (said.count == 0 || (said.collective == Collective::reduce && rank != said.root)) {
+        return;
+    }
+    if (said.collective == Collective::broadcast) {
+        auto const* const from = contributed_by(static_cast<std::size_t>(said.root));
+        std::memcpy(out, from, said.count * size_of(said.dtype));
+        return;
+    }
+    auto const in_place = [&](std::size_t) { return static_cast<std::byte*>(out); };
+    auto const ranks = static_cast<std::size_t>(board.size());
+    reduce_to(said.dtype, said.op, {ranks, contributed_by}, {1, in_place}, said.count);
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/chunks.hpp
+
+/// @file
+/// How the ranks that have arrived in a large collective share its work. Each has a share of its own,
+/// so that what it computed last time is still in its caches, and takes over from others when it is
+/// through: so nobody waits for a rank that computes something else.
+
+namespace joinable::inline v0::detail {
+
+/// A large message is cut into `chunks` ranges of `chunk` elements, the same on every rank.
+struct Cut {
+    std::size_t total = 0;
+    std::size_t chunk = 1;
+    std::size_t chunks = 0;
+
+    Cut() = default;
+    Cut(Exchange const& exchange, std::size_t element, int world_size) noexcept {
+        for (int b = 0; b < exchange.blocks(); ++b) {
+            total += exchange.size_of_block(b);
+        }
+        std::size_t const bytes = total * element;
+        auto const ranks = static_cast<std::size_t>(world_size);
+        // One chunk each, as long as taking over half of one would save less than a line between two
+        // processors; else so small that all ranks end together, so large that claiming costs nothing.
+        std::size_t const wanted =
+            bytes <= tuning::one_chunk_bytes
+                ? bytes / ranks
+                : (std::min)(
+                      bytes / (tuning::chunks_per_rank * ranks), tuning::largest_chunk_bytes
+                  );
+        constexpr std::size_t line = 64;
+        chunk = (wanted / line + 1) * line / element;
+        chunks = (total + chunk - 1) / chunk;
+    }
+
+    /// The chunks of a rank's share are those from its first up to the first of the next rank.
+    [[nodiscard]] std::size_t first_of(int rank, int world_size) const noexcept {
+        return chunks * static_cast<std::size_t>(rank) / static_cast<std::size_t>(world_size);
+    }
+    /// How many they are.
+    [[nodiscard]] std::size_t share_of(int rank, int world_size) const noexcept {
+        return first_of(rank + 1, world_size) - first_of(rank, world_size);
+    }
+};
+
+[[nodiscard]] inline bool
+chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
+    std::uint64_t done = 0;
+    for (int rank = 0; rank < board.size(); ++rank) {
+        done += board.progress(rank, sequence).done.load();
+    }
+    return done == cut.chunks;
+}
+
+/// Whether some chunk will never be done: the rank that had claimed it died, and the board says why.
+/// All ranks find the same. @pre all chunks are claimed
+[[nodiscard]] inline bool
+chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
+    return board.is_spent() && board.may_be_lost(sequence) &&
+           !chunks_are_done(board, sequence, cut);
+}
+
+[[nodiscard]] inline bool
+has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut, int owner) noexcept {
+    auto const claimed = board.progress(owner, sequence).claimed.load(std::memory_order_relaxed);
+    return claimed < cut.share_of(owner, board.size());
+}
+/// Of any rank's share.
+[[nodiscard]] inline bool
+has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
+    for (int owner = 0; owner < board.size(); ++owner) {
+        if (has_unclaimed(board, sequence, cut, owner)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/// A worker of `rank` computes chunks until none is left to claim in `shares` shares, of which its own
+/// is the first. Whether all are done, by whomever.
+inline bool run_chunks(
+    Board& board,
+    std::uint64_t sequence,
+    Descriptor const& said,
+    Cut const& cut,
+    int rank,
+    int shares,
+    Worker worker = Worker::rank
+) {
+    int const ranks = board.size();
+    std::uint64_t done = 0;
+    bool computes = false;
+    for (int k = 0; k < shares; ++k) {
+        int const owner = rank + k < ranks ? rank + k : rank + k - ranks;
+        std::size_t const first = cut.first_of(owner, ranks);
+        std::size_t const share = cut.share_of(owner, ranks);
+        std::atomic<std::uint64_t>& claimed = board.progress(owner, sequence).claimed;
+        while (claimed.load(std::memory_order_relaxed) < share) {
+            if (!computes) {
+                board.begin_computing(rank, worker, sequence);
+                computes = true;
+            }
+            std::uint64_t const mine = claimed.fetch_add(1);
+            if (mine >= share) {
+                break;
+            }
+            std::size_t const begin = (first + static_cast<std::size_t>(mine)) * cut.chunk;
+            Exchange{board, sequence, said}.run(begin, (std::min)(cut.total, begin + cut.chunk));
+            ++done;
+        }
+    }
+    if (computes) {
+        if (done != 0) {
+            board.progress(rank, sequence).done.fetch_add(done);
+            board.room.wake();
+        }
+        board.end_computing(rank, worker);
+    }
+    return chunks_are_done(board, sequence, cut);
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/helper.hpp
+
+namespace joinable::inline v0::detail {
+
+/// Computes for a rank beside it, in collectives in which all ranks have arrived. It knows what the
+/// board knows: the rank itself is not asked, and finishes its collectives as always.
+class Helper {
+public:
+    Helper(Board& board, int rank) noexcept : board_{board}, rank_{rank} {}
+
+    /// Until stop().
+    void run() {
+        auto const forever = end_of_wait(SleepThrough{}());
+        while (!stops_.load()) {
+            board_.helpers_room.sleep([&] { return stops_.load() || help(); }, forever);
+        }
+    }
+    void stop() noexcept {
+        stops_.store(true);
+        board_.helpers_room.wake();
+    }
+
+private:
+    /// Computes in the oldest collective in which there is something left. Whether there was one.
+    bool help() {
+        std::uint64_t const first = board_.retired(rank_).load();
+        for (std::uint64_t k = 0; k < Board::max_in_flight; ++k) {
+            std::uint64_t const sequence = first + k;
+            if (!board_.has_arrived(rank_, sequence)) {
+                return false;
+            }
+            if (have_all_arrived(sequence)) {
+                bool const is_still_there = board_.begin_helping(rank_, sequence);
+                bool const has_computed = is_still_there && compute(sequence);
+                board_.end_computing(rank_, Worker::helper);
+                board_.room.wake(); // whoever waits for the slots
+                if (has_computed) {
+                    return true;
+                }
+            }
+        }
+        return false;
+    }
+
+    [[nodiscard]] bool have_all_arrived(std::uint64_t sequence) noexcept {
+        for (int rank = 0; rank < board_.size(); ++rank) {
+            if (!board_.has_arrived(rank, sequence)) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    /// @pre all have arrived, and the slots stay as they are
+    bool compute(std::uint64_t sequence) {
+        ArrivalLine const& line = board_.line(rank_, sequence);
+        Descriptor const said = ArrivalLine::decode(line.word.load(), line.payload);
+        if (said.is_small() || disagreement(board_, sequence, said)) {
+            return false; // the rank itself tells the others
+        }
+        Cut const cut{Exchange{board_, sequence, said}, size_of(said.dtype), board_.size()};
+        bool const has_some = has_unclaimed(board_, sequence, cut);
+        if (has_some) {
+            run_chunks(board_, sequence, said, cut, rank_, board_.size(), Worker::helper);
+        }
+        return has_some;
+    }
+
+    Board& board_;
+    int rank_;
+    std::atomic<bool> stops_{false};
+};
+
+} // namespace joinable::inline v0::detail
+
 // ---- joinable/communicator/detail/board_communicator.hpp
 
 namespace joinable::inline v0::detail {
@@ -11710,6 +12607,9 @@ public:
 
     /// Local. Who has not arrived in this rank's oldest unfinished collective.
     [[nodiscard]] std::vector<int> missing() const { return rank_.missing(); }
+
+    /// For ProgressThread.
+    [[nodiscard]] Helper helper() noexcept { return {rank_.group().board(), rank_.rank()}; }
 
 protected:
     /// A place in a group that split() makes.
@@ -12579,773 +13479,6 @@ private:
 
 #endif
 
-// ---- joinable/communicator/detail/halves.hpp
-
-/// @file
-/// Rows of numbers of 16 bits to float and back, the same bits as Half and BFloat16 give, compiled for each
-/// instruction set. Rows do not overlap.
-
-namespace joinable::inline v0::detail {
-
-template <sixteen_bits T>
-struct Widen {
-    static constexpr std::size_t from_bytes = sizeof(T);
-    static constexpr std::size_t to_bytes = sizeof(float);
-    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
-
-    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
-        store<float>(to, Conversion<T>::widen(load<std::uint16_t>(from)));
-    }
-    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
-        EightFloats floats;
-        widen(load<EightHalves>(from), floats);
-        std::memcpy(to, &floats, sizeof(floats));
-    }
-};
-
-template <sixteen_bits T>
-struct Narrow {
-    static constexpr std::size_t from_bytes = sizeof(float);
-    static constexpr std::size_t to_bytes = sizeof(T);
-    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
-
-    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
-        store(to, static_cast<std::uint16_t>(Conversion<T>::narrow(load<float>(from))));
-    }
-    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
-        EightFloats floats;
-        EightHalves halves;
-        std::memcpy(&floats, from, sizeof(floats));
-        narrow(floats, halves);
-        store(to, halves);
-    }
-};
-
-template <class C>
-[[gnu::always_inline]] inline void convert_from(
-    std::size_t done, std::byte const* __restrict from, std::byte* __restrict to, std::size_t count
-) noexcept {
-    for (std::size_t i = done; i < count; ++i) {
-        C::one(from + i * C::from_bytes, to + i * C::to_bytes);
-    }
-}
-/// By the processor's instruction, where it has one. Returns how many it was applied to.
-template <class C>
-JOINABLE_INLINE_AVX2 std::size_t
-convert_eights(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-    std::size_t done = 0;
-    if constexpr (C::has_instruction) {
-        for (; done + 8 <= count; done += 8) {
-            C::eight(from + done * C::from_bytes, to + done * C::to_bytes);
-        }
-    }
-    return done;
-}
-
-template <class C>
-JOINABLE_LOOP void
-convert_baseline(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-    convert_from<C>(0, from, to, count);
-}
-template <class C>
-JOINABLE_LOOP_AVX2 void
-convert_avx2(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
-}
-
-template <class C>
-JOINABLE_LOOP_AVX512 void
-convert_avx512(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
-}
-
-/// The function that converts a row on this processor.
-template <class C>
-auto* conversion_function(InstructionSet set) noexcept {
-    switch (set) {
-    case InstructionSet::avx512: return &convert_avx512<C>;
-    case InstructionSet::avx2: return &convert_avx2<C>;
-    case InstructionSet::baseline: break;
-    }
-    return &convert_baseline<C>;
-}
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/lanes.hpp
-
-/// @file
-/// Elements in registers, and what a reduction does to them. Registers are types of the compiler, and
-/// always inlined: so the same text is compiled for each instruction set, by any optimisation level.
-
-namespace joinable::inline v0::detail {
-
-/// A register of elements.
-template <class T, std::size_t width>
-struct Lanes {
-    using Register [[gnu::vector_size(width)]] = T;
-    static constexpr std::size_t bytes = width;
-    Register numbers;
-
-    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
-        std::memcpy(&numbers, from, width);
-    }
-    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
-        std::memcpy(to, &numbers, width);
-    }
-    template <class Operation>
-    [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
-        operation(numbers, next.numbers);
-    }
-};
-
-/// Registers that are computed together: enough for several loads to be on their way.
-template <class L>
-struct FourLanes {
-    static constexpr std::size_t bytes = 4 * L::bytes;
-    L a; // no array: a compiler would keep it in memory
-    L b;
-    L c;
-    L d;
-
-    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
-        a.load(from);
-        b.load(from + L::bytes);
-        c.load(from + 2 * L::bytes);
-        d.load(from + 3 * L::bytes);
-    }
-    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
-        a.store(to);
-        b.store(to + L::bytes);
-        c.store(to + 2 * L::bytes);
-        d.store(to + 3 * L::bytes);
-    }
-    template <class Operation>
-    [[gnu::always_inline]] void
-    combine(Operation const& operation, FourLanes const& next) noexcept {
-        a.combine(operation, next.a);
-        b.combine(operation, next.b);
-        c.combine(operation, next.c);
-        d.combine(operation, next.d);
-    }
-};
-
-// An operation on registers: `a`, of the lower ranks, becomes what it gives with `b`. `Number<T>` is a type
-// that gives the same bits as T: the fewer there are, the less is to compile.
-
-/// Integers are added and multiplied unsigned, because they wrap around: overflow of signed ones is
-/// undefined, and the reduced value of a rank's data must not be.
-template <class T>
-struct without_sign {
-    using type = T;
-};
-template <std::integral T>
-struct without_sign<T> {
-    using type = bits_of_size<sizeof(T)>;
-};
-
-struct Plus {
-    template <class T>
-    using Number = typename without_sign<T>::type;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a + b;
-    }
-};
-struct Times {
-    template <class T>
-    using Number = typename without_sign<T>::type;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a * b;
-    }
-};
-/// A NaN of the lowest rank stays, one of another rank is left out, as by `std::min`.
-struct Lesser {
-    template <class T>
-    using Number = T;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = b < a ? b : a;
-    }
-};
-struct Greater {
-    template <class T>
-    using Number = T;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a < b ? b : a;
-    }
-};
-struct BitAnd {
-    template <class>
-    using Number = std::uint8_t;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a & b;
-    }
-};
-struct BitOr {
-    template <class>
-    using Number = std::uint8_t;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a | b;
-    }
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/reduce.hpp
-
-namespace joinable::inline v0::detail {
-
-/// One pass of a reduction: reads every input once, in order, and writes every output. An output may be
-/// one of the inputs; otherwise they do not overlap.
-struct ReductionPass {
-    std::span<std::byte const* const> inputs;
-    std::span<std::byte* const> outputs;
-    std::size_t bytes;
-
-    static constexpr std::size_t most = 16; ///< inputs, and outputs: more are hard on a cache
-};
-
-/// Reduces what is from byte `at` on of every input, as long as it fills lanes. All of a lane is read
-/// before something is written. Returns where it ends.
-template <class L, class Operation>
-[[gnu::always_inline]] inline std::size_t
-reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
-    for (; at + L::bytes <= pass.bytes; at += L::bytes) {
-        L result;
-        result.load(pass.inputs[0] + at);
-        for (std::size_t i = 1; i < pass.inputs.size(); ++i) {
-            L next;
-            next.load(pass.inputs[i] + at);
-            result.combine(operation, next);
-        }
-        for (std::byte* const output : pass.outputs) {
-            result.store(output + at);
-        }
-    }
-    return at;
-}
-
-template <class T, std::size_t width, class Operation>
-[[gnu::always_inline]] inline void
-reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
-    std::size_t at = reduce_lanes<FourLanes<Lanes<T, width>>>(operation, pass, 0);
-    at = reduce_lanes<Lanes<T, width>>(operation, pass, at);
-    if constexpr (width > 16) {
-        at = reduce_lanes<Lanes<T, 16>>(operation, pass, at);
-    }
-    reduce_lanes<Lanes<T, sizeof(T)>>(operation, pass, at);
-}
-
-// The same for each instruction set. AVX-512 is for float alone, the type of gradients and of what numbers
-// of 16 bits are widened to: it pays in cache, and each function has to be compiled.
-template <class T, class Operation>
-JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
-    reduce_bytes<T, 16>(Operation{}, pass);
-}
-template <class T, class Operation>
-JOINABLE_LOOP_AVX2 void reduce_avx2(ReductionPass const& pass) noexcept {
-    reduce_bytes<T, 32>(Operation{}, pass);
-}
-
-template <class Operation>
-JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
-    reduce_bytes<float, 64>(Operation{}, pass);
-}
-
-/// What a reduction computes in: numbers of 16 bits are widened before.
-template <class T>
-using accumulator_of = std::conditional_t<sixteen_bits<T>, float, T>;
-
-using RunPass = void (*)(ReductionPass const&) noexcept;
-
-template <class Operation>
-RunPass pass_function(DType dtype, InstructionSet set) {
-    return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> RunPass {
-        using T = typename Operation::template Number<accumulator_of<Stored>>;
-        if constexpr (std::is_same_v<T, float>) {
-            if (set == InstructionSet::avx512) {
-                return &reduce_avx512<Operation>;
-            }
-        }
-        return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
-                                               : &reduce_avx2<T, Operation>;
-    });
-}
-
-/// The function that runs passes on this processor, over numbers that are computed in as they are stored.
-inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
-    switch (op) {
-    case ReduceOp::sum: return pass_function<Plus>(dtype, set);
-    case ReduceOp::product: return pass_function<Times>(dtype, set);
-    case ReduceOp::min: return pass_function<Lesser>(dtype, set);
-    case ReduceOp::max: return pass_function<Greater>(dtype, set);
-    case ReduceOp::bit_and: return pass_function<BitAnd>(dtype, set);
-    case ReduceOp::bit_or: break;
-    }
-    return pass_function<BitOr>(dtype, set);
-}
-
-/// Addresses by number: of the inputs of all ranks, or of the places where the result is wanted. Refers
-/// to the function that was given.
-class Places {
-public:
-    template <class Function>
-    Places(std::size_t number, Function const& function) noexcept
-        : size_{number}, function_{&function}, call_{[](void const* called, std::size_t i) {
-              return (*static_cast<Function const*>(called))(i);
-          }} {}
-
-    [[nodiscard]] std::size_t size() const noexcept { return size_; }
-    [[nodiscard]] std::byte* operator[](std::size_t i) const { return call_(function_, i); }
-
-private:
-    std::size_t size_;
-    void const* function_;
-    std::byte* (*call_)(void const*, std::size_t);
-};
-
-/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache: where
-/// there are more inputs or outputs than in a pass, or numbers of 16 bits, which accumulate in float and are
-/// rounded once.
-class TiledReduction {
-public:
-    TiledReduction(DType dtype, ReduceOp op, InstructionSet set) {
-        bool const is_half = dtype == DType::f16;
-        if (is_half || dtype == DType::bf16) {
-            widen_ = is_half ? conversion_function<Widen<Half>>(set)
-                             : conversion_function<Widen<BFloat16>>(set);
-            narrow_ = is_half ? conversion_function<Narrow<Half>>(set)
-                              : conversion_function<Narrow<BFloat16>>(set);
-            dtype = DType::f32;
-        }
-        run_pass_ = pass_function(dtype, op, set);
-    }
-
-    void run(Places const& inputs, Places const& outputs, std::size_t bytes) {
-        for (std::size_t at = 0; at < bytes; at += tile_bytes) {
-            std::size_t const n = (std::min)(tile_bytes, bytes - at);
-            std::byte const* const sum = reduce_tile(inputs, at, n);
-            std::byte* const first = outputs[0] + at;
-            if (narrow_ != nullptr) {
-                narrow_(sum, first, n / sizeof(Half));
-            } else {
-                std::memcpy(first, sum, n);
-            }
-            for (std::size_t i = 1; i < outputs.size(); ++i) {
-                std::memcpy(outputs[i] + at, first, n);
-            }
-        }
-    }
-
-private:
-    static constexpr std::size_t tile_bytes = 2048;
-    using Tile = std::array<std::byte, 2 * tile_bytes>; // has room for numbers that were widened
-
-    /// The unrounded result, in the first tile.
-    std::byte const* reduce_tile(Places const& inputs, std::size_t at, std::size_t n) {
-        bool const widens = widen_ != nullptr;
-        std::byte* const sum = tiles_[0].data();
-        std::array<std::byte const*, ReductionPass::most> from;
-        std::size_t filled = 0;
-        for (std::size_t i = 0; i < inputs.size(); ++i) {
-            from[filled] = inputs[i] + at;
-            if (widens) {
-                widen_(from[filled], tiles_[filled].data(), n / sizeof(Half));
-                from[filled] = tiles_[filled].data();
-            }
-            ++filled;
-            if (filled == from.size() || i + 1 == inputs.size()) {
-                run_pass_({{from.data(), filled}, {&sum, 1}, widens ? 2 * n : n});
-                from[0] = sum;
-                filled = 1;
-            }
-        }
-        return sum;
-    }
-
-    RunPass run_pass_;
-    void (*widen_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
-    void (*narrow_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
-    alignas(64) std::array<Tile, ReductionPass::most> tiles_;
-};
-
-/// Combines `count` elements of all inputs in rank order and writes them to every output, whoever
-/// computes it and however it was cut: neither arrival nor tuning changes a bit. There is at least one input,
-/// and one output. An output may be one of the inputs; otherwise they do not overlap.
-inline void reduce_to(
-    DType dtype,
-    ReduceOp op,
-    Places const& inputs,
-    Places const& outputs,
-    std::size_t count,
-    InstructionSet set = instruction_set()
-) {
-    std::size_t const bytes = count * size_of(dtype);
-    std::array<std::byte const*, ReductionPass::most> from;
-    std::array<std::byte*, ReductionPass::most> to;
-    if (dtype <= DType::bf16 || inputs.size() > from.size() || outputs.size() > to.size()) {
-        return TiledReduction{dtype, op, set}.run(inputs, outputs, bytes);
-    }
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-        from[i] = inputs[i];
-    }
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-        to[i] = outputs[i];
-    }
-    pass_function(dtype, op, set)({{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes}
-    );
-}
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/exchange.hpp
-
-/// @file
-/// What happens once all ranks have arrived in a collective: nothing here waits, and any rank can
-/// do it for all.
-
-namespace joinable::inline v0::detail {
-
-/// Stands for a rank: of a block that comes from all of them, reduced, or goes to all of them.
-inline constexpr int every_rank = -1;
-
-/// A part of a large collective: `size` elements, found from `in_at` on in the input of the rank
-/// `from`, and wanted from `out_at` on in the output of the rank `to`.
-struct Block {
-    std::size_t size;
-    int from = every_rank;
-    int to = every_rank;
-    std::size_t in_at = 0;
-    std::size_t out_at = 0;
-};
-
-/// A collective in which all ranks have arrived, as the blocks that have to be moved or reduced.
-/// Blocks are numbered, and every rank finds the same ones.
-class Exchange {
-public:
-    Exchange(Board& board, std::uint64_t sequence, Descriptor const& said) noexcept
-        : board_{board}, sequence_{sequence}, said_{said} {}
-
-    [[nodiscard]] int blocks() const noexcept {
-        switch (said_.collective) {
-        case Collective::all_reduce:
-        case Collective::broadcast:
-        case Collective::barrier:
-        case Collective::reduce: return 1;
-        case Collective::all_to_all: return board_.size() * board_.size();
-        default: return board_.size();
-        }
-    }
-
-    /// The elements of block `b`, without looking for its place.
-    [[nodiscard]] std::size_t size_of_block(int b) const noexcept {
-        switch (said_.collective) {
-        case Collective::all_gather: return share(b, 0);
-        case Collective::gather: return share(b, said_.root);
-        case Collective::reduce_scatter: return share(0, b);
-        case Collective::scatter: return share(said_.root, b);
-        case Collective::all_to_all: return share(b / board_.size(), b % board_.size());
-        default: return said_.count;
-        }
-    }
-
-    /// Linear in the number of ranks.
-    [[nodiscard]] Block block(int b) const noexcept {
-        std::size_t const size = size_of_block(b);
-        auto const before = [&] {
-            std::size_t sum = 0;
-            for (int other = 0; other < b; ++other) {
-                sum += size_of_block(other);
-            }
-            return sum;
-        };
-        switch (said_.collective) {
-        case Collective::broadcast: return {size, said_.root};
-        case Collective::reduce: return {size, every_rank, said_.root};
-        case Collective::all_gather: return {size, b, every_rank, 0, before()};
-        case Collective::gather: return {size, b, said_.root, 0, before()};
-        case Collective::reduce_scatter: return {size, every_rank, b, before(), 0};
-        case Collective::scatter: return {size, said_.root, b, before(), 0};
-        case Collective::all_to_all: {
-            Block found{size, b / board_.size(), b % board_.size()};
-            for (int rank = 0; rank < found.to; ++rank) {
-                found.in_at += share(found.from, rank);
-            }
-            for (int rank = 0; rank < found.from; ++rank) {
-                found.out_at += share(rank, found.to);
-            }
-            return found;
-        }
-        default: return {size};
-        }
-    }
-
-    /// Computes the elements [begin, end) of all blocks, one after another, for all ranks.
-    void run(std::size_t begin, std::size_t end) const {
-        std::size_t first = 0; // of the block, in the same count
-        for (int b = 0; b < blocks() && first < end; ++b) {
-            std::size_t const size = size_of_block(b);
-            std::size_t const from = (std::max)(begin, first);
-            std::size_t const to = (std::min)(end, first + size);
-            if (from < to) {
-                run_part(block(b), from - first, to - first);
-            }
-            first += size;
-        }
-    }
-
-private:
-    /// Elements that rank `from` sends to rank `to`.
-    [[nodiscard]] std::size_t share(int from, int to) const noexcept {
-        return said_.has_counts ? board_.sends(from, sequence_)[static_cast<std::size_t>(to)]
-                                : said_.count;
-    }
-
-    [[nodiscard]] std::byte* address(int rank, std::size_t word) const noexcept {
-        return board_.place_at(board_.line(rank, sequence_).payload[word]);
-    }
-
-    void run_part(Block const& block, std::size_t begin, std::size_t end) const {
-        std::size_t const element = size_of(said_.dtype);
-        auto const input = [&](std::size_t rank) {
-            return address(static_cast<int>(rank), 1) + (block.in_at + begin) * element;
-        };
-        auto const output = [&](std::size_t k) {
-            int const rank = block.to == every_rank ? static_cast<int>(k) : block.to;
-            return address(rank, 2) + (block.out_at + begin) * element;
-        };
-        auto const ranks = static_cast<std::size_t>(board_.size());
-        std::size_t const outputs = block.to == every_rank ? ranks : 1;
-        if (block.from == every_rank) {
-            reduce_to(said_.dtype, said_.op, {ranks, input}, {outputs, output}, end - begin);
-            return;
-        }
-        std::byte const* const from = input(static_cast<std::size_t>(block.from));
-        for (std::size_t k = 0; k < outputs; ++k) {
-            if (std::byte* const to = output(k); to != from) {
-                std::memcpy(to, from, (end - begin) * element);
-            }
-        }
-    }
-
-    Board& board_;
-    std::uint64_t sequence_;
-    Descriptor const& said_;
-};
-
-/// Whether all ranks have arrived for the same collective. Where there are counts, their tables tell.
-inline bool say_the_same(Board& board, std::uint64_t sequence) noexcept {
-    ArrivalLine const& first = board.line(0, sequence);
-    std::uint64_t const word = first.word.load(std::memory_order_relaxed) & ~ArrivalLine::frozen;
-    for (int rank = 1; rank < board.size(); ++rank) {
-        ArrivalLine const& line = board.line(rank, sequence);
-        if ((line.word.load(std::memory_order_relaxed) & ~ArrivalLine::frozen) != word ||
-            (ArrivalLine::tells_count(word) && line.payload[0] != first.payload[0])) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/// Why the ranks' words do not fit together, if they do not: every rank computes the same from the
-/// same lines and tables.
-inline std::optional<AbortReason>
-disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
-    auto const said_by = [&](int rank) {
-        ArrivalLine const& line = board.line(rank, sequence);
-        return ArrivalLine::decode(line.word.load(std::memory_order_relaxed), line.payload);
-    };
-    if (!say_the_same(board, sequence)) {
-        AbortReason reason{FailureKind::mismatch, {}, {}};
-        reason.message = "ranks run different collectives: rank 0 " + said_by(0).text();
-        for (int rank = 1; rank < board.size(); ++rank) {
-            if (!(said_by(rank) == said_by(0))) {
-                reason.ranks.push_back(rank);
-                reason.message += concat(", rank ", rank, " ", said_by(rank).text());
-            }
-        }
-        return reason;
-    }
-    for (int from = 0; mine.has_counts && from < board.size(); ++from) {
-        for (int to = 0; to < board.size(); ++to) {
-            std::size_t const sent = board.sends(from, sequence)[static_cast<std::size_t>(to)];
-            std::size_t const expected =
-                board.expects(to, sequence)[static_cast<std::size_t>(from)];
-            if (sent != expected) {
-                return AbortReason{
-                    FailureKind::mismatch,
-                    {from, to},
-                    concat(
-                        "counts differ in ",
-                        mine.text(),
-                        ": rank ",
-                        from,
-                        " has ",
-                        sent,
-                        " elements for rank ",
-                        to,
-                        ", which expects ",
-                        expected
-                    )
-                };
-            }
-        }
-    }
-    return std::nullopt;
-}
-
-/// Where each rank puts what it contributes to a small message.
-[[nodiscard]] inline std::byte*
-contribution(Board& board, std::uint64_t sequence, int rank, bool is_on_line) noexcept {
-    return is_on_line ? reinterpret_cast<std::byte*>(board.line(rank, sequence).payload.data())
-                      : board.slot(rank, sequence);
-}
-
-/// A small message: every rank reads what all contribute and combines it for itself.
-inline void combine_contributions(
-    Board& board,
-    std::uint64_t sequence,
-    Descriptor const& said,
-    bool is_on_line,
-    int rank,
-    void* out
-) {
-    auto const contributed_by = [&](std::size_t from) {
-        return contribution(board, sequence, static_cast<int>(from), is_on_line);
-    };
-    if (said.count == 0 || (said.collective == Collective::reduce && rank != said.root)) {
-        return;
-    }
-    if (said.collective == Collective::broadcast) {
-        auto const* const from = contributed_by(static_cast<std::size_t>(said.root));
-        std::memcpy(out, from, said.count * size_of(said.dtype));
-        return;
-    }
-    auto const in_place = [&](std::size_t) { return static_cast<std::byte*>(out); };
-    auto const ranks = static_cast<std::size_t>(board.size());
-    reduce_to(said.dtype, said.op, {ranks, contributed_by}, {1, in_place}, said.count);
-}
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/chunks.hpp
-
-/// @file
-/// How the ranks that have arrived in a large collective share its work. Each has a share of its own,
-/// so that what it computed last time is still in its caches, and takes over from others when it is
-/// through: so nobody waits for a rank that computes something else.
-
-namespace joinable::inline v0::detail {
-
-/// A large message is cut into `chunks` ranges of `chunk` elements, the same on every rank.
-struct Cut {
-    std::size_t total = 0;
-    std::size_t chunk = 1;
-    std::size_t chunks = 0;
-
-    Cut() = default;
-    Cut(Exchange const& exchange, std::size_t element, int world_size) noexcept {
-        for (int b = 0; b < exchange.blocks(); ++b) {
-            total += exchange.size_of_block(b);
-        }
-        std::size_t const bytes = total * element;
-        auto const ranks = static_cast<std::size_t>(world_size);
-        // One chunk each, as long as taking over half of one would save less than a line between two
-        // processors; else so small that all ranks end together, so large that claiming costs nothing.
-        std::size_t const wanted =
-            bytes <= tuning::one_chunk_bytes
-                ? bytes / ranks
-                : (std::min)(
-                      bytes / (tuning::chunks_per_rank * ranks), tuning::largest_chunk_bytes
-                  );
-        constexpr std::size_t line = 64;
-        chunk = (wanted / line + 1) * line / element;
-        chunks = (total + chunk - 1) / chunk;
-    }
-
-    /// The chunks of a rank's share are those from its first up to the first of the next rank.
-    [[nodiscard]] std::size_t first_of(int rank, int world_size) const noexcept {
-        return chunks * static_cast<std::size_t>(rank) / static_cast<std::size_t>(world_size);
-    }
-    /// How many they are.
-    [[nodiscard]] std::size_t share_of(int rank, int world_size) const noexcept {
-        return first_of(rank + 1, world_size) - first_of(rank, world_size);
-    }
-};
-
-[[nodiscard]] inline bool
-chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
-    std::uint64_t done = 0;
-    for (int rank = 0; rank < board.size(); ++rank) {
-        done += board.progress(rank, sequence).done.load();
-    }
-    return done == cut.chunks;
-}
-
-/// Whether some chunk will never be done: the rank that had claimed it died, and the board says why.
-/// All ranks find the same. @pre all chunks are claimed
-[[nodiscard]] inline bool
-chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
-    return board.is_spent() && board.may_be_lost(sequence) &&
-           !chunks_are_done(board, sequence, cut);
-}
-
-[[nodiscard]] inline bool
-has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut, int owner) noexcept {
-    auto const claimed = board.progress(owner, sequence).claimed.load(std::memory_order_relaxed);
-    return claimed < cut.share_of(owner, board.size());
-}
-
-/// `rank` computes chunks until none is left to claim in `shares` shares, of which its own is the
-/// first. Whether all are done, by whomever.
-inline bool run_chunks(
-    Board& board,
-    std::uint64_t sequence,
-    Descriptor const& said,
-    Cut const& cut,
-    int rank,
-    int shares
-) {
-    int const ranks = board.size();
-    std::uint64_t done = 0;
-    bool computes = false;
-    for (int k = 0; k < shares; ++k) {
-        int const owner = rank + k < ranks ? rank + k : rank + k - ranks;
-        std::size_t const first = cut.first_of(owner, ranks);
-        std::size_t const share = cut.share_of(owner, ranks);
-        std::atomic<std::uint64_t>& claimed = board.progress(owner, sequence).claimed;
-        while (claimed.load(std::memory_order_relaxed) < share) {
-            if (!computes) {
-                board.begin_computing(rank, sequence);
-                computes = true;
-            }
-            std::uint64_t const mine = claimed.fetch_add(1);
-            if (mine >= share) {
-                break;
-            }
-            std::size_t const begin = (first + static_cast<std::size_t>(mine)) * cut.chunk;
-            Exchange{board, sequence, said}.run(begin, (std::min)(cut.total, begin + cut.chunk));
-            ++done;
-        }
-    }
-    if (computes) {
-        if (done != 0) { // only this rank writes it
-            auto& told = board.progress(rank, sequence).done;
-            told.store(told.load(std::memory_order_relaxed) + done);
-            board.room.wake();
-        }
-        board.end_computing(rank);
-    }
-    return chunks_are_done(board, sequence, cut);
-}
-
-} // namespace joinable::inline v0::detail
-
 // ---- joinable/communicator/detail/lent_memory.hpp
 
 /// @file
@@ -13509,7 +13642,7 @@ public:
         make_room();
         std::uint64_t const sequence = next_;
         std::size_t const bytes = said.count * size_of(said.dtype);
-        bool const is_small = bytes <= tuning::slot_bytes && said.collective <= Collective::reduce;
+        bool const is_small = said.is_small();
         bool const is_on_line = is_small && bytes <= ArrivalLine::inline_bytes;
         pending_of(sequence) = {said, out.data, is_small, is_on_line};
         ArrivalLine& line = board_.line(rank_, sequence);
@@ -13546,6 +13679,10 @@ public:
         }
         ++next_;
         board_.room.wake();
+        if (!is_small && board_.helpers_room.has_sleepers() &&
+            arrival_of(sequence) == Arrival::complete) {
+            board_.helpers_room.wake(); // whoever comes last
+        }
         return sequence;
     }
 
@@ -13661,9 +13798,28 @@ public:
         }
     }
 
+    /// Whether `ready()` before the deadline. Meanwhile this rank's other collectives get on; each
+    /// time that one does, the deadline begins anew.
     template <class Ready>
     bool wait(Ready const& ready, std::chrono::nanoseconds deadline) {
-        return board_.room.wait(ready, deadline, [&] { return group_.look_for_deaths(); });
+        for (;;) {
+            std::uint64_t other = next_;
+            auto const is_ready_or_free = [&] {
+                return ready() || (other = find_other()) != next_;
+            };
+            if (!board_.room.wait(is_ready_or_free, deadline, [&] {
+                    return group_.look_for_deaths();
+                })) {
+                return false;
+            }
+            if (other == next_) {
+                return true;
+            }
+            try {
+                static_cast<void>(try_finish(other, size()));
+            } catch (...) { // NOLINT(bugprone-empty-catch): its own wait() throws it
+            }
+        }
     }
 
 private:
@@ -13697,7 +13853,7 @@ private:
         auto const others_have_room = [&] {
             all_retired_ = next_;
             for (int rank = 0; rank < size(); ++rank) {
-                all_retired_ = (std::min)(all_retired_, board_.retired(rank).load());
+                all_retired_ = (std::min)(all_retired_, board_.let_go(rank));
             }
             return next_ < max_in_flight + all_retired_ || board_.is_spent();
         };
@@ -13712,6 +13868,19 @@ private:
         }
     }
 
+    /// The first collective of this rank in which it can compute; without one, the next one's number.
+    [[nodiscard]] std::uint64_t find_other() noexcept {
+        std::uint64_t other = retired_;
+        while (other != next_ && !can_compute(other)) {
+            ++other;
+        }
+        return other;
+    }
+    [[nodiscard]] bool can_compute(std::uint64_t sequence) noexcept {
+        Pending const& pending = pending_of(sequence);
+        return !pending.is_small && !pending.is_done && arrival_of(sequence) == Arrival::complete &&
+               (!pending.has_agreed || has_unclaimed(board_, sequence, pending.cut));
+    }
     [[nodiscard]] bool has_own_share(std::uint64_t sequence, Pending const& pending) noexcept {
         return !pending.is_small && has_unclaimed(board_, sequence, pending.cut, rank_);
     }
@@ -14499,6 +14668,40 @@ private:
 } // namespace joinable::inline v0
 
 #endif
+
+// ---- joinable/communicator/progress_thread.hpp
+
+namespace joinable::inline v0 {
+
+/// A thread that computes a rank's share of large collectives while the rank does something else.
+///
+/// Without one, a collective gets on whenever a rank waits or tests; with one also meanwhile, on
+/// another core. Worth it where ranks leave cores idle: while they wait for a device, or for data.
+/// Where every core computes it only takes turns with its rank. What it computes is the same bit for
+/// bit. It sleeps unless all ranks have posted a collective of more than 2 KiB.
+///
+/// Each rank decides for itself, and one thread serves one communicator: not those split from it.
+class ProgressThread {
+public:
+    /// Local. `comm` is a ThreadCommunicator or a ProcessCommunicator, and is there for longer.
+    /// @throws std::system_error  the system has no more threads.
+    template <class Comm>
+    explicit ProgressThread(Comm& comm)
+        : helper_{comm.helper()}, thread_{[this] { helper_.run(); }} {}
+    /// Local. Returns when the chunk is through that it computes.
+    ~ProgressThread() {
+        helper_.stop();
+        thread_.join();
+    }
+    ProgressThread(ProgressThread const&) = delete;
+    ProgressThread& operator=(ProgressThread const&) = delete;
+
+private:
+    detail::Helper helper_;
+    std::thread thread_;
+};
+
+} // namespace joinable::inline v0
 
 // ---- joinable/communicator/detail/child_processes.hpp
 

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -26,6 +27,8 @@
 #include <doctest/doctest.h>
 #include <support/process_ranks.hpp>
 #include <support/shared.hpp>
+
+#include <joinable/communicator/progress_thread.hpp>
 
 namespace {
 
@@ -132,6 +135,10 @@ TEST_CASE("a rank that is killed while it computes for all leaves nobody waiting
         *ended = 0;
         try {
             run_process_ranks({3}, [&](ProcessCommunicator& comm) {
+                std::optional<joinable::ProgressThread> thread; // of every other attempt
+                if (attempt % 2 != 0) {
+                    thread.emplace(comm);
+                }
                 std::vector<double> values(1'000'000, 1.0);
                 comm.barrier();
                 if (comm.rank() == 1) { // at some moment of the collectives below

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -23,13 +24,16 @@ namespace joinable::inline v0::detail {
 /// before it arrives, when nobody looks at the collective any more that used the slot before.
 struct alignas(64) ChunkProgress {
     std::atomic<std::uint64_t> claimed{0}; ///< of its share, by any rank; may count on beyond it
-    std::atomic<std::uint64_t> done{0};    ///< by this rank, of all shares
+    std::atomic<std::uint64_t> done{0};    ///< for this rank, of all shares
 
     void reset() noexcept {
         claimed.store(0, std::memory_order_relaxed);
         done.store(0, std::memory_order_relaxed);
     }
 };
+
+/// Who computes for a rank: its own thread, in its waits and tests, or one beside it.
+enum class Worker : std::uint8_t { rank, helper };
 
 /// Where the ranks of one group meet. Knows no threads: ranks are numbers, and whoever waits or
 /// tests does the work. It lies in memory handed to it, with its tables behind it, and holds no
@@ -124,9 +128,17 @@ public:
         return ranks;
     }
 
-    /// Collectives before this number are finished on `rank`: their slots are free for others.
+    /// Collectives before this number are finished on `rank`.
     [[nodiscard]] std::atomic<std::uint64_t>& retired(int rank) noexcept {
         return state_of(rank).retired;
+    }
+    /// Collectives before this number are not looked at for `rank` any more: once that is so for all
+    /// ranks, their slots are free for others. In this order: a helper that this does not see yet
+    /// sees that its rank has retired the collective, and lets it alone (begin_helping).
+    [[nodiscard]] std::uint64_t let_go(int rank) noexcept {
+        RankState& state = state_of(rank);
+        std::uint64_t const retired = state.retired.load();
+        return (std::min)(retired, computes(state, Worker::helper).load());
     }
 
     /// When `rank` last said that it is at work, as the steady clock counts; 0 is never.
@@ -138,7 +150,7 @@ public:
     [[nodiscard]] std::vector<int> holding_up(std::uint64_t sequence) {
         std::vector<int> ranks;
         for (int rank = 0; rank < size_; ++rank) {
-            if (retired(rank).load() + max_in_flight <= sequence) {
+            if (let_go(rank) + max_in_flight <= sequence) {
                 ranks.push_back(rank);
             }
         }
@@ -174,11 +186,20 @@ public:
     }
     [[nodiscard]] bool is_dead(int rank) noexcept { return state_of(rank).is_dead.load(); }
 
-    /// Between these `rank` may claim chunks of a collective.
-    void begin_computing(int rank, std::uint64_t sequence) noexcept {
-        state_of(rank).computes.store(sequence);
+    /// Between these a worker of `rank` may claim chunks of a collective.
+    void begin_computing(int rank, Worker worker, std::uint64_t sequence) noexcept {
+        computes(state_of(rank), worker).store(sequence);
     }
-    void end_computing(int rank) noexcept { state_of(rank).computes.store(nothing); }
+    void end_computing(int rank, Worker worker) noexcept {
+        computes(state_of(rank), worker).store(nothing);
+    }
+    /// The same for a helper, which does not know what its rank has finished meanwhile: whether the
+    /// collective is still its rank's, whose slots then stay as they are until the end. End it also
+    /// if not.
+    [[nodiscard]] bool begin_helping(int rank, std::uint64_t sequence) noexcept {
+        begin_computing(rank, Worker::helper, sequence);
+        return retired(rank).load() <= sequence;
+    }
 
     /// Whether some chunk of a collective will never be computed, because a rank died that had
     /// claimed it, and no other can still finish one: the same on all ranks.
@@ -187,11 +208,12 @@ public:
         bool is_left_undone = false;
         for (int rank = 0; has_dead_.load() && rank < size_; ++rank) {
             RankState& state = state_of(rank);
-            bool const computes = state.computes.load() == sequence;
-            if (computes && !state.is_dead.load()) {
+            bool const may_compute = computes(state, Worker::rank).load() == sequence ||
+                                     computes(state, Worker::helper).load() == sequence;
+            if (may_compute && !state.is_dead.load()) {
                 return false;
             }
-            is_left_undone = is_left_undone || computes;
+            is_left_undone = is_left_undone || may_compute;
         }
         return is_left_undone;
     }
@@ -206,9 +228,14 @@ private:
     struct alignas(64) RankState {
         std::atomic<std::uint64_t> retired{0};
         std::atomic<std::chrono::steady_clock::rep> alive_at{0};
-        std::atomic<std::uint64_t> computes{nothing};
+        std::array<std::atomic<std::uint64_t>, 2> computes{nothing, nothing}; ///< by its workers
         std::atomic<bool> is_dead{false};
     };
+
+    [[nodiscard]] static std::atomic<std::uint64_t>&
+    computes(RankState& state, Worker worker) noexcept {
+        return state.computes[static_cast<std::size_t>(worker)];
+    }
 
     void freeze() noexcept {
         for (std::size_t i = 0; i < arrivals(size_); ++i) {
@@ -216,7 +243,7 @@ private:
         }
     }
 
-    explicit Board(int size) noexcept : room{size}, size_{size} {}
+    explicit Board(int size) noexcept : room{size}, helpers_room{size}, size_{size} {}
 
     static constexpr std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
     static constexpr std::size_t arrivals(int size) noexcept { return width(size) * max_in_flight; }
@@ -257,6 +284,7 @@ private:
 
 public:
     WaitingRoom room;
+    WaitingRoom helpers_room; ///< of those that wait for chunks to claim, and for nothing else
 
 private:
     int size_;

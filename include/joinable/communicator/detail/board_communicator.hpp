@@ -15,6 +15,7 @@
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/group.hpp>
+#include <joinable/communicator/detail/helper.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
@@ -224,6 +225,9 @@ public:
 
     /// Local. Who has not arrived in this rank's oldest unfinished collective.
     [[nodiscard]] std::vector<int> missing() const { return rank_.missing(); }
+
+    /// For ProgressThread.
+    [[nodiscard]] Helper helper() noexcept { return {rank_.group().board(), rank_.rank()}; }
 
 protected:
     /// A place in a group that split() makes.

@@ -75,16 +75,27 @@ has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut, int owner) n
     auto const claimed = board.progress(owner, sequence).claimed.load(std::memory_order_relaxed);
     return claimed < cut.share_of(owner, board.size());
 }
+/// Of any rank's share.
+[[nodiscard]] inline bool
+has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
+    for (int owner = 0; owner < board.size(); ++owner) {
+        if (has_unclaimed(board, sequence, cut, owner)) {
+            return true;
+        }
+    }
+    return false;
+}
 
-/// `rank` computes chunks until none is left to claim in `shares` shares, of which its own is the
-/// first. Whether all are done, by whomever.
+/// A worker of `rank` computes chunks until none is left to claim in `shares` shares, of which its own
+/// is the first. Whether all are done, by whomever.
 inline bool run_chunks(
     Board& board,
     std::uint64_t sequence,
     Descriptor const& said,
     Cut const& cut,
     int rank,
-    int shares
+    int shares,
+    Worker worker = Worker::rank
 ) {
     int const ranks = board.size();
     std::uint64_t done = 0;
@@ -96,7 +107,7 @@ inline bool run_chunks(
         std::atomic<std::uint64_t>& claimed = board.progress(owner, sequence).claimed;
         while (claimed.load(std::memory_order_relaxed) < share) {
             if (!computes) {
-                board.begin_computing(rank, sequence);
+                board.begin_computing(rank, worker, sequence);
                 computes = true;
             }
             std::uint64_t const mine = claimed.fetch_add(1);
@@ -109,12 +120,11 @@ inline bool run_chunks(
         }
     }
     if (computes) {
-        if (done != 0) { // only this rank writes it
-            auto& told = board.progress(rank, sequence).done;
-            told.store(told.load(std::memory_order_relaxed) + done);
+        if (done != 0) {
+            board.progress(rank, sequence).done.fetch_add(done);
             board.room.wake();
         }
-        board.end_computing(rank);
+        board.end_computing(rank, worker);
     }
     return chunks_are_done(board, sequence, cut);
 }

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/tuning.hpp>
 #include <joinable/detail/text.hpp>
 
 namespace joinable::inline v0::detail {
@@ -59,6 +60,11 @@ struct Descriptor {
     [[nodiscard]] bool is_reduction() const noexcept {
         return collective == Collective::all_reduce || collective == Collective::reduce ||
                collective == Collective::reduce_scatter;
+    }
+
+    /// Then every rank combines for itself what all contribute; else ranks share the work by chunks.
+    [[nodiscard]] bool is_small() const noexcept {
+        return count * size_of(dtype) <= tuning::slot_bytes && collective <= Collective::reduce;
     }
 
     [[nodiscard]] std::string text() const {

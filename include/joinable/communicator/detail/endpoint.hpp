@@ -17,7 +17,6 @@
 #include <joinable/communicator/detail/chunks.hpp>
 #include <joinable/communicator/detail/exchange.hpp>
 #include <joinable/communicator/detail/lent_memory.hpp>
-#include <joinable/communicator/detail/tuning.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
@@ -65,7 +64,7 @@ public:
         make_room();
         std::uint64_t const sequence = next_;
         std::size_t const bytes = said.count * size_of(said.dtype);
-        bool const is_small = bytes <= tuning::slot_bytes && said.collective <= Collective::reduce;
+        bool const is_small = said.is_small();
         bool const is_on_line = is_small && bytes <= ArrivalLine::inline_bytes;
         pending_of(sequence) = {said, out.data, is_small, is_on_line};
         ArrivalLine& line = board_.line(rank_, sequence);
@@ -102,6 +101,10 @@ public:
         }
         ++next_;
         board_.room.wake();
+        if (!is_small && board_.helpers_room.has_sleepers() &&
+            arrival_of(sequence) == Arrival::complete) {
+            board_.helpers_room.wake(); // whoever comes last
+        }
         return sequence;
     }
 
@@ -217,9 +220,28 @@ public:
         }
     }
 
+    /// Whether `ready()` before the deadline. Meanwhile this rank's other collectives get on; each
+    /// time that one does, the deadline begins anew.
     template <class Ready>
     bool wait(Ready const& ready, std::chrono::nanoseconds deadline) {
-        return board_.room.wait(ready, deadline, [&] { return group_.look_for_deaths(); });
+        for (;;) {
+            std::uint64_t other = next_;
+            auto const is_ready_or_free = [&] {
+                return ready() || (other = find_other()) != next_;
+            };
+            if (!board_.room.wait(is_ready_or_free, deadline, [&] {
+                    return group_.look_for_deaths();
+                })) {
+                return false;
+            }
+            if (other == next_) {
+                return true;
+            }
+            try {
+                static_cast<void>(try_finish(other, size()));
+            } catch (...) { // NOLINT(bugprone-empty-catch): its own wait() throws it
+            }
+        }
     }
 
 private:
@@ -253,7 +275,7 @@ private:
         auto const others_have_room = [&] {
             all_retired_ = next_;
             for (int rank = 0; rank < size(); ++rank) {
-                all_retired_ = (std::min)(all_retired_, board_.retired(rank).load());
+                all_retired_ = (std::min)(all_retired_, board_.let_go(rank));
             }
             return next_ < max_in_flight + all_retired_ || board_.is_spent();
         };
@@ -268,6 +290,19 @@ private:
         }
     }
 
+    /// The first collective of this rank in which it can compute; without one, the next one's number.
+    [[nodiscard]] std::uint64_t find_other() noexcept {
+        std::uint64_t other = retired_;
+        while (other != next_ && !can_compute(other)) {
+            ++other;
+        }
+        return other;
+    }
+    [[nodiscard]] bool can_compute(std::uint64_t sequence) noexcept {
+        Pending const& pending = pending_of(sequence);
+        return !pending.is_small && !pending.is_done && arrival_of(sequence) == Arrival::complete &&
+               (!pending.has_agreed || has_unclaimed(board_, sequence, pending.cut));
+    }
     [[nodiscard]] bool has_own_share(std::uint64_t sequence, Pending const& pending) noexcept {
         return !pending.is_small && has_unclaimed(board_, sequence, pending.cut, rank_);
     }

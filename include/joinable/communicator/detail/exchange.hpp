@@ -128,6 +128,9 @@ private:
         };
         auto const ranks = static_cast<std::size_t>(board_.size());
         std::size_t const outputs = block.to == every_rank ? ranks : 1;
+        if (ranks == 1 && input(0) == output(0)) {
+            return; // a sum over one rank is there already
+        }
         if (block.from == every_rank) {
             reduce_to(said_.dtype, said_.op, {ranks, input}, {outputs, output}, end - begin);
             return;

@@ -62,6 +62,15 @@ public:
             }
             std::this_thread::yield();
         }
+        return sleep(ready, end, before_sleep);
+    }
+    /// The last stage alone, for whoever has nothing to do without an answer.
+    template <class Ready, class BeforeSleep = SleepThrough>
+    bool sleep(
+        Ready const& ready,
+        std::chrono::steady_clock::time_point end,
+        BeforeSleep const& before_sleep = {}
+    ) {
         sleepers_.fetch_add(1);
         std::uint32_t seen = wakes_.load(); // before the last look: a wake after it ends the sleep
         bool is_ready = ready();
@@ -74,8 +83,9 @@ public:
         return is_ready;
     }
 
+    [[nodiscard]] bool has_sleepers() const noexcept { return sleepers_.load() != 0; }
     void wake() noexcept {
-        if (sleepers_.load() != 0) {
+        if (has_sleepers()) {
             wakes_.fetch_add(1);
             futex_wake_all(wakes_);
         }

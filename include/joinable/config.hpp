@@ -34,6 +34,22 @@ inline constexpr std::uint32_t library_version =
 #else
 #define JOINABLE_UNROLL _Pragma("GCC unroll 16")
 #endif
+// A product that is rounded: a compiler may fuse others with the sum that follows. Of registers, too.
+// Clang does as it is told unless it was told -ffp-contract=fast.
+#if defined(__clang__)
+#define JOINABLE_ROUNDED_PRODUCT(result, a, b)                                                     \
+    do {                                                                                           \
+        _Pragma("clang fp contract(off)") result = (a) * (b);                                      \
+    } while (false)
+#elif defined(__x86_64__)
+#define JOINABLE_ROUNDED_PRODUCT(result, a, b)                                                     \
+    do {                                                                                           \
+        result = (a) * (b);                                                                        \
+        asm("" : "+v"(result));                                                                    \
+    } while (false)
+#else
+#define JOINABLE_ROUNDED_PRODUCT(result, a, b) result = (a) * (b)
+#endif
 #if defined(__x86_64__)
 #define JOINABLE_LOOP [[JOINABLE_LOOP_OPTIONS gnu::noinline]]
 #define JOINABLE_LOOP_AVX2 [[ JOINABLE_LOOP_OPTIONS gnu::noinline, gnu::target("avx2,f16c") ]]

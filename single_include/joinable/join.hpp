@@ -71,6 +71,22 @@ inline constexpr std::uint32_t library_version =
 #else
 #define JOINABLE_UNROLL _Pragma("GCC unroll 16")
 #endif
+// A product that is rounded: a compiler may fuse others with the sum that follows. Of registers, too.
+// Clang does as it is told unless it was told -ffp-contract=fast.
+#if defined(__clang__)
+#define JOINABLE_ROUNDED_PRODUCT(result, a, b)                                                     \
+    do {                                                                                           \
+        _Pragma("clang fp contract(off)") result = (a) * (b);                                      \
+    } while (false)
+#elif defined(__x86_64__)
+#define JOINABLE_ROUNDED_PRODUCT(result, a, b)                                                     \
+    do {                                                                                           \
+        result = (a) * (b);                                                                        \
+        asm("" : "+v"(result));                                                                    \
+    } while (false)
+#else
+#define JOINABLE_ROUNDED_PRODUCT(result, a, b) result = (a) * (b)
+#endif
 #if defined(__x86_64__)
 #define JOINABLE_LOOP [[JOINABLE_LOOP_OPTIONS gnu::noinline]]
 #define JOINABLE_LOOP_AVX2 [[ JOINABLE_LOOP_OPTIONS gnu::noinline, gnu::target("avx2,f16c") ]]
@@ -3317,6 +3333,10 @@ concept has_split = requires(C& comm, int color, int key) {
 };
 
 template <class C>
+concept has_scaled_all_reduce = requires(C& comm, Buffer buffer, ReduceOp op, double factor) {
+    { comm.all_reduce(buffer, op, factor) } -> Work;
+};
+template <class C>
 concept has_allocate = requires(C& comm, std::size_t bytes, std::size_t alignment) {
     { comm.allocate(bytes, alignment) } -> std::same_as<Arena>;
 };
@@ -3405,6 +3425,16 @@ concept SendsAndReceives = Communicator<C> && detail::has_send<C> && detail::has
 /// |                          |              | key, then rank; abort reaches it from `comm`       |
 template <class C>
 concept Splits = Communicator<C> && detail::has_split<C>;
+
+/// A communicator that multiplies what it sums, each rank's buffer with a factor of its own, on its
+/// way: a pass less over what is averaged. The factor may be rounded to the buffer's dtype.
+///
+/// | expression                              | result | meaning                                   |
+/// |-----------------------------------------|--------|-------------------------------------------|
+/// | `comm.all_reduce(buffer, op, factor)`   | Work   | `op` is sum; of `factor * buffer`, which  |
+/// |                                         |        | is of a floating-point dtype, in place    |
+template <class C>
+concept ScalesSums = Communicator<C> && detail::has_scaled_all_reduce<C>;
 
 /// A communicator that has memory from which it moves buffers without copies of its own. Not
 /// collective. Where a program may also run over others, make_arena() takes their place.
@@ -10109,6 +10139,17 @@ inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
     }
 }
 
+inline void check_scaled(ConstBuffer buffer, ReduceOp op) {
+    if (op != ReduceOp::sum || !is_floating(buffer.dtype)) {
+        throw ContractViolation{concat(
+            "a scaled reduction is a sum of floating-point elements, but was asked for ",
+            name_of(op),
+            " of ",
+            name_of(buffer.dtype)
+        )};
+    }
+}
+
 inline void check_memory(ConstBuffer buffer) {
     if (buffer.data == nullptr && buffer.count != 0) {
         throw ContractViolation{
@@ -10304,6 +10345,7 @@ enum class Collective : std::uint8_t {
     gather,
     scatter,
     all_to_all,
+    scaled_all_reduce,
 };
 
 [[nodiscard]] constexpr std::string_view name_of(Collective collective) noexcept {
@@ -10317,6 +10359,7 @@ enum class Collective : std::uint8_t {
         "gather",
         "scatter",
         "all_to_all",
+        "scaled all_reduce",
     };
     return names[static_cast<std::size_t>(collective)];
 }
@@ -10329,6 +10372,7 @@ struct Descriptor {
     int root = 0;
     std::size_t count = 0;   ///< elements of one rank's share; of all, where nothing is shared out
     bool has_counts = false; ///< shares differ and are told by tables: `count` is not compared
+    double factor = 1.0; ///< of a scaled sum: each rank has its own, so it is not compared either
 
     friend bool operator==(Descriptor const& a, Descriptor const& b) noexcept {
         return a.collective == b.collective && a.dtype == b.dtype && a.op == b.op &&
@@ -10338,7 +10382,8 @@ struct Descriptor {
 
     [[nodiscard]] bool is_reduction() const noexcept {
         return collective == Collective::all_reduce || collective == Collective::reduce ||
-               collective == Collective::reduce_scatter;
+               collective == Collective::reduce_scatter ||
+               collective == Collective::scaled_all_reduce;
     }
 
     /// Then every rank combines for itself what all contribute; else ranks share the work by chunks.
@@ -10502,6 +10547,8 @@ public:
         return is_written;
     }
 
+    /// Somebody is at it, or it is given.
+    [[nodiscard]] bool has_begun() const noexcept { return state_.load() != open; }
     [[nodiscard]] bool is_given() const noexcept { return state_.load() == given; }
     /// @pre a close() has begun
     [[nodiscard]] AbortReason reason() const { return reason_.load(); }
@@ -10881,6 +10928,8 @@ public:
         return is_left_undone;
     }
 
+    /// Somebody ends it: true for whoever has failed because of that.
+    [[nodiscard]] bool is_ending() const noexcept { return reason_.has_begun(); }
     /// True only when nothing can arrive any more: whoever sees it can rely on it.
     [[nodiscard]] bool is_spent() const noexcept { return reason_.is_given(); }
     /// @pre some line is frozen
@@ -11350,6 +11399,11 @@ public:
         return Group{Board::at_address(board_->place_at(place)), watch_};
     }
 
+    /// Whether its collectives or its messages end: true for whoever has failed because of that.
+    [[nodiscard]] bool is_ending() const noexcept {
+        return shared().end.has_begun() || board_->is_ending();
+    }
+
     /// Whether a message to or from `peer` that waits will never be delivered.
     [[nodiscard]] bool is_lost(int peer) const noexcept {
         return shared().end.is_given() || member(peer).has_left.load();
@@ -11662,6 +11716,16 @@ struct Lanes {
     [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
         operation(numbers, next.numbers);
     }
+    /// The product is rounded, whatever it is added to: the same bits on every processor.
+    [[gnu::always_inline]] void scale(T factor) noexcept {
+        if constexpr (width == sizeof(T)) {
+            T product;
+            JOINABLE_ROUNDED_PRODUCT(product, numbers[0], factor);
+            numbers[0] = product;
+        } else {
+            JOINABLE_ROUNDED_PRODUCT(numbers, numbers, factor);
+        }
+    }
 };
 
 /// Registers that are computed together: enough for several loads to be on their way.
@@ -11693,6 +11757,13 @@ struct FourLanes {
         c.combine(operation, next.c);
         d.combine(operation, next.d);
     }
+    template <class T>
+    [[gnu::always_inline]] void scale(T factor) noexcept {
+        a.scale(factor);
+        b.scale(factor);
+        c.scale(factor);
+        d.scale(factor);
+    }
 };
 
 // An operation on registers: `a`, of the lower ranks, becomes what it gives with `b`. `Number<T>` is a type
@@ -11716,6 +11787,11 @@ struct Plus {
     [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
         a = a + b;
     }
+};
+/// Adds what each rank has times a factor of its own. Of floating-point numbers alone.
+struct PlusScaled : Plus {
+    template <class T>
+    using Number = std::conditional_t<std::floating_point<T>, T, float>;
 };
 struct Times {
     template <class T>
@@ -11771,21 +11847,31 @@ struct ReductionPass {
     std::span<std::byte const* const> inputs;
     std::span<std::byte* const> outputs;
     std::size_t bytes;
+    double const* factors = nullptr; ///< of the inputs, for PlusScaled
 
     static constexpr std::size_t most = 16; ///< inputs, and outputs: more are hard on a cache
 };
 
+template <class T, class Operation, class L>
+[[gnu::always_inline]] inline void
+load_input(L& lanes, ReductionPass const& pass, std::size_t input, std::size_t at) noexcept {
+    lanes.load(pass.inputs[input] + at);
+    if constexpr (std::is_same_v<Operation, PlusScaled>) {
+        lanes.scale(static_cast<T>(pass.factors[input]));
+    }
+}
+
 /// Reduces what is from byte `at` on of every input, as long as it fills lanes. All of a lane is read
 /// before something is written. Returns where it ends.
-template <class L, class Operation>
+template <class T, class L, class Operation>
 [[gnu::always_inline]] inline std::size_t
 reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
     for (; at + L::bytes <= pass.bytes; at += L::bytes) {
         L result;
-        result.load(pass.inputs[0] + at);
+        load_input<T, Operation>(result, pass, 0, at);
         for (std::size_t i = 1; i < pass.inputs.size(); ++i) {
             L next;
-            next.load(pass.inputs[i] + at);
+            load_input<T, Operation>(next, pass, i, at);
             result.combine(operation, next);
         }
         for (std::byte* const output : pass.outputs) {
@@ -11798,12 +11884,12 @@ reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t 
 template <class T, std::size_t width, class Operation>
 [[gnu::always_inline]] inline void
 reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
-    std::size_t at = reduce_lanes<FourLanes<Lanes<T, width>>>(operation, pass, 0);
-    at = reduce_lanes<Lanes<T, width>>(operation, pass, at);
+    std::size_t at = reduce_lanes<T, FourLanes<Lanes<T, width>>>(operation, pass, 0);
+    at = reduce_lanes<T, Lanes<T, width>>(operation, pass, at);
     if constexpr (width > 16) {
-        at = reduce_lanes<Lanes<T, 16>>(operation, pass, at);
+        at = reduce_lanes<T, Lanes<T, 16>>(operation, pass, at);
     }
-    reduce_lanes<Lanes<T, sizeof(T)>>(operation, pass, at);
+    reduce_lanes<T, Lanes<T, sizeof(T)>>(operation, pass, at);
 }
 
 // The same for each instruction set. AVX-512 is for float alone, the type of gradients and of what numbers
@@ -11855,31 +11941,42 @@ inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
     return pass_function<BitOr>(dtype, set);
 }
 
-/// Addresses by number: of the inputs of all ranks, or of the places where the result is wanted. Refers
-/// to the function that was given.
-class Places {
+/// Something by number, or nothing. Refers to the function that was given.
+template <class T>
+class Numbered {
 public:
+    Numbered() = default;
     template <class Function>
-    Places(std::size_t number, Function const& function) noexcept
+    Numbered(std::size_t number, Function const& function) noexcept
         : size_{number}, function_{&function}, call_{[](void const* called, std::size_t i) {
               return (*static_cast<Function const*>(called))(i);
           }} {}
 
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
-    [[nodiscard]] std::byte* operator[](std::size_t i) const { return call_(function_, i); }
+    [[nodiscard]] T operator[](std::size_t i) const { return call_(function_, i); }
 
 private:
-    std::size_t size_;
-    void const* function_;
-    std::byte* (*call_)(void const*, std::size_t);
+    std::size_t size_ = 0;
+    void const* function_ = nullptr;
+    T (*call_)(void const*, std::size_t) = nullptr;
 };
+/// Addresses of the inputs of all ranks, or of the places where the result is wanted.
+using Places = Numbered<std::byte*>;
+/// By which the inputs are multiplied before they are added; without any they are not.
+using Factors = Numbered<double>;
+
+/// The function that runs passes of this reduction, scaled or not.
+inline RunPass pass_function(DType dtype, ReduceOp op, bool is_scaled, InstructionSet set) {
+    return is_scaled ? pass_function<PlusScaled>(dtype, set) : pass_function(dtype, op, set);
+}
 
 /// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache: where
 /// there are more inputs or outputs than in a pass, or numbers of 16 bits, which accumulate in float and are
 /// rounded once.
 class TiledReduction {
 public:
-    TiledReduction(DType dtype, ReduceOp op, InstructionSet set) {
+    TiledReduction(DType dtype, ReduceOp op, Factors const& factors, InstructionSet set)
+        : factors_{factors} {
         bool const is_half = dtype == DType::f16;
         if (is_half || dtype == DType::bf16) {
             widen_ = is_half ? conversion_function<Widen<Half>>(set)
@@ -11888,7 +11985,7 @@ public:
                               : conversion_function<Narrow<BFloat16>>(set);
             dtype = DType::f32;
         }
-        run_pass_ = pass_function(dtype, op, set);
+        run_pass_ = pass_function(dtype, op, factors.size() != 0, set);
     }
 
     void run(Places const& inputs, Places const& outputs, std::size_t bytes) {
@@ -11916,23 +12013,27 @@ private:
         bool const widens = widen_ != nullptr;
         std::byte* const sum = tiles_[0].data();
         std::array<std::byte const*, ReductionPass::most> from;
+        std::array<double, ReductionPass::most> factors;
         std::size_t filled = 0;
         for (std::size_t i = 0; i < inputs.size(); ++i) {
             from[filled] = inputs[i] + at;
+            factors[filled] = factors_.size() == 0 ? 1.0 : factors_[i];
             if (widens) {
                 widen_(from[filled], tiles_[filled].data(), n / sizeof(Half));
                 from[filled] = tiles_[filled].data();
             }
             ++filled;
             if (filled == from.size() || i + 1 == inputs.size()) {
-                run_pass_({{from.data(), filled}, {&sum, 1}, widens ? 2 * n : n});
+                run_pass_({{from.data(), filled}, {&sum, 1}, widens ? 2 * n : n, factors.data()});
                 from[0] = sum;
+                factors[0] = 1.0;
                 filled = 1;
             }
         }
         return sum;
     }
 
+    Factors factors_;
     RunPass run_pass_;
     void (*widen_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
     void (*narrow_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
@@ -11941,20 +12042,23 @@ private:
 
 /// Combines `count` elements of all inputs in rank order and writes them to every output, whoever
 /// computes it and however it was cut: neither arrival nor tuning changes a bit. There is at least one input,
-/// and one output. An output may be one of the inputs; otherwise they do not overlap.
+/// and one output. An output may be one of the inputs; otherwise they do not overlap. With factors it
+/// is a sum of floating-point numbers, each of them multiplied and rounded before; numbers of 16 bits are
+/// multiplied as floats.
 inline void reduce_to(
     DType dtype,
     ReduceOp op,
     Places const& inputs,
     Places const& outputs,
     std::size_t count,
+    Factors const& factors = {},
     InstructionSet set = instruction_set()
 ) {
     std::size_t const bytes = count * size_of(dtype);
     std::array<std::byte const*, ReductionPass::most> from;
     std::array<std::byte*, ReductionPass::most> to;
     if (dtype <= DType::bf16 || inputs.size() > from.size() || outputs.size() > to.size()) {
-        return TiledReduction{dtype, op, set}.run(inputs, outputs, bytes);
+        return TiledReduction{dtype, op, factors, set}.run(inputs, outputs, bytes);
     }
     for (std::size_t i = 0; i < inputs.size(); ++i) {
         from[i] = inputs[i];
@@ -11962,7 +12066,12 @@ inline void reduce_to(
     for (std::size_t i = 0; i < outputs.size(); ++i) {
         to[i] = outputs[i];
     }
-    pass_function(dtype, op, set)({{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes}
+    std::array<double, ReductionPass::most> by;
+    for (std::size_t i = 0; i < factors.size(); ++i) {
+        by[i] = factors[i];
+    }
+    pass_function(dtype, op, factors.size() != 0, set)(
+        {{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes, by.data()}
     );
 }
 
@@ -12001,6 +12110,7 @@ public:
         case Collective::all_reduce:
         case Collective::broadcast:
         case Collective::barrier:
+        case Collective::scaled_all_reduce:
         case Collective::reduce: return 1;
         case Collective::all_to_all: return board_.size() * board_.size();
         default: return board_.size();
@@ -12086,11 +12196,24 @@ private:
         };
         auto const ranks = static_cast<std::size_t>(board_.size());
         std::size_t const outputs = block.to == every_rank ? ranks : 1;
-        if (ranks == 1 && input(0) == output(0)) {
+        bool const is_scaled = said_.collective == Collective::scaled_all_reduce;
+        if (ranks == 1 && input(0) == output(0) && !is_scaled) {
             return; // a sum over one rank is there already
         }
         if (block.from == every_rank) {
-            reduce_to(said_.dtype, said_.op, {ranks, input}, {outputs, output}, end - begin);
+            auto const factor = [&](std::size_t rank) {
+                return std::bit_cast<double>(
+                    board_.line(static_cast<int>(rank), sequence_).payload[3]
+                );
+            };
+            reduce_to(
+                said_.dtype,
+                said_.op,
+                {ranks, input},
+                {outputs, output},
+                end - begin,
+                {is_scaled ? ranks : 0, factor}
+            );
             return;
         }
         std::byte const* const from = input(static_cast<std::size_t>(block.from));
@@ -12421,6 +12544,16 @@ public:
         return post({Collective::all_reduce, buffer.dtype, op, 0, buffer.count}, buffer, buffer);
     }
 
+    /// In place, of each rank's buffer times a factor of its own, in one pass. Only with `sum`. Products
+    /// are rounded before they are added, those of 16-bit numbers to float.
+    Work all_reduce(Buffer buffer, ReduceOp op, double factor) {
+        check_memory(buffer);
+        check_scaled(buffer, op);
+        Descriptor said{Collective::scaled_all_reduce, buffer.dtype, op, 0, buffer.count};
+        said.factor = factor;
+        return post(said, buffer, buffer);
+    }
+
     /// In place at the root; the other buffers keep what they have.
     Work reduce(Buffer buffer, ReduceOp op, int root) {
         check_memory(buffer);
@@ -12596,7 +12729,7 @@ public:
 
     /// Local. The first reason wins; every wait that cannot complete any more throws it.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
-    [[nodiscard]] bool is_spent() const noexcept { return rank_.is_spent(); }
+    [[nodiscard]] bool is_spent() const noexcept { return rank_.group().is_ending(); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
@@ -13621,7 +13754,6 @@ public:
     }
 
     void abort(AbortReason const& reason) { group_.abort(reason, rank_); }
-    [[nodiscard]] bool is_spent() const noexcept { return board_.is_spent(); }
 
     void keep_alive() noexcept { board_.alive_at(rank_).store(now().time_since_epoch().count()); }
 
@@ -13666,6 +13798,7 @@ public:
             auto const [in_at, out_at] = memory_.lent(sequence, in, out);
             line.payload[1] = board_.place_of(in_at);
             line.payload[2] = board_.place_of(out_at);
+            line.payload[3] = std::bit_cast<std::uint64_t>(said.factor);
             if (said.has_counts) {
                 tell(board_.sends(rank_, sequence), board_.expects(rank_, sequence));
             }
@@ -15260,6 +15393,14 @@ public:
     [[nodiscard]] int size() const noexcept { return 1; }
 
     CompletedWork all_reduce(Buffer buffer, ReduceOp op) { return reduce(buffer, op, 0); }
+    CompletedWork all_reduce(Buffer buffer, ReduceOp op, double factor) {
+        start();
+        detail::check_memory(buffer);
+        detail::check_scaled(buffer, op);
+        AnyView const elements{buffer.data, buffer.dtype, {buffer.count}, {1}};
+        scale_copy(elements, factor, elements);
+        return {};
+    }
     CompletedWork reduce(Buffer buffer, ReduceOp op, int root) {
         detail::check_reduction(buffer, op);
         return broadcast(buffer, root);

@@ -158,6 +158,16 @@ static_assert(collects_everything<SelfCommunicator> && collects_everything<Threa
 static_assert(SendsAndReceives<ThreadCommunicator> && Splits<ThreadCommunicator>);
 static_assert(RenewsDeadline<ThreadCommunicator> && ReportsMissing<ThreadCommunicator>);
 static_assert(!AllGathers<joinable_tests::CoreOnly<ThreadCommunicator>>);
+static_assert(ScalesSums<ThreadCommunicator> && ScalesSums<SelfCommunicator>);
+struct Scaling : Core {
+    using Core::all_reduce;
+    CompletedWork all_reduce(Buffer, ReduceOp, double factor);
+};
+struct ScalingWithoutWork : Core {
+    using Core::all_reduce;
+    void all_reduce(Buffer, ReduceOp, double factor);
+};
+static_assert(ScalesSums<Scaling> && !ScalesSums<ScalingWithoutWork> && !ScalesSums<Core>);
 struct Allocating : Core {
     Arena allocate(std::size_t bytes, std::size_t alignment);
 };

@@ -68,6 +68,10 @@ concept has_split = requires(C& comm, int color, int key) {
 };
 
 template <class C>
+concept has_scaled_all_reduce = requires(C& comm, Buffer buffer, ReduceOp op, double factor) {
+    { comm.all_reduce(buffer, op, factor) } -> Work;
+};
+template <class C>
 concept has_allocate = requires(C& comm, std::size_t bytes, std::size_t alignment) {
     { comm.allocate(bytes, alignment) } -> std::same_as<Arena>;
 };
@@ -156,6 +160,16 @@ concept SendsAndReceives = Communicator<C> && detail::has_send<C> && detail::has
 /// |                          |              | key, then rank; abort reaches it from `comm`       |
 template <class C>
 concept Splits = Communicator<C> && detail::has_split<C>;
+
+/// A communicator that multiplies what it sums, each rank's buffer with a factor of its own, on its
+/// way: a pass less over what is averaged. The factor may be rounded to the buffer's dtype.
+///
+/// | expression                              | result | meaning                                   |
+/// |-----------------------------------------|--------|-------------------------------------------|
+/// | `comm.all_reduce(buffer, op, factor)`   | Work   | `op` is sum; of `factor * buffer`, which  |
+/// |                                         |        | is of a floating-point dtype, in place    |
+template <class C>
+concept ScalesSums = Communicator<C> && detail::has_scaled_all_reduce<C>;
 
 /// A communicator that has memory from which it moves buffers without copies of its own. Not
 /// collective. Where a program may also run over others, make_arena() takes their place.

@@ -9,6 +9,8 @@
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/checks.hpp>
+#include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/copy.hpp>
 
 namespace joinable::inline v0 {
 
@@ -21,6 +23,14 @@ public:
     [[nodiscard]] int size() const noexcept { return 1; }
 
     CompletedWork all_reduce(Buffer buffer, ReduceOp op) { return reduce(buffer, op, 0); }
+    CompletedWork all_reduce(Buffer buffer, ReduceOp op, double factor) {
+        start();
+        detail::check_memory(buffer);
+        detail::check_scaled(buffer, op);
+        AnyView const elements{buffer.data, buffer.dtype, {buffer.count}, {1}};
+        scale_copy(elements, factor, elements);
+        return {};
+    }
     CompletedWork reduce(Buffer buffer, ReduceOp op, int root) {
         detail::check_reduction(buffer, op);
         return broadcast(buffer, root);

@@ -166,7 +166,7 @@ void check(Case const& c, std::vector<Bytes> const& inputs) {
 
     std::vector<Bytes> in_place = inputs;
     auto const place = [&](std::size_t rank) { return in_place[rank].data() + first; };
-    reduce_to(c.dtype, c.op, {c.ranks, place}, {c.ranks, place}, c.count, c.set);
+    reduce_to(c.dtype, c.op, {c.ranks, place}, {c.ranks, place}, c.count, {}, c.set);
     for (std::size_t rank = 0; rank < c.ranks; ++rank) {
         CHECK(same<T>(part(in_place[rank]), expected));
         Bytes around = in_place[rank];
@@ -183,7 +183,7 @@ void check(Case const& c, std::vector<Bytes> const& inputs) {
         return const_cast<std::byte*>(inputs[rank].data()) + first; // only read
     };
     auto const output = [&](std::size_t) { return out.data() + 1; };
-    reduce_to(c.dtype, c.op, {c.ranks, input}, {1, output}, c.count, c.set);
+    reduce_to(c.dtype, c.op, {c.ranks, input}, {1, output}, c.count, {}, c.set);
     CHECK(same<T>(Bytes(out.begin() + 1, out.end() - 1), expected));
     CHECK((out.front() == std::byte{0x5a} && out.back() == std::byte{0x5a}));
 }
@@ -241,6 +241,52 @@ TEST_CASE("a reduction of 16-bit numbers is rounded once, however many tiles and
     detail::reduce_to(DType::f16, ReduceOp::sum, {ranks, place}, {ranks, place}, count);
     for (auto const& rank : data) {
         CHECK(std::count(rank.begin(), rank.end(), Half{2088.0F}) == count);
+    }
+}
+
+TEST_CASE("a scaled sum rounds every product, as a loop does that multiplies before it adds") {
+    std::mt19937_64 random{3};
+    auto const factor_of = [](std::size_t rank) { return 1.0 / (3.0 + static_cast<double>(rank)); };
+    for (DType const dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) {
+        CAPTURE(name_of(dtype));
+        visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
+            using A = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
+            for (std::size_t const ranks : {1U, 2U, 3U, 4U, 8U, 16U, 17U, 40U}) {
+                for (std::size_t const count : {0U, 1U, 3U, 15U, 16U, 129U, 2053U}) {
+                    std::vector<Bytes> inputs(ranks);
+                    for (Bytes& input : inputs) {
+                        input = elements<T>(count, random);
+                    }
+                    Bytes expected(count * sizeof(T));
+                    for (std::size_t i = 0; i < count; ++i) {
+                        A sum = 0;
+                        for (std::size_t rank = 0; rank < ranks; ++rank) {
+                            A const volatile product = static_cast<A>(at<T>(inputs[rank], i)) *
+                                                       static_cast<A>(factor_of(rank));
+                            sum = rank == 0 ? product : sum + product;
+                        }
+                        T const rounded = static_cast<T>(sum);
+                        std::memcpy(expected.data() + i * sizeof(T), &rounded, sizeof(T));
+                    }
+                    for (InstructionSet const set : instruction_sets()) {
+                        std::vector<Bytes> data = inputs;
+                        auto const place = [&](std::size_t rank) { return data[rank].data(); };
+                        detail::reduce_to(
+                            dtype,
+                            ReduceOp::sum,
+                            {ranks, place},
+                            {ranks, place},
+                            count,
+                            {ranks, factor_of},
+                            set
+                        );
+                        for (Bytes const& result : data) {
+                            CHECK(same<T>(result, expected));
+                        }
+                    }
+                }
+            }
+        });
     }
 }
 

@@ -17,6 +17,8 @@
 #include <doctest/doctest.h>
 #include <support/process_ranks.hpp>
 
+#include <joinable/communicator/self.hpp>
+
 namespace {
 
 using namespace joinable_tests;
@@ -138,6 +140,70 @@ TEST_CASE("every operation of every dtype and size equals a serial computation")
         check_reductions<std::uint32_t>(comm);
         check_reductions<std::int64_t>(comm);
         check_reductions<std::uint64_t>(comm);
+    });
+}
+
+template <class T>
+void check_scaled_sums(auto& comm) {
+    auto const factor_of = [](int rank) { return 1.0 / (rank + 3); };
+    for (std::size_t const n : sizes) {
+        std::vector<T> values(n, static_cast<T>(0.1));
+        for (std::size_t i = 0; i < n; ++i) {
+            values[i] = static_cast<T>(i % 7) + static_cast<T>(comm.rank());
+        }
+        comm.all_reduce(
+                {values.data(), n, joinable::dtype_of<T>}, ReduceOp::sum, factor_of(comm.rank())
+        )
+            .wait();
+        std::size_t wrong = 0;
+        for (std::size_t i = 0; i < n; ++i) {
+            T sum = 0;
+            for (int rank = 0; rank < comm.size(); ++rank) {
+                T const volatile product = (static_cast<T>(i % 7) + static_cast<T>(rank)) *
+                                           static_cast<T>(factor_of(rank));
+                sum = rank == 0 ? product : sum + product;
+            }
+            wrong += values[i] == sum ? 0U : 1U;
+        }
+        CAPTURE(n);
+        CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE("a scaled sum multiplies what each rank has by that rank's own factor, at every size") {
+    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
+        check_scaled_sums<float>(comm);
+        check_scaled_sums<double>(comm);
+    });
+    joinable::SelfCommunicator alone;
+    check_scaled_sums<float>(alone);
+    check_scaled_sums<double>(alone);
+}
+
+TEST_CASE("a scaled sum is of floating-point elements, and is no plain one") {
+    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
+        std::array<float, 3> values{1, 2, 3};
+        std::array<int, 3> integers{1, 2, 3};
+        joinable::Buffer const buffer{values.data(), 3, DType::f32};
+        CHECK_THROWS_WITH_AS(
+            (void)comm.all_reduce({integers.data(), 3, DType::i32}, ReduceOp::sum, 0.5),
+            "a scaled reduction is a sum of floating-point elements, but was asked for sum of i32",
+            joinable::ContractViolation
+        );
+        CHECK_THROWS_WITH_AS(
+            (void)comm.all_reduce(buffer, ReduceOp::max, 0.5),
+            "a scaled reduction is a sum of floating-point elements, but was asked for max of f32",
+            joinable::ContractViolation
+        );
+        if (comm.size() > 1) {
+            CHECK_THROWS_AS(
+                (comm.rank() == 0 ? comm.all_reduce(buffer, ReduceOp::sum, 1.0)
+                                  : comm.all_reduce(buffer, ReduceOp::sum))
+                    .wait(),
+                joinable::Mismatch
+            );
+            CHECK(values == std::array<float, 3>{1, 2, 3});
+        }
     });
 }
 

@@ -218,6 +218,8 @@ public:
         return is_left_undone;
     }
 
+    /// Somebody ends it: true for whoever has failed because of that.
+    [[nodiscard]] bool is_ending() const noexcept { return reason_.has_begun(); }
     /// True only when nothing can arrive any more: whoever sees it can rely on it.
     [[nodiscard]] bool is_spent() const noexcept { return reason_.is_given(); }
     /// @pre some line is frozen

@@ -39,6 +39,16 @@ public:
         return post({Collective::all_reduce, buffer.dtype, op, 0, buffer.count}, buffer, buffer);
     }
 
+    /// In place, of each rank's buffer times a factor of its own, in one pass. Only with `sum`. Products
+    /// are rounded before they are added, those of 16-bit numbers to float.
+    Work all_reduce(Buffer buffer, ReduceOp op, double factor) {
+        check_memory(buffer);
+        check_scaled(buffer, op);
+        Descriptor said{Collective::scaled_all_reduce, buffer.dtype, op, 0, buffer.count};
+        said.factor = factor;
+        return post(said, buffer, buffer);
+    }
+
     /// In place at the root; the other buffers keep what they have.
     Work reduce(Buffer buffer, ReduceOp op, int root) {
         check_memory(buffer);
@@ -214,7 +224,7 @@ public:
 
     /// Local. The first reason wins; every wait that cannot complete any more throws it.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
-    [[nodiscard]] bool is_spent() const noexcept { return rank_.is_spent(); }
+    [[nodiscard]] bool is_spent() const noexcept { return rank_.group().is_ending(); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {

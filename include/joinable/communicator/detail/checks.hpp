@@ -32,6 +32,17 @@ inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
     }
 }
 
+inline void check_scaled(ConstBuffer buffer, ReduceOp op) {
+    if (op != ReduceOp::sum || !is_floating(buffer.dtype)) {
+        throw ContractViolation{concat(
+            "a scaled reduction is a sum of floating-point elements, but was asked for ",
+            name_of(op),
+            " of ",
+            name_of(buffer.dtype)
+        )};
+    }
+}
+
 inline void check_memory(ConstBuffer buffer) {
     if (buffer.data == nullptr && buffer.count != 0) {
         throw ContractViolation{

@@ -25,6 +25,7 @@ enum class Collective : std::uint8_t {
     gather,
     scatter,
     all_to_all,
+    scaled_all_reduce,
 };
 
 [[nodiscard]] constexpr std::string_view name_of(Collective collective) noexcept {
@@ -38,6 +39,7 @@ enum class Collective : std::uint8_t {
         "gather",
         "scatter",
         "all_to_all",
+        "scaled all_reduce",
     };
     return names[static_cast<std::size_t>(collective)];
 }
@@ -50,6 +52,7 @@ struct Descriptor {
     int root = 0;
     std::size_t count = 0;   ///< elements of one rank's share; of all, where nothing is shared out
     bool has_counts = false; ///< shares differ and are told by tables: `count` is not compared
+    double factor = 1.0; ///< of a scaled sum: each rank has its own, so it is not compared either
 
     friend bool operator==(Descriptor const& a, Descriptor const& b) noexcept {
         return a.collective == b.collective && a.dtype == b.dtype && a.op == b.op &&
@@ -59,7 +62,8 @@ struct Descriptor {
 
     [[nodiscard]] bool is_reduction() const noexcept {
         return collective == Collective::all_reduce || collective == Collective::reduce ||
-               collective == Collective::reduce_scatter;
+               collective == Collective::reduce_scatter ||
+               collective == Collective::scaled_all_reduce;
     }
 
     /// Then every rank combines for itself what all contribute; else ranks share the work by chunks.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -43,7 +44,6 @@ public:
     }
 
     void abort(AbortReason const& reason) { group_.abort(reason, rank_); }
-    [[nodiscard]] bool is_spent() const noexcept { return board_.is_spent(); }
 
     void keep_alive() noexcept { board_.alive_at(rank_).store(now().time_since_epoch().count()); }
 
@@ -88,6 +88,7 @@ public:
             auto const [in_at, out_at] = memory_.lent(sequence, in, out);
             line.payload[1] = board_.place_of(in_at);
             line.payload[2] = board_.place_of(out_at);
+            line.payload[3] = std::bit_cast<std::uint64_t>(said.factor);
             if (said.has_counts) {
                 tell(board_.sends(rank_, sequence), board_.expects(rank_, sequence));
             }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -43,6 +44,7 @@ public:
         case Collective::all_reduce:
         case Collective::broadcast:
         case Collective::barrier:
+        case Collective::scaled_all_reduce:
         case Collective::reduce: return 1;
         case Collective::all_to_all: return board_.size() * board_.size();
         default: return board_.size();
@@ -128,11 +130,24 @@ private:
         };
         auto const ranks = static_cast<std::size_t>(board_.size());
         std::size_t const outputs = block.to == every_rank ? ranks : 1;
-        if (ranks == 1 && input(0) == output(0)) {
+        bool const is_scaled = said_.collective == Collective::scaled_all_reduce;
+        if (ranks == 1 && input(0) == output(0) && !is_scaled) {
             return; // a sum over one rank is there already
         }
         if (block.from == every_rank) {
-            reduce_to(said_.dtype, said_.op, {ranks, input}, {outputs, output}, end - begin);
+            auto const factor = [&](std::size_t rank) {
+                return std::bit_cast<double>(
+                    board_.line(static_cast<int>(rank), sequence_).payload[3]
+                );
+            };
+            reduce_to(
+                said_.dtype,
+                said_.op,
+                {ranks, input},
+                {outputs, output},
+                end - begin,
+                {is_scaled ? ranks : 0, factor}
+            );
             return;
         }
         std::byte const* const from = input(static_cast<std::size_t>(block.from));

@@ -43,6 +43,8 @@ public:
         return is_written;
     }
 
+    /// Somebody is at it, or it is given.
+    [[nodiscard]] bool has_begun() const noexcept { return state_.load() != open; }
     [[nodiscard]] bool is_given() const noexcept { return state_.load() == given; }
     /// @pre a close() has begun
     [[nodiscard]] AbortReason reason() const { return reason_.load(); }

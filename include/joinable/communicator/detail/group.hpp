@@ -101,6 +101,11 @@ public:
         return Group{Board::at_address(board_->place_at(place)), watch_};
     }
 
+    /// Whether its collectives or its messages end: true for whoever has failed because of that.
+    [[nodiscard]] bool is_ending() const noexcept {
+        return shared().end.has_begun() || board_->is_ending();
+    }
+
     /// Whether a message to or from `peer` that waits will never be delivered.
     [[nodiscard]] bool is_lost(int peer) const noexcept {
         return shared().end.is_given() || member(peer).has_left.load();

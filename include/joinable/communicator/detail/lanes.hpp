@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
+#include <joinable/config.hpp>
 #include <joinable/tensor/detail/arithmetic.hpp>
 
 /// @file
@@ -30,6 +32,16 @@ struct Lanes {
     template <class Operation>
     [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
         operation(numbers, next.numbers);
+    }
+    /// The product is rounded, whatever it is added to: the same bits on every processor.
+    [[gnu::always_inline]] void scale(T factor) noexcept {
+        if constexpr (width == sizeof(T)) {
+            T product;
+            JOINABLE_ROUNDED_PRODUCT(product, numbers[0], factor);
+            numbers[0] = product;
+        } else {
+            JOINABLE_ROUNDED_PRODUCT(numbers, numbers, factor);
+        }
     }
 };
 
@@ -62,6 +74,13 @@ struct FourLanes {
         c.combine(operation, next.c);
         d.combine(operation, next.d);
     }
+    template <class T>
+    [[gnu::always_inline]] void scale(T factor) noexcept {
+        a.scale(factor);
+        b.scale(factor);
+        c.scale(factor);
+        d.scale(factor);
+    }
 };
 
 // An operation on registers: `a`, of the lower ranks, becomes what it gives with `b`. `Number<T>` is a type
@@ -85,6 +104,11 @@ struct Plus {
     [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
         a = a + b;
     }
+};
+/// Adds what each rank has times a factor of its own. Of floating-point numbers alone.
+struct PlusScaled : Plus {
+    template <class T>
+    using Number = std::conditional_t<std::floating_point<T>, T, float>;
 };
 struct Times {
     template <class T>

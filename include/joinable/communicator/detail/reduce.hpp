@@ -22,21 +22,31 @@ struct ReductionPass {
     std::span<std::byte const* const> inputs;
     std::span<std::byte* const> outputs;
     std::size_t bytes;
+    double const* factors = nullptr; ///< of the inputs, for PlusScaled
 
     static constexpr std::size_t most = 16; ///< inputs, and outputs: more are hard on a cache
 };
 
+template <class T, class Operation, class L>
+[[gnu::always_inline]] inline void
+load_input(L& lanes, ReductionPass const& pass, std::size_t input, std::size_t at) noexcept {
+    lanes.load(pass.inputs[input] + at);
+    if constexpr (std::is_same_v<Operation, PlusScaled>) {
+        lanes.scale(static_cast<T>(pass.factors[input]));
+    }
+}
+
 /// Reduces what is from byte `at` on of every input, as long as it fills lanes. All of a lane is read
 /// before something is written. Returns where it ends.
-template <class L, class Operation>
+template <class T, class L, class Operation>
 [[gnu::always_inline]] inline std::size_t
 reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
     for (; at + L::bytes <= pass.bytes; at += L::bytes) {
         L result;
-        result.load(pass.inputs[0] + at);
+        load_input<T, Operation>(result, pass, 0, at);
         for (std::size_t i = 1; i < pass.inputs.size(); ++i) {
             L next;
-            next.load(pass.inputs[i] + at);
+            load_input<T, Operation>(next, pass, i, at);
             result.combine(operation, next);
         }
         for (std::byte* const output : pass.outputs) {
@@ -49,12 +59,12 @@ reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t 
 template <class T, std::size_t width, class Operation>
 [[gnu::always_inline]] inline void
 reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
-    std::size_t at = reduce_lanes<FourLanes<Lanes<T, width>>>(operation, pass, 0);
-    at = reduce_lanes<Lanes<T, width>>(operation, pass, at);
+    std::size_t at = reduce_lanes<T, FourLanes<Lanes<T, width>>>(operation, pass, 0);
+    at = reduce_lanes<T, Lanes<T, width>>(operation, pass, at);
     if constexpr (width > 16) {
-        at = reduce_lanes<Lanes<T, 16>>(operation, pass, at);
+        at = reduce_lanes<T, Lanes<T, 16>>(operation, pass, at);
     }
-    reduce_lanes<Lanes<T, sizeof(T)>>(operation, pass, at);
+    reduce_lanes<T, Lanes<T, sizeof(T)>>(operation, pass, at);
 }
 
 // The same for each instruction set. AVX-512 is for float alone, the type of gradients and of what numbers
@@ -106,31 +116,42 @@ inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
     return pass_function<BitOr>(dtype, set);
 }
 
-/// Addresses by number: of the inputs of all ranks, or of the places where the result is wanted. Refers
-/// to the function that was given.
-class Places {
+/// Something by number, or nothing. Refers to the function that was given.
+template <class T>
+class Numbered {
 public:
+    Numbered() = default;
     template <class Function>
-    Places(std::size_t number, Function const& function) noexcept
+    Numbered(std::size_t number, Function const& function) noexcept
         : size_{number}, function_{&function}, call_{[](void const* called, std::size_t i) {
               return (*static_cast<Function const*>(called))(i);
           }} {}
 
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
-    [[nodiscard]] std::byte* operator[](std::size_t i) const { return call_(function_, i); }
+    [[nodiscard]] T operator[](std::size_t i) const { return call_(function_, i); }
 
 private:
-    std::size_t size_;
-    void const* function_;
-    std::byte* (*call_)(void const*, std::size_t);
+    std::size_t size_ = 0;
+    void const* function_ = nullptr;
+    T (*call_)(void const*, std::size_t) = nullptr;
 };
+/// Addresses of the inputs of all ranks, or of the places where the result is wanted.
+using Places = Numbered<std::byte*>;
+/// By which the inputs are multiplied before they are added; without any they are not.
+using Factors = Numbered<double>;
+
+/// The function that runs passes of this reduction, scaled or not.
+inline RunPass pass_function(DType dtype, ReduceOp op, bool is_scaled, InstructionSet set) {
+    return is_scaled ? pass_function<PlusScaled>(dtype, set) : pass_function(dtype, op, set);
+}
 
 /// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache: where
 /// there are more inputs or outputs than in a pass, or numbers of 16 bits, which accumulate in float and are
 /// rounded once.
 class TiledReduction {
 public:
-    TiledReduction(DType dtype, ReduceOp op, InstructionSet set) {
+    TiledReduction(DType dtype, ReduceOp op, Factors const& factors, InstructionSet set)
+        : factors_{factors} {
         bool const is_half = dtype == DType::f16;
         if (is_half || dtype == DType::bf16) {
             widen_ = is_half ? conversion_function<Widen<Half>>(set)
@@ -139,7 +160,7 @@ public:
                               : conversion_function<Narrow<BFloat16>>(set);
             dtype = DType::f32;
         }
-        run_pass_ = pass_function(dtype, op, set);
+        run_pass_ = pass_function(dtype, op, factors.size() != 0, set);
     }
 
     void run(Places const& inputs, Places const& outputs, std::size_t bytes) {
@@ -167,23 +188,27 @@ private:
         bool const widens = widen_ != nullptr;
         std::byte* const sum = tiles_[0].data();
         std::array<std::byte const*, ReductionPass::most> from;
+        std::array<double, ReductionPass::most> factors;
         std::size_t filled = 0;
         for (std::size_t i = 0; i < inputs.size(); ++i) {
             from[filled] = inputs[i] + at;
+            factors[filled] = factors_.size() == 0 ? 1.0 : factors_[i];
             if (widens) {
                 widen_(from[filled], tiles_[filled].data(), n / sizeof(Half));
                 from[filled] = tiles_[filled].data();
             }
             ++filled;
             if (filled == from.size() || i + 1 == inputs.size()) {
-                run_pass_({{from.data(), filled}, {&sum, 1}, widens ? 2 * n : n});
+                run_pass_({{from.data(), filled}, {&sum, 1}, widens ? 2 * n : n, factors.data()});
                 from[0] = sum;
+                factors[0] = 1.0;
                 filled = 1;
             }
         }
         return sum;
     }
 
+    Factors factors_;
     RunPass run_pass_;
     void (*widen_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
     void (*narrow_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
@@ -192,20 +217,23 @@ private:
 
 /// Combines `count` elements of all inputs in rank order and writes them to every output, whoever
 /// computes it and however it was cut: neither arrival nor tuning changes a bit. There is at least one input,
-/// and one output. An output may be one of the inputs; otherwise they do not overlap.
+/// and one output. An output may be one of the inputs; otherwise they do not overlap. With factors it
+/// is a sum of floating-point numbers, each of them multiplied and rounded before; numbers of 16 bits are
+/// multiplied as floats.
 inline void reduce_to(
     DType dtype,
     ReduceOp op,
     Places const& inputs,
     Places const& outputs,
     std::size_t count,
+    Factors const& factors = {},
     InstructionSet set = instruction_set()
 ) {
     std::size_t const bytes = count * size_of(dtype);
     std::array<std::byte const*, ReductionPass::most> from;
     std::array<std::byte*, ReductionPass::most> to;
     if (dtype <= DType::bf16 || inputs.size() > from.size() || outputs.size() > to.size()) {
-        return TiledReduction{dtype, op, set}.run(inputs, outputs, bytes);
+        return TiledReduction{dtype, op, factors, set}.run(inputs, outputs, bytes);
     }
     for (std::size_t i = 0; i < inputs.size(); ++i) {
         from[i] = inputs[i];
@@ -213,7 +241,12 @@ inline void reduce_to(
     for (std::size_t i = 0; i < outputs.size(); ++i) {
         to[i] = outputs[i];
     }
-    pass_function(dtype, op, set)({{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes}
+    std::array<double, ReductionPass::most> by;
+    for (std::size_t i = 0; i < factors.size(); ++i) {
+        by[i] = factors[i];
+    }
+    pass_function(dtype, op, factors.size() != 0, set)(
+        {{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes, by.data()}
     );
 }
 

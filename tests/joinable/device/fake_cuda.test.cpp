@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include <support/fake_cuda/fake_cuda.hpp>
+
+namespace {
+
+namespace fake = joinable_tests::fake_cuda;
+
+cudaStream_t make_stream() {
+    cudaStream_t stream = nullptr;
+    REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    return stream;
+}
+cudaEvent_t make_event() {
+    cudaEvent_t event = nullptr;
+    REQUIRE(cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess);
+    return event;
+}
+template <class T>
+T* allocate(std::size_t count) {
+    void* data = nullptr;
+    REQUIRE(cudaMalloc(&data, count * sizeof(T)) == cudaSuccess);
+    return static_cast<T*>(data);
+}
+
+/// Holds a stream until it is opened.
+struct Gate {
+    std::atomic<bool> is_open{false};
+    void hold(cudaStream_t stream) {
+        fake::enqueue(stream, [this] { is_open.wait(false); });
+    }
+    void open() {
+        is_open = true;
+        is_open.notify_all();
+    }
+};
+
+TEST_CASE("a stream runs in order, beside the host, and says when it is idle") {
+    cudaStream_t const stream = make_stream();
+    std::vector<int> order;
+    Gate gate;
+    gate.hold(stream);
+    for (int i = 0; i < 3; ++i) {
+        fake::enqueue(stream, [&order, i] { order.push_back(i); });
+    }
+    CHECK_FALSE(fake::is_idle(stream));
+    CHECK(cudaStreamQuery(stream) == cudaErrorNotReady);
+    CHECK(cudaGetLastError() == cudaErrorNotReady);
+    CHECK(cudaGetLastError() == cudaSuccess);
+    gate.open();
+    CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+    CHECK(fake::is_idle(stream));
+    CHECK(cudaStreamQuery(stream) == cudaSuccess);
+    CHECK(order == std::vector{0, 1, 2});
+    CHECK(cudaStreamDestroy(stream) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(stream) == cudaErrorInvalidResourceHandle);
+}
+
+TEST_CASE("streams do not wait for each other, unless an event says so") {
+    cudaStream_t const first = make_stream();
+    cudaStream_t const second = make_stream();
+    cudaEvent_t const event = make_event();
+    Gate gate;
+    int value = 0;
+    std::vector<int> seen;
+    gate.hold(first);
+    fake::enqueue(first, [&] { value = 7; });
+    fake::enqueue(second, [&] { seen.push_back(1); }); // not held
+    CHECK(cudaStreamSynchronize(second) == cudaSuccess);
+    CHECK(cudaEventQuery(event) == cudaSuccess); // nothing is recorded
+    CHECK(cudaEventRecord(event, first) == cudaSuccess);
+    CHECK(cudaStreamWaitEvent(second, event, 0) == cudaSuccess);
+    fake::enqueue(second, [&] { seen.push_back(value); });
+    CHECK(cudaEventQuery(event) == cudaErrorNotReady);
+    CHECK_FALSE(fake::is_idle(second));
+    CHECK(seen == std::vector{1});
+    gate.open();
+    CHECK(cudaEventSynchronize(event) == cudaSuccess);
+    CHECK(cudaEventDestroy(event) == cudaSuccess); // who waits for it keeps what it needs
+    CHECK(cudaStreamSynchronize(second) == cudaSuccess);
+    CHECK(seen == std::vector{1, 7});
+    (void)cudaStreamDestroy(first);
+    (void)cudaStreamDestroy(second);
+    fake::drain();
+    CHECK(fake::live_streams() == 0);
+    CHECK(fake::live_events() == 0);
+}
+
+TEST_CASE("a wait is for the record that was the last one when it was put on the stream") {
+    cudaStream_t const first = make_stream();
+    cudaStream_t const second = make_stream();
+    cudaEvent_t const event = make_event();
+    CHECK(cudaEventRecord(event, first) == cudaSuccess);
+    CHECK(cudaStreamWaitEvent(second, event, 0) == cudaSuccess);
+    Gate gate;
+    gate.hold(first);
+    CHECK(cudaEventRecord(event, first) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(second) == cudaSuccess); // else it would wait for the gate
+    CHECK(cudaEventQuery(event) == cudaErrorNotReady);
+    gate.open();
+    (void)cudaEventDestroy(event);
+    (void)cudaStreamDestroy(first);
+    (void)cudaStreamDestroy(second);
+    fake::drain();
+}
+
+TEST_CASE("memory has a device, is full of poison, and is missed when it is not freed") {
+    CHECK(fake::live_allocations() == 0);
+    CHECK(cudaSetDevice(3) == cudaSuccess);
+    auto* const bytes = allocate<unsigned char>(100);
+    CHECK(cudaSetDevice(0) == cudaSuccess);
+    CHECK(fake::live_allocations() == 1);
+    CHECK(bytes[99] == fake::poison);
+    CHECK(fake::is_device_memory(bytes, 100));
+    CHECK_FALSE(fake::is_device_memory(bytes, 101));
+    cudaPointerAttributes attributes{};
+    CHECK(cudaPointerGetAttributes(&attributes, bytes + 99) == cudaSuccess);
+    CHECK(attributes.type == cudaMemoryTypeDevice);
+    CHECK(attributes.device == 3);
+    int host = 0;
+    CHECK(cudaPointerGetAttributes(&attributes, &host) == cudaSuccess);
+    CHECK(attributes.type == cudaMemoryTypeUnregistered);
+    void* pinned = nullptr;
+    CHECK(cudaHostAlloc(&pinned, 8, cudaHostAllocDefault) == cudaSuccess);
+    CHECK(cudaPointerGetAttributes(&attributes, pinned) == cudaSuccess);
+    CHECK(attributes.type == cudaMemoryTypeHost);
+    CHECK(cudaFreeHost(pinned) == cudaSuccess);
+    CHECK(cudaFree(bytes) == cudaSuccess);
+    CHECK(cudaFree(bytes) == cudaErrorInvalidValue);
+    CHECK(cudaGetLastError() == cudaErrorInvalidValue);
+    CHECK(fake::live_allocations() == 0);
+}
+
+TEST_CASE("memory of a stream is poisoned when the stream comes to it") {
+    cudaStream_t const stream = make_stream();
+    Gate gate;
+    gate.hold(stream);
+    void* data = nullptr;
+    CHECK(cudaMallocAsync(&data, 4, stream) == cudaSuccess);
+    std::memset(data, 0, 4); // too early: not in the order of the stream
+    CHECK(fake::live_allocations() == 1);
+    gate.open();
+    CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+    CHECK(static_cast<unsigned char*>(data)[0] == fake::poison);
+    CHECK(cudaFreeAsync(data, stream) == cudaSuccess);
+    CHECK(fake::live_allocations() == 0);
+    fake::set_memory_pools(false);
+    CHECK(cudaMallocAsync(&data, 4, stream) == cudaErrorNotSupported);
+    fake::set_memory_pools(true);
+    CHECK(cudaStreamDestroy(stream) == cudaSuccess);
+    fake::drain();
+    (void)cudaGetLastError();
+}
+
+TEST_CASE("copies of one, two and three dimensions, and memset, move what they say") {
+    cudaStream_t const stream = make_stream();
+    std::vector<int> host(24);
+    for (std::size_t i = 0; i < host.size(); ++i) {
+        host[i] = static_cast<int>(i);
+    }
+    auto* const all = allocate<int>(24);
+    auto* const part = allocate<int>(8);
+    CHECK(cudaMemcpyAsync(all, host.data(), 96, cudaMemcpyHostToDevice, stream) == cudaSuccess);
+    // Two of six columns of four rows.
+    CHECK(
+        cudaMemcpy2DAsync(part, 8, all + 1, 24, 8, 4, cudaMemcpyDeviceToDevice, stream) ==
+        cudaSuccess
+    );
+    std::vector<int> back(8);
+    CHECK(cudaMemcpyAsync(back.data(), part, 32, cudaMemcpyDeviceToHost, stream) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+    CHECK(back == std::vector{1, 2, 7, 8, 13, 14, 19, 20});
+    // Two of three columns of two of four rows of two slices.
+    cudaMemcpy3DParms box{};
+    box.srcPtr = {all, 12, 3, 4};
+    box.dstPtr = {part, 8, 2, 2};
+    box.extent = {8, 2, 2};
+    box.kind = cudaMemcpyDefault;
+    CHECK(cudaMemcpy3DAsync(&box, stream) == cudaSuccess);
+    CHECK(cudaMemcpyAsync(back.data(), part, 32, cudaMemcpyDeviceToHost, stream) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+    CHECK(back == std::vector{0, 1, 3, 4, 12, 13, 15, 16});
+    CHECK(cudaMemset2DAsync(part, 8, 0, 4, 4, stream) == cudaSuccess);
+    CHECK(cudaMemsetAsync(part, 0, 8, stream) == cudaSuccess);
+    CHECK(cudaMemcpyAsync(back.data(), part, 32, cudaMemcpyDeviceToHost, stream) == cudaSuccess);
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(back == std::vector{0, 0, 0, 4, 0, 13, 0, 16});
+    CHECK(
+        cudaMemcpy2DAsync(part, 4, all, 24, 8, 4, cudaMemcpyDefault, stream) ==
+        cudaErrorInvalidPitchValue
+    );
+    (void)cudaGetLastError();
+    (void)cudaFree(all);
+    (void)cudaFree(part);
+    (void)cudaStreamDestroy(stream);
+    fake::drain();
+}
+
+TEST_CASE("an injected error is given once, to the thread that asked for it, and does nothing else"
+) {
+    fake::fail_next(cudaErrorMemoryAllocation, 1);
+    int device = -1;
+    std::thread{[] {
+        int other = -1;
+        CHECK(cudaGetDevice(&other) == cudaSuccess);
+        CHECK(cudaGetDevice(&other) == cudaSuccess);
+    }}.join();
+    CHECK(cudaGetDevice(&device) == cudaSuccess);
+    void* data = nullptr;
+    CHECK(cudaMalloc(&data, 4) == cudaErrorMemoryAllocation);
+    CHECK(data == nullptr);
+    CHECK(fake::has_failed());
+    CHECK(cudaGetLastError() == cudaErrorMemoryAllocation);
+    CHECK(cudaGetDevice(&device) == cudaSuccess);
+    fake::fail_next(cudaErrorUnknown);
+    CHECK_FALSE(fake::has_failed());
+    CHECK(cudaGetDevice(&device) == cudaSuccess);
+}
+
+TEST_CASE("each operation takes as long as it is told to") {
+    cudaStream_t const stream = make_stream();
+    fake::delay_every_operation(std::chrono::milliseconds{5});
+    auto const start = std::chrono::steady_clock::now();
+    fake::enqueue(stream, [] {});
+    fake::enqueue(stream, [] {});
+    CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+    fake::delay_every_operation({});
+    CHECK(std::chrono::steady_clock::now() - start >= std::chrono::milliseconds{10});
+    (void)cudaStreamDestroy(stream);
+    fake::drain();
+}
+
+TEST_CASE("devices are as many as a test says, and a stream and its events are of one") {
+    int count = 0;
+    CHECK(cudaGetDeviceCount(&count) == cudaSuccess);
+    CHECK(count == 8);
+    fake::set_device_count(2);
+    CHECK(cudaSetDevice(2) == cudaErrorInvalidDevice);
+    CHECK(cudaSetDevice(1) == cudaSuccess);
+    cudaStream_t const stream = make_stream();
+    CHECK(cudaSetDevice(0) == cudaSuccess);
+    int device = -1;
+    CHECK(cudaStreamGetDevice(stream, &device) == cudaSuccess);
+    CHECK(device == 1);
+    cudaEvent_t const event = make_event();
+    CHECK(cudaEventRecord(event, stream) == cudaErrorInvalidResourceHandle);
+    fake::set_device_count(8);
+    (void)cudaGetLastError();
+    (void)cudaEventDestroy(event);
+    (void)cudaStreamDestroy(stream);
+    fake::drain();
+}
+
+TEST_CASE("a stream that captures takes no work and cannot be waited for") {
+    cudaStream_t const stream = make_stream();
+    cudaStreamCaptureStatus status{};
+    CHECK(cudaStreamIsCapturing(stream, &status) == cudaSuccess);
+    CHECK(status == cudaStreamCaptureStatusNone);
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed) == cudaSuccess);
+    CHECK(cudaStreamIsCapturing(stream, &status) == cudaSuccess);
+    CHECK(status == cudaStreamCaptureStatusActive);
+    CHECK(cudaStreamSynchronize(stream) == cudaErrorStreamCaptureUnsupported);
+    CHECK_THROWS_AS(fake::enqueue(stream, [] {}), std::invalid_argument);
+    cudaGraph_t graph = nullptr;
+    CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+    (void)cudaGetLastError();
+    (void)cudaStreamDestroy(stream);
+    fake::drain();
+}
+
+} // namespace

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+
+#include <cuda_runtime_api.h>
+
+/// @file
+/// A CUDA runtime for machines without a GPU, linked in the place of libcudart: fake_cuda.cpp defines
+/// the functions of <cuda_runtime_api.h> that the library and its tests call.
+///
+/// What it does, beside what NVIDIA's manual says of each function:
+/// - Devices (8, or as set_device_count says) are host memory. What is allocated is full of `poison`,
+///   what is freed is so before it goes: whoever relies on zeros, or comes too early, gets nonsense.
+/// - Each stream is a thread that runs closures in order. All copies are asynchronous, those from and
+///   to pageable memory too: harsher than a GPU, where some of these wait.
+/// - The null stream is one more stream, which waits for no other.
+/// - Memory that was allocated in stream order is poisoned when the stream comes to it.
+/// - What is launched while a stream captures is refused; an empty graph is what a capture gives.
+/// - No kernels.
+namespace joinable_tests::fake_cuda {
+
+inline constexpr int poison = 0xcd; ///< what a byte that nobody wrote holds
+
+/// Runs `work` on the stream, after what is there. Null: the null stream. For other fakes, whose
+/// kernels may wait for each other: each stream has a thread of its own.
+/// @throws std::invalid_argument  no such stream, or it captures.
+void enqueue(cudaStream_t stream, std::function<void()> work);
+/// Whether everything that is on the stream has run.
+[[nodiscard]] bool is_idle(cudaStream_t stream);
+/// Waits until all streams are idle, those that were destroyed included.
+void drain();
+
+/// Device and pinned memory that was neither freed nor is on its way to be.
+[[nodiscard]] std::size_t live_allocations();
+[[nodiscard]] std::size_t live_streams();
+[[nodiscard]] std::size_t live_events();
+/// Whether all of [data, data + bytes) is in one allocation of a device that is alive.
+[[nodiscard]] bool is_device_memory(void const* data, std::size_t bytes = 1);
+
+/// From now on each stream waits so long before each operation; zero at start.
+void delay_every_operation(std::chrono::nanoseconds delay);
+/// The calling thread's next call that can fail does, after `later` more that do not, without doing
+/// anything else.
+void fail_next(cudaError_t error, std::size_t later = 0);
+/// Forgets what fail_next() said, if it was not reached. Returns whether it was reached.
+bool has_failed();
+void set_device_count(int count);
+/// Whether cudaMallocAsync works: true at start, false on systems without memory pools.
+void set_memory_pools(bool has);
+/// How often a function was called in this process since the start, by its name.
+[[nodiscard]] std::size_t calls(char const* function);
+
+} // namespace joinable_tests::fake_cuda

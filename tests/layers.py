@@ -22,12 +22,13 @@ LAYERS = [
     (r"communicator/(arena|communicator|capabilities|make_arena|work)\.hpp", 2),
     (r"tensor/.*|hook/.*|bucket/(.*assignment|options|.*_view|tensor_size)\.hpp|join/options\.hpp", 3),
     (r"join/(guard|hooks|attachments|explain)\.hpp|participant/.*", 5),
-    (r"joinable\.hpp|join/.*|bucket/.*|communicator/detail/.*", 4),
+    (r"joinable\.hpp|join/.*|bucket/.*|communicator/(detail/.*|nccl_options\.hpp)", 4),
     (r"communicator/.*", 5),
     (r"data/.*", 3),
-    (r"(core|join)\.hpp|interop/.*", 6),
+    (r"(core|join|nccl)\.hpp|interop/.*", 6),
 ]
-OPT_IN = "interop/"  # need other libraries, so nobody gets them unasked; may refuse a compiler
+# Need other libraries, so nobody gets them unasked; may refuse a compiler.
+OPT_IN = re.compile(r"interop/|(communicator/(detail/)?)?nccl[_.]")
 HAS_CONDITIONS = {"config.hpp", "communicator/detail/futex.hpp"}  # what differs between systems
 # A header that is empty elsewhere: one condition around all that comes after our own headers.
 LINUX_ONLY = r"\n#if defined\(__linux__\) // elsewhere there are no process ranks\n(.*)\n#endif\n$"
@@ -70,13 +71,13 @@ for name, text in headers.items():
             errors.append(f"{name}: includes {included}, which does not exist")
         elif layer(included) > layer(name):
             errors.append(f"{name} (layer {layer(name)}) includes {included} (layer {layer(included)})")
-        elif included.startswith(OPT_IN):
+        elif OPT_IN.match(included) and not OPT_IN.match(name):
             errors.append(f"{name}: includes {included}, which is opt-in: only users' sources include it")
     if re.search(r'^\s*#\s*include\s+"', text, re.M):
         errors.append(f"{name}: includes are written <joinable/...>, or this check cannot see them")
     if not text.startswith("// SPDX-License-Identifier: BSL-1.0\n#pragma once\n"):
         errors.append(f"{name}: starts without the SPDX line and #pragma once")
-    code = re.sub(REFUSAL, "", text, flags=re.M) if name.startswith(OPT_IN) else text
+    code = re.sub(REFUSAL, "", text, flags=re.M) if OPT_IN.match(name) else text
     code = re.sub(LINUX_ONLY, r"\n\1", code, flags=re.S)
     if name not in HAS_CONDITIONS and re.search(r"^\s*#\s*(if|ifdef|ifndef|define)\b", code, re.M):
         errors.append(f"{name}: preprocessor conditions and macros belong in config.hpp")
@@ -116,7 +117,7 @@ for name in headers:
 core = reachable("core.hpp", set())
 full = reachable("join.hpp", set())
 for name in headers:
-    if name.startswith(OPT_IN):
+    if OPT_IN.match(name):
         continue
     if name not in full:
         errors.append(f"join.hpp does not include {name}")

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/buffer.hpp>
+
+/// @file
+/// NCCL's and CUDA's vocabulary in ours, and the other way round.
+
+namespace joinable::inline v0::detail {
+
+static_assert(
+    NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1),
+    "joinable/nccl.hpp needs NCCL 2.18.1 or later, which has ncclCommSplit"
+);
+
+[[nodiscard]] constexpr ncclDataType_t nccl_type(DType dtype) noexcept {
+    constexpr std::array types{
+        ncclFloat16,
+        ncclBfloat16,
+        ncclFloat32,
+        ncclFloat64,
+        ncclInt8,
+        ncclUint8,
+        ncclInt32,
+        ncclUint32,
+        ncclInt64,
+        ncclUint64,
+    };
+    return types[static_cast<std::size_t>(dtype)];
+}
+
+/// @throws ContractViolation  NCCL has no such operation.
+[[nodiscard]] inline ncclRedOp_t nccl_op(ReduceOp op) {
+    switch (op) {
+    case ReduceOp::sum: return ncclSum;
+    case ReduceOp::product: return ncclProd;
+    case ReduceOp::min: return ncclMin;
+    case ReduceOp::max: return ncclMax;
+    case ReduceOp::bit_and:
+    case ReduceOp::bit_or: break;
+    }
+    throw ContractViolation{concat(
+        "NCCL does not reduce with ",
+        name_of(op),
+        "; use sum, product, min or max, or reduce on a communicator of the host"
+    )};
+}
+
+[[nodiscard]] constexpr bool is_error(ncclResult_t result) noexcept {
+    return result != ncclSuccess && result != ncclInProgress;
+}
+
+/// What NCCL says of a result. The communicator may be null.
+[[nodiscard]] inline std::string nccl_text(ncclResult_t result, ncclComm_t comm) {
+    char const* const last = ncclGetLastError(comm);
+    std::string_view const more = last == nullptr ? "" : last;
+    return concat(ncclGetErrorString(result), more.empty() ? "" : ": ", more);
+}
+
+/// For calls that only fail where the device or the driver does.
+/// @throws CommunicationError
+inline void check_cuda(cudaError_t error, std::string_view call) {
+    if (error != cudaSuccess) {
+        static_cast<void>(cudaGetLastError()); // whoever asks next is not to find it
+        throw CommunicationError{concat(call, " failed: ", cudaGetErrorString(error))};
+    }
+}
+
+/// "2.28.9".
+[[nodiscard]] inline std::string nccl_version_text(int code) {
+    int const major = code / 10'000;
+    return concat(major, ".", code / 100 % 100, ".", code % 100);
+}
+
+/// @throws CommunicationError  the library is older than the header that this was compiled with.
+inline void check_nccl_version() {
+    int found = 0;
+    if (ncclResult_t const result = ncclGetVersion(&found); is_error(result)) {
+        throw CommunicationError{concat("ncclGetVersion failed: ", nccl_text(result, nullptr))};
+    }
+    if (found < NCCL_VERSION_CODE) {
+        throw CommunicationError{concat(
+            "this program was compiled for NCCL ",
+            nccl_version_text(NCCL_VERSION_CODE),
+            ", but the library that it runs with is NCCL ",
+            nccl_version_text(found),
+            ": install that version or a later one, or compile with the header of the library"
+        )};
+    }
+}
+
+/// ncclCommRevoke came with NCCL 2.28.7: looked up only where it is called, by its argument's
+/// namespace, so that this compiles with older headers.
+template <class Handle>
+concept can_be_revoked = requires(Handle comm) { ncclCommRevoke(comm, 0); };
+
+/// @pre can_be_revoked
+template <class Handle>
+[[nodiscard]] ncclResult_t nccl_revoke([[maybe_unused]] Handle comm) {
+    if constexpr (can_be_revoked<Handle>) {
+        return ncclCommRevoke(comm, 0);
+    } else {
+        return ncclInvalidUsage;
+    }
+}
+
+/// The memory must be what NCCL's kernels on this device reach.
+/// @throws ContractViolation
+inline void check_device_memory(ConstBuffer buffer, int device) {
+    if (buffer.count == 0) {
+        return;
+    }
+    cudaPointerAttributes found{};
+    check_cuda(cudaPointerGetAttributes(&found, buffer.data), "cudaPointerGetAttributes");
+    if (found.type != cudaMemoryTypeDevice && found.type != cudaMemoryTypeManaged) {
+        throw ContractViolation{concat(
+            "NCCL moves memory of device ",
+            device,
+            ", but was given host memory for ",
+            buffer.count,
+            " ",
+            name_of(buffer.dtype),
+            "; copy it to the device, or use a communicator of the host"
+        )};
+    }
+    if (found.type == cudaMemoryTypeDevice && found.device != device) {
+        throw ContractViolation{concat(
+            "this communicator is on device ",
+            device,
+            ", but was given memory of device ",
+            found.device,
+            "; allocate it after cudaSetDevice(",
+            device,
+            ")"
+        )};
+    }
+}
+
+} // namespace joinable::inline v0::detail

@@ -330,11 +330,11 @@ private:
         return said;
     }
 
-    void check(ConstBuffer buffer) const {
+    void check(ConstBuffer buffer) {
         detail::check_memory(buffer);
-        detail::check_device_memory(buffer, rank_.device());
+        rank_.check_memory(buffer);
     }
-    void check(ConstBuffer buffer, ReduceOp op) const {
+    void check(ConstBuffer buffer, ReduceOp op) {
         check(buffer);
         detail::check_reduction(buffer, op);
     }

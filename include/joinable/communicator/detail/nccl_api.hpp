@@ -115,14 +115,10 @@ template <class Handle>
     }
 }
 
-/// The memory must be what NCCL's kernels on this device reach.
+/// `found` is what CUDA says of the buffer: it must be what NCCL's kernels on this device reach.
 /// @throws ContractViolation
-inline void check_device_memory(ConstBuffer buffer, int device) {
-    if (buffer.count == 0) {
-        return;
-    }
-    cudaPointerAttributes found{};
-    check_cuda(cudaPointerGetAttributes(&found, buffer.data), "cudaPointerGetAttributes");
+inline void
+check_device_memory(ConstBuffer buffer, cudaPointerAttributes const& found, int device) {
     if (found.type != cudaMemoryTypeDevice && found.type != cudaMemoryTypeManaged) {
         throw ContractViolation{concat(
             "NCCL moves memory of device ",

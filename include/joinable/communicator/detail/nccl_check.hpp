@@ -34,10 +34,10 @@ public:
                   static_cast<std::uint64_t>(said.has_counts) << 24U |
                   static_cast<std::uint64_t>(said.root) << 32U;
         mine[1] = said.has_counts ? 0 : said.count;
-        std::copy(sends.begin(), sends.end(), mine.begin() + 2);
-        std::copy(
-            expects.begin(), expects.end(), mine.begin() + 2 + static_cast<std::ptrdiff_t>(ranks_)
-        );
+        if (has_tables()) {
+            std::copy(sends.begin(), sends.end(), mine.subspan(2).begin());
+            std::copy(expects.begin(), expects.end(), mine.subspan(2 + ranks_).begin());
+        }
     }
     [[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
 
@@ -61,6 +61,7 @@ public:
         return words_[to * stride_ + 2 + ranks_ + from];
     }
     [[nodiscard]] std::size_t ranks() const noexcept { return ranks_; }
+    [[nodiscard]] bool has_tables() const noexcept { return stride_ > 2; }
 
 private:
     [[nodiscard]] std::span<std::uint64_t> of(int rank) {
@@ -87,7 +88,7 @@ private:
             concat("ranks run different collectives: rank 0 ", first.text(), reason.message);
         return reason;
     }
-    for (std::size_t from = 0; first.has_counts && from < said.ranks(); ++from) {
+    for (std::size_t from = 0; said.has_tables() && from < said.ranks(); ++from) {
         for (std::size_t to = 0; to < said.ranks(); ++to) {
             if (said.sent(from, to) != said.expected(from, to)) {
                 reason.ranks = {static_cast<int>(from), static_cast<int>(to)};

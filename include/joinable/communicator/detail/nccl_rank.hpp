@@ -171,6 +171,42 @@ public:
             );
         }
     }
+    /// The same of a call of CUDA.
+    void check(cudaError_t error, std::string_view call) {
+        if (error != cudaSuccess) {
+            static_cast<void>(cudaGetLastError()); // whoever asks next is not to find it
+            fail(
+                {FailureKind::communication,
+                 {},
+                 concat("rank ", rank_, ": ", call, " failed: ", cudaGetErrorString(error))}
+            );
+        }
+    }
+    /// The same where a stream of the caller is at stake.
+    /// @throws ContractViolation  that is not one; nothing is aborted.
+    void check_stream(cudaError_t error, std::string_view call) {
+        if (error == cudaErrorInvalidResourceHandle) {
+            static_cast<void>(cudaGetLastError());
+            throw ContractViolation{concat(
+                "the stream on which data is made or used cannot be: ",
+                call,
+                " says ",
+                cudaGetErrorString(error),
+                "; give set_stream() one of device ",
+                device_,
+                " that was not destroyed"
+            )};
+        }
+        check(error, call);
+    }
+    /// @throws ContractViolation  it is not this device's memory.
+    void check_memory(ConstBuffer buffer) {
+        if (buffer.count != 0) {
+            cudaPointerAttributes found{};
+            check(cudaPointerGetAttributes(&found, buffer.data), "cudaPointerGetAttributes");
+            check_device_memory(buffer, found, device_);
+        }
+    }
     void throw_if_spent() {
         poll();
         if (failure_) {
@@ -259,7 +295,7 @@ public:
             settle();
         }
         if (!has_run(launch)) {
-            check_cuda(cudaStreamWaitEvent(stream, launch.done, 0), "cudaStreamWaitEvent");
+            check_stream(cudaStreamWaitEvent(stream, launch.done, 0), "cudaStreamWaitEvent");
         }
     }
     /// Does not wait. Whether the results are final.
@@ -285,7 +321,7 @@ public:
     /// Who has not posted this rank's oldest unfinished collective, where that is known.
     [[nodiscard]] std::vector<int> missing() const {
         std::uint64_t oldest = posted_ + 1;
-        launches_.for_each_unsettled([&](NcclLaunch& launch) {
+        launches_.for_each_unsettled([&](NcclLaunch const& launch) {
             if (launch.number != 0 && launch.number < oldest && !launch.has_run()) {
                 oldest = launch.number;
             }
@@ -332,9 +368,7 @@ private:
             return false;
         }
         NcclLaunch& launch = *std::exchange(unsettled_, nullptr);
-        if (cudaError_t const error = cudaEventRecord(launch.done, stream_); error != cudaSuccess) {
-            fail_for_cuda(error, "cudaEventRecord");
-        }
+        check(cudaEventRecord(launch.done, stream_), "cudaEventRecord");
         launch.state = NcclLaunch::State::launched;
         return true;
     }
@@ -351,22 +385,20 @@ private:
     /// Whether the results are final. @throws what ended this rank, if they never will be.
     [[nodiscard]] bool has_run(NcclLaunch& launch) {
         if (launch.state == NcclLaunch::State::launched) {
-            look_at(launch);
-            if (launch.state == NcclLaunch::State::launched) {
+            cudaError_t const found = cudaEventQuery(launch.done);
+            if (found == cudaSuccess) {
+                launch.state = NcclLaunch::State::complete;
+            } else if (found == cudaErrorNotReady) {
+                static_cast<void>(cudaGetLastError()); // that is no error: nobody is to find one
                 poll();
+            } else {
+                check(found, "cudaEventQuery");
             }
         }
         if (launch.state == NcclLaunch::State::lost) {
             std::rethrow_exception(failure_);
         }
         return launch.state == NcclLaunch::State::complete;
-    }
-    void look_at(NcclLaunch& launch) {
-        try {
-            static_cast<void>(launch.has_run());
-        } catch (CommunicationError const& error) {
-            fail({FailureKind::communication, {}, concat("rank ", rank_, ": ", error.what())});
-        }
     }
     [[nodiscard]] bool has_caller_run() {
         cudaError_t const found = cudaStreamQuery(caller_);
@@ -375,9 +407,7 @@ private:
             throw_if_spent();
             return false;
         }
-        if (found != cudaSuccess) {
-            fail_for_cuda(found, "cudaStreamQuery");
-        }
+        check_stream(found, "cudaStreamQuery");
         return true;
     }
 
@@ -415,15 +445,6 @@ private:
              concat(who, " within ", seconds, " s, while rank ", rank_, " ", doing)}
         );
     }
-    [[noreturn]] void fail_for_cuda(cudaError_t error, std::string_view call) {
-        static_cast<void>(cudaGetLastError());
-        fail(
-            {FailureKind::communication,
-             {},
-             concat("rank ", rank_, ": ", call, " failed: ", cudaGetErrorString(error))}
-        );
-    }
-
     static void require_ended(NcclLaunch const& launch) {
         if (launch.state == NcclLaunch::State::open) {
             throw ContractViolation{
@@ -436,21 +457,8 @@ private:
         if (caller_ == stream_) {
             return;
         }
-        cudaError_t error = cudaEventRecord(ready_, caller_);
-        if (error != cudaSuccess) {
-            static_cast<void>(cudaGetLastError());
-            throw ContractViolation{concat(
-                "the stream on which this communicator's data is made cannot be used: ",
-                cudaGetErrorString(error),
-                "; give set_stream() one of device ",
-                device_,
-                " that was not destroyed"
-            )};
-        }
-        error = cudaStreamWaitEvent(stream_, ready_, 0);
-        if (error != cudaSuccess) {
-            fail_for_cuda(error, "cudaStreamWaitEvent");
-        }
+        check_stream(cudaEventRecord(ready_, caller_), "cudaEventRecord");
+        check(cudaStreamWaitEvent(stream_, ready_, 0), "cudaStreamWaitEvent");
     }
 
     /// NCCL's kernels end, and with an abort the handle is gone.
@@ -461,11 +469,8 @@ private:
             static_cast<void>(ncclGroupEnd());
         }
         launches_.for_each_unsettled([](NcclLaunch& launch) {
-            bool const has_run = launch.state == NcclLaunch::State::launched &&
-                                 cudaEventQuery(launch.done) == cudaSuccess;
-            launch.state = has_run ? NcclLaunch::State::complete : NcclLaunch::State::lost;
+            launch.state = launch.has_run() ? NcclLaunch::State::complete : NcclLaunch::State::lost;
         });
-        static_cast<void>(cudaGetLastError());
         if (comm_ == nullptr) {
             return;
         }

@@ -1,0 +1,582 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <joinable/nccl.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <exception>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <support/fake_cuda/fake_cuda.hpp>
+#include <support/nccl_ranks.hpp>
+
+#include <joinable/communicator/self.hpp>
+#include <joinable/detail/text.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using doctest::Contains;
+using joinable::NcclCommunicator;
+using joinable::ReduceOp;
+using joinable::detail::concat;
+
+joinable::NcclOptions soon() {
+    return {.deadline = std::chrono::milliseconds{300}};
+}
+
+/// What `call` throws, which must be an `Expected`.
+template <class Expected, class Call>
+std::optional<Expected> thrown(Call const& call) {
+    try {
+        call();
+        FAIL_CHECK("it threw nothing");
+    } catch (Expected const& error) {
+        return error;
+    } catch (std::exception const& other) {
+        FAIL_CHECK("it threw something else: ", std::string{other.what()});
+    }
+    return {};
+}
+
+TEST_CASE("a rank that never comes is named on all ranks, and nothing of NCCL is left") {
+    run_nccl_ranks({2, 4, 8}, soon(), [](NcclCommunicator& comm, auto& hosts, cudaStream_t stream) {
+        int const last = comm.size() - 1;
+        DeviceArray<float> const data{{1.0F, 2.0F}, stream};
+        DeviceArray<float> const copy{2};
+        auto const check = [&](auto const& wait) {
+            auto const error = thrown<joinable::TimedOut>(wait);
+            REQUIRE(error);
+            CHECK(error->missing() == std::vector{last});
+            CHECK(std::string{error->what()}.starts_with(
+                concat("rank ", last, " did not arrive within 0.3 s")
+            ));
+        };
+        if (comm.rank() == last) {
+            check([&] { hosts.barrier(); }); // where it is instead: it is told there
+        } else {
+            auto work = comm.all_reduce(data.buffer(), ReduceOp::sum);
+            work.wait();
+            cuda(cudaMemcpyAsync(
+                copy.buffer().data, data.buffer().data, 8, cudaMemcpyDeviceToDevice, stream
+            ));
+            check([&] { comm.synchronize(); });
+            check([&] { work.wait(); }); // again, the same
+            check([&] { static_cast<void>(work.test()); });
+        }
+        CHECK(comm.is_spent());
+        check([&] { static_cast<void>(comm.all_reduce(data.buffer(), ReduceOp::sum)); });
+        check([&] { comm.barrier(); });
+        check([&] { static_cast<void>(comm.group()); });
+        CHECK(comm.native_handle() == nullptr);
+        cuda(cudaStreamSynchronize(stream)); // not stuck any more
+    });
+    CHECK(fake_nccl::live_communicators() == 0);
+}
+
+TEST_CASE("a rank that says something else than the others is no rank that is missing") {
+    run_nccl_ranks({2}, soon(), [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+        DeviceArray<float> const data{{1.0F, 2.0F}, stream};
+        auto work = comm.all_reduce(data.part(0, comm.rank() == 0 ? 1 : 2), ReduceOp::sum);
+        auto const error = thrown<joinable::TimedOut>([&] { work.synchronize(); });
+        REQUIRE(error);
+        CHECK(error->missing().empty());
+        CHECK(std::string{error->what()}.starts_with("all ranks arrived, but nothing came"));
+    });
+}
+
+TEST_CASE("an asynchronous error ends all ranks with NCCL's text") {
+    for (auto const result : {ncclSystemError, ncclInternalError, ncclRemoteError}) {
+        run_nccl_ranks({1, 3}, [&](NcclCommunicator& comm, auto& hosts, cudaStream_t stream) {
+            DeviceArray<float> const data{{1.0F}, stream};
+            comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
+            std::optional<joinable::NcclWork> work;
+            if (comm.rank() != comm.size() - 1 || comm.size() == 1) {
+                work.emplace(comm.all_reduce(data.buffer(), ReduceOp::sum));
+            }
+            if (comm.size() > 1) {
+                hosts.barrier();
+            }
+            if (comm.rank() == 0) {
+                fake_nccl::fail_async(comm.native_handle(), result, "NET/Socket: lost peer 7");
+            }
+            auto const check = [&](auto const& call) {
+                std::string text;
+                if (result == ncclRemoteError) {
+                    auto const error = thrown<joinable::PeerFailed>(call);
+                    text = error ? error->what() : "";
+                } else {
+                    auto const error = thrown<joinable::CommunicationError>(call);
+                    text = error ? error->what() : "";
+                }
+                CHECK(
+                    text == concat(
+                                "rank 0: an asynchronous error: ",
+                                ncclGetErrorString(result),
+                                ": NET/Socket: lost peer 7"
+                            )
+                );
+            };
+            // One rank alone may be done before the error: what follows is not.
+            if (work && comm.size() > 1) {
+                check([&] { work->synchronize(); });
+            }
+            check([&] {
+                for (;;) { // until it is told
+                    comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
+                }
+            });
+        });
+    }
+    CHECK(fake_nccl::live_communicators() == 0);
+}
+
+TEST_CASE("a call that NCCL refuses ends all ranks with its name") {
+    run_nccl_ranks({3}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+        DeviceArray<float> const data{{1.0F}, stream};
+        if (comm.rank() == 1) {
+            fake_nccl::fail_next("ncclAllReduce", ncclUnhandledCudaError);
+        }
+        auto const error = thrown<joinable::CommunicationError>([&] {
+            comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
+        });
+        REQUIRE(error);
+        CHECK(
+            std::string{error->what()} ==
+            "rank 1: all_reduce: unhandled cuda error: ncclAllReduce was told to fail"
+        );
+    });
+    run_nccl_ranks({2}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+        DeviceArray<float> const data{{1.0F, 2.0F}, stream};
+        DeviceArray<float> const out{2};
+        if (comm.rank() == 1) {
+            fake_nccl::fail_next("ncclSend", ncclInternalError); // within a group
+        }
+        auto const error = thrown<joinable::CommunicationError>([&] {
+            comm.all_to_all(data.buffer(), out.buffer()).synchronize();
+        });
+        REQUIRE(error);
+        CHECK(std::string{error->what()}.starts_with("rank 1: all_to_all: internal error"));
+    });
+    CHECK(fake_nccl::live_communicators() == 0);
+}
+
+TEST_CASE("an error of CUDA behind a collective ends all ranks") {
+    run_nccl_ranks({2}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+        DeviceArray<float> const data{{1.0F}, stream};
+        auto work = comm.all_reduce(data.buffer(), ReduceOp::sum);
+        work.synchronize();
+        comm.barrier();
+        auto next = comm.all_reduce(data.buffer(), ReduceOp::sum);
+        next.wait();
+        if (comm.rank() == 0) {
+            fake_cuda::fail_next(cudaErrorIllegalAddress);
+        }
+        auto const error = thrown<joinable::CommunicationError>([&] {
+            for (;;) {
+                comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
+                comm.synchronize();
+            }
+        });
+        REQUIRE(error);
+        CHECK(
+            std::string{error->what()}.find("failed: an illegal memory access") != std::string::npos
+        );
+        CHECK_NOTHROW(work.wait()); // what was complete stays so
+    });
+}
+
+TEST_CASE("a rank that throws is PeerFailed on all others, with its text") {
+    auto const run = [] {
+        run_nccl_ranks({4}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+            DeviceArray<float> const data{{1.0F}, stream};
+            comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
+            if (comm.rank() == 2) {
+                throw std::runtime_error{"bad batch"};
+            }
+            auto const error = thrown<joinable::PeerFailed>([&] {
+                comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
+            });
+            REQUIRE(error);
+            CHECK(error->rank() == 2);
+            CHECK(
+                std::string{error->what()} ==
+                "rank 2 failed: an exception left the scope of its communicator"
+            );
+        });
+    };
+    CHECK_THROWS_WITH_AS(run(), "bad batch", std::runtime_error);
+    CHECK(fake_nccl::live_communicators() == 0);
+}
+
+TEST_CASE("unwinding aborts and destroys nothing, whatever is under way") {
+    for (bool const is_grouped : {false, true}) {
+        auto const run = [&] {
+            run_nccl_ranks({2}, [&](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+                DeviceArray<float> const data{{1.0F}, stream};
+                if (comm.rank() == 1) {
+                    auto const error = thrown<joinable::PeerFailed>([&] { comm.barrier(); });
+                    CHECK((!error || error->rank() == 0));
+                    return;
+                }
+                if (is_grouped) {
+                    auto const group = comm.group();
+                    auto const work = comm.all_reduce(data.buffer(), ReduceOp::sum);
+                    throw std::runtime_error{"mid-group"};
+                }
+                auto const work = comm.all_reduce(data.buffer(), ReduceOp::sum);
+                throw std::runtime_error{"mid-step"};
+            });
+        };
+        CHECK_THROWS_AS(run(), std::runtime_error);
+        CHECK(fake_nccl::live_communicators() == 0);
+    }
+}
+
+TEST_CASE("an abort that fails is told, and the handle is not used again") {
+    run_nccl_ranks({2}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+        DeviceArray<float> const data{{1.0F}, stream};
+        if (comm.rank() == 1) {
+            fake_nccl::fail_next("ncclCommAbort", ncclSystemError);
+            comm.abort({joinable::FailureKind::peer_failed, {1}, "enough"});
+        }
+        auto const error = thrown<joinable::PeerFailed>([&] {
+            comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
+        });
+        REQUIRE(error);
+        CHECK(
+            std::string{error->what()} ==
+            (comm.rank() == 0
+                 ? "enough"
+                 : "enough; besides, ncclCommAbort failed on rank 1: unhandled system error")
+        );
+        comm.abort({joinable::FailureKind::timed_out, {0}, "again"}); // the first reason wins
+        CHECK_THROWS_AS(comm.barrier(), joinable::PeerFailed);
+    });
+    CHECK(fake_nccl::live_communicators() == 1);
+    fake_nccl::forget_communicators();
+}
+
+TEST_CASE("a work that was complete before an abort stays complete") {
+    run_nccl_ranks({2}, [](NcclCommunicator& comm, auto& hosts, cudaStream_t stream) {
+        DeviceArray<float> const data{{1.0F}, stream};
+        auto work = comm.all_reduce(data.buffer(), ReduceOp::sum);
+        while (!work.test()) {
+        }
+        hosts.barrier();
+        comm.abort({joinable::FailureKind::peer_failed, {0}, "later"});
+        CHECK(work.test());
+        CHECK_NOTHROW(work.wait());
+        CHECK_NOTHROW(work.synchronize());
+    });
+}
+
+TEST_CASE("misuse is refused before any data moves, and leaves the communicator usable") {
+    run_nccl_ranks({2}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+        DeviceArray<int> const data{{1, 2}, stream};
+        auto const refused = [&](auto const& call, char const* text) {
+            CHECK_THROWS_WITH_AS(call(), Contains(text), joinable::ContractViolation);
+        };
+        std::vector<int> host(2);
+        auto const sum = [&](joinable::Buffer buffer) {
+            return [&comm, buffer] { static_cast<void>(comm.all_reduce(buffer, ReduceOp::sum)); };
+        };
+        refused(
+            sum({host.data(), 2, joinable::DType::i32}),
+            "was given host memory for 2 i32; copy it to the device"
+        );
+        refused(sum({nullptr, 2, joinable::DType::i32}), "null pointer for 2 elements");
+        CHECK_NOTHROW(comm.all_reduce({nullptr, 0, joinable::DType::i32}, ReduceOp::sum).wait());
+
+        int const other = 1 - comm.device();
+        cuda(cudaSetDevice(other));
+        DeviceArray<int> const there{2};
+        cuda(cudaSetDevice(comm.device()));
+        refused(sum(there.buffer()), "was given memory of device");
+
+        refused(
+            [&] { static_cast<void>(comm.all_reduce(data.buffer(), ReduceOp::bit_or)); },
+            "NCCL does not reduce with bit_or; use sum, product, min or max"
+        );
+        DeviceArray<float> const floats{{1.0F, 2.0F}, stream};
+        refused(
+            [&] { static_cast<void>(comm.all_reduce(floats.buffer(), ReduceOp::bit_and)); },
+            "needs integers"
+        );
+        refused([&] { static_cast<void>(comm.broadcast(data.buffer(), 2)); }, "root 2 is no rank");
+        refused([&] { static_cast<void>(comm.send(data.buffer(), -1)); }, "destination -1");
+        refused(
+            [&] { static_cast<void>(comm.all_gather(data.buffer(), data.buffer())); }, "2 times"
+        );
+        refused(
+            [&] { static_cast<void>(comm.all_to_all(data.buffer(), data.buffer())); }, "overlap"
+        );
+        refused(
+            [&] {
+                std::vector<std::size_t> const counts{1, 2};
+                static_cast<void>(comm.scatter(data.buffer(), data.part(0, 1), comm.rank(), counts)
+                );
+            },
+            "add up"
+        );
+        refused([&] { static_cast<void>(comm.split(-1, 0)); }, "color of at least 0");
+        {
+            auto const group = comm.group();
+            refused([&] { static_cast<void>(comm.split(0, 0)); }, "a group of this communicator");
+        }
+        {
+            cudaStream_t gone = nullptr;
+            cuda(cudaStreamCreateWithFlags(&gone, cudaStreamNonBlocking));
+            cuda(cudaStreamDestroy(gone));
+            auto work = comm.all_reduce(floats.buffer(), ReduceOp::sum);
+            comm.set_stream(gone);
+            refused(sum(data.buffer()), "give set_stream() one of device");
+            refused([&] { comm.synchronize(); }, "give set_stream() one of device");
+            comm.set_stream(stream);
+            auto other_work = comm.broadcast(floats.buffer(), 0);
+            refused([&] { other_work.wait(gone); }, "that was not destroyed");
+        }
+        comm.all_reduce(data.buffer(), ReduceOp::sum).wait();
+        CHECK(data.read(comm, stream) == std::vector{2, 4});
+    });
+}
+
+TEST_CASE("check compares what ranks are about to do and throws Mismatch on all of them") {
+    auto const all_differ = [](auto const& call, std::vector<int> const& ranks, char const* text) {
+        run_nccl_ranks(
+            {3},
+            {.deadline = std::chrono::seconds{60}, .check = true},
+            [&](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+                DeviceArray<float> const data{{1.0F, 2.0F, 3.0F}, stream};
+                comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
+                auto const error = thrown<joinable::Mismatch>([&] { call(comm, data.buffer()); });
+                REQUIRE(error);
+                CHECK(error->ranks() == ranks);
+                CHECK(std::string{error->what()} == text);
+                CHECK(comm.is_spent());
+            }
+        );
+    };
+    all_differ(
+        [](NcclCommunicator& comm, joinable::Buffer data) {
+            data.count -= comm.rank() == 1 ? 1U : 0U;
+            static_cast<void>(comm.all_reduce(data, ReduceOp::sum));
+        },
+        {1},
+        "ranks run different collectives: rank 0 all_reduce of 3 f32 with sum, rank 1 all_reduce "
+        "of "
+        "2 f32 with sum"
+    );
+    all_differ(
+        [](NcclCommunicator& comm, joinable::Buffer data) {
+            data.dtype = comm.rank() == 2 ? joinable::DType::i32 : data.dtype;
+            static_cast<void>(comm.reduce(data, ReduceOp::max, comm.rank() == 1 ? 1 : 0));
+        },
+        {1, 2},
+        "ranks run different collectives: rank 0 reduce of 3 f32 with max to rank 0, rank 1 reduce "
+        "of "
+        "3 f32 with max to rank 1, rank 2 reduce of 3 i32 with max to rank 0"
+    );
+    all_differ(
+        [](NcclCommunicator& comm, joinable::Buffer data) {
+            if (comm.rank() == 0) {
+                static_cast<void>(comm.broadcast(data, 2));
+            } else {
+                static_cast<void>(comm.all_reduce(data, ReduceOp::min));
+            }
+        },
+        {1, 2},
+        "ranks run different collectives: rank 0 broadcast of 3 f32 from rank 2, rank 1 all_reduce "
+        "of "
+        "3 f32 with min, rank 2 all_reduce of 3 f32 with min"
+    );
+    all_differ(
+        [](NcclCommunicator& comm, joinable::Buffer data) {
+            // Rank 0 has 2 elements for rank 2, which expects 1 of each.
+            std::vector<std::size_t> const sends{1, 0, comm.rank() == 0 ? 2U : 1U};
+            std::vector<std::size_t> const expects(3, comm.rank() == 1 ? 0 : 1);
+            std::size_t const sent = sends[0] + sends[2];
+            std::size_t const expected = expects[0] * 3;
+            DeviceArray<float> const out{3};
+            static_cast<void>(comm.all_to_all(
+                {data.data, sent, data.dtype}, out.part(0, expected), sends, expects
+            ));
+        },
+        {0, 2},
+        "counts differ in all_to_all by counts of f32: rank 0 has 2 elements for rank 2, which "
+        "expects "
+        "1"
+    );
+}
+
+TEST_CASE("check finds nothing where ranks agree") {
+    run_nccl_ranks(
+        {1, 2, 4},
+        {.deadline = std::chrono::seconds{60}, .check = true},
+        [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+            auto const ranks = static_cast<std::size_t>(comm.size());
+            std::vector<std::size_t> counts;
+            std::vector<int> joined;
+            for (std::size_t rank = 0; rank < ranks; ++rank) {
+                counts.push_back(rank);
+                joined.insert(joined.end(), rank, static_cast<int>(rank));
+            }
+            auto const me = static_cast<std::size_t>(comm.rank());
+            DeviceArray<int> const own{std::vector(me, comm.rank()), stream};
+            DeviceArray<int> const all{joined.size()};
+            comm.all_gather(own.buffer(), all.buffer(), counts).wait();
+            CHECK(all.read(comm, stream) == joined);
+            comm.reduce_scatter(all.buffer(), own.buffer(), ReduceOp::max, counts).wait();
+            CHECK(own.read(comm, stream) == std::vector(me, comm.rank()));
+            comm.gather(own.buffer(), all.buffer(), 0, counts).wait();
+            comm.scatter(all.buffer(), own.buffer(), 0, counts).wait();
+            CHECK(own.read(comm, stream) == std::vector(me, comm.rank()));
+            comm.broadcast(own.part(0, 0), 0).wait();
+            comm.barrier();
+        }
+    );
+}
+
+TEST_CASE("ranks that cannot begin say so together and leave the control communicator usable") {
+    auto const check = [](auto const& break_it, char const* text) {
+        run_ranks({1, 3}, [&](joinable::ThreadCommunicator& hosts) {
+            cuda(cudaSetDevice(hosts.rank()));
+            bool const is_broken = hosts.rank() == hosts.size() - 1;
+            if (is_broken) {
+                break_it();
+            }
+            if (is_broken) {
+                CHECK_THROWS_WITH_AS(
+                    NcclCommunicator{hosts}, Contains(text), joinable::CommunicationError
+                );
+            } else {
+                auto const error = thrown<joinable::PeerFailed>([&] { NcclCommunicator{hosts}; });
+                REQUIRE(error);
+                CHECK(error->ranks() == std::vector{hosts.size() - 1});
+                CHECK(std::string{error->what()}.find(text) != std::string::npos);
+            }
+            CHECK_FALSE(hosts.is_spent());
+            hosts.barrier();
+        });
+    };
+    check([] { fake_cuda::fail_next(cudaErrorNoDevice); }, "cudaGetDevice failed");
+    check(
+        [] { fake_cuda::fail_next(cudaErrorMemoryAllocation, 2); },
+        "cudaStreamCreate failed: out of memory"
+    );
+    check(
+        [] { fake_nccl::fail_next("ncclGetVersion", ncclSystemError); },
+        "ncclGetVersion failed: unhandled system error"
+    );
+    run_ranks({2}, [&](joinable::ThreadCommunicator& hosts) {
+        cuda(cudaSetDevice(hosts.rank()));
+        if (hosts.rank() == 0) {
+            fake_nccl::fail_next("ncclGetUniqueId", ncclSystemError);
+            CHECK_THROWS_WITH_AS(
+                NcclCommunicator{hosts}, Contains("ncclGetUniqueId"), joinable::CommunicationError
+            );
+        } else {
+            CHECK_THROWS_WITH_AS(
+                NcclCommunicator{hosts}, Contains("ncclGetUniqueId"), joinable::PeerFailed
+            );
+        }
+    });
+    CHECK(fake_nccl::live_communicators() == 0);
+}
+
+TEST_CASE("a library that is older than the header is refused") {
+    fake_nccl::set_version(21805);
+    joinable::SelfCommunicator alone;
+    CHECK_THROWS_WITH_AS(
+        NcclCommunicator{alone},
+        Contains("but the library that it runs with is NCCL 2.18.5"),
+        joinable::CommunicationError
+    );
+    fake_nccl::set_version(NCCL_VERSION_CODE);
+    CHECK_NOTHROW(NcclCommunicator{alone});
+}
+
+TEST_CASE("ranks that do not come to the constructor are TimedOut") {
+    run_ranks({2}, [](joinable::ThreadCommunicator& hosts) {
+        cuda(cudaSetDevice(hosts.rank()));
+        if (hosts.rank() == 0) {
+            auto const error = thrown<joinable::TimedOut>([&] {
+                NcclCommunicator{hosts, {.deadline = std::chrono::milliseconds{200}}};
+            });
+            REQUIRE(error);
+            CHECK(error->missing() == std::vector{1});
+        } else {
+            while (!hosts.is_spent()) {
+            }
+        }
+    });
+}
+
+TEST_CASE("joining that NCCL refuses ends all ranks, and that never ends is TimedOut") {
+    run_ranks({3}, [](joinable::ThreadCommunicator& hosts) {
+        cuda(cudaSetDevice(hosts.rank()));
+        if (hosts.rank() == 1) {
+            fake_nccl::fail_next("ncclCommInitRankConfig", ncclInternalError);
+        }
+        CHECK_THROWS_WITH_AS(
+            NcclCommunicator{hosts},
+            Contains("rank 1: ncclCommInitRankConfig: internal error"),
+            joinable::CommunicationError
+        );
+    });
+    fake_nccl::set_polls_in_progress(1 << 30);
+    joinable::SelfCommunicator alone;
+    CHECK_THROWS_WITH_AS(
+        (NcclCommunicator{alone, {.deadline = std::chrono::milliseconds{20}}}),
+        "no answer within 0.02 s, while rank 0 joins the communicator",
+        joinable::TimedOut
+    );
+    fake_nccl::set_polls_in_progress(1);
+    CHECK(fake_nccl::live_communicators() == 0);
+}
+
+TEST_CASE("a rank that is gone before the others end does not keep them from ending") {
+    auto const run = [] {
+        run_nccl_ranks({2}, soon(), [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+            DeviceArray<float> const data{{1.0F}, stream};
+            comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
+            if (comm.rank() == 0) {
+                auto const work = comm.all_reduce(data.buffer(), ReduceOp::sum);
+                return; // without waiting, and rank 1 never comes to it
+            }
+        });
+    };
+    CHECK_NOTHROW(run());
+    CHECK(fake_nccl::live_communicators() == 0);
+}
+
+TEST_CASE("with revoke the handle outlives a failure") {
+    run_nccl_ranks(
+        {2},
+        {.deadline = std::chrono::milliseconds{300}, .revoke = true},
+        [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+            DeviceArray<float> const data{{1.0F}, stream};
+            std::size_t const aborts = fake_nccl::calls("ncclCommAbort");
+            if (comm.rank() == 0) {
+                CHECK_THROWS_AS(
+                    comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize(), joinable::TimedOut
+                );
+            } else {
+                CHECK_THROWS_AS(comm.barrier(), joinable::TimedOut);
+            }
+            CHECK(fake_nccl::calls("ncclCommAbort") == aborts);
+            int ranks = 0;
+            REQUIRE(comm.native_handle() != nullptr);
+            CHECK(ncclCommCount(comm.native_handle(), &ranks) == ncclSuccess);
+            CHECK(ranks == 2);
+            CHECK_THROWS_AS(comm.barrier(), joinable::TimedOut);
+            cuda(cudaStreamSynchronize(stream));
+        }
+    );
+    CHECK(fake_nccl::live_communicators() == 0);
+}
+
+} // namespace

@@ -78,7 +78,10 @@ public:
 
     /// Takes the current device. Collectives run on `stream`; none: on one of its own.
     void use_device(std::optional<cudaStream_t> stream) {
-        check_cuda(cudaGetDevice(&device_), "cudaGetDevice");
+        check_cuda(
+            cudaGetDevice(&device_),
+            "an NCCL rank needs a GPU that this process can use, but cudaGetDevice"
+        );
         check_cuda(cudaEventCreateWithFlags(&ready_, cudaEventDisableTiming), "cudaEventCreate");
         if (stream) {
             stream_ = *stream;

@@ -25,13 +25,15 @@ LAYERS = [
     (r"joinable\.hpp|join/.*|bucket/.*|communicator/(detail/.*|nccl_options\.hpp)", 4),
     (r"communicator/.*", 5),
     (r"data/.*", 3),
-    (r"(core|join|nccl)\.hpp|interop/.*", 6),
+    (r"(core|join|nccl|tcp)\.hpp|interop/.*", 6),
 ]
-# Need other libraries, so nobody gets them unasked; may refuse a compiler.
-OPT_IN = re.compile(r"interop/|(communicator/(detail/)?)?nccl[_.]")
+# Nobody gets these unasked: they need other libraries, and may refuse a compiler; or a network.
+OPT_IN = re.compile(r"interop/|(communicator/(detail/)?)?(nccl|tcp)[_.]")
 HAS_CONDITIONS = {"config.hpp", "communicator/detail/futex.hpp"}  # what differs between systems
 # A header that is empty elsewhere: one condition around all that comes after our own headers.
-LINUX_ONLY = r"\n#if defined\(__linux__\) // elsewhere there are no process ranks\n(.*)\n#endif\n$"
+LINUX_ONLY = (
+    r"\n#if defined\(__linux__\) // elsewhere there are no (?:process ranks|such sockets)\n(.*)\n#endif\n$"
+)
 REFUSAL = r"^#if .*\n#error .*\n#endif\n"
 TITLES = [
     "configuration",

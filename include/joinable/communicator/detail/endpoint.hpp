@@ -18,6 +18,7 @@
 #include <joinable/communicator/detail/chunks.hpp>
 #include <joinable/communicator/detail/exchange.hpp>
 #include <joinable/communicator/detail/lent_memory.hpp>
+#include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
@@ -331,23 +332,7 @@ private:
 
     void
     abort_for(std::vector<int> const& overdue, char const* to_do, std::string const& meanwhile) {
-        double const seconds = std::chrono::duration<double>(deadline_).count();
-        group_.abort(
-            {FailureKind::timed_out,
-             overdue,
-             concat(
-                 ranks_text(overdue),
-                 " did not ",
-                 to_do,
-                 " within ",
-                 seconds,
-                 " s, while rank ",
-                 rank_,
-                 " ",
-                 meanwhile
-             )},
-            rank_
-        );
+        group_.abort(reason_of_delay(overdue, to_do, deadline_, rank_, meanwhile), rank_);
     }
 
     Group group_;

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include <joinable/communicator/detail/board.hpp>
+#include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/reduce.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -186,15 +187,7 @@ disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
         return ArrivalLine::decode(line.word.load(std::memory_order_relaxed), line.payload);
     };
     if (!say_the_same(board, sequence)) {
-        AbortReason reason{FailureKind::mismatch, {}, {}};
-        reason.message = "ranks run different collectives: rank 0 " + said_by(0).text();
-        for (int rank = 1; rank < board.size(); ++rank) {
-            if (!(said_by(rank) == said_by(0))) {
-                reason.ranks.push_back(rank);
-                reason.message += concat(", rank ", rank, " ", said_by(rank).text());
-            }
-        }
-        return reason;
+        return reason_of_difference(board.size(), said_by);
     }
     for (int from = 0; mine.has_counts && from < board.size(); ++from) {
         for (int to = 0; to < board.size(); ++to) {

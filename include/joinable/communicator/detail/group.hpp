@@ -17,6 +17,7 @@
 #include <joinable/communicator/detail/first_reason.hpp>
 #include <joinable/communicator/detail/group_memory.hpp>
 #include <joinable/communicator/detail/mailbox.hpp>
+#include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/waiting.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
@@ -81,7 +82,7 @@ public:
     /// may be gone after that.
     void leave(int rank) const {
         member(rank).has_left.store(true);
-        board_->abort(left(rank), number_of(rank));
+        board_->abort(reason_of_leaving(rank), number_of(rank));
         shared().present.fetch_sub(1);
     }
 
@@ -112,7 +113,7 @@ public:
     }
     /// Why. @pre is_lost(peer)
     [[nodiscard]] AbortReason loss(int peer) const {
-        return shared().end.is_given() ? shared().end.reason() : left(peer);
+        return shared().end.is_given() ? shared().end.reason() : reason_of_leaving(peer);
     }
 
     /// Whether groups have been split from this one, whose errors name other numbers.
@@ -195,13 +196,6 @@ private:
             --rank;
         }
         return rank;
-    }
-    static AbortReason left(int rank) {
-        return {
-            FailureKind::peer_failed,
-            {rank},
-            concat("rank ", rank, " left while others wait for it")
-        };
     }
 
     void end(AbortReason const& reason, int writer) const {

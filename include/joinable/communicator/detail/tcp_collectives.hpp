@@ -75,7 +75,8 @@ public:
         }
         return std::nullopt;
     }
-    /// Does the oldest, and calls `give(rank, sequence, body)` for each rank. @pre is_complete()
+    /// Does the oldest, and calls `give(rank, sequence, body)` for each rank, for rank 0 last.
+    /// @pre is_complete()
     template <class Give>
     void finish(Give const& give) {
         Open open = std::move(open_.front());
@@ -88,7 +89,7 @@ public:
             auto const out = [&](std::size_t) { return open.bodies[0].data(); };
             reduce_to(said.dtype, said.op, {size_, in}, {1, out}, said.count);
         }
-        for (std::size_t rank = 0; rank < size_; ++rank) {
+        for (std::size_t rank = size_; rank-- > 0;) {
             bool const is_given = said.collective == Collective::all_reduce ||
                                   (said.collective == Collective::broadcast && rank != root);
             std::span<std::byte const> const body{open.bodies[root]};

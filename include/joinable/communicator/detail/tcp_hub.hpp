@@ -243,6 +243,7 @@ private:
     }
 
     // -- what ranks are told ----------------------------------------------------------------------
+    // Rank 0 comes last: what it knows the kernel will deliver to the others, should it die of it.
 
     void send(int rank, FrameHeader header, std::span<std::byte const> body) {
         Member& one = member(rank);
@@ -278,7 +279,7 @@ private:
     void end(AbortReason reason) {
         if (!end_) {
             end_ = std::move(reason);
-            for (int rank = 0; rank < size(); ++rank) {
+            for (int rank = size(); rank-- > 0;) {
                 send_end(rank);
             }
         }
@@ -304,7 +305,7 @@ private:
             return;
         }
         lobby_.reset();
-        for (int rank = 0; rank < size(); ++rank) {
+        for (int rank = size(); rank-- > 0;) {
             FrameHeader header;
             header.kind = FrameKind::start;
             send(rank, header, {});

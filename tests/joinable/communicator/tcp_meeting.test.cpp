@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: BSL-1.0
+// How ranks that are connected by TCP find each other, and whom they turn away.
+#include <joinable/tcp.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <support/tcp_ranks.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using namespace std::chrono_literals;
+using joinable::TcpCommunicator;
+using joinable::TcpListener;
+using joinable::TcpOptions;
+using joinable::detail::Socket;
+using joinable::detail::TcpJob;
+
+/// Runs `rank_0(listener)` and, meanwhile, `other(port)`.
+void run_beside(
+    std::function<void(TcpListener)> const& rank_0, std::function<void(std::uint16_t)> const& other
+) {
+    Watchdog const watchdog{2};
+    TcpListener listener{"127.0.0.1"};
+    std::uint16_t const port = listener.port();
+    std::jthread const thread{[&] { rank_0(std::move(listener)); }};
+    other(port);
+}
+
+TcpOptions at_port(TcpOptions options, std::uint16_t port) {
+    options.port = port;
+    return options;
+}
+TcpOptions with_timeout(TcpOptions options, std::chrono::nanoseconds timeout) {
+    options.connect_timeout = timeout;
+    return options;
+}
+
+Socket raw_connection(std::uint16_t port) {
+    return joinable::detail::connect_to(
+        "127.0.0.1", port, std::chrono::steady_clock::now() + 30s, 1
+    );
+}
+TcpJob test_job(int size) {
+    TcpOptions const options = tcp_options(0, size);
+    return {size, options.job, options.secret};
+}
+/// What rank 0 answers, up to the end of the connection.
+std::string answer(Socket const& socket) {
+    std::string text(4096, ' ');
+    auto const bytes = std::as_writable_bytes(std::span{text});
+    std::size_t size = 0;
+    auto const end = std::chrono::steady_clock::now() + 30s;
+    while (std::chrono::steady_clock::now() < end) {
+        auto const got = socket.receive(bytes.subspan(size));
+        if (!got) {
+            break;
+        }
+        size += *got;
+        if (*got == 0) {
+            joinable::detail::wait_for(socket, POLLIN, end);
+        }
+    }
+    text.resize(size);
+    return text;
+}
+void send_all(Socket const& socket, std::span<std::byte const> bytes) {
+    REQUIRE(socket.send(bytes) == bytes.size());
+}
+
+/// A job of two ranks: `stranger(port)` runs before rank 1 comes, and both must meet all the same.
+void meet_despite(std::function<void(std::uint16_t)> const& stranger) {
+    auto const work = [](TcpCommunicator& comm) {
+        std::int32_t value = comm.rank() + 1;
+        comm.all_reduce({&value, 1, joinable::DType::i32}, joinable::ReduceOp::sum).wait();
+        CHECK(value == 3);
+    };
+    run_beside(
+        [&](TcpListener listener) {
+            auto comm = TcpCommunicator::attach(std::move(listener), tcp_options(0, 2));
+            work(comm);
+        },
+        [&](std::uint16_t port) {
+            stranger(port);
+            auto comm = TcpCommunicator::attach(at_port(tcp_options(1, 2), port));
+            work(comm);
+        }
+    );
+}
+
+TEST_CASE("strangers that send garbage, nothing or too little keep nobody out") {
+    meet_despite([](std::uint16_t port) {
+        Socket const web = raw_connection(port);
+        send_all(web, std::as_bytes(std::span{std::string_view{"GET / HTTP/1.1\r\n\r\n"}}));
+        CHECK(answer(web).empty());
+
+        std::vector<std::byte> huge = joinable::detail::hello_of(1, test_job(2));
+        std::memset(huge.data() + 24, 0xff, 8); // the lengths of job and secret
+        Socket const greedy = raw_connection(port);
+        send_all(greedy, huge);
+        CHECK(answer(greedy).empty());
+        {
+            Socket const gone = raw_connection(port);
+        }
+    });
+    std::vector<Socket> silent; // they stay
+    meet_despite([&](std::uint16_t port) {
+        for (int i = 0; i < 300; ++i) { // more than are heard at a time
+            silent.push_back(raw_connection(port));
+            if (i % 2 == 0) {
+                auto const hello = joinable::detail::hello_of(1, test_job(2));
+                send_all(silent.back(), std::span{hello}.first(static_cast<std::size_t>(i % 40)));
+            }
+        }
+    });
+}
+
+TEST_CASE("a rank whose first words come one by one is taken in") {
+    run_beside(
+        [](TcpListener listener) {
+            auto comm = TcpCommunicator::attach(std::move(listener), tcp_options(0, 2));
+            CHECK_THROWS_AS(comm.barrier(), joinable::PeerFailed);
+        },
+        [](std::uint16_t port) {
+            Socket const socket = raw_connection(port);
+            for (std::byte const byte : joinable::detail::hello_of(1, test_job(2))) {
+                send_all(socket, {&byte, 1});
+                std::this_thread::yield();
+            }
+            joinable::detail::Greeting greeting;
+            CHECK(joinable::detail::receive_all(
+                socket,
+                std::as_writable_bytes(std::span{&greeting, 1}),
+                std::chrono::steady_clock::now() + 30s
+            ));
+            CHECK(greeting.verdict == joinable::detail::Greeting::Verdict::welcome);
+        }
+    );
+}
+
+TEST_CASE("whoever does not belong to the job is told why, and the job goes on") {
+    meet_despite([](std::uint16_t port) {
+        auto const refused = [&](TcpOptions const& options, std::string const& text) {
+            CHECK_THROWS_WITH_AS(
+                TcpCommunicator::attach(at_port(options, port)),
+                text.c_str(),
+                joinable::ContractViolation
+            );
+        };
+        TcpOptions options = tcp_options(1, 2);
+        options.secret = "of the tesT";
+        std::string const secret =
+            "expected the secret that rank 0 has, but this rank has another one: give all ranks of "
+            "a job the same JOINABLE_SECRET";
+        refused(options, secret);
+        options.secret = "";
+        refused(options, secret);
+        options = tcp_options(1, 2);
+        options.job = "another job";
+        refused(
+            options,
+            "expected a rank of job \"a test\", for which rank 0 listens here, but this is one of "
+            "job \"another job\": give each job that runs at the same time another port"
+        );
+        refused(
+            tcp_options(1, 3),
+            "expected a group of 2 ranks, as rank 0 says, but this rank says 3: start all ranks of "
+            "a job with the same world size"
+        );
+        auto const told = [&](std::vector<std::byte> const& hello) {
+            Socket const socket = raw_connection(port);
+            send_all(socket, hello);
+            return answer(socket);
+        };
+        CHECK(
+            told(joinable::detail::hello_of(0, test_job(2)))
+                .ends_with("expected no other rank 0 of this job, but there is one: give each rank "
+                           "its number")
+        );
+        CHECK(
+            told(joinable::detail::hello_of(-1, test_job(2)))
+                .ends_with("expected a rank from 0 to below the world size, but was given rank -1 "
+                           "of 2")
+        );
+        auto hello = joinable::detail::hello_of(1, test_job(2));
+        hello[12] ^= std::byte{1}; // the version of the library
+        CHECK(
+            told(hello).find("build the programs of all ranks with the same version") !=
+            std::string::npos
+        );
+        hello = joinable::detail::hello_of(1, test_job(2));
+        hello[8] ^= std::byte{1}; // the version of the protocol: what follows may be anything
+        CHECK(
+            told(hello).find("build the programs of all ranks with the same version") !=
+            std::string::npos
+        );
+    });
+}
+
+TEST_CASE("a rank that is there twice is told so, and the first one stays") {
+    std::atomic<bool> is_refused{false};
+    Watchdog const watchdog{3};
+    TcpListener listener{"127.0.0.1"};
+    std::uint16_t const port = listener.port();
+    auto const attach = [&](int rank) {
+        auto comm = TcpCommunicator::attach(at_port(tcp_options(rank, 3), port));
+        comm.barrier();
+    };
+    std::jthread const rank_0{[&] {
+        auto comm = TcpCommunicator::attach(std::move(listener), tcp_options(0, 3));
+        comm.barrier();
+    }};
+    auto const one_of_two = [&] { // whichever comes second
+        try {
+            attach(1);
+        } catch (joinable::ContractViolation const& error) {
+            CHECK(std::string{error.what()}.starts_with("expected no other rank 1 of this job"));
+            CHECK(!is_refused.exchange(true));
+        }
+    };
+    std::jthread const first{one_of_two};
+    std::jthread const second{one_of_two};
+    while (!is_refused) {
+        std::this_thread::yield();
+    }
+    attach(2);
+}
+
+TEST_CASE("ranks that do not come are named on all that wait for them") {
+    for (int const missing : {1, 2}) {
+        int const present = 3 - missing;
+        auto const times_out = [&](auto const& attach) {
+            try {
+                attach();
+                FAIL_CHECK("no exception");
+            } catch (joinable::TimedOut const& error) {
+                CHECK(error.missing() == std::vector{missing});
+                CHECK(
+                    std::string{error.what()}.find(
+                        "rank " + std::to_string(missing) + " did not connect within "
+                    ) == 0
+                );
+            }
+        };
+        run_beside(
+            [&](TcpListener listener) {
+                times_out([&] {
+                    TcpCommunicator::attach(
+                        std::move(listener),
+                        with_timeout(tcp_options(0, 3), missing == 1 ? 3s : 60s)
+                    );
+                });
+            },
+            [&](std::uint16_t port) {
+                times_out([&] { // whichever has less patience
+                    TcpCommunicator::attach(with_timeout(
+                        at_port(tcp_options(present, 3), port), missing == 1 ? 60s : 1s
+                    ));
+                });
+            }
+        );
+    }
+}
+
+/// One that nobody listens at.
+std::uint16_t free_port() {
+    return TcpListener{"127.0.0.1"}.port();
+}
+
+TEST_CASE("a rank 0 that never listens is named, and one that listens late is found") {
+    std::uint16_t const port = free_port();
+    Watchdog const watchdog{2};
+    try {
+        TcpCommunicator::attach(with_timeout(at_port(tcp_options(1, 2), port), 200ms));
+        FAIL_CHECK("no exception");
+    } catch (joinable::TimedOut const& error) {
+        CHECK(error.missing() == std::vector{0});
+        CHECK(std::string{error.what()}.find("rank 0 did not listen at 127.0.0.1:") == 0);
+    }
+    std::jthread const rank_1{[&] {
+        TcpCommunicator::attach(at_port(tcp_options(1, 2), port)).barrier();
+    }};
+    std::this_thread::sleep_for(50ms); // most likely it has tried meanwhile; nothing depends on it
+    TcpCommunicator::attach(at_port(tcp_options(0, 2), port)).barrier();
+}
+
+TEST_CASE("another program at the port is not taken for rank 0") {
+    Watchdog const watchdog{2};
+    Socket const server = joinable::detail::listen_at("127.0.0.1", 0);
+    sockaddr_in at{};
+    socklen_t size = sizeof at;
+    ::getsockname(server.handle(), reinterpret_cast<sockaddr*>(&at), &size);
+    std::uint16_t const port = ntohs(at.sin_port);
+    {
+        std::jthread const talks{[&] {
+            joinable::detail::wait_for(server, POLLIN, std::chrono::steady_clock::now() + 30s);
+            Socket const client{::accept4(server.handle(), nullptr, nullptr, SOCK_CLOEXEC)};
+            send_all(
+                client, std::as_bytes(std::span{std::string_view{"220 mail.example ready\r\n"}})
+            );
+        }};
+        CHECK_THROWS_AS(
+            TcpCommunicator::attach(at_port(tcp_options(1, 2), port)), joinable::CommunicationError
+        );
+    }
+    try { // one that says nothing
+        TcpCommunicator::attach(with_timeout(at_port(tcp_options(1, 2), port), 300ms));
+        FAIL_CHECK("no exception");
+    } catch (joinable::TimedOut const& error) {
+        CHECK(error.missing() == std::vector{0});
+    }
+}
+
+/// Who has not come, as the connection of a rank is told.
+std::vector<int> missing_at_meeting(Socket const& socket) {
+    joinable::detail::FrameHeader header;
+    header.kind = joinable::detail::FrameKind::question;
+    header.sequence = joinable::detail::meeting;
+    send_all(socket, joinable::detail::bytes_of(header));
+    auto const end = std::chrono::steady_clock::now() + 30s;
+    auto const into = std::as_writable_bytes(std::span{&header, 1});
+    REQUIRE(joinable::detail::receive_all(socket, into, end));
+    std::vector<int> ranks(header.bytes / sizeof(int));
+    REQUIRE(joinable::detail::receive_all(socket, std::as_writable_bytes(std::span{ranks}), end));
+    return ranks;
+}
+
+TEST_CASE("a rank that dies before all have come fails those that are there") {
+    Watchdog const watchdog{3};
+    TcpListener listener{"127.0.0.1"};
+    std::uint16_t const port = listener.port();
+    auto const fails = [](auto const& attach) {
+        try {
+            attach();
+            FAIL_CHECK("no exception");
+        } catch (joinable::PeerFailed const& error) {
+            CHECK(error.ranks() == std::vector{1});
+        }
+    };
+    std::jthread const rank_0{[&] {
+        fails([&] { TcpCommunicator::attach(std::move(listener), tcp_options(0, 4)); });
+    }};
+    std::jthread const rank_2{[&] {
+        fails([&] { TcpCommunicator::attach(at_port(tcp_options(2, 4), port)); });
+    }};
+    Socket rank_1 = joinable::detail::connect_rank(
+        1, test_job(4), "127.0.0.1", port, std::chrono::steady_clock::now() + 30s
+    );
+    while (missing_at_meeting(rank_1) != std::vector{3}) {
+        std::this_thread::yield();
+    }
+    rank_1.close();
+}
+
+TEST_CASE("addresses may be names, of IPv6, or of all interfaces") {
+    for (std::string const name : {"localhost", "::1", "::", "0.0.0.0", "any name"}) {
+        if (name.front() == ':' && !Socket{::socket(AF_INET6, SOCK_STREAM, 0)}.is_open()) {
+            MESSAGE("skipped: there is no IPv6 here");
+            continue;
+        }
+        CAPTURE(name);
+        Watchdog const watchdog{2};
+        TcpListener listener{name};
+        TcpOptions options = tcp_options(1, 2);
+        options.port = listener.port();
+        options.address = name == "::1" ? "::1" : "localhost";
+        std::jthread const rank_0{[&] {
+            TcpCommunicator::attach(std::move(listener), tcp_options(0, 2)).barrier();
+        }};
+        TcpCommunicator::attach(options).barrier();
+    }
+    TcpOptions options = tcp_options(1, 2);
+    options.address = "no such machine.invalid";
+    options.port = 1;
+    CHECK_THROWS_AS(TcpCommunicator::attach(with_timeout(options, 50ms)), joinable::TimedOut);
+}
+
+TEST_CASE("a port that is in use, and ranks that are none, are refused at once") {
+    TcpListener const taken{"127.0.0.1"};
+    try {
+        TcpListener const again{"127.0.0.1", taken.port()};
+        FAIL_CHECK("no exception");
+    } catch (joinable::CommunicationError const& error) {
+        CHECK(
+            std::string{error.what()}.find(
+                "rank 0 cannot listen at 127.0.0.1:" + std::to_string(taken.port()) +
+                ": Address already in use"
+            ) == 0
+        );
+    }
+    for (auto const& [rank, size] : {std::pair{-1, 2}, {2, 2}, {0, 0}, {0, 100'000}}) {
+        CHECK_THROWS_AS(
+            TcpCommunicator::attach(tcp_options(rank, size)), joinable::ContractViolation
+        );
+    }
+    CHECK_THROWS_AS(
+        TcpCommunicator::attach(TcpListener{"127.0.0.1"}, tcp_options(1, 2)),
+        joinable::ContractViolation
+    );
+    TcpOptions options = tcp_options(1, 2);
+    options.secret.assign(1025, 'x');
+    CHECK_THROWS_AS(TcpCommunicator::attach(options), joinable::ContractViolation);
+}
+
+using Variables = std::map<std::string_view, char const*>;
+
+TcpOptions read(Variables const& variables) {
+    return joinable::tcp_environment([&](char const* name) {
+        auto const found = variables.find(name);
+        return found == variables.end() ? nullptr : found->second;
+    });
+}
+Variables changed(Variables variables, char const* name, char const* value) {
+    variables[name] = value;
+    return variables;
+}
+
+TEST_CASE("rank, job and the place of rank 0 come from what a launcher sets") {
+    Variables const torchrun{
+        {"RANK", "3"},
+        {"WORLD_SIZE", "4"},
+        {"LOCAL_WORLD_SIZE", "2"},
+        {"MASTER_ADDR", "node7"},
+        {"MASTER_PORT", "29500"},
+        {"TORCHELASTIC_RUN_ID", "none"},
+        {"JOINABLE_SECRET", "s"},
+    };
+    TcpOptions const options = read(torchrun);
+    CHECK(options.rank == 3);
+    CHECK(options.size == 4);
+    CHECK(options.job == "torchrun/node7/29500/none/");
+    CHECK(options.address == "node7");
+    CHECK(options.port == 29500);
+    CHECK(options.secret == "s");
+    CHECK(read(changed(torchrun, "JOINABLE_ADDR", "10.0.0.1")).address == "10.0.0.1");
+    CHECK(read(changed(torchrun, "JOINABLE_PORT", "5")).port == 5);
+    for (char const* const port : {"0", "65536", "-1", "29500x", " 1"}) {
+        CHECK_THROWS_AS(
+            (void)read(changed(torchrun, "MASTER_PORT", port)), joinable::ContractViolation
+        );
+    }
+    CHECK_THROWS_WITH_AS(
+        (void)read(changed(torchrun, "JOINABLE_SECRET", "")),
+        "expected a text that nobody else knows, as openssl rand -hex 16 makes one, in "
+        "JOINABLE_SECRET, but it is not set; set it on all ranks of the job",
+        joinable::ContractViolation
+    );
+    Variables const open_mpi{
+        {"OMPI_COMM_WORLD_RANK", "2"},
+        {"OMPI_COMM_WORLD_SIZE", "3"},
+        {"PMIX_NAMESPACE", "15"},
+        {"JOINABLE_SECRET", "s"},
+    };
+    CHECK_THROWS_WITH_AS(
+        (void)read(open_mpi),
+        "expected the machine of rank 0 in MASTER_ADDR, but it is not set; set it on all ranks of "
+        "the job",
+        joinable::ContractViolation
+    );
+}
+
+} // namespace

@@ -199,6 +199,7 @@ private:
     }
     /// Rank 0 is stopped, or cannot be reached: nobody else can tell this rank anything.
     void give_up(std::string const& meanwhile) {
+        is_alone_ = true;
         if (is_aborted_) {
             over_ = own_reason_;
             return;
@@ -298,7 +299,7 @@ private:
             FrameHeader header;
             header.kind = FrameKind::leave;
             send(header, {});
-            auto const end = Clock::now() + tcp_patience;
+            auto const end = is_alone_ ? Clock::now() : Clock::now() + tcp_patience;
             std::vector<std::byte> ignored(4096);
             bool is_open = true;
             while (is_open && Clock::now() < end) {
@@ -333,6 +334,7 @@ private:
     std::deque<Pending> pending_; ///< posted, but not finished
     std::uint64_t finished_ = 0;
     bool is_aborted_ = false; ///< by this rank
+    bool is_alone_ = false;   ///< the hub answers no more
     AbortReason own_reason_;
     std::optional<AbortReason> over_; ///< what every wait throws that did not complete before
     std::optional<Again> again_;

@@ -75,9 +75,11 @@ public:
                 options.rank
             )};
         }
+        TcpOptions found = options;
+        found.port = listener.port();
         Ends ends = connected();
-        detail::Hub hub{std::move(listener.socket_), std::move(ends.hub), job_of(options)};
-        return TcpCommunicator{detail::HubThread{std::move(hub)}, std::move(ends.rank), options};
+        detail::Hub hub{std::move(listener.socket_), std::move(ends.hub), job_of(found)};
+        return TcpCommunicator{detail::HubThread{std::move(hub)}, std::move(ends.rank), found};
     }
     /// The same for ranks that mpirun, mpiexec, torchrun or srun started; see tcp_environment().
     /// @throws ContractViolation  also if that fails.

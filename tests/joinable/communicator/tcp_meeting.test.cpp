@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -470,6 +471,34 @@ TEST_CASE("rank, job and the place of rank 0 come from what a launcher sets") {
         "the job",
         joinable::ContractViolation
     );
+}
+
+TEST_CASE("processes meet by their environment alone") {
+    std::string const port = std::to_string(free_port());
+    Processes processes;
+    for (int rank = 0; rank < 3; ++rank) {
+        processes.start([&] {
+            for (auto const& [name, value] : std::map<std::string, std::string>{
+                     {"JOINABLE_RANK", std::to_string(rank)},
+                     {"JOINABLE_WORLD_SIZE", "3"},
+                     {"JOINABLE_JOB", "by environment"},
+                     {"JOINABLE_SECRET", "of the test"},
+                     {"MASTER_ADDR", "localhost"},
+                     {"MASTER_PORT", port},
+                 }) {
+                ::setenv(name.c_str(), value.c_str(), 1);
+            }
+            auto comm = TcpCommunicator::from_environment(50s);
+            CHECK(comm.rank() == rank);
+            CHECK(comm.set_deadline(50s) == 50s);
+            std::int32_t value = rank;
+            comm.all_reduce({&value, 1, joinable::DType::i32}, joinable::ReduceOp::sum).wait();
+            CHECK(value == 3);
+        });
+    }
+    for (int rank = 0; rank < 3; ++rank) {
+        CHECK(processes.wait() == 0);
+    }
 }
 
 } // namespace

@@ -102,8 +102,8 @@ public:
         FrameHeader header;
         header.kind = FrameKind::abort;
         send(header, packed(reason));
-        auto const end = std::chrono::steady_clock::now() + tcp_patience;
-        while (!over_ && !outbox_.is_empty() && std::chrono::steady_clock::now() < end) {
+        auto const end = is_alone_ ? Clock::now() : Clock::now() + tcp_patience;
+        while (!over_ && !outbox_.is_empty() && Clock::now() < end) {
             pump(end);
         }
     }
@@ -140,8 +140,8 @@ public:
         send(header, {});
         missing_ = {0}; // if it does not answer
         has_answer_ = false;
-        auto const end = std::chrono::steady_clock::now() + tcp_patience;
-        while (!has_answer_ && !over_ && std::chrono::steady_clock::now() < end) {
+        auto const end = Clock::now() + tcp_patience;
+        while (!has_answer_ && !over_ && Clock::now() < end) {
             pump(end);
         }
         return pending_.empty() || is_done(header.sequence) ? std::vector<int>{} : missing_;

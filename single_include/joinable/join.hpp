@@ -11318,6 +11318,62 @@ private:
 
 } // namespace joinable::inline v0::detail
 
+// ---- joinable/communicator/detail/reasons.hpp
+
+/// @file
+/// Why a collective ends for all, in the same words over every transport.
+
+namespace joinable::inline v0::detail {
+
+/// `rank` is done with its communicator.
+[[nodiscard]] inline AbortReason reason_of_leaving(int rank) {
+    return {
+        FailureKind::peer_failed, {rank}, concat("rank ", rank, " left while others wait for it")
+    };
+}
+
+/// The ranks `overdue` "did not <do>" in time, while `rank` does what `meanwhile` says.
+[[nodiscard]] inline AbortReason reason_of_delay(
+    std::vector<int> const& overdue,
+    std::string_view to_do,
+    std::chrono::nanoseconds deadline,
+    int rank,
+    std::string const& meanwhile
+) {
+    double const seconds = std::chrono::duration<double>(deadline).count();
+    return {
+        FailureKind::timed_out,
+        overdue,
+        concat(
+            ranks_text(overdue),
+            " did not ",
+            to_do,
+            " within ",
+            seconds,
+            " s, while rank ",
+            rank,
+            " ",
+            meanwhile
+        )
+    };
+}
+
+/// Ranks say different things: `said_by(rank)` is a Descriptor.
+template <class SaidBy>
+[[nodiscard]] AbortReason reason_of_difference(int size, SaidBy const& said_by) {
+    AbortReason reason{FailureKind::mismatch, {}, {}};
+    reason.message = "ranks run different collectives: rank 0 " + said_by(0).text();
+    for (int rank = 1; rank < size; ++rank) {
+        if (!(said_by(rank) == said_by(0))) {
+            reason.ranks.push_back(rank);
+            reason.message += concat(", rank ", rank, " ", said_by(rank).text());
+        }
+    }
+    return reason;
+}
+
+} // namespace joinable::inline v0::detail
+
 // ---- joinable/communicator/detail/group.hpp
 
 namespace joinable::inline v0::detail {
@@ -11379,7 +11435,7 @@ public:
     /// may be gone after that.
     void leave(int rank) const {
         member(rank).has_left.store(true);
-        board_->abort(left(rank), number_of(rank));
+        board_->abort(reason_of_leaving(rank), number_of(rank));
         shared().present.fetch_sub(1);
     }
 
@@ -11410,7 +11466,7 @@ public:
     }
     /// Why. @pre is_lost(peer)
     [[nodiscard]] AbortReason loss(int peer) const {
-        return shared().end.is_given() ? shared().end.reason() : left(peer);
+        return shared().end.is_given() ? shared().end.reason() : reason_of_leaving(peer);
     }
 
     /// Whether groups have been split from this one, whose errors name other numbers.
@@ -11493,13 +11549,6 @@ private:
             --rank;
         }
         return rank;
-    }
-    static AbortReason left(int rank) {
-        return {
-            FailureKind::peer_failed,
-            {rank},
-            concat("rank ", rank, " left while others wait for it")
-        };
     }
 
     void end(AbortReason const& reason, int writer) const {
@@ -12252,15 +12301,7 @@ disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
         return ArrivalLine::decode(line.word.load(std::memory_order_relaxed), line.payload);
     };
     if (!say_the_same(board, sequence)) {
-        AbortReason reason{FailureKind::mismatch, {}, {}};
-        reason.message = "ranks run different collectives: rank 0 " + said_by(0).text();
-        for (int rank = 1; rank < board.size(); ++rank) {
-            if (!(said_by(rank) == said_by(0))) {
-                reason.ranks.push_back(rank);
-                reason.message += concat(", rank ", rank, " ", said_by(rank).text());
-            }
-        }
-        return reason;
+        return reason_of_difference(board.size(), said_by);
     }
     for (int from = 0; mine.has_counts && from < board.size(); ++from) {
         for (int to = 0; to < board.size(); ++to) {
@@ -14041,23 +14082,7 @@ private:
 
     void
     abort_for(std::vector<int> const& overdue, char const* to_do, std::string const& meanwhile) {
-        double const seconds = std::chrono::duration<double>(deadline_).count();
-        group_.abort(
-            {FailureKind::timed_out,
-             overdue,
-             concat(
-                 ranks_text(overdue),
-                 " did not ",
-                 to_do,
-                 " within ",
-                 seconds,
-                 " s, while rank ",
-                 rank_,
-                 " ",
-                 meanwhile
-             )},
-            rank_
-        );
+        group_.abort(reason_of_delay(overdue, to_do, deadline_, rank_, meanwhile), rank_);
     }
 
     Group group_;

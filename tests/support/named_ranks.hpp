@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <exception>
 #include <initializer_list>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -17,7 +18,11 @@
 #include <unistd.h>
 
 #include <support/failed_checks.hpp>
+#include <support/hang.hpp>
 
+#include <joinable/communicator/detail/members.hpp>
+#include <joinable/communicator/detail/named_segment.hpp>
+#include <joinable/communicator/detail/shared_object.hpp>
 #include <joinable/communicator/process.hpp>
 
 namespace joinable_tests {
@@ -36,6 +41,17 @@ inline bool file_exists(std::string const& job) {
     return access(file_of(job).c_str(), F_OK) == 0;
 }
 
+/// Whether a rank is among those of a job that wait for others to attach.
+inline bool has_come(std::string const& job, int rank) {
+    using namespace joinable::detail;
+    auto const object = SharedObject::find(file_of(job));
+    if (!object) {
+        return false;
+    }
+    Mapping const memory{*object, MemberTable::bytes_for(rank + 1)};
+    return std::launder(reinterpret_cast<MemberTable*>(memory.begin()))->member(rank).has_come();
+}
+
 /// In processes that are copies of one, ranks that call this map the memory of a group of `size` ranks
 /// at different addresses: each keeps another part of the place where it would lie.
 inline void displace(int rank, int size) {
@@ -48,7 +64,7 @@ inline void displace(int rank, int size) {
     }
 }
 
-/// Processes that have nothing in common but what a job id gives them. Each has 60 seconds.
+/// Processes that have nothing in common but what a job id gives them.
 class Processes {
 public:
     Processes() = default;
@@ -71,7 +87,7 @@ public:
             return process;
         }
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        alarm(60);
+        alarm(seconds_to_hang);
         failed_checks = 0;
         try {
             body();

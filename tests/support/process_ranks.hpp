@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <support/failed_checks.hpp>
+#include <support/hang.hpp>
 #include <support/named_ranks.hpp>
 #include <support/ranks.hpp>
 
@@ -24,8 +25,8 @@ namespace joinable_tests {
 template <class Body>
 void run_process_ranks(std::initializer_list<int> sizes, Body const& body) {
     for (int const size : sizes) {
-        alarm(90
-        ); // ends this process, and with it its children: a thread must not be there at fork
+        // Ends this process, and with it its children: a thread must not be there at fork.
+        alarm(seconds_to_hang);
         joinable::run_processes(size, [&](joinable::ProcessCommunicator& comm) {
             comm.set_deadline(std::chrono::seconds{60});
             failed_checks = 0;

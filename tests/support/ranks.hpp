@@ -5,9 +5,13 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <future>
 #include <initializer_list>
 #include <mutex>
 #include <thread>
+#include <vector>
+
+#include <support/hang.hpp>
 
 #include <joinable/communicator/run_threads.hpp>
 #include <joinable/communicator/thread.hpp>
@@ -17,9 +21,10 @@ namespace joinable_tests {
 /// Ends the program with a message when a test hangs: a test that hangs must fail, not block.
 class Watchdog {
 public:
-    explicit Watchdog(int ranks, std::chrono::seconds limit = std::chrono::seconds{90})
-        : thread_{[this, ranks, limit] {
+    explicit Watchdog(int ranks)
+        : thread_{[this, ranks] {
               std::unique_lock lock{mutex_};
+              std::chrono::seconds const limit{seconds_to_hang};
               if (!changed_.wait_for(lock, limit, [this] { return is_done_; })) {
                   std::fprintf(stderr, "watchdog: a test over %d ranks hangs\n", ranks);
                   std::abort();
@@ -51,6 +56,19 @@ void run_ranks(std::initializer_list<int> sizes, Body const& body) {
             comm.set_deadline(std::chrono::seconds{60});
             body(comm);
         });
+    }
+}
+
+/// All at the same time: for bodies that mostly wait.
+template <class Body>
+void run_ranks_together(std::initializer_list<int> sizes, Body const& body) {
+    std::vector<std::future<void>> groups;
+    for (int const size : sizes) {
+        groups.push_back(std::async(std::launch::async, [&body, size] { run_ranks({size}, body); })
+        );
+    }
+    for (auto& group : groups) {
+        group.get();
     }
 }
 

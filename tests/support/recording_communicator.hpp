@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,7 +37,9 @@ public:
 
     auto all_reduce(joinable::Buffer buffer, joinable::ReduceOp op) {
         log("all_reduce", buffer);
-        return this->inner_.all_reduce(buffer, op);
+        auto work = this->inner_.all_reduce(buffer, op);
+        posted();
+        return work;
     }
     auto broadcast(joinable::Buffer buffer, int root) {
         log("broadcast", buffer);
@@ -53,6 +56,7 @@ public:
     }
 
     std::vector<std::string> trace;
+    std::function<void()> posted = [] {}; ///< called when an all_reduce has begun
 
 private:
     void log(char const* what, joinable::Buffer buffer) {

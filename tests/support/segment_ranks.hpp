@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <support/failed_checks.hpp>
+#include <support/hang.hpp>
 
 #include <joinable/communicator/run_processes.hpp>
 
@@ -23,7 +24,7 @@ public:
     /// As run_processes, with a limit in time, and with checks that fail here.
     template <class Body>
     void run(Body const& body) {
-        alarm(90);
+        alarm(seconds_to_hang);
         std::fflush(nullptr); // or each rank prints what is not printed yet
         joinable::detail::ChildProcesses children{segment_};
         auto const checked = [&](joinable::ProcessCommunicator& comm) {

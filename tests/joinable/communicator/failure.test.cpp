@@ -16,6 +16,7 @@
 
 #include <doctest/doctest.h>
 #include <support/ranks.hpp>
+#include <support/wait_until.hpp>
 
 namespace {
 
@@ -29,6 +30,7 @@ using joinable::ThreadWork;
 
 TEST_CASE("a rank that posts more than fits is told who has not finished its share") {
     for (int const world : {2, 3, 4, 8}) {
+        std::atomic<int> ready{0};
         std::atomic<int> waiting{world - 1};
         run_ranks({world}, [&](ThreadCommunicator& comm) {
             std::array<std::int64_t, 64> values{};
@@ -38,11 +40,16 @@ TEST_CASE("a rank that posts more than fits is told who has not finished its sha
                 works.push_back(comm.all_reduce({&value, 1, DType::i64}, ReduceOp::sum));
             }
             if (comm.rank() == world - 1) { // has arrived everywhere, but finishes nothing
-                while (waiting != 0) {
-                    std::this_thread::yield();
-                }
+                ++ready;
+                wait_until(waiting, 0);
             } else {
-                comm.set_deadline(std::chrono::milliseconds{50});
+                if (comm.rank() == 0) { // gives up, when the last one is the only one to hold it up
+                    wait_until(ready, world - 1);
+                    comm.set_deadline(std::chrono::milliseconds{50});
+                } else {
+                    works.front().wait();
+                    ++ready;
+                }
                 try {
                     comm.barrier();
                     FAIL_CHECK("no exception");

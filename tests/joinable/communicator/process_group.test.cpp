@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include <doctest/doctest.h>
+#include <support/hang.hpp>
 #include <support/named_ranks.hpp>
 #include <support/process_ranks.hpp>
 #include <support/segment_ranks.hpp>
@@ -171,7 +172,7 @@ TEST_CASE("a rank that is killed with a mailbox locked stops nobody") {
     };
     for (bool const is_late : {false, true}) {
         *named = 0;
-        alarm(30);
+        alarm(seconds_to_hang);
         auto const run = [&] {
             ProcessSegment segment{2};
             ChildProcesses children{segment};

@@ -19,8 +19,10 @@
 #include <malloc.h>
 
 #include <doctest/doctest.h>
+#include <support/keep_alive.hpp>
 #include <support/process_ranks.hpp>
 #include <support/shared.hpp>
+#include <support/wait_until.hpp>
 
 namespace {
 
@@ -265,32 +267,24 @@ TEST_CASE("a thousand groups and a hundred thousand messages leave nothing behin
 }
 
 TEST_CASE("keep_alive extends what others wait, by one deadline from then on") {
-    for (int const world : {2, 3, 4, 8}) {
-        run_ranks({world}, [](auto& comm) {
-            using namespace std::chrono_literals;
-            comm.set_deadline(1500ms); // and a busy machine may stall a thread for a second
+    run_ranks_together({2, 3, 4, 8}, [](joinable::ThreadCommunicator& comm) {
+        comm.barrier();
+        comm.set_deadline(long_deadline);
+        if (comm.rank() == 1) {
+            stay_away_alive(comm);
+        }
+        comm.barrier();
+        if (comm.rank() == 1) { // once is not for ever
+            comm.keep_alive();
+            wait_until([&] { return comm.is_spent(); });
+        }
+        try {
             comm.barrier();
-            if (comm.rank() == 1) { // stays away for longer, and says so
-                for (int i = 0; i < 10; ++i) {
-                    std::this_thread::sleep_for(250ms);
-                    comm.keep_alive();
-                }
-            }
-            comm.barrier();
-            if (comm.rank() == 1) { // once is not for ever
-                comm.keep_alive();
-                while (!comm.is_spent()) {
-                    std::this_thread::sleep_for(1ms);
-                }
-            }
-            try {
-                comm.barrier();
-                FAIL_CHECK("no exception");
-            } catch (joinable::TimedOut const& error) {
-                CHECK(error.missing() == std::vector{1});
-            }
-        });
-    }
+            FAIL_CHECK("no exception");
+        } catch (joinable::TimedOut const& error) {
+            CHECK(error.missing() == std::vector{1});
+        }
+    });
 }
 
 } // namespace

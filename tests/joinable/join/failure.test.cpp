@@ -14,6 +14,7 @@
 #include <support/all_reducer.hpp>
 #include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
+#include <support/wait_until.hpp>
 
 #include <joinable/participant/action.hpp>
 #include <joinable/participant/step.hpp>
@@ -230,17 +231,21 @@ TEST_CASE("a throw after all ranks agreed to stop reaches those that run their p
 TEST_CASE("a rank that never comes is named after the deadline, on every rank that waits") {
     for (int const world : {2, 4}) {
         std::atomic<int> timed_out{0};
+        std::atomic<int> arrived{0};
         std::atomic<int> waiting{world - 1};
-        run_ranks({world}, [&](ThreadCommunicator& comm) {
+        run_ranks({world}, [&](ThreadCommunicator& inner) {
+            RecordingCommunicator comm{inner};
+            comm.posted = [&] { ++arrived; };
             AllReducer reducer{comm};
             if (comm.rank() == 1) { // stuck in its own code until the others have given up
-                while (waiting.load() != 0) {
-                    std::this_thread::yield();
-                }
+                wait_until(waiting, 0);
                 return;
             }
             try {
-                comm.set_deadline(std::chrono::milliseconds{500});
+                if (comm.rank() == 0) { // gives up, when rank 1 is the only one to miss
+                    wait_until(arrived, world - 2);
+                    comm.set_deadline(std::chrono::milliseconds{100});
+                }
                 Join guard{participants(reducer)};
             } catch (joinable::TimedOut const& error) {
                 CHECK(error.missing() == std::vector{1});
@@ -257,12 +262,11 @@ TEST_CASE("a rank that stalls in a round is named, and the guard's timeout is re
     run_ranks({2}, [&](ThreadCommunicator& comm) {
         AllReducer reducer{comm};
         try {
-            Join guard{participants(reducer), {.timeout = std::chrono::milliseconds{500}}};
+            auto const timeout = std::chrono::milliseconds{comm.rank() == 0 ? 500 : 60'000};
+            Join guard{participants(reducer), {.timeout = timeout}};
             reducer();
             if (comm.rank() == 1) {
-                while (!gave_up) {
-                    std::this_thread::yield();
-                }
+                wait_until(gave_up, true);
             }
             reducer();
             FAIL_CHECK("no exception");

@@ -2,42 +2,27 @@
 // A rank that is busy for longer than the deadline, and says so, holds up the others but fails none.
 #include <joinable/join/guard.hpp>
 
-#include <chrono>
-#include <thread>
 #include <vector>
 
 #include <doctest/doctest.h>
 #include <support/all_reducer.hpp>
+#include <support/keep_alive.hpp>
 #include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
+#include <support/wait_until.hpp>
 
 namespace {
 
 using namespace joinable_tests;
-using namespace std::chrono_literals;
 using joinable::ThreadCommunicator;
 
-/// Long enough that a busy machine does not stall a thread for as long.
-constexpr auto deadline = 1500ms;
-
-/// Takes longer than the deadline.
-template <class Guard>
-void validate(Guard& guard, bool says_so) {
-    for (int i = 0; i < 10; ++i) {
-        std::this_thread::sleep_for(deadline / 6);
-        if (says_so) {
-            guard.keep_alive();
-        }
-    }
-}
-
 TEST_CASE("a rank that keeps itself alive is waited for") {
-    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+    run_ranks_together({1, 2, 4}, [](ThreadCommunicator& comm) {
         AllReducer reducer{comm};
-        joinable::Join guard{joinable::participants(reducer), {.timeout = deadline}};
+        joinable::Join guard{joinable::participants(reducer), {.timeout = long_deadline}};
         for (int i = 0; i < 3; ++i) {
             if (i == 1 && comm.rank() == comm.size() - 1) {
-                validate(guard, true);
+                stay_away_alive(guard);
             }
             CHECK(reducer() == comm.size());
         }
@@ -46,14 +31,14 @@ TEST_CASE("a rank that keeps itself alive is waited for") {
 }
 
 TEST_CASE("one that does not is named") {
-    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
+    run_ranks_together({2, 4}, [](ThreadCommunicator& comm) {
         AllReducer reducer{comm};
         int const busy = comm.size() - 1;
         try {
-            joinable::Join guard{joinable::participants(reducer), {.timeout = deadline}};
+            joinable::Join guard{joinable::participants(reducer), {.timeout = long_deadline}};
             reducer();
             if (comm.rank() == busy) {
-                validate(guard, false);
+                wait_until([&] { return comm.is_spent(); });
             }
             reducer();
             FAIL_CHECK("no exception");

@@ -20,15 +20,20 @@ LAYERS = [
     (r"error\.hpp|detail/.*", 1),
     (r"tensor/(dtype|traits|tensor|parameter|shape|buffer)\.hpp", 2),
     (r"communicator/(arena|communicator|capabilities|make_arena|work)\.hpp", 2),
+    (r"device/device\.hpp", 2),
+    (r"device/(host|staged_collectives)\.hpp", 4),
     (r"tensor/.*|hook/.*|bucket/(.*assignment|options|.*_view|tensor_size)\.hpp|join/options\.hpp", 3),
     (r"join/(guard|hooks|attachments|explain)\.hpp|participant/.*", 5),
     (r"joinable\.hpp|join/.*|bucket/.*|communicator/(detail/.*|nccl_options\.hpp)", 4),
     (r"communicator/.*", 5),
     (r"data/.*", 3),
-    (r"(core|join|nccl|tcp)\.hpp|interop/.*", 6),
+    (r"device/cuda_.*", 5),
+    (r"(core|join|cuda|nccl|tcp)\.hpp|interop/.*", 6),
 ]
 # Nobody gets these unasked: they need other libraries, and may refuse a compiler; or a network.
-OPT_IN = re.compile(r"interop/|(communicator/(detail/)?)?(nccl|tcp)[_.]")
+OPT_IN = re.compile(
+    r"interop/|cuda\.hpp|device/(cuda|staged)_|(communicator/(detail/)?)?(nccl|tcp)[_.]"
+)
 HAS_CONDITIONS = {"config.hpp", "communicator/detail/futex.hpp"}  # what differs between systems
 # A header that is empty elsewhere: one condition around all that comes after our own headers.
 LINUX_ONLY = (

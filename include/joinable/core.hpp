@@ -26,6 +26,8 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/capabilities.hpp>
+#include <joinable/device/device.hpp>
+#include <joinable/device/host.hpp>
 #include <joinable/communicator/make_arena.hpp>
 #include <joinable/communicator/collectives.hpp>
 #include <joinable/hook/join_hook.hpp>
@@ -34,6 +36,7 @@
 #include <joinable/bucket/tensor_size.hpp>
 #include <joinable/bucket/assignment.hpp>
 #include <joinable/bucket/options.hpp>
+#include <joinable/bucket/memory.hpp>
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/broadcast_coalesced.hpp>
 #include <joinable/bucket/reducer.hpp>

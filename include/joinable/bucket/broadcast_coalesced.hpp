@@ -11,10 +11,9 @@
 #include <vector>
 
 #include <joinable/bucket/bucket.hpp>
+#include <joinable/bucket/memory.hpp>
 #include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/communicator/make_arena.hpp>
-#include <joinable/tensor/copy.hpp>
 #include <joinable/tensor/tensor_list.hpp>
 
 namespace joinable::inline v0 {
@@ -24,16 +23,16 @@ namespace joinable::inline v0 {
 class CoalescedBroadcast {
 public:
     /// Local. Plans pieces that close with the tensor by which they reach `piece_bytes`; allocates
-    /// memory for two of them, or for as many as there are, from `source`. `what` is how errors call
-    /// a tensor.
-    /// @throws ContractViolation  a tensor is missing (a null pointer) or not on the host.
+    /// two of them, or as many as there are, in `memory`, where the tensors have to be, too. `what`
+    /// is how errors call a tensor.
+    /// @throws ContractViolation  a tensor is missing (a null pointer) or on another device.
     explicit CoalescedBroadcast(
         TensorList tensors,
         std::size_t piece_bytes,
         std::string_view what = "tensor",
-        ArenaSource const& source = {}
+        BufferMemory const& memory = {}
     )
-        : tensors_{std::move(tensors), what} {
+        : tensors_{std::move(tensors), what, memory.id()}, memory_{memory} {
         std::vector<AnyView> const& views = current_views();
         if (views.empty()) {
             return;
@@ -52,15 +51,17 @@ public:
             }
         }
         for (std::size_t const bytes : memory_bytes) {
-            memory_.push_back(source(bytes));
+            arenas_.push_back(memory_.allocate(bytes));
         }
         for (std::size_t p = 0; p < pieces_.size(); ++p) {
-            std::byte* place = memory_[p % 2].data();
+            std::byte* place = arenas_[p % 2].data();
             pieces_[p].buffer.data = place;
             for (std::size_t const member : pieces_[p].parameters) {
                 Shape const& extents = views[member].extents();
                 DType const dtype = views[member].dtype();
-                pieces_[p].views.emplace_back(place, dtype, extents, row_major_strides(extents));
+                pieces_[p].views.emplace_back(
+                    place, dtype, extents, row_major_strides(extents), memory_.id()
+                );
                 place += views[member].numel() * size_of(dtype);
             }
         }
@@ -75,10 +76,11 @@ public:
     void run(Comm& comm, int root) {
         std::vector<AnyView> const& views = current_views();
         bool const is_root = comm.rank() == root;
+        Device& device = memory_.device();
         auto const move = [&](Bucket const& piece) {
             for (std::size_t k = 0; k < piece.views.size(); ++k) {
                 AnyView const& tensor = views[piece.parameters[k]];
-                is_root ? copy(tensor, piece.views[k]) : copy(piece.views[k], tensor);
+                is_root ? device.copy(tensor, piece.views[k]) : device.copy(piece.views[k], tensor);
             }
         };
         using BroadcastWork = std::remove_cvref_t<decltype(comm.broadcast(Buffer{}, root))>;
@@ -96,10 +98,12 @@ public:
                 if (is_root) {
                     move(pieces_[p]);
                 }
+                device.submit(); // what was in these arenas has been read
                 // nvcc 13 warns of a dropped reference to a work, too
                 static_cast<void>(work.emplace(comm.broadcast(pieces_[p].buffer, root)));
             }
         }
+        device.finish();
     }
 
     /// See FixedTensors::views.
@@ -107,7 +111,8 @@ public:
 
 private:
     FixedTensors tensors_;
-    std::vector<Arena> memory_;  ///< of the pieces with even and with odd index
+    BufferMemory memory_;
+    std::vector<Arena> arenas_;  ///< of the pieces with even and with odd index
     std::vector<Bucket> pieces_; ///< what is not empty, with row-major views
 };
 
@@ -119,7 +124,7 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
         detail::tensor_list(std::forward<Tensors>(tensors)),
         buffer_bytes,
         "tensor",
-        ArenaSource{comm}
+        BufferMemory{comm}
     }.run(comm, root);
 }
 

@@ -12,9 +12,9 @@
 
 #include <joinable/bucket/assignment.hpp>
 #include <joinable/bucket/detail/permute_sections.hpp>
+#include <joinable/bucket/memory.hpp>
 #include <joinable/bucket/options.hpp>
 #include <joinable/communicator/arena.hpp>
-#include <joinable/communicator/make_arena.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/any_view.hpp>
@@ -41,13 +41,14 @@ inline std::string describe_parameter(ParameterList const& parameters, std::size
     return name.empty() ? concat("parameter ", i) : concat("parameter ", i, " (", name, ")");
 }
 
-/// Throws ContractViolation unless parameter `i` has a value that host code can read.
-inline void check_value(ParameterList const& parameters, std::size_t i) {
+/// Throws ContractViolation unless parameter `i` has a value on `device`.
+inline void check_value(ParameterList const& parameters, std::size_t i, DeviceId device) {
     AnyView const value = parameters[i].value();
-    if (!value || value.device() != DeviceId{}) {
-        throw ContractViolation{concat(
-            describe_parameter(parameters, i), value ? " is not on the host" : " has no value"
-        )};
+    if (!value || value.device() != device) {
+        throw ContractViolation{
+            describe_parameter(parameters, i) +
+            (value ? " is not on " + to_text(device) : " has no value")
+        };
     }
 }
 
@@ -79,28 +80,29 @@ public:
     BucketLayout() = default; ///< no buckets
 
     /// Cuts the parameters that `order` lists into buckets that close when they reach their limit
-    /// in bytes, in arenas of `source`, which are as large as the gradients plus at most one cache
+    /// in bytes, in arenas of `memory`, which are as large as the gradients plus at most one cache
     /// line per parameter. Complexity: linear in the parameters, plus what the arenas cost.
-    /// @throws ContractViolation  no parameter is listed; a value is missing or not on the host.
+    /// @throws ContractViolation  no parameter is listed; a value is missing or on another device.
     BucketLayout(
         ParameterList const& parameters,
         std::span<std::size_t const> order,
         std::span<std::size_t const> limits,
-        ArenaSource const& source = {}
-    ) {
+        BufferMemory const& memory = {}
+    )
+        : memory_{memory} {
         if (order.empty()) {
             throw ContractViolation{"no parameter requires a gradient: there is nothing to reduce"};
         }
         std::array<std::size_t, dtypes> bytes{};
         for (std::size_t const i : order) {
-            detail::check_value(parameters, i);
+            detail::check_value(parameters, i, memory_.id());
             AnyView const value = parameters[i].value();
             bytes[index(value.dtype())] += // whatever the cut: each one may start a bucket
                 value.numel() * size_of(value.dtype()) + bucket_alignment;
         }
         for (std::size_t dtype = 0; dtype < dtypes; ++dtype) {
             if (bytes[dtype] != 0) {
-                arenas_[dtype] = source(bytes[dtype]);
+                arenas_[dtype] = memory_.allocate(bytes[dtype]);
             }
         }
         cut(parameters, order, limits);
@@ -117,8 +119,8 @@ public:
         return bytes;
     }
 
-    /// Cuts the same parameters again. Contents move along inside the arenas, without a second copy
-    /// of them; views of before point to other gradients afterwards.
+    /// Cuts the same parameters again. Contents move along inside the arenas, on the host without a
+    /// second copy of them; views of before point to other gradients afterwards.
     /// Complexity: of the bytes, linear where the order stays, else times at most the square of the
     /// logarithm of the number of parameters. `order` is a permutation of what was given before.
     void rebuild(
@@ -142,7 +144,7 @@ public:
                 std::size_t const bytes = view.numel() * size_of(view.dtype());
                 sections.push_back({offset_in(arena, view), offset[i], bytes, position[i]});
             });
-            detail::permute_sections(arena.data(), sections);
+            memory_.device().permute(arena, sections);
         }
     }
 
@@ -187,7 +189,11 @@ private:
                 AnyView const& value = values[member];
                 bucket.parameters.push_back(order[member]);
                 bucket.views.emplace_back(
-                    base + offset, dtype, value.extents(), detail::gradient_strides(value)
+                    base + offset,
+                    dtype,
+                    value.extents(),
+                    detail::gradient_strides(value),
+                    memory_.id()
                 );
                 bucket.buffer.count += value.numel();
                 offset += value.numel() * size_of(dtype);
@@ -197,6 +203,7 @@ private:
         }
     }
 
+    BufferMemory memory_;
     std::array<Arena, dtypes> arenas_; ///< by dtype; empty where no parameter has it
     std::vector<Bucket> buckets_;
 };

@@ -13,9 +13,11 @@
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/detail/gradients.hpp>
 #include <joinable/bucket/detail/iteration.hpp>
+#include <joinable/bucket/memory.hpp>
 #include <joinable/bucket/options.hpp>
+#include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/communicator/make_arena.hpp>
+#include <joinable/communicator/detail/host_collectives.hpp>
 #include <joinable/detail/text.hpp>
 
 namespace joinable::inline v0 {
@@ -43,12 +45,13 @@ public:
     /// Local. Buckets are in arenas of make_arena(). `comm` must outlive the reducer; so must what
     /// the parameters refer to.
     /// @throws ContractViolation  no parameter requires a gradient, or one of integers does; a
-    ///         gradient does not fit its value; gradients as bucket views without set_grad. Nothing
+    ///         gradient does not fit its value; gradients as bucket views without set_grad; nobody
+    ///         can scale gradients of a device: neither Device::can_scale() nor ScalesSums. Nothing
     ///         was changed.
     Reducer(Comm& comm, ParameterList parameters, DataParallelOptions const& options = {})
-        : comm_{comm},
+        : comm_{comm}, host_{comm}, packs_scaled_{packs_scaled(comm)},
           gradients_{
-              std::move(parameters), options, static_cast<int>(comm.rank()), ArenaSource{comm}
+              std::move(parameters), options, static_cast<int>(comm.rank()), BufferMemory{comm}
           },
           iteration_{gradients_, options}, is_rebuild_due_{detail::rebuilds(options)} {
         order_message_.resize(is_rebuild_due_ ? gradients_.trained().size() + 1 : 0);
@@ -127,6 +130,7 @@ public:
                 "the guard"
             )};
         }
+        gradients_.device().submit(); // what was packed, before zeros take its place
         iteration_.contribute_nothing();
         advance();
     }
@@ -151,6 +155,7 @@ public:
         if (is_rebuild_due_) {
             rebuild();
         }
+        gradients_.device().finish();
         iteration_.end();
     }
 
@@ -174,7 +179,8 @@ private:
     // The script of an iteration, the same for ranks with and without gradients.
 
     void begin(double factor, int order_source, bool has_pass) {
-        iteration_.begin(factor, has_pass);
+        iteration_.begin(packs_scaled_ || factor == 0.0 ? factor : 1.0, has_pass);
+        factor_ = factor;
         order_source_ = order_source;
         next_bucket_ = 0;
         launched_ = 0;
@@ -184,7 +190,7 @@ private:
     void launch_map() {
         iteration_.write_used();
         static_cast<void>( // nvcc 13 warns of a dropped reference to a work
-            map_work_.emplace(comm_.all_reduce(iteration_.used()->buffer(), ReduceOp::sum))
+            map_work_.emplace(host_.all_reduce(iteration_.used()->buffer(), ReduceOp::sum))
         );
     }
     void wait_for_map() {
@@ -216,8 +222,28 @@ private:
                     gradients_.zero(bucket.parameters[k]);
                 }
             }
-            static_cast<void>(works_[launched_++].emplace(comm_.all_reduce(run, ReduceOp::sum)));
+            gradients_.device().submit();
+            static_cast<void>(works_[launched_++].emplace(sum(run)));
         });
+    }
+
+    [[nodiscard]] static bool packs_scaled(Comm& comm) {
+        bool const can_scale = detail::device_of(comm).can_scale();
+        if (!can_scale && !ScalesSums<Comm>) {
+            throw ContractViolation{
+                "gradients of a device are to be scaled, but its kernels are missing and the "
+                "communicator cannot scale what it sums; give the device its kernels, see Device"
+            };
+        }
+        return can_scale;
+    }
+    work_of<Comm> sum(Buffer run) {
+        if constexpr (ScalesSums<Comm>) {
+            if (!packs_scaled_ && factor_ != 0.0) {
+                return comm_.all_reduce(run, ReduceOp::sum, factor_);
+            }
+        }
+        return comm_.all_reduce(run, ReduceOp::sum);
     }
 
     void deliver() {
@@ -261,7 +287,7 @@ private:
             std::copy(order.begin(), order.end(), order_message_.begin() + 1);
         }
         Buffer const message{order_message_.data(), order_message_.size(), DType::u64};
-        comm_.broadcast(message, order_source_).wait();
+        host_.broadcast(message, order_source_).wait();
         if (order_message_[0] != 0) {
             gradients_.rebuild({order_message_.begin() + 1, order_message_.end()});
             iteration_.set_ordered();
@@ -278,8 +304,11 @@ private:
     }
 
     Comm& comm_;
+    detail::HostCollectives<Comm> host_;
+    bool packs_scaled_;
     detail::Gradients gradients_;
     detail::Iteration iteration_;
+    double factor_ = 0;
     int order_source_ = 0;
     std::size_t next_bucket_ = 0;
     std::size_t launched_ = 0; ///< works
@@ -287,7 +316,7 @@ private:
     bool is_rebuild_due_;
     std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
     // Destroyed first: they use the memory of what is above.
-    std::optional<work_of<Comm>> map_work_;
+    std::optional<typename detail::HostCollectives<Comm>::Work> map_work_;
     std::vector<std::optional<work_of<Comm>>> works_;
 };
 

@@ -68,9 +68,10 @@ concept has_keep_alive = requires(C& comm) { comm.keep_alive(); };
 
 } // namespace detail
 
-/// Whose memory a communicator moves, as its `device_type`; without one it is the host's.
-struct HostDevice {};
-struct CudaDevice {};
+/// Whose memory a communicator moves, as its `device_type`; without one it is the host's. They
+/// are Devices: device/device.hpp.
+class HostDevice;
+class CudaDevice;
 
 namespace detail {
 
@@ -96,6 +97,10 @@ concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, Hos
 /// | `comm.broadcast(buffer, root)` | Work               | copies the buffer of `root` to all ranks |
 /// | `comm.barrier()`               |                    | blocks until every rank has called it    |
 /// | `C::device_type`               | optional           | HostDevice (default) or CudaDevice       |
+/// | `comm.device()`                | `device_type&`     | where device_type is not HostDevice: what|
+/// |                                |                    | is submitted there before a collective is|
+/// |                                |                    | done before it, what comes after its     |
+/// |                                |                    | wait() sees its result                   |
 ///
 /// Not checkable, still required: every rank calls the same collectives in the same order; a
 /// collective that throws because of another rank leaves the communicator spent. Thread safety:

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/host_collectives.hpp>
 
 namespace joinable::inline v0::detail {
 
@@ -50,7 +51,7 @@ public:
 template <Communicator Comm>
 class ControlOver final : public ControlCommunicator {
 public:
-    explicit ControlOver(Comm& comm) noexcept : comm_{comm} {}
+    explicit ControlOver(Comm& comm) noexcept : comm_{comm}, host_{comm} {}
 
     [[nodiscard]] int rank() const override { return comm_.rank(); }
     [[nodiscard]] int size() const override { return comm_.size(); }
@@ -59,7 +60,7 @@ public:
     void post_sum(std::span<std::uint64_t> words) override {
         work_.reset();
         static_cast<void>(work_.emplace( // nvcc 13 warns of a dropped reference to a work, too
-            comm_.all_reduce(Buffer{words.data(), words.size(), DType::u64}, ReduceOp::sum)
+            host_.all_reduce(Buffer{words.data(), words.size(), DType::u64}, ReduceOp::sum)
         ));
     }
     bool test_sum() override { return work_->test(); }
@@ -93,7 +94,8 @@ public:
 
 private:
     Comm& comm_;
-    std::optional<work_of<Comm>> work_;
+    HostCollectives<Comm> host_;
+    std::optional<typename HostCollectives<Comm>::Work> work_;
 };
 
 } // namespace joinable::inline v0::detail

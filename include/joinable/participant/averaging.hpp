@@ -5,6 +5,7 @@
 
 #include <joinable/bucket/options.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/host_collectives.hpp>
 #include <joinable/error.hpp>
 #include <joinable/hook/keywords.hpp>
 #include <joinable/join/round.hpp>
@@ -35,7 +36,8 @@ struct Averaging {
         if (round.is_weighted()) {
             std::uint64_t total = round.weight_sum();
             if (!round.in_guard()) { // no roll call has summed the weights
-                comm.all_reduce(Buffer{&total, 1, DType::u64}, ReduceOp::sum).wait();
+                HostCollectives host{comm};
+                host.all_reduce(Buffer{&total, 1, DType::u64}, ReduceOp::sum).wait();
             }
             if (total == 0) {
                 throw ContractViolation{

@@ -58,12 +58,12 @@ inline void check_distinct(
     }
 }
 
-/// Refuses parameters without a value on the host, and those whose values or whose gradients share
+/// Refuses parameters without a value on `device`, and those whose values or whose gradients share
 /// memory: they would be averaged and stepped more than once. Local.
 /// Complexity: sorts the parameters; compares those whose address ranges meet.
-inline void check_parameters(ParameterList const& list) {
+inline void check_parameters(ParameterList const& list, DeviceId device) {
     for (std::size_t i = 0; i < list.size(); ++i) {
-        check_value(list, i);
+        check_value(list, i, device);
     }
     check_distinct(list, "", [](AnyParameter const& parameter) { return parameter.value(); });
     check_distinct(list, "the gradients of ", [](AnyParameter const& parameter) {

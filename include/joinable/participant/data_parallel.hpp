@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <joinable/bucket/reducer.hpp>
+#include <joinable/device/host.hpp>
 #include <joinable/join/result.hpp>
 #include <joinable/joinable.hpp>
 #include <joinable/participant/averaging.hpp>
@@ -51,8 +52,8 @@ public:
     /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;
     /// `buffers` is what joinable::buffers() returns. All ranks agree on counts, extents, dtypes and
     /// options, then take rank 0's values.
-    /// @throws ContractViolation  what Reducer refuses, or a buffer that is missing or not on the
-    ///         host; the other ranks throw PeerFailed.
+    /// @throws ContractViolation  what Reducer refuses, or a buffer that is missing or on another
+    ///         device; the other ranks throw PeerFailed.
     /// @throws Mismatch  ranks have different models; the text names the first parameter or buffer.
     template <class Parameters>
     DistributedDataParallel(
@@ -66,7 +67,7 @@ public:
         std::exception_ptr error;
         try {
             auto const list = joinable::parameters(std::forward<Parameters>(parameters));
-            detail::check_parameters(list);
+            detail::check_parameters(list, detail::device_of(comm).id());
             model = {{detail::fingerprints_of(list), detail::fingerprints_of(buffers, "buffer")}};
             reducer_.emplace(comm, list, options);
             module_.emplace(comm, list, std::move(buffers), options);

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include <joinable/bucket/broadcast_coalesced.hpp>
+#include <joinable/bucket/memory.hpp>
 #include <joinable/bucket/options.hpp>
-#include <joinable/communicator/make_arena.hpp>
 #include <joinable/join/control.hpp>
 #include <joinable/join/round.hpp>
 #include <joinable/participant/verify.hpp>
@@ -26,12 +26,12 @@ public:
     using BufferHook =
         std::function<void(Comm&, std::vector<AnyView> const& buffers, Round const&)>;
 
-    /// Local. @throws ContractViolation  a buffer is missing or not on the host.
+    /// Local. @throws ContractViolation  a buffer is missing or on another device.
     ModuleState(
         Comm& comm, ParameterList parameters, BufferList buffers, DataParallelOptions const& options
     )
         : comm_{comm}, parameters_{std::move(parameters)},
-          buffers_{std::move(buffers), piece_bytes, "buffer", ArenaSource{comm}},
+          buffers_{std::move(buffers), piece_bytes, "buffer", BufferMemory{comm}},
           options_{options} {}
 
     /// The script of a round that syncs, for ranks that are active and ranks that shadow.
@@ -88,7 +88,7 @@ public:
         try {
             TensorList const list = tensor_list(std::forward<Ranges>(ranges)...);
             fingerprints[0] = fingerprints_of(list, "state tensor");
-            state.emplace(list, "state tensor");
+            state.emplace(list, "state tensor", device_of(comm_).id());
         } catch (...) {
             error = std::current_exception();
         }

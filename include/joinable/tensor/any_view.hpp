@@ -80,6 +80,11 @@ namespace detail {
     return view ? concat(name_of(view.dtype()), " ", to_text(view.extents())) : "missing";
 }
 
+/// "the host", or "CUDA device 1".
+[[nodiscard]] inline std::string to_text(DeviceId device) {
+    return device.kind == DeviceKind::host ? "the host" : concat("CUDA device ", device.index);
+}
+
 /// A view of any writable tensor; an AnyView is one already.
 template <class T>
 [[nodiscard]] AnyView view_of(T&& tensor) {

@@ -23,8 +23,8 @@ inline void check_on_host(std::string_view what, std::string_view role, AnyView 
             what,
             ": the ",
             role,
-            " is on CUDA device ",
-            view.device().index,
+            " is on ",
+            to_text(view.device()),
             ", but this runs on the host; copy it to host memory first, with the engine's own means"
         )};
     }

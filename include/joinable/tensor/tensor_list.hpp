@@ -54,15 +54,15 @@ class TensorList : public detail::HandleList<AnyTensor> {};
 class FixedTensors {
 public:
     /// Local. `what` is how errors call one of them.
-    /// @throws ContractViolation  a tensor is missing (a null pointer) or not on the host.
-    FixedTensors(TensorList tensors, std::string_view what)
+    /// @throws ContractViolation  a tensor is missing (a null pointer) or not on `device`.
+    FixedTensors(TensorList tensors, std::string_view what, DeviceId device = {})
         : tensors_{std::move(tensors)}, what_{what} {
         for (AnyTensor const& tensor : tensors_) {
             AnyView const view = tensor.view();
-            if (!view || view.device() != DeviceId{}) {
+            if (!view || view.device() != device) {
                 refuse(
                     views_.size(),
-                    view ? " is not on the host; give a copy in host memory"
+                    view ? " is not on " + detail::to_text(device) + "; give a copy that is"
                          : " is missing; give a pointer that is not null"
                 );
             }

@@ -95,7 +95,7 @@ TEST_CASE("a tensor that is missing, on a device or of another size is refused b
     };
     CHECK_THROWS_WITH_AS(
         joinable::FixedTensors(buffers(on_device), "buffer"),
-        "buffer 0 is not on the host; give a copy in host memory",
+        "buffer 0 is not on the host; give a copy that is",
         joinable::ContractViolation
     );
     std::vector<std::vector<float>> owned(2, std::vector<float>(3));

@@ -8,31 +8,31 @@
 #include <vector>
 
 #include <joinable/bucket/bucket.hpp>
+#include <joinable/bucket/memory.hpp>
 #include <joinable/bucket/options.hpp>
-#include <joinable/communicator/make_arena.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
-#include <joinable/tensor/copy.hpp>
 #include <joinable/tensor/parameters.hpp>
 
 namespace joinable::inline v0::detail {
 
 /// The gradients of a model and their places in buckets: packs, delivers, moves. Knows nothing of
-/// communicators and iterations; all members are local.
+/// communicators and iterations; all members are local. Gradients of a device stay in their memory
+/// from pack() until device().submit().
 class Gradients {
 public:
-    /// Buckets are in arenas of `source`.
+    /// Buckets are in `memory`, as all gradients have to be.
     /// @throws ContractViolation  see Reducer's constructor. Nothing was changed.
     Gradients(
         ParameterList parameters,
         DataParallelOptions const& options,
         int rank,
-        ArenaSource const& source = {}
+        BufferMemory const& memory = {}
     )
-        : parameters_{std::move(parameters)}, rank_{rank},
+        : parameters_{std::move(parameters)}, memory_{memory}, rank_{rank},
           are_views_{options.gradient_as_bucket_view}, limits_{bucket_limits(options)},
           trained_{expected_ready_order(parameters_)},
-          layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_, source} {
+          layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_, memory} {
         find_places();
         for (std::size_t const i : trained_) {
             if (DType const dtype = parameters_[i].value().dtype(); !is_floating_point(dtype)) {
@@ -76,21 +76,23 @@ public:
     [[nodiscard]] std::size_t bucket_of(std::size_t i) const noexcept { return places_[i].bucket; }
 
     /// Puts gradient `i`, times `factor`, into its bucket, in one pass; zeros where there is none,
-    /// or the factor is 0: a mean over no samples is not a number.
+    /// or the factor is 0: a mean over no samples is not a number. Done when device().submit() says so.
     void pack(std::size_t i, double factor) const {
         AnyView const gradient = parameters_[i].grad();
         if (gradient) {
             require_fit(i, gradient);
         }
         if (!gradient || factor == 0.0) {
-            fill_zero(*places_[i].view);
+            zero(i);
         } else {
-            scale_copy(gradient, factor, *places_[i].view);
+            device().scale_copy(gradient, factor, *places_[i].view);
         }
     }
-    void zero(std::size_t i) const { fill_zero(*places_[i].view); }
+    void zero(std::size_t i) const { device().fill_zero(*places_[i].view); }
 
-    /// Makes what is in the bucket gradient `i`.
+    [[nodiscard]] Device& device() const noexcept { return memory_.device(); }
+
+    /// Makes what is in the bucket gradient `i`. Done when device().finish() says so.
     void deliver(std::size_t i) const {
         AnyParameter const& parameter = parameters_[i];
         AnyView const& view = *places_[i].view;
@@ -102,7 +104,7 @@ public:
             }
         }
         if (gradient && !are_views_) {
-            copy(view, gradient);
+            device().copy(view, gradient);
         } else if (parameter.can_set_grad()) {
             parameter.set_grad(view);
         } else {
@@ -159,12 +161,13 @@ private:
             AnyView const& view = *places_[i].view;
             AnyView const gradient = parameters_[i].grad();
             if (gradient) {
-                copy(gradient, view);
+                device().copy(gradient, view);
             }
             if (gradient || !existing_only) {
                 parameters_[i].set_grad(view);
             }
         }
+        device().finish();
     }
 
     void require_fit(std::size_t i, AnyView const& gradient) const {
@@ -188,6 +191,7 @@ private:
     }
 
     ParameterList parameters_;
+    BufferMemory memory_;
     int rank_;
     bool are_views_;
     std::vector<std::size_t> limits_;

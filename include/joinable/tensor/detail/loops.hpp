@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <type_traits>
 
 #include <joinable/tensor/detail/rows.hpp>
@@ -60,6 +61,8 @@ public:
         std::size_t index;
     };
 
+    /// Outermost first.
+    [[nodiscard]] std::span<Level const> levels() const noexcept { return {levels_.data(), rank_}; }
     /// The innermost loop: a row.
     [[nodiscard]] Level const& inner() const noexcept { return levels_[rank_ - 1]; }
 

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+
+#include <joinable/communicator/arena.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/make_arena.hpp>
+#include <joinable/device/device.hpp>
+#include <joinable/device/host.hpp>
+
+namespace joinable::inline v0 {
+
+/// Where buckets are, for classes that know no communicator: in the memory that it moves, from
+/// make_arena(), or on the heap. Refers to the communicator.
+class BufferMemory {
+public:
+    BufferMemory() = default; ///< the heap
+    template <Communicator Comm>
+    explicit BufferMemory(Comm& comm) noexcept
+        : device_{&detail::device_of(comm)}, comm_{&comm}, make_{[](void* from, std::size_t bytes) {
+              return make_arena(*static_cast<Comm*>(from), bytes);
+          }} {}
+
+    /// Who touches what is in the arenas.
+    [[nodiscard]] Device& device() const noexcept { return *device_; }
+    [[nodiscard]] DeviceId id() const noexcept { return device_->id(); }
+    [[nodiscard]] Arena allocate(std::size_t bytes) const {
+        return make_ == nullptr ? Arena{bytes} : make_(comm_, bytes);
+    }
+
+private:
+    Device* device_ = &detail::the_host;
+    void* comm_ = nullptr;
+    Arena (*make_)(void* comm, std::size_t bytes) = nullptr;
+};
+
+} // namespace joinable::inline v0

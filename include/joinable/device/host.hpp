@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <vector>
+
+#include <joinable/bucket/detail/permute_sections.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/device/device.hpp>
+#include <joinable/tensor/copy.hpp>
+
+namespace joinable::inline v0 {
+
+/// The host's memory: every operation is done when it is asked for.
+class HostDevice final : public Device {
+public:
+    [[nodiscard]] DeviceId id() const noexcept override { return {}; }
+    [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) override {
+        return Arena{bytes, alignment};
+    }
+    void copy(AnyView const& from, AnyView const& to) override { joinable::copy(from, to); }
+    void scale_copy(AnyView const& from, double factor, AnyView const& to) override {
+        joinable::scale_copy(from, factor, to);
+    }
+    void fill_zero(AnyView const& to) override { joinable::fill_zero(to); }
+    [[nodiscard]] bool can_scale() const noexcept override { return true; }
+    void submit() override {}
+    void finish() override {}
+    void permute(Arena const& arena, std::vector<detail::Section>& sections) override {
+        detail::permute_sections(arena.data(), sections);
+    }
+    void upload(void const* from, void* to, std::size_t bytes) override {
+        std::memcpy(to, from, bytes);
+    }
+    void download(void const* from, void* to, std::size_t bytes) override {
+        std::memcpy(to, from, bytes);
+    }
+};
+
+namespace detail {
+
+inline HostDevice the_host; ///< has no state
+
+/// The device whose memory a communicator moves.
+template <Communicator Comm>
+[[nodiscard]] Device& device_of(Comm& comm) noexcept {
+    if constexpr (reduces_host_memory<Comm>) {
+        (void)comm;
+        return the_host;
+    } else {
+        static_assert(
+            gives_device<Comm>,
+            "a communicator that moves device memory needs a member 'device_type& device()', where "
+            "device_type derives from joinable::Device; CudaDevice is in <joinable/cuda.hpp>"
+        );
+        return comm.device();
+    }
+}
+
+} // namespace detail
+
+} // namespace joinable::inline v0

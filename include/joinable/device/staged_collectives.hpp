@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <utility>
+
+#include <joinable/communicator/arena.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/host_collectives.hpp>
+#include <joinable/communicator/make_arena.hpp>
+#include <joinable/device/device.hpp>
+#include <joinable/tensor/buffer.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// Of a communicator that moves memory of a device. Nothing else may be in flight on it, or wait()
+/// waits for that, too.
+template <class Comm>
+    requires(!reduces_host_memory<Comm> && gives_device<Comm>)
+class HostCollectives<Comm> {
+public:
+    /// wait() copies the result back. The host's buffer and what made it stay where they are.
+    class Work {
+    public:
+        Work(work_of<Comm> inner, HostCollectives& owner, Buffer host)
+            : inner_{std::move(inner)}, owner_{owner}, host_{host} {}
+
+        void wait() {
+            inner_.wait();
+            if (!std::exchange(is_copied_, true)) {
+                owner_.comm_.device().download(owner_.staging_.data(), host_.data, host_.bytes());
+            }
+        }
+        [[nodiscard]] bool test() { return inner_.test(); }
+
+    private:
+        work_of<Comm> inner_;
+        HostCollectives& owner_;
+        Buffer host_;
+        bool is_copied_ = false;
+    };
+
+    explicit HostCollectives(Comm& comm) noexcept : comm_{comm} {}
+
+    [[nodiscard]] Work all_reduce(Buffer buffer, ReduceOp op) {
+        return {comm_.all_reduce(staged(buffer), op), *this, buffer};
+    }
+    [[nodiscard]] Work broadcast(Buffer buffer, int root) {
+        return {comm_.broadcast(staged(buffer), root), *this, buffer};
+    }
+
+private:
+    Buffer staged(Buffer host) {
+        if (staging_.bytes() < host.bytes()) {
+            staging_ = make_arena(comm_, host.bytes());
+        }
+        comm_.device().upload(host.data, staging_.data(), host.bytes());
+        return {staging_.data(), host.count, host.dtype};
+    }
+
+    Comm& comm_;
+    Arena staging_;
+};
+
+} // namespace joinable::inline v0::detail

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <joinable/cuda.hpp>
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <support/fake_cuda/device_tensor.hpp>
+#include <support/fake_cuda/fake_cuda.hpp>
+#include <support/fake_cuda/stream_communicator.hpp>
+
+namespace {
+
+namespace fake = joinable_tests::fake_cuda;
+using joinable::AnyView;
+using joinable::Arena;
+using joinable::CudaDevice;
+using joinable::DType;
+using joinable::Shape;
+using joinable_tests::DeviceTensor;
+using joinable_tests::Numbers;
+
+/// A device with two streams, and proof that nothing of it is left.
+struct Fixture {
+    cudaStream_t stream = make_stream();
+    cudaStream_t engine = make_stream();
+    CudaDevice device{stream, 0, engine};
+
+    static cudaStream_t make_stream() {
+        cudaStream_t made = nullptr;
+        REQUIRE(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking) == cudaSuccess);
+        return made;
+    }
+    Fixture() = default;
+    Fixture(Fixture const&) = delete;
+    Fixture& operator=(Fixture const&) = delete;
+    ~Fixture() {
+        (void)cudaStreamDestroy(stream);
+        (void)cudaStreamDestroy(engine);
+        fake::drain();
+    }
+    void finish() {
+        device.finish();
+        (void)cudaStreamSynchronize(engine);
+    }
+};
+
+Numbers counted(std::size_t count) {
+    Numbers numbers;
+    for (std::size_t i = 0; i < count; ++i) {
+        numbers.push_back(static_cast<double>(i % 100 + 1));
+    }
+    return numbers;
+}
+
+struct Layout {
+    Shape extents;
+    Shape from;
+    Shape to;
+};
+
+std::vector<Layout> layouts() {
+    return {
+        {{}, {}, {}},
+        {{7}, {1}, {1}},
+        {{0, 3}, {3, 1}, {3, 1}},
+        {{5}, {3}, {1}},
+        {{4, 6}, {6, 1}, {9, 1}},
+        {{4, 6}, {1, 4}, {6, 1}},
+        {{4, 6}, {0, 1}, {6, 1}}, // a row that is read again and again
+        {{4, 6}, {2, 1}, {6, 1}}, // rows that overlap in the source
+        {{2, 3, 4}, {12, 4, 1}, {40, 8, 1}},
+        {{2, 3, 4}, {1, 2, 6}, {12, 1, 3}},
+        {{2, 3, 2, 5}, {100, 25, 10, 1}, {30, 10, 5, 1}},
+        {{2, 1, 3, 2, 2}, {24, 7, 8, 4, 2}, {60, 9, 20, 10, 3}},
+    };
+}
+
+TEST_CASE("a copy on a device goes by any strides, with kernels as without") {
+    for (bool const has_kernels : {false, true}) {
+        for (DType const dtype : {DType::f16, DType::f32, DType::f64, DType::i8}) {
+            for (Layout const& layout : layouts()) {
+                Fixture f;
+                if (has_kernels) {
+                    f.device.use_kernels(joinable_tests::host_kernels());
+                }
+                DeviceTensor const from{dtype, layout.extents, layout.from};
+                DeviceTensor const to{dtype, layout.extents, layout.to};
+                std::size_t const count = joinable::numel(layout.extents);
+                from.assign(counted(count));
+                Numbers const expected = from.numbers(); // a row that is there once holds one value
+                f.device.copy(from.view(), to.view());
+                f.finish();
+                CHECK(to.numbers() == expected);
+                f.device.fill_zero(to.view());
+                f.finish();
+                CHECK(to.numbers() == Numbers(count));
+            }
+        }
+    }
+    CHECK(fake::live_allocations() == 0);
+    CHECK(fake::live_events() == 0);
+}
+
+TEST_CASE("nothing between the elements of a strided target is written") {
+    for (bool const has_kernels : {false, true}) {
+        Fixture f;
+        if (has_kernels) {
+            f.device.use_kernels(joinable_tests::host_kernels());
+        }
+        DeviceTensor const all{DType::i32, {4, 9}, {9, 1}};
+        all.assign(Numbers(36, -1.0));
+        AnyView const part{all.view().data(), DType::i32, {4, 6}, {9, 1}, f.device.id()};
+        f.device.fill_zero(part);
+        f.finish();
+        Numbers const after = all.numbers();
+        for (std::size_t i = 0; i < after.size(); ++i) {
+            CHECK(after[i] == (i % 9 < 6 ? 0.0 : -1.0));
+        }
+    }
+}
+
+TEST_CASE("rows at even distances are one call of the runtime") {
+    Fixture f;
+    DeviceTensor const from{DType::f32, {64, 6}, {8, 1}};
+    DeviceTensor const to{DType::f32, {64, 6}, {6, 1}};
+    auto const before = fake::calls("cudaMemcpy2DAsync");
+    auto const others = fake::calls("cudaMemcpyAsync");
+    f.device.copy(from.view(), to.view());
+    f.finish();
+    CHECK(fake::calls("cudaMemcpy2DAsync") == before + 1);
+    CHECK(fake::calls("cudaMemcpyAsync") == others);
+}
+
+TEST_CASE("a submission waits for what the engine has asked for, and the engine for finish") {
+    for (int repetition = 0; repetition < 20; ++repetition) {
+        Fixture f;
+        DeviceTensor const gradient{DType::f32, {4}, {1}};
+        DeviceTensor const bucket{DType::f32, {4}, {1}};
+        std::atomic<bool> is_open{false};
+        fake::enqueue(f.engine, [&] { is_open.wait(false); });
+        fake::enqueue(f.engine, [&] { gradient.assign({1, 2, 3, 4}); });
+        f.device.copy(gradient.view(), bucket.view());
+        f.device.submit();
+        CHECK_FALSE(fake::is_idle(f.stream));
+        fake::enqueue(f.stream, [&] { bucket.assign({5, 6, 7, 8}); }); // stands for a collective
+        f.device.copy(bucket.view(), gradient.view());
+        f.device.finish();
+        Numbers seen;
+        fake::enqueue(f.engine, [&] { seen = gradient.numbers(); });
+        is_open = true;
+        is_open.notify_all();
+        (void)cudaStreamSynchronize(f.engine);
+        CHECK(seen == Numbers{5, 6, 7, 8});
+    }
+}
+
+TEST_CASE("a submission is one launch with kernels, and nothing is launched for nothing") {
+    Fixture f;
+    f.device.use_kernels(joinable_tests::host_kernels());
+    std::vector<DeviceTensor> tensors;
+    DeviceTensor const bucket{DType::f32, {40}, {1}};
+    int const before = joinable_tests::kernel_launches;
+    for (std::size_t i = 0; i < 10; ++i) {
+        tensors.emplace_back(DType::f32, Shape{2, 2}, Shape{1, 2});
+        tensors.back().assign({1, 2, 3, 4});
+        AnyView const place{
+            bucket.view().as<float>().data() + 4 * i, DType::f32, {2, 2}, {2, 1}, f.device.id()
+        };
+        f.device.scale_copy(tensors.back().view(), 0.5, place);
+    }
+    f.finish();
+    f.finish();
+    CHECK(joinable_tests::kernel_launches == before + 1);
+    for (std::size_t i = 0; i < 40; ++i) {
+        CHECK(bucket.numbers()[i] == 0.5 * static_cast<double>(i % 4 + 1));
+    }
+}
+
+TEST_CASE("arenas are zeroed, aligned and outlive their device") {
+    Arena arena;
+    {
+        Fixture f;
+        arena = f.device.allocate(1000, 64);
+        Arena const other = f.device.allocate(10, 4096);
+        CHECK(reinterpret_cast<std::uintptr_t>(other.data()) % 4096 == 0);
+        CHECK(fake::is_device_memory(other.data(), other.bytes()));
+        CHECK(f.device.allocate(0, 64).data() == nullptr);
+        CHECK_THROWS_AS((void)f.device.allocate(8, 3), joinable::ContractViolation);
+    }
+    CHECK(fake::is_device_memory(arena.data(), 1000));
+    for (std::size_t i = 0; i < arena.bytes(); ++i) {
+        REQUIRE(arena.data()[i] == std::byte{0});
+    }
+    arena = {};
+    CHECK(fake::live_allocations() == 0);
+}
+
+TEST_CASE("what the runtime refuses is an error that names the call, and is not left for others") {
+    Fixture f;
+    auto const text_of = [](auto const& work) -> std::string {
+        try {
+            work();
+        } catch (joinable::CommunicationError const& error) {
+            return error.what();
+        }
+        return {};
+    };
+    fake::fail_next(cudaErrorMemoryAllocation, 1);
+    CHECK(text_of([&] {
+              (void)f.device.allocate(8, 8);
+          }) == "cudaMalloc failed: cudaErrorMemoryAllocation, out of memory");
+    CHECK(cudaGetLastError() == cudaSuccess);
+    fake::fail_next(cudaErrorIllegalAddress, 2); // after zeroing, memory goes back
+    CHECK(text_of([&] { (void)f.device.allocate(8, 8); }).find("cudaMemsetAsync") == 0);
+    CHECK(fake::live_allocations() == 0);
+    fake::fail_next(cudaErrorMemoryAllocation, 1);
+    CHECK(text_of([&] { CudaDevice const other(f.stream, 0); }).find("cudaEventCreate") == 0);
+    CHECK(fake::live_events() == 1);
+}
+
+TEST_CASE("misuse of a device says what to do") {
+    Fixture f;
+    auto const text_of = [](auto const& work) -> std::string {
+        try {
+            work();
+        } catch (joinable::ContractViolation const& error) {
+            return error.what();
+        }
+        return {};
+    };
+    DeviceTensor const tensor{DType::f32, {4}, {1}};
+    std::vector<float> host(4);
+    CHECK(
+        text_of([&] { f.device.copy(AnyView{host}, tensor.view()); }) ==
+        "copy on CUDA device 0: a tensor is on the host; copy it there first, with the engine's "
+        "own "
+        "means"
+    );
+    CHECK(
+        text_of([&] { f.device.scale_copy(tensor.view(), 0.5, tensor.view()); }) ==
+        "scale_copy: a tensor of f32 cannot be scaled by 0.5 without kernels; call "
+        "CudaDevice::use_kernels first"
+    );
+    CHECK(cudaStreamBeginCapture(f.engine, cudaStreamCaptureModeRelaxed) == cudaSuccess);
+    CHECK(text_of([&] {
+              f.device.submit();
+          }).find("captures a CUDA graph; end the capture") != std::string::npos);
+    cudaGraph_t graph = nullptr;
+    CHECK(cudaStreamEndCapture(f.engine, &graph) == cudaSuccess);
+    f.device.submit();
+}
+
+} // namespace

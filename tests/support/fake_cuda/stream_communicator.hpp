@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include <support/fake_cuda/fake_cuda.hpp>
+
+#include <joinable/communicator/thread.hpp>
+#include <joinable/cuda.hpp>
+#include <joinable/tensor/copy.hpp>
+
+namespace joinable_tests {
+
+/// Thread ranks, each with a device of the fake and a stream on which its collectives run: they take
+/// nothing but memory of that device.
+class StreamCommunicator {
+public:
+    using device_type = joinable::CudaDevice;
+
+    explicit StreamCommunicator(joinable::ThreadCommunicator& host, cudaStream_t engine_stream = {})
+        : ranks_{host.split(0, host.rank())}, stream_{make_stream(host.rank())},
+          device_{stream_.get(), host.rank(), engine_stream} {}
+    ~StreamCommunicator() { (void)cudaStreamSynchronize(stream_.get()); }
+    StreamCommunicator(StreamCommunicator const&) = delete;
+    StreamCommunicator& operator=(StreamCommunicator const&) = delete;
+
+    class StreamWork {
+    public:
+        void wait() {
+            (void)cudaEventSynchronize(event_.get());
+            if (*error_) {
+                std::rethrow_exception(*error_);
+            }
+        }
+        [[nodiscard]] bool test() {
+            bool const is_done = cudaEventQuery(event_.get()) == cudaSuccess;
+            (void)cudaGetLastError(); // not ready is no error
+            return is_done;
+        }
+
+    private:
+        friend StreamCommunicator;
+        std::shared_ptr<CUevent_st> event_;
+        std::shared_ptr<std::exception_ptr> error_ = std::make_shared<std::exception_ptr>();
+    };
+
+    [[nodiscard]] int rank() const { return ranks_.rank(); }
+    [[nodiscard]] int size() const { return ranks_.size(); }
+    StreamWork all_reduce(joinable::Buffer buffer, joinable::ReduceOp op) {
+        return start(buffer, [this, buffer, op] { ranks_.all_reduce(buffer, op).wait(); });
+    }
+    StreamWork broadcast(joinable::Buffer buffer, int root) {
+        return start(buffer, [this, buffer, root] { ranks_.broadcast(buffer, root).wait(); });
+    }
+    void barrier() {
+        StreamWork work = start({}, [this] { ranks_.barrier(); });
+        work.wait();
+    }
+    void abort(joinable::AbortReason const& reason) { ranks_.abort(reason); }
+    [[nodiscard]] bool is_spent() const { return ranks_.is_spent(); }
+    [[nodiscard]] joinable::CudaDevice& device() noexcept { return device_; }
+
+protected:
+    template <class Collective>
+    StreamWork start(joinable::Buffer buffer, Collective collective) {
+        if (buffer.count != 0 && !fake_cuda::is_device_memory(buffer.data, buffer.bytes())) {
+            throw std::invalid_argument{"a collective over memory that is no device's"};
+        }
+        StreamWork work;
+        fake_cuda::enqueue(stream_.get(), [collective, error = work.error_] {
+            try {
+                collective();
+            } catch (...) {
+                *error = std::current_exception();
+            }
+        });
+        int before = 0;
+        (void)cudaGetDevice(&before);
+        (void)cudaSetDevice(rank());
+        cudaEvent_t event = nullptr;
+        (void)cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+        work.event_ = {event, [](cudaEvent_t e) { (void)cudaEventDestroy(e); }};
+        (void)cudaEventRecord(event, stream_.get());
+        (void)cudaSetDevice(before);
+        return work;
+    }
+
+    decltype(std::declval<joinable::ThreadCommunicator&>().split(0, 0)) ranks_; ///< the stream's
+
+private:
+    static std::shared_ptr<CUstream_st> make_stream(int device) {
+        int before = 0;
+        (void)cudaGetDevice(&before);
+        (void)cudaSetDevice(device);
+        cudaStream_t stream = nullptr;
+        (void)cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+        (void)cudaSetDevice(before);
+        return {stream, [](cudaStream_t s) { (void)cudaStreamDestroy(s); }};
+    }
+
+    std::shared_ptr<CUstream_st> stream_;
+    joinable::CudaDevice device_;
+};
+
+/// One that scales what it sums, as NCCL's pre-multiplied sum.
+class ScalingStreamCommunicator : public StreamCommunicator {
+public:
+    using StreamCommunicator::all_reduce;
+    using StreamCommunicator::StreamCommunicator;
+
+    StreamWork all_reduce(joinable::Buffer buffer, joinable::ReduceOp op, double factor) {
+        return start(buffer, [this, buffer, op, factor] {
+            joinable::AnyView const view{buffer.data, buffer.dtype, {buffer.count}, {1}};
+            joinable::scale_copy(view, factor, view);
+            ranks_.all_reduce(buffer, op).wait();
+        });
+    }
+};
+
+/// Kernels of the fake: what a launch is to do, by the host's loops. Counts launches.
+inline std::atomic<int> kernel_launches{0};
+inline joinable::CudaKernels host_kernels() {
+    return {[](joinable::CudaCopy const* copies, std::size_t count, cudaStream_t stream) {
+        ++kernel_launches;
+        fake_cuda::enqueue(stream, [list = std::vector(copies, copies + count)] {
+            for (joinable::CudaCopy const& copy : list) {
+                joinable::Shape extents;
+                joinable::Shape from;
+                joinable::Shape to;
+                for (std::size_t l = copy.levels; l-- > 0;) {
+                    extents.push_back(copy.level[l].extent);
+                    from.push_back(copy.level[l].from);
+                    to.push_back(copy.level[l].to);
+                }
+                joinable::AnyView const target{copy.to, copy.dtype, extents, to};
+                if (copy.from == nullptr) {
+                    joinable::fill_zero(target);
+                } else {
+                    joinable::scale_copy(
+                        {const_cast<void*>(copy.from), copy.dtype, extents, from},
+                        copy.factor,
+                        target
+                    );
+                }
+            }
+        });
+        return cudaSuccess;
+    }};
+}
+
+} // namespace joinable_tests

@@ -97,7 +97,7 @@ concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, Hos
 /// | `comm.broadcast(buffer, root)` | Work               | copies the buffer of `root` to all ranks |
 /// | `comm.barrier()`               |                    | blocks until every rank has called it    |
 /// | `C::device_type`               | optional           | HostDevice (default) or CudaDevice       |
-/// | `comm.device()`                | `device_type&`     | where device_type is not HostDevice: what|
+/// | `comm.device_memory()`         | `device_type&`     | where device_type is not HostDevice: what|
 /// |                                |                    | is submitted there before a collective is|
 /// |                                |                    | done before it, what comes after its     |
 /// |                                |                    | wait() sees its result                   |

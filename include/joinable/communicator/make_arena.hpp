@@ -18,7 +18,7 @@ make_arena(Comm& comm, std::size_t bytes, std::size_t alignment = Arena::default
     if constexpr (AllocatesArena<Comm>) {
         return comm.allocate(bytes, alignment);
     } else if constexpr (detail::gives_device<Comm>) {
-        return comm.device().allocate(bytes, alignment);
+        return comm.device_memory().allocate(bytes, alignment);
     } else {
         return Arena{bytes, alignment};
     }

@@ -59,30 +59,31 @@ private:
 
 } // namespace detail
 
-/// Memory of a CUDA device, between two streams: a communicator's, on which everything here runs in
-/// order with its collectives, and the engine's, on which gradients are made and used.
+/// Memory of a CUDA device, between two streams: one on which everything here runs in order with the
+/// collectives of a communicator, and the engine's, on which gradients are made and used. They may be
+/// one: then a communicator with streams of its own comes in between.
 ///
 /// Without kernels copies go through the runtime, one call for each two-dimensional block of a
 /// tensor, and only the communicator can scale (ScalesSums). With kernels (use_kernels) a
 /// submission is one launch, and packing scales.
 class CudaDevice final : public Device {
 public:
-    /// The streams are of device `index` and outlive this; null is the default stream, which is the
-    /// engine's unless it says otherwise.
-    /// @throws CommunicationError  the runtime cannot make an event.
-    explicit CudaDevice(cudaStream_t stream, int index, cudaStream_t engine_stream = nullptr)
-        : stream_{stream}, engine_stream_{engine_stream}, index_{index} {
-        detail::CurrentCudaDevice const current{index_};
-        detail::require_cuda(
-            cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags"
-        );
+    /// The streams are of device `index` and outlive this; null is the default stream.
+    CudaDevice(int index, cudaStream_t stream, cudaStream_t engine_stream) noexcept
+        : index_{index}, stream_{stream}, engine_stream_{engine_stream} {}
+    ~CudaDevice() override {
+        if (event_ != nullptr) {
+            static_cast<void>(cudaEventDestroy(event_));
+        }
     }
-    ~CudaDevice() override { static_cast<void>(cudaEventDestroy(event_)); }
 
     [[nodiscard]] cudaStream_t stream() const noexcept { return stream_; }
     [[nodiscard]] cudaStream_t engine_stream() const noexcept { return engine_stream_; }
-    /// From the next submission on; what was submitted before stays ordered with the stream of before.
-    void set_engine_stream(cudaStream_t stream) noexcept { engine_stream_ = stream; }
+    /// From the next submission on; what was submitted stays where it is: the caller orders both.
+    void set_streams(cudaStream_t stream, cudaStream_t engine_stream) noexcept {
+        stream_ = stream;
+        engine_stream_ = engine_stream;
+    }
     /// Before the device is used by a reducer. See cuda_kernels().
     void use_kernels(CudaKernels const& kernels) noexcept { kernels_ = kernels; }
 
@@ -219,6 +220,12 @@ private:
     /// What comes on `later` from now on runs after what is on `earlier`.
     void order(cudaStream_t earlier, cudaStream_t later) {
         if (earlier != later) {
+            if (event_ == nullptr) {
+                detail::require_cuda(
+                    cudaEventCreateWithFlags(&event_, cudaEventDisableTiming),
+                    "cudaEventCreateWithFlags"
+                );
+            }
             detail::require_cuda(cudaEventRecord(event_, earlier), "cudaEventRecord");
             detail::require_cuda(cudaStreamWaitEvent(later, event_, 0), "cudaStreamWaitEvent");
         }
@@ -236,9 +243,9 @@ private:
         }
     }
 
+    int index_;
     cudaStream_t stream_;
     cudaStream_t engine_stream_;
-    int index_;
     cudaEvent_t event_ = nullptr;
     CudaKernels kernels_{};
     std::vector<CudaCopy> queue_;   ///< since the last submission

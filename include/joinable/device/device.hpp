@@ -53,10 +53,10 @@ public:
 
 namespace detail {
 
-/// Not asked of communicators of host memory, which need no device().
+/// Not asked of communicators of host memory, which need no device_memory().
 template <class C>
 concept gives_device = requires(C& comm) {
-    { comm.device() } -> std::convertible_to<Device&>;
+    { comm.device_memory() } -> std::convertible_to<Device&>;
 };
 
 } // namespace detail

@@ -51,10 +51,11 @@ template <Communicator Comm>
     } else {
         static_assert(
             gives_device<Comm>,
-            "a communicator that moves device memory needs a member 'device_type& device()', where "
-            "device_type derives from joinable::Device; CudaDevice is in <joinable/cuda.hpp>"
+            "a communicator that moves device memory needs a member 'device_type& "
+            "device_memory()', "
+            "where device_type derives from joinable::Device; CudaDevice is in <joinable/cuda.hpp>"
         );
-        return comm.device();
+        return comm.device_memory();
     }
 }
 

@@ -25,9 +25,15 @@ public:
             : inner_{std::move(inner)}, owner_{owner}, host_{host} {}
 
         void wait() {
+            if constexpr (requires { inner_.synchronize(); }) {
+                inner_.synchronize(
+                ); // with a deadline: wait() orders streams, and the host goes on
+            }
             inner_.wait();
             if (!std::exchange(is_copied_, true)) {
-                owner_.comm_.device().download(owner_.staging_.data(), host_.data, host_.bytes());
+                owner_.comm_.device_memory().download(
+                    owner_.staging_.data(), host_.data, host_.bytes()
+                );
             }
         }
         [[nodiscard]] bool test() { return inner_.test(); }
@@ -53,7 +59,7 @@ private:
         if (staging_.bytes() < host.bytes()) {
             staging_ = make_arena(comm_, host.bytes());
         }
-        comm_.device().upload(host.data, staging_.data(), host.bytes());
+        comm_.device_memory().upload(host.data, staging_.data(), host.bytes());
         return {staging_.data(), host.count, host.dtype};
     }
 

@@ -28,7 +28,7 @@ using joinable_tests::Numbers;
 struct Fixture {
     cudaStream_t stream = make_stream();
     cudaStream_t engine = make_stream();
-    CudaDevice device{stream, 0, engine};
+    CudaDevice device{0, stream, engine};
 
     static cudaStream_t make_stream() {
         cudaStream_t made = nullptr;
@@ -218,9 +218,9 @@ TEST_CASE("what the runtime refuses is an error that names the call, and is not 
     fake::fail_next(cudaErrorIllegalAddress, 2); // after zeroing, memory goes back
     CHECK(text_of([&] { (void)f.device.allocate(8, 8); }).find("cudaMemsetAsync") == 0);
     CHECK(fake::live_allocations() == 0);
-    fake::fail_next(cudaErrorMemoryAllocation, 1);
-    CHECK(text_of([&] { CudaDevice const other(f.stream, 0); }).find("cudaEventCreate") == 0);
-    CHECK(fake::live_events() == 1);
+    fake::fail_next(cudaErrorMemoryAllocation, 2);
+    CHECK(text_of([&] { f.device.submit(); }).find("cudaEventCreateWithFlags") == 0);
+    CHECK(fake::live_events() == 0);
 }
 
 TEST_CASE("misuse of a device says what to do") {

@@ -134,7 +134,7 @@ void run_devices(std::initializer_list<int> sizes, DType dtype, Body const& body
             Model model{host.rank(), dtype};
             if (has_kernels) {
                 StreamCommunicator comm{host, model.stream()};
-                comm.device().use_kernels(host_kernels());
+                comm.device_memory().use_kernels(host_kernels());
                 body(host, comm, model);
             } else {
                 ScalingStreamCommunicator comm{host, model.stream()};
@@ -338,7 +338,7 @@ TEST_CASE("a bucket is packed in one launch, and delivered with the others in on
     run_ranks({1, 2}, [](ThreadCommunicator& host) {
         Model model{host.rank(), DType::f32};
         StreamCommunicator comm{host, model.stream()};
-        comm.device().use_kernels(host_kernels());
+        comm.device_memory().use_kernels(host_kernels());
         DistributedDataParallel ddp{comm, model.params, small_buckets(false)};
         auto const iterate = [&] {
             ddp.forward([] {});

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <stdexcept>
@@ -25,7 +26,7 @@ public:
 
     explicit StreamCommunicator(joinable::ThreadCommunicator& host, cudaStream_t engine_stream = {})
         : ranks_{host.split(0, host.rank())}, stream_{make_stream(host.rank())},
-          device_{stream_.get(), host.rank(), engine_stream} {}
+          device_{host.rank(), stream_.get(), engine_stream} {}
     ~StreamCommunicator() { (void)cudaStreamSynchronize(stream_.get()); }
     StreamCommunicator(StreamCommunicator const&) = delete;
     StreamCommunicator& operator=(StreamCommunicator const&) = delete;
@@ -64,7 +65,7 @@ public:
     }
     void abort(joinable::AbortReason const& reason) { ranks_.abort(reason); }
     [[nodiscard]] bool is_spent() const { return ranks_.is_spent(); }
-    [[nodiscard]] joinable::CudaDevice& device() noexcept { return device_; }
+    [[nodiscard]] joinable::CudaDevice& device_memory() noexcept { return device_; }
 
 protected:
     template <class Collective>
@@ -123,11 +124,47 @@ public:
     }
 };
 
+/// Whether a copy of a launch writes what another one reads or writes: the threads of a GPU go in no
+/// order.
+inline bool depend_on_each_other(std::vector<joinable::CudaCopy> const& copies) {
+    struct Range {
+        std::uintptr_t first, last;
+        [[nodiscard]] bool meets(Range const& other) const {
+            return first < other.last && other.first < last;
+        }
+    };
+    auto const range_of = [](joinable::CudaCopy const& copy, void const* data, auto step) {
+        auto const first = reinterpret_cast<std::uintptr_t>(data);
+        if (data == nullptr || copy.count == 0) {
+            return Range{0, 0};
+        }
+        std::size_t last = 1;
+        for (std::size_t l = 0; l < copy.levels; ++l) {
+            last += (copy.level[l].extent - 1) * copy.level[l].*step;
+        }
+        return Range{first, first + last * joinable::size_of(copy.dtype)};
+    };
+    using Level = joinable::CudaCopy::Level;
+    for (joinable::CudaCopy const& copy : copies) {
+        Range const target = range_of(copy, copy.to, &Level::to);
+        for (joinable::CudaCopy const& other : copies) {
+            if (&other != &copy && (target.meets(range_of(other, other.to, &Level::to)) ||
+                                    target.meets(range_of(other, other.from, &Level::from)))) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
 /// Kernels of the fake: what a launch is to do, by the host's loops. Counts launches.
 inline std::atomic<int> kernel_launches{0};
 inline joinable::CudaKernels host_kernels() {
     return {[](joinable::CudaCopy const* copies, std::size_t count, cudaStream_t stream) {
         ++kernel_launches;
+        if (depend_on_each_other({copies, copies + count})) {
+            return cudaErrorIllegalState;
+        }
         fake_cuda::enqueue(stream, [list = std::vector(copies, copies + count)] {
             for (joinable::CudaCopy const& copy : list) {
                 joinable::Shape extents;

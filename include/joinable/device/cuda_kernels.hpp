@@ -2,8 +2,7 @@
 #pragma once
 
 #if !defined(__CUDACC__)
-#error                                                                                             \
-    "joinable/device/cuda_kernels.hpp has kernels: include it in a source file that nvcc compiles"
+#error "joinable/device/cuda_kernels.hpp has kernels: include it where nvcc compiles"
 #endif
 
 #include <cstddef>

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: BSL-1.0
+// EXPECT: joinable/device/cuda_kernels.hpp has kernels: include it where nvcc compiles
+#include <joinable/device/cuda_kernels.hpp>
+
+int main() {
+    return joinable::cuda_kernels().run == nullptr ? 1 : 0;
+}

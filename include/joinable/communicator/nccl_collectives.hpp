@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -24,6 +25,7 @@
 #include <joinable/communicator/nccl_group.hpp>
 #include <joinable/communicator/nccl_options.hpp>
 #include <joinable/communicator/nccl_work.hpp>
+#include <joinable/device/cuda_device.hpp>
 
 namespace joinable::inline v0 {
 
@@ -56,6 +58,15 @@ public:
 
     /// Local. From now on data is made and used on `caller`.
     void set_stream(cudaStream_t caller) noexcept { rank_.set_caller(caller); }
+    /// What works in the memory of the device, on the caller's stream: for buckets. Give it kernels,
+    /// see CudaDevice::use_kernels.
+    [[nodiscard]] CudaDevice& device_memory() {
+        if (!device_memory_) {
+            device_memory_.emplace(rank_.device(), rank_.caller(), rank_.caller());
+        }
+        device_memory_->set_streams(rank_.caller(), rank_.caller());
+        return *device_memory_;
+    }
 
     /// In place.
     NcclWork all_reduce(Buffer buffer, ReduceOp op) {
@@ -310,6 +321,7 @@ protected:
     }
 
     detail::NcclRank rank_;
+    std::optional<CudaDevice> device_memory_;
     bool checks_;
 
 private:

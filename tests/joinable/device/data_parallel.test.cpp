@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <support/fake_cuda/device_model.hpp>
 #include <support/fake_cuda/device_tensor.hpp>
 #include <support/fake_cuda/fake_cuda.hpp>
 #include <support/fake_cuda/stream_communicator.hpp>
@@ -24,6 +25,8 @@ using joinable::DistributedDataParallel;
 using joinable::DType;
 using joinable::Shape;
 using joinable::ThreadCommunicator;
+using joinable_tests::all_ranks;
+using joinable_tests::DeviceModel;
 using joinable_tests::DeviceParam;
 using joinable_tests::DeviceTensor;
 using joinable_tests::host_kernels;
@@ -31,96 +34,6 @@ using joinable_tests::Numbers;
 using joinable_tests::run_ranks;
 using joinable_tests::ScalingStreamCommunicator;
 using joinable_tests::StreamCommunicator;
-
-/// A rank with a model on its device, and a stream on which the engine computes.
-class Model {
-public:
-    Model(int rank, DType dtype) : rank_{rank}, dtype_{dtype} {
-        (void)cudaSetDevice(rank);
-        (void)cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
-        params.emplace_back(dtype, Shape{3, 4}, Shape{4, 1});
-        params.emplace_back(dtype, Shape{5}, Shape{1});
-        params.emplace_back(dtype, Shape{3, 2}, Shape{1, 3}); // by columns, and so its gradient
-        params.emplace_back(dtype, Shape{2, 2}, Shape{3, 1}); // with gaps, which buckets have not
-    }
-    Model(Model const&) = delete;
-    Model& operator=(Model const&) = delete;
-    ~Model() {
-        (void)cudaStreamSynchronize(stream_);
-        (void)cudaStreamDestroy(stream_);
-    }
-
-    [[nodiscard]] cudaStream_t stream() const noexcept { return stream_; }
-
-    /// What a batch of a rank adds up to: small integers, which 16 bits hold exactly.
-    static double gradient_of(int rank, std::size_t param, std::size_t element, int batch) {
-        return static_cast<double>(
-            (rank + 1) * (static_cast<int>(param + element) % 5 + 1) + batch
-        );
-    }
-
-    /// A backward pass: kernels on the engine's stream, which the host does not wait for.
-    template <class Ready>
-    void backward(int batch, Ready const& ready) {
-        for (std::size_t i = params.size(); i-- > 0;) {
-            AnyView const grad = params[i].grad;
-            joinable_tests::launch(stream_, [grad, i, batch, rank = rank_] {
-                Numbers numbers(grad.numel());
-                for (std::size_t e = 0; e < numbers.size(); ++e) {
-                    numbers[e] = gradient_of(rank, i, e, batch);
-                }
-                joinable_tests::write(grad, numbers);
-            });
-            ready(i);
-        }
-    }
-    /// The gradients, read in the order of the engine's stream.
-    [[nodiscard]] std::vector<Numbers> gradients() {
-        std::vector<Numbers> all(params.size());
-        joinable_tests::launch(stream_, [&] {
-            for (std::size_t i = 0; i < params.size(); ++i) {
-                all[i] = joinable_tests::read(params[i].grad);
-            }
-        });
-        (void)cudaStreamSynchronize(stream_);
-        return all;
-    }
-    /// What they are after a round in which these ranks' batches are averaged, each scaled and
-    /// rounded by its rank, over `divisor`.
-    [[nodiscard]] std::vector<Numbers>
-    averages(int batch, std::vector<int> const& ranks, int divisor) const {
-        std::vector<Numbers> all;
-        for (std::size_t i = 0; i < params.size(); ++i) {
-            Numbers numbers(params[i].grad.numel());
-            for (std::size_t e = 0; e < numbers.size(); ++e) {
-                Numbers terms;
-                for (int const rank : ranks) {
-                    terms.push_back(
-                        joinable_tests::times(dtype_, gradient_of(rank, i, e, batch), 1.0 / divisor)
-                    );
-                }
-                numbers[e] = joinable_tests::sum_of(dtype_, terms);
-            }
-            all.push_back(std::move(numbers));
-        }
-        return all;
-    }
-
-    std::vector<DeviceParam> params;
-
-private:
-    int rank_;
-    DType dtype_;
-    cudaStream_t stream_ = nullptr;
-};
-
-std::vector<int> all_ranks(int first, int size) {
-    std::vector<int> ranks;
-    for (int rank = first; rank < size; ++rank) {
-        ranks.push_back(rank);
-    }
-    return ranks;
-}
 
 joinable::DataParallelOptions small_buckets(bool views) {
     return {.bucket_cap_bytes = 64, .first_bucket_bytes = 16, .gradient_as_bucket_view = views};
@@ -131,7 +44,7 @@ template <class Body>
 void run_devices(std::initializer_list<int> sizes, DType dtype, Body const& body) {
     for (bool const has_kernels : {false, true}) {
         run_ranks(sizes, [&](ThreadCommunicator& host) {
-            Model model{host.rank(), dtype};
+            DeviceModel model{host.rank(), dtype};
             if (has_kernels) {
                 StreamCommunicator comm{host, model.stream()};
                 comm.device_memory().use_kernels(host_kernels());
@@ -153,7 +66,7 @@ TEST_CASE("gradients on devices are averaged, by copies and as bucket views, in 
         fake::delay_every_operation(delay);
         for (DType const dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) {
             for (bool const views : {false, true}) {
-                run_devices({1, 2, 3, 4}, dtype, [&](auto& host, auto& comm, Model& model) {
+                run_devices({1, 2, 3, 4}, dtype, [&](auto& host, auto& comm, DeviceModel& model) {
                     DistributedDataParallel ddp{comm, model.params, small_buckets(views)};
                     for (int batch = 0; batch < 3; ++batch) {
                         ddp.forward([] {});
@@ -174,10 +87,23 @@ TEST_CASE("gradients on devices are averaged, by copies and as bucket views, in 
     fake::delay_every_operation({});
 }
 
+TEST_CASE("what gradients hold moves into the buckets before the engine goes on") {
+    run_devices({1, 2}, DType::f32, [](auto&, auto& comm, DeviceModel& model) {
+        joinable_tests::launch(model.stream(), [&] {
+            model.params[1].own.assign(Numbers(5, 3.0));
+        });
+        joinable::DataParallelOptions options = small_buckets(true);
+        options.sync_at_start = false;
+        DistributedDataParallel const ddp{comm, model.params, options};
+        CHECK(model.params[1].grad.data() != model.params[1].own.view().data());
+        CHECK(model.gradients()[1] == Numbers(5, 3.0));
+    });
+}
+
 TEST_CASE("joined ranks shadow on their devices, and receive the averages") {
     for (DType const dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) {
         for (bool const views : {false, true}) {
-            run_devices({2, 3, 4}, dtype, [&](auto& host, auto& comm, Model& model) {
+            run_devices({2, 3, 4}, dtype, [&](auto& host, auto& comm, DeviceModel& model) {
                 DistributedDataParallel ddp{comm, model.params, small_buckets(views)};
                 int const rounds = host.size();
                 joinable::Join guard{joinable::participants(ddp), joinable::control(host)};
@@ -198,7 +124,7 @@ TEST_CASE("joined ranks shadow on their devices, and receive the averages") {
 }
 
 TEST_CASE("parameters start as rank 0's and end as the last rank's that trained, on devices too") {
-    run_devices({1, 2, 4}, DType::f32, [](auto& host, auto& comm, Model& model) {
+    run_devices({1, 2, 4}, DType::f32, [](auto& host, auto& comm, DeviceModel& model) {
         auto const fill = [&](DeviceTensor const& tensor, double number) {
             joinable_tests::launch(model.stream(), [view = tensor.view(), number] {
                 joinable_tests::write(view, Numbers(view.numel(), number));
@@ -242,7 +168,7 @@ TEST_CASE("parameters start as rank 0's and end as the last rank's that trained,
 }
 
 TEST_CASE("parameters that no rank uses stay, and those that one rank uses get its average") {
-    run_devices({2, 3}, DType::f32, [](auto& host, auto& comm, Model& model) {
+    run_devices({2, 3}, DType::f32, [](auto& host, auto& comm, DeviceModel& model) {
         DistributedDataParallel ddp{
             comm,
             model.params,
@@ -281,7 +207,7 @@ TEST_CASE("parameters that no rank uses stay, and those that one rank uses get i
 }
 
 TEST_CASE("averages by weight go over devices, in a guard and outside") {
-    run_devices({1, 2, 4}, DType::f64, [](auto& host, auto& comm, Model& model) {
+    run_devices({1, 2, 4}, DType::f64, [](auto& host, auto& comm, DeviceModel& model) {
         DistributedDataParallel ddp{comm, model.params};
         auto const round = [&] {
             auto const weight = static_cast<std::uint64_t>(host.rank()) + 1;
@@ -293,7 +219,7 @@ TEST_CASE("averages by weight go over devices, in a guard and outside") {
                     double weighted = 0;
                     double weights = 0;
                     for (int rank = 0; rank < host.size(); ++rank) {
-                        weighted += (rank + 1) * Model::gradient_of(rank, i, e, 0);
+                        weighted += (rank + 1) * DeviceModel::gradient_of(rank, i, e, 0);
                         weights += rank + 1;
                     }
                     CHECK(gradients[i][e] == doctest::Approx(weighted / weights));
@@ -307,7 +233,7 @@ TEST_CASE("averages by weight go over devices, in a guard and outside") {
 }
 
 TEST_CASE("a batch that failed after its first gradient contributes zeros, on a device") {
-    run_devices({2, 3}, DType::f32, [](auto& host, auto& comm, Model& model) {
+    run_devices({2, 3}, DType::f32, [](auto& host, auto& comm, DeviceModel& model) {
         DistributedDataParallel ddp{comm, model.params}; // one bucket: nothing is sent at once
         for (int batch = 0; batch < 2; ++batch) {
             ddp.forward([] {});
@@ -336,7 +262,7 @@ TEST_CASE("a batch that failed after its first gradient contributes zeros, on a 
 
 TEST_CASE("a bucket is packed in one launch, and delivered with the others in one") {
     run_ranks({1, 2}, [](ThreadCommunicator& host) {
-        Model model{host.rank(), DType::f32};
+        DeviceModel model{host.rank(), DType::f32};
         StreamCommunicator comm{host, model.stream()};
         comm.device_memory().use_kernels(host_kernels());
         DistributedDataParallel ddp{comm, model.params, small_buckets(false)};
@@ -368,7 +294,7 @@ TEST_CASE("a model that is not on the communicator's device is refused on all ra
             }
             return {};
         };
-        Model model{host.rank(), DType::f32};
+        DeviceModel model{host.rank(), DType::f32};
         ScalingStreamCommunicator comm{host, model.stream()};
         (void)cudaSetDevice(7);
         if (host.rank() == 0) {
@@ -397,7 +323,7 @@ TEST_CASE("a model that is not on the communicator's device is refused on all ra
 
 TEST_CASE("an engine that captures a graph is told so before anything is submitted") {
     run_ranks({1}, [](ThreadCommunicator& host) {
-        Model model{0, DType::f32};
+        DeviceModel model{0, DType::f32};
         ScalingStreamCommunicator comm{host, model.stream()};
         DistributedDataParallel ddp{comm, model.params};
         ddp.forward([] {});

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <cstddef>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <support/fake_cuda/device_model.hpp>
+#include <support/fake_cuda/fake_cuda.hpp>
+#include <support/fake_cuda/stream_communicator.hpp>
+#include <support/nccl_ranks.hpp>
+#include <support/ranks.hpp>
+
+#include <joinable/join.hpp>
+#include <joinable/nccl.hpp>
+
+namespace {
+
+namespace fake_cuda = joinable_tests::fake_cuda;
+using joinable::DistributedDataParallel;
+using joinable::DType;
+using joinable::NcclCommunicator;
+using joinable_tests::all_ranks;
+using joinable_tests::DeviceModel;
+using joinable_tests::Numbers;
+using joinable_tests::run_ranks;
+
+joinable::DataParallelOptions small_buckets(bool views) {
+    return {.bucket_cap_bytes = 64, .first_bucket_bytes = 16, .gradient_as_bucket_view = views};
+}
+
+/// Runs body(hosts, comm, model) on every rank, and looks for leaks.
+template <class Body>
+void run_models(std::initializer_list<int> sizes, DType dtype, Body const& body) {
+    run_ranks(sizes, [&](joinable::ThreadCommunicator& hosts) {
+        DeviceModel model{hosts.rank(), dtype};
+        NcclCommunicator comm{
+            hosts, {.stream = model.stream(), .deadline = std::chrono::seconds{60}}
+        };
+        comm.device_memory().use_kernels(joinable_tests::host_kernels());
+        body(hosts, comm, model);
+    });
+    fake_cuda::drain();
+    CHECK(fake_cuda::live_allocations() == 0);
+    CHECK(fake_cuda::live_streams() == 0);
+    CHECK(fake_cuda::live_events() == 0);
+}
+
+/// 16 bits are exact where divisors are powers of two: in which order NCCL sums is its own affair.
+std::initializer_list<int> exact_sizes(DType dtype) {
+    static constexpr std::initializer_list<int> all{1, 2, 3, 4};
+    static constexpr std::initializer_list<int> powers{1, 2, 4};
+    return joinable::size_of(dtype) == 2 ? powers : all;
+}
+
+TEST_CASE("gradients are averaged over NCCL, by copies and as bucket views, in each dtype") {
+    for (auto const delay : {std::chrono::microseconds{0}, std::chrono::microseconds{50}}) {
+        fake_cuda::delay_every_operation(delay);
+        for (DType const dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) {
+            for (bool const views : {false, true}) {
+                run_models(exact_sizes(dtype), dtype, [&](auto& hosts, auto& comm, auto& model) {
+                    DistributedDataParallel ddp{comm, model.params, small_buckets(views)};
+                    for (int batch = 0; batch < 3; ++batch) {
+                        ddp.forward([] {});
+                        ddp.backward([&](auto ready) { model.backward(batch, ready); });
+                        CHECK(
+                            model.gradients() ==
+                            model.averages(batch, all_ranks(0, hosts.size()), hosts.size())
+                        );
+                    }
+                    CHECK(ddp.buckets().size() > 1); // they have been cut anew
+                });
+            }
+        }
+    }
+    fake_cuda::delay_every_operation({});
+}
+
+TEST_CASE("joined ranks shadow over NCCL, and receive the averages") {
+    for (bool const views : {false, true}) {
+        run_models({1, 2, 3, 4}, DType::f32, [&](auto& hosts, auto& comm, auto& model) {
+            DistributedDataParallel ddp{comm, model.params, small_buckets(views)};
+            int const rounds = hosts.size();
+            joinable::Join guard{joinable::participants(ddp), joinable::control(hosts)};
+            for (int batch = 0; batch <= hosts.rank(); ++batch) {
+                ddp.forward([] {});
+                ddp.backward([&](auto ready) { model.backward(batch, ready); });
+                CHECK(
+                    model.gradients() ==
+                    model.averages(batch, all_ranks(batch, hosts.size()), hosts.size())
+                );
+            }
+            (void)guard.finish();
+            CHECK(model.gradients() == model.averages(rounds - 1, {rounds - 1}, rounds));
+        });
+    }
+}
+
+TEST_CASE("an exception in a backward pass over NCCL is the same error on all ranks") {
+    run_ranks({2, 3}, [](joinable::ThreadCommunicator& hosts) {
+        DeviceModel model{hosts.rank(), DType::f32};
+        NcclCommunicator comm{
+            hosts, {.stream = model.stream(), .deadline = std::chrono::seconds{60}}
+        };
+        comm.device_memory().use_kernels(joinable_tests::host_kernels());
+        DistributedDataParallel ddp{comm, model.params, small_buckets(false)};
+        auto const train = [&] {
+            joinable::Join guard{joinable::participants(ddp), joinable::control(hosts)};
+            for (int batch = 0; batch < 3; ++batch) {
+                ddp.forward([] {});
+                ddp.backward([&](auto ready) {
+                    model.backward(batch, [&](std::size_t i) {
+                        if (hosts.rank() == 1 && batch == 1 && i == 1) {
+                            throw std::runtime_error{"bad sample"};
+                        }
+                        ready(i);
+                    });
+                });
+            }
+        };
+        if (hosts.rank() == 1) {
+            CHECK_THROWS_WITH_AS(train(), "bad sample", std::runtime_error);
+        } else {
+            CHECK_THROWS_AS(train(), joinable::PeerFailed);
+        }
+    });
+    fake_cuda::drain();
+}
+
+} // namespace

@@ -1270,6 +1270,11 @@ namespace detail {
     return view ? concat(name_of(view.dtype()), " ", to_text(view.extents())) : "missing";
 }
 
+/// "the host", or "CUDA device 1".
+[[nodiscard]] inline std::string to_text(DeviceId device) {
+    return device.kind == DeviceKind::host ? "the host" : concat("CUDA device ", device.index);
+}
+
 /// A view of any writable tensor; an AnyView is one already.
 template <class T>
 [[nodiscard]] AnyView view_of(T&& tensor) {
@@ -2154,6 +2159,8 @@ public:
         std::size_t index;
     };
 
+    /// Outermost first.
+    [[nodiscard]] std::span<Level const> levels() const noexcept { return {levels_.data(), rank_}; }
     /// The innermost loop: a row.
     [[nodiscard]] Level const& inner() const noexcept { return levels_[rank_ - 1]; }
 
@@ -2324,8 +2331,8 @@ inline void check_on_host(std::string_view what, std::string_view role, AnyView 
             what,
             ": the ",
             role,
-            " is on CUDA device ",
-            view.device().index,
+            " is on ",
+            to_text(view.device()),
             ", but this runs on the host; copy it to host memory first, with the engine's own means"
         )};
     }
@@ -2920,15 +2927,15 @@ class TensorList : public detail::HandleList<AnyTensor> {};
 class FixedTensors {
 public:
     /// Local. `what` is how errors call one of them.
-    /// @throws ContractViolation  a tensor is missing (a null pointer) or not on the host.
-    FixedTensors(TensorList tensors, std::string_view what)
+    /// @throws ContractViolation  a tensor is missing (a null pointer) or not on `device`.
+    FixedTensors(TensorList tensors, std::string_view what, DeviceId device = {})
         : tensors_{std::move(tensors)}, what_{what} {
         for (AnyTensor const& tensor : tensors_) {
             AnyView const view = tensor.view();
-            if (!view || view.device() != DeviceId{}) {
+            if (!view || view.device() != device) {
                 refuse(
                     views_.size(),
-                    view ? " is not on the host; give a copy in host memory"
+                    view ? " is not on " + detail::to_text(device) + "; give a copy that is"
                          : " is missing; give a pointer that is not null"
                 );
             }
@@ -3098,9 +3105,10 @@ concept has_keep_alive = requires(C& comm) { comm.keep_alive(); };
 
 } // namespace detail
 
-/// Whose memory a communicator moves, as its `device_type`; without one it is the host's.
-struct HostDevice {};
-struct CudaDevice {};
+/// Whose memory a communicator moves, as its `device_type`; without one it is the host's. They
+/// are Devices: device/device.hpp.
+class HostDevice;
+class CudaDevice;
 
 namespace detail {
 
@@ -3126,6 +3134,10 @@ concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, Hos
 /// | `comm.broadcast(buffer, root)` | Work               | copies the buffer of `root` to all ranks |
 /// | `comm.barrier()`               |                    | blocks until every rank has called it    |
 /// | `C::device_type`               | optional           | HostDevice (default) or CudaDevice       |
+/// | `comm.device_memory()`         | `device_type&`     | where device_type is not HostDevice: what|
+/// |                                |                    | is submitted there before a collective is|
+/// |                                |                    | done before it, what comes after its     |
+/// |                                |                    | wait() sees its result                   |
 ///
 /// Not checkable, still required: every rank calls the same collectives in the same order; a
 /// collective that throws because of another rank leaves the communicator spent. Thread safety:
@@ -3459,41 +3471,238 @@ concept SharesMemory = Communicator<C> && detail::has_share<C>;
 
 } // namespace joinable::inline v0
 
+// ---- joinable/device/device.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+struct Section;
+} // namespace detail
+
+/// Memory of one kind, and who touches it: what keeps buckets where gradients are. Operations run in
+/// the order of submissions, beside the host if they like. Those of one submission do not depend on
+/// each other: none reads or writes what another one writes. One thread at a time per object.
+class Device {
+public:
+    Device() = default;
+    Device(Device const&) = delete;
+    Device& operator=(Device const&) = delete;
+    virtual ~Device() = default;
+
+    /// Which memory.
+    [[nodiscard]] virtual DeviceId id() const noexcept = 0;
+    /// Zeroed; may outlive the device. `alignment` is a power of two.
+    [[nodiscard]] virtual Arena allocate(std::size_t bytes, std::size_t alignment) = 0;
+
+    // Operations, as the functions of the same names in tensor/copy.hpp. They may be put off until
+    // submit(): views stay valid until then.
+    virtual void copy(AnyView const& from, AnyView const& to) = 0;
+    virtual void scale_copy(AnyView const& from, double factor, AnyView const& to) = 0;
+    virtual void fill_zero(AnyView const& to) = 0;
+    /// Whether scale_copy() takes other factors than 1.
+    [[nodiscard]] virtual bool can_scale() const noexcept = 0;
+
+    /// What was asked for runs after all that the engine has asked of this memory so far.
+    virtual void submit() = 0;
+    /// Submits; what the engine asks for from now on runs after it.
+    virtual void finish() = 0;
+
+    /// Submits, then moves sections inside an arena: see detail::permute_sections.
+    virtual void permute(Arena const& arena, std::vector<detail::Section>& sections) = 0;
+    /// From the host, in the order of submissions. `from` stays until a later download() returned.
+    virtual void upload(void const* from, void* to, std::size_t bytes) = 0;
+    /// To the host, in the order of submissions; blocks until it is done.
+    virtual void download(void const* from, void* to, std::size_t bytes) = 0;
+};
+
+namespace detail {
+
+/// Not asked of communicators of host memory, which need no device_memory().
+template <class C>
+concept gives_device = requires(C& comm) {
+    { comm.device_memory() } -> std::convertible_to<Device&>;
+};
+
+} // namespace detail
+
+} // namespace joinable::inline v0
+
+// ---- joinable/bucket/detail/permute_sections.hpp
+
+namespace joinable::inline v0::detail {
+
+/// A range of bytes, and where it is to be.
+struct Section {
+    std::size_t from;
+    std::size_t to;
+    std::size_t bytes;
+    std::size_t position; ///< how many sections are to be before it
+};
+
+/// Exchanges two ranges that do not overlap, through the stack.
+inline void swap_bytes(std::byte* a, std::byte* b, std::size_t bytes) noexcept {
+    std::array<std::byte, 4096> buffer;
+    while (bytes != 0) {
+        std::size_t const n = (std::min)(bytes, buffer.size());
+        std::memcpy(buffer.data(), a, n);
+        std::memcpy(a, b, n);
+        std::memcpy(b, buffer.data(), n);
+        a += n;
+        b += n;
+        bytes -= n;
+    }
+}
+
+/// Exchanges two neighbours, `left` and `right` bytes long, by swapping blocks (Gries and Mills,
+/// "Swapping sections", 1981): each byte is written at most twice, all in long runs.
+inline void rotate_bytes(std::byte* first, std::size_t left, std::size_t right) noexcept {
+    while (left != 0 && right != 0) {
+        std::size_t const n = (std::min)(left, right);
+        swap_bytes(first, first + left, n);
+        first += n;
+        (left <= right ? right : left) -= n;
+    }
+}
+
+[[nodiscard]] inline std::size_t bytes_of(Section const* sections, std::size_t count) noexcept {
+    std::size_t bytes = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        bytes += sections[i].bytes;
+    }
+    return bytes;
+}
+
+/// Moves the sections whose position is below `pivot` in front of the others, keeping the order of
+/// both, and their bytes with them. `base` is where the first one is. Returns how many go in front.
+inline std::size_t partition_sections(
+    std::byte* base, Section* sections, std::size_t count, std::size_t pivot
+) noexcept {
+    if (count < 2) {
+        return count == 1 && sections->position < pivot ? 1 : 0;
+    }
+    std::size_t const half = count / 2;
+    Section* const high = sections + half;
+    std::size_t const low_bytes = bytes_of(sections, half);
+    std::size_t const low_front = partition_sections(base, sections, half, pivot);
+    std::size_t const high_front = partition_sections(base + low_bytes, high, count - half, pivot);
+    std::size_t const kept = bytes_of(sections, low_front);
+    rotate_bytes(base + kept, low_bytes - kept, bytes_of(high, high_front));
+    rotate_bytes(
+        reinterpret_cast<std::byte*>(sections + low_front),
+        (half - low_front) * sizeof(Section),
+        high_front * sizeof(Section)
+    );
+    return low_front + high_front;
+}
+
+/// Sorts neighbouring sections by position, and their bytes with them. `first` is the lowest
+/// position; none is missing.
+inline void sort_sections(
+    std::byte* base, Section* sections, std::size_t count, std::size_t first = 0
+) noexcept {
+    std::size_t sorted = 0;
+    while (sorted < count && sections[sorted].position == first + sorted) {
+        ++sorted;
+    }
+    if (sorted < count) {
+        std::size_t const half = count / 2;
+        partition_sections(base, sections, count, first + half);
+        sort_sections(base, sections, half, first);
+        sort_sections(base + bytes_of(sections, half), sections + half, count - half, first + half);
+    }
+}
+
+/// Moves sections inside one piece of memory, without another. `sections` are in the order of
+/// `from`; gaps between them may be anywhere, and their contents are lost.
+/// Complexity: of the bytes, linear where the order stays, else times the square of the logarithm of
+/// the number of sections at most.
+inline void permute_sections(std::byte* memory, std::vector<Section>& sections) noexcept {
+    std::size_t end = 0;
+    for (Section const& section : sections) { // closes the gaps
+        std::memmove(memory + end, memory + section.from, section.bytes);
+        end += section.bytes;
+    }
+    sort_sections(memory, sections.data(), sections.size());
+    for (std::size_t i = sections.size(); i-- > 0;) { // opens the new ones
+        end -= sections[i].bytes;
+        std::memmove(memory + sections[i].to, memory + end, sections[i].bytes);
+    }
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/device/host.hpp
+
+namespace joinable::inline v0 {
+
+/// The host's memory: every operation is done when it is asked for.
+class HostDevice final : public Device {
+public:
+    [[nodiscard]] DeviceId id() const noexcept override { return {}; }
+    [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) override {
+        return Arena{bytes, alignment};
+    }
+    void copy(AnyView const& from, AnyView const& to) override { joinable::copy(from, to); }
+    void scale_copy(AnyView const& from, double factor, AnyView const& to) override {
+        joinable::scale_copy(from, factor, to);
+    }
+    void fill_zero(AnyView const& to) override { joinable::fill_zero(to); }
+    [[nodiscard]] bool can_scale() const noexcept override { return true; }
+    void submit() override {}
+    void finish() override {}
+    void permute(Arena const& arena, std::vector<detail::Section>& sections) override {
+        detail::permute_sections(arena.data(), sections);
+    }
+    void upload(void const* from, void* to, std::size_t bytes) override {
+        std::memcpy(to, from, bytes);
+    }
+    void download(void const* from, void* to, std::size_t bytes) override {
+        std::memcpy(to, from, bytes);
+    }
+};
+
+namespace detail {
+
+inline HostDevice the_host; ///< has no state
+
+/// The device whose memory a communicator moves.
+template <Communicator Comm>
+[[nodiscard]] Device& device_of(Comm& comm) noexcept {
+    if constexpr (reduces_host_memory<Comm>) {
+        (void)comm;
+        return the_host;
+    } else {
+        static_assert(
+            gives_device<Comm>,
+            "a communicator that moves device memory needs a member 'device_type& "
+            "device_memory()', "
+            "where device_type derives from joinable::Device; CudaDevice is in <joinable/cuda.hpp>"
+        );
+        return comm.device_memory();
+    }
+}
+
+} // namespace detail
+
+} // namespace joinable::inline v0
+
 // ---- joinable/communicator/make_arena.hpp
 
 namespace joinable::inline v0 {
 
 /// Zeroed memory for buffers that go through `comm`: where it needs no copies of them, if it
-/// models AllocatesArena, else from the heap. Local.
+/// models AllocatesArena, else from the heap or its device. Local.
 template <Communicator Comm>
 [[nodiscard]] Arena
 make_arena(Comm& comm, std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
     if constexpr (AllocatesArena<Comm>) {
         return comm.allocate(bytes, alignment);
+    } else if constexpr (detail::gives_device<Comm>) {
+        return comm.device_memory().allocate(bytes, alignment);
     } else {
         return Arena{bytes, alignment};
     }
 }
-
-/// Where arenas come from, for classes that know no communicator: the heap, or make_arena(). Refers
-/// to the communicator.
-class ArenaSource {
-public:
-    ArenaSource() = default; ///< the heap
-    template <Communicator Comm>
-    explicit ArenaSource(Comm& comm) noexcept
-        : comm_{&comm}, make_{[](void* from, std::size_t bytes) {
-              return make_arena(*static_cast<Comm*>(from), bytes);
-          }} {}
-
-    [[nodiscard]] Arena operator()(std::size_t bytes) const {
-        return make_ == nullptr ? Arena{bytes} : make_(comm_, bytes);
-    }
-
-private:
-    void* comm_ = nullptr;
-    Arena (*make_)(void* comm, std::size_t bytes) = nullptr;
-};
 
 } // namespace joinable::inline v0
 
@@ -4344,109 +4553,35 @@ namespace detail {
 
 } // namespace joinable::inline v0
 
-// ---- joinable/bucket/detail/permute_sections.hpp
+// ---- joinable/bucket/memory.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable::inline v0 {
 
-/// A range of bytes, and where it is to be.
-struct Section {
-    std::size_t from;
-    std::size_t to;
-    std::size_t bytes;
-    std::size_t position; ///< how many sections are to be before it
+/// Where buckets are, for classes that know no communicator: in the memory that it moves, from
+/// make_arena(), or on the heap. Refers to the communicator.
+class BufferMemory {
+public:
+    BufferMemory() = default; ///< the heap
+    template <Communicator Comm>
+    explicit BufferMemory(Comm& comm) noexcept
+        : device_{&detail::device_of(comm)}, comm_{&comm}, make_{[](void* from, std::size_t bytes) {
+              return make_arena(*static_cast<Comm*>(from), bytes);
+          }} {}
+
+    /// Who touches what is in the arenas.
+    [[nodiscard]] Device& device() const noexcept { return *device_; }
+    [[nodiscard]] DeviceId id() const noexcept { return device_->id(); }
+    [[nodiscard]] Arena allocate(std::size_t bytes) const {
+        return make_ == nullptr ? Arena{bytes} : make_(comm_, bytes);
+    }
+
+private:
+    Device* device_ = &detail::the_host;
+    void* comm_ = nullptr;
+    Arena (*make_)(void* comm, std::size_t bytes) = nullptr;
 };
 
-/// Exchanges two ranges that do not overlap, through the stack.
-inline void swap_bytes(std::byte* a, std::byte* b, std::size_t bytes) noexcept {
-    std::array<std::byte, 4096> buffer;
-    while (bytes != 0) {
-        std::size_t const n = (std::min)(bytes, buffer.size());
-        std::memcpy(buffer.data(), a, n);
-        std::memcpy(a, b, n);
-        std::memcpy(b, buffer.data(), n);
-        a += n;
-        b += n;
-        bytes -= n;
-    }
-}
-
-/// Exchanges two neighbours, `left` and `right` bytes long, by swapping blocks (Gries and Mills,
-/// "Swapping sections", 1981): each byte is written at most twice, all in long runs.
-inline void rotate_bytes(std::byte* first, std::size_t left, std::size_t right) noexcept {
-    while (left != 0 && right != 0) {
-        std::size_t const n = (std::min)(left, right);
-        swap_bytes(first, first + left, n);
-        first += n;
-        (left <= right ? right : left) -= n;
-    }
-}
-
-[[nodiscard]] inline std::size_t bytes_of(Section const* sections, std::size_t count) noexcept {
-    std::size_t bytes = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-        bytes += sections[i].bytes;
-    }
-    return bytes;
-}
-
-/// Moves the sections whose position is below `pivot` in front of the others, keeping the order of
-/// both, and their bytes with them. `base` is where the first one is. Returns how many go in front.
-inline std::size_t partition_sections(
-    std::byte* base, Section* sections, std::size_t count, std::size_t pivot
-) noexcept {
-    if (count < 2) {
-        return count == 1 && sections->position < pivot ? 1 : 0;
-    }
-    std::size_t const half = count / 2;
-    Section* const high = sections + half;
-    std::size_t const low_bytes = bytes_of(sections, half);
-    std::size_t const low_front = partition_sections(base, sections, half, pivot);
-    std::size_t const high_front = partition_sections(base + low_bytes, high, count - half, pivot);
-    std::size_t const kept = bytes_of(sections, low_front);
-    rotate_bytes(base + kept, low_bytes - kept, bytes_of(high, high_front));
-    rotate_bytes(
-        reinterpret_cast<std::byte*>(sections + low_front),
-        (half - low_front) * sizeof(Section),
-        high_front * sizeof(Section)
-    );
-    return low_front + high_front;
-}
-
-/// Sorts neighbouring sections by position, and their bytes with them. `first` is the lowest
-/// position; none is missing.
-inline void sort_sections(
-    std::byte* base, Section* sections, std::size_t count, std::size_t first = 0
-) noexcept {
-    std::size_t sorted = 0;
-    while (sorted < count && sections[sorted].position == first + sorted) {
-        ++sorted;
-    }
-    if (sorted < count) {
-        std::size_t const half = count / 2;
-        partition_sections(base, sections, count, first + half);
-        sort_sections(base, sections, half, first);
-        sort_sections(base + bytes_of(sections, half), sections + half, count - half, first + half);
-    }
-}
-
-/// Moves sections inside one piece of memory, without another. `sections` are in the order of
-/// `from`; gaps between them may be anywhere, and their contents are lost.
-/// Complexity: of the bytes, linear where the order stays, else times the square of the logarithm of
-/// the number of sections at most.
-inline void permute_sections(std::byte* memory, std::vector<Section>& sections) noexcept {
-    std::size_t end = 0;
-    for (Section const& section : sections) { // closes the gaps
-        std::memmove(memory + end, memory + section.from, section.bytes);
-        end += section.bytes;
-    }
-    sort_sections(memory, sections.data(), sections.size());
-    for (std::size_t i = sections.size(); i-- > 0;) { // opens the new ones
-        end -= sections[i].bytes;
-        std::memmove(memory + sections[i].to, memory + end, sections[i].bytes);
-    }
-}
-
-} // namespace joinable::inline v0::detail
+} // namespace joinable::inline v0
 
 // ---- joinable/bucket/bucket.hpp
 
@@ -4470,13 +4605,14 @@ inline std::string describe_parameter(ParameterList const& parameters, std::size
     return name.empty() ? concat("parameter ", i) : concat("parameter ", i, " (", name, ")");
 }
 
-/// Throws ContractViolation unless parameter `i` has a value that host code can read.
-inline void check_value(ParameterList const& parameters, std::size_t i) {
+/// Throws ContractViolation unless parameter `i` has a value on `device`.
+inline void check_value(ParameterList const& parameters, std::size_t i, DeviceId device) {
     AnyView const value = parameters[i].value();
-    if (!value || value.device() != DeviceId{}) {
-        throw ContractViolation{concat(
-            describe_parameter(parameters, i), value ? " is not on the host" : " has no value"
-        )};
+    if (!value || value.device() != device) {
+        throw ContractViolation{
+            describe_parameter(parameters, i) +
+            (value ? " is not on " + to_text(device) : " has no value")
+        };
     }
 }
 
@@ -4508,28 +4644,29 @@ public:
     BucketLayout() = default; ///< no buckets
 
     /// Cuts the parameters that `order` lists into buckets that close when they reach their limit
-    /// in bytes, in arenas of `source`, which are as large as the gradients plus at most one cache
+    /// in bytes, in arenas of `memory`, which are as large as the gradients plus at most one cache
     /// line per parameter. Complexity: linear in the parameters, plus what the arenas cost.
-    /// @throws ContractViolation  no parameter is listed; a value is missing or not on the host.
+    /// @throws ContractViolation  no parameter is listed; a value is missing or on another device.
     BucketLayout(
         ParameterList const& parameters,
         std::span<std::size_t const> order,
         std::span<std::size_t const> limits,
-        ArenaSource const& source = {}
-    ) {
+        BufferMemory const& memory = {}
+    )
+        : memory_{memory} {
         if (order.empty()) {
             throw ContractViolation{"no parameter requires a gradient: there is nothing to reduce"};
         }
         std::array<std::size_t, dtypes> bytes{};
         for (std::size_t const i : order) {
-            detail::check_value(parameters, i);
+            detail::check_value(parameters, i, memory_.id());
             AnyView const value = parameters[i].value();
             bytes[index(value.dtype())] += // whatever the cut: each one may start a bucket
                 value.numel() * size_of(value.dtype()) + bucket_alignment;
         }
         for (std::size_t dtype = 0; dtype < dtypes; ++dtype) {
             if (bytes[dtype] != 0) {
-                arenas_[dtype] = source(bytes[dtype]);
+                arenas_[dtype] = memory_.allocate(bytes[dtype]);
             }
         }
         cut(parameters, order, limits);
@@ -4546,8 +4683,8 @@ public:
         return bytes;
     }
 
-    /// Cuts the same parameters again. Contents move along inside the arenas, without a second copy
-    /// of them; views of before point to other gradients afterwards.
+    /// Cuts the same parameters again. Contents move along inside the arenas, on the host without a
+    /// second copy of them; views of before point to other gradients afterwards.
     /// Complexity: of the bytes, linear where the order stays, else times at most the square of the
     /// logarithm of the number of parameters. `order` is a permutation of what was given before.
     void rebuild(
@@ -4571,7 +4708,7 @@ public:
                 std::size_t const bytes = view.numel() * size_of(view.dtype());
                 sections.push_back({offset_in(arena, view), offset[i], bytes, position[i]});
             });
-            detail::permute_sections(arena.data(), sections);
+            memory_.device().permute(arena, sections);
         }
     }
 
@@ -4616,7 +4753,11 @@ private:
                 AnyView const& value = values[member];
                 bucket.parameters.push_back(order[member]);
                 bucket.views.emplace_back(
-                    base + offset, dtype, value.extents(), detail::gradient_strides(value)
+                    base + offset,
+                    dtype,
+                    value.extents(),
+                    detail::gradient_strides(value),
+                    memory_.id()
                 );
                 bucket.buffer.count += value.numel();
                 offset += value.numel() * size_of(dtype);
@@ -4626,6 +4767,7 @@ private:
         }
     }
 
+    BufferMemory memory_;
     std::array<Arena, dtypes> arenas_; ///< by dtype; empty where no parameter has it
     std::vector<Bucket> buckets_;
 };
@@ -4648,16 +4790,16 @@ namespace joinable::inline v0 {
 class CoalescedBroadcast {
 public:
     /// Local. Plans pieces that close with the tensor by which they reach `piece_bytes`; allocates
-    /// memory for two of them, or for as many as there are, from `source`. `what` is how errors call
-    /// a tensor.
-    /// @throws ContractViolation  a tensor is missing (a null pointer) or not on the host.
+    /// two of them, or as many as there are, in `memory`, where the tensors have to be, too. `what`
+    /// is how errors call a tensor.
+    /// @throws ContractViolation  a tensor is missing (a null pointer) or on another device.
     explicit CoalescedBroadcast(
         TensorList tensors,
         std::size_t piece_bytes,
         std::string_view what = "tensor",
-        ArenaSource const& source = {}
+        BufferMemory const& memory = {}
     )
-        : tensors_{std::move(tensors), what} {
+        : tensors_{std::move(tensors), what, memory.id()}, memory_{memory} {
         std::vector<AnyView> const& views = current_views();
         if (views.empty()) {
             return;
@@ -4676,15 +4818,17 @@ public:
             }
         }
         for (std::size_t const bytes : memory_bytes) {
-            memory_.push_back(source(bytes));
+            arenas_.push_back(memory_.allocate(bytes));
         }
         for (std::size_t p = 0; p < pieces_.size(); ++p) {
-            std::byte* place = memory_[p % 2].data();
+            std::byte* place = arenas_[p % 2].data();
             pieces_[p].buffer.data = place;
             for (std::size_t const member : pieces_[p].parameters) {
                 Shape const& extents = views[member].extents();
                 DType const dtype = views[member].dtype();
-                pieces_[p].views.emplace_back(place, dtype, extents, row_major_strides(extents));
+                pieces_[p].views.emplace_back(
+                    place, dtype, extents, row_major_strides(extents), memory_.id()
+                );
                 place += views[member].numel() * size_of(dtype);
             }
         }
@@ -4699,10 +4843,11 @@ public:
     void run(Comm& comm, int root) {
         std::vector<AnyView> const& views = current_views();
         bool const is_root = comm.rank() == root;
+        Device& device = memory_.device();
         auto const move = [&](Bucket const& piece) {
             for (std::size_t k = 0; k < piece.views.size(); ++k) {
                 AnyView const& tensor = views[piece.parameters[k]];
-                is_root ? copy(tensor, piece.views[k]) : copy(piece.views[k], tensor);
+                is_root ? device.copy(tensor, piece.views[k]) : device.copy(piece.views[k], tensor);
             }
         };
         using BroadcastWork = std::remove_cvref_t<decltype(comm.broadcast(Buffer{}, root))>;
@@ -4720,10 +4865,12 @@ public:
                 if (is_root) {
                     move(pieces_[p]);
                 }
+                device.submit(); // what was in these arenas has been read
                 // nvcc 13 warns of a dropped reference to a work, too
                 static_cast<void>(work.emplace(comm.broadcast(pieces_[p].buffer, root)));
             }
         }
+        device.finish();
     }
 
     /// See FixedTensors::views.
@@ -4731,7 +4878,8 @@ public:
 
 private:
     FixedTensors tensors_;
-    std::vector<Arena> memory_;  ///< of the pieces with even and with odd index
+    BufferMemory memory_;
+    std::vector<Arena> arenas_;  ///< of the pieces with even and with odd index
     std::vector<Bucket> pieces_; ///< what is not empty, with row-major views
 };
 
@@ -4743,7 +4891,7 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
         detail::tensor_list(std::forward<Tensors>(tensors)),
         buffer_bytes,
         "tensor",
-        ArenaSource{comm}
+        BufferMemory{comm}
     }.run(comm, root);
 }
 
@@ -4754,21 +4902,22 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
 namespace joinable::inline v0::detail {
 
 /// The gradients of a model and their places in buckets: packs, delivers, moves. Knows nothing of
-/// communicators and iterations; all members are local.
+/// communicators and iterations; all members are local. Gradients of a device stay in their memory
+/// from pack() until device().submit().
 class Gradients {
 public:
-    /// Buckets are in arenas of `source`.
+    /// Buckets are in `memory`, as all gradients have to be.
     /// @throws ContractViolation  see Reducer's constructor. Nothing was changed.
     Gradients(
         ParameterList parameters,
         DataParallelOptions const& options,
         int rank,
-        ArenaSource const& source = {}
+        BufferMemory const& memory = {}
     )
-        : parameters_{std::move(parameters)}, rank_{rank},
+        : parameters_{std::move(parameters)}, memory_{memory}, rank_{rank},
           are_views_{options.gradient_as_bucket_view}, limits_{bucket_limits(options)},
           trained_{expected_ready_order(parameters_)},
-          layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_, source} {
+          layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_, memory} {
         find_places();
         for (std::size_t const i : trained_) {
             if (DType const dtype = parameters_[i].value().dtype(); !is_floating_point(dtype)) {
@@ -4812,21 +4961,23 @@ public:
     [[nodiscard]] std::size_t bucket_of(std::size_t i) const noexcept { return places_[i].bucket; }
 
     /// Puts gradient `i`, times `factor`, into its bucket, in one pass; zeros where there is none,
-    /// or the factor is 0: a mean over no samples is not a number.
+    /// or the factor is 0: a mean over no samples is not a number. Done when device().submit() says so.
     void pack(std::size_t i, double factor) const {
         AnyView const gradient = parameters_[i].grad();
         if (gradient) {
             require_fit(i, gradient);
         }
         if (!gradient || factor == 0.0) {
-            fill_zero(*places_[i].view);
+            zero(i);
         } else {
-            scale_copy(gradient, factor, *places_[i].view);
+            device().scale_copy(gradient, factor, *places_[i].view);
         }
     }
-    void zero(std::size_t i) const { fill_zero(*places_[i].view); }
+    void zero(std::size_t i) const { device().fill_zero(*places_[i].view); }
 
-    /// Makes what is in the bucket gradient `i`.
+    [[nodiscard]] Device& device() const noexcept { return memory_.device(); }
+
+    /// Makes what is in the bucket gradient `i`. Done when device().finish() says so.
     void deliver(std::size_t i) const {
         AnyParameter const& parameter = parameters_[i];
         AnyView const& view = *places_[i].view;
@@ -4838,7 +4989,7 @@ public:
             }
         }
         if (gradient && !are_views_) {
-            copy(view, gradient);
+            device().copy(view, gradient);
         } else if (parameter.can_set_grad()) {
             parameter.set_grad(view);
         } else {
@@ -4895,12 +5046,13 @@ private:
             AnyView const& view = *places_[i].view;
             AnyView const gradient = parameters_[i].grad();
             if (gradient) {
-                copy(gradient, view);
+                device().copy(gradient, view);
             }
             if (gradient || !existing_only) {
                 parameters_[i].set_grad(view);
             }
         }
+        device().finish();
     }
 
     void require_fit(std::size_t i, AnyView const& gradient) const {
@@ -4924,6 +5076,7 @@ private:
     }
 
     ParameterList parameters_;
+    BufferMemory memory_;
     int rank_;
     bool are_views_;
     std::vector<std::size_t> limits_;
@@ -5326,6 +5479,36 @@ private:
 
 } // namespace joinable::inline v0::detail
 
+// ---- joinable/communicator/detail/host_collectives.hpp
+
+namespace joinable::inline v0::detail {
+
+/// Collectives over a few words on the host, whatever memory the communicator moves: through memory
+/// of its device, see device/staged_collectives.hpp, which comes with each device. One at a time.
+template <class Comm>
+class HostCollectives {
+    static_assert(
+        reduces_host_memory<Comm> || !gives_device<Comm>,
+        "words of the host go through a communicator of device memory: include "
+        "<joinable/device/staged_collectives.hpp>"
+    );
+
+public:
+    using Work = work_of<Comm>;
+
+    explicit HostCollectives(Comm& comm) noexcept : comm_{comm} {}
+
+    [[nodiscard]] Work all_reduce(Buffer buffer, ReduceOp op) {
+        return comm_.all_reduce(buffer, op);
+    }
+    [[nodiscard]] auto broadcast(Buffer buffer, int root) { return comm_.broadcast(buffer, root); }
+
+private:
+    Comm& comm_;
+};
+
+} // namespace joinable::inline v0::detail
+
 // ---- joinable/bucket/reducer.hpp
 
 namespace joinable::inline v0 {
@@ -5353,12 +5536,13 @@ public:
     /// Local. Buckets are in arenas of make_arena(). `comm` must outlive the reducer; so must what
     /// the parameters refer to.
     /// @throws ContractViolation  no parameter requires a gradient, or one of integers does; a
-    ///         gradient does not fit its value; gradients as bucket views without set_grad. Nothing
+    ///         gradient does not fit its value; gradients as bucket views without set_grad; nobody
+    ///         can scale gradients of a device: neither Device::can_scale() nor ScalesSums. Nothing
     ///         was changed.
     Reducer(Comm& comm, ParameterList parameters, DataParallelOptions const& options = {})
-        : comm_{comm},
+        : comm_{comm}, host_{comm}, packs_scaled_{packs_scaled(comm)},
           gradients_{
-              std::move(parameters), options, static_cast<int>(comm.rank()), ArenaSource{comm}
+              std::move(parameters), options, static_cast<int>(comm.rank()), BufferMemory{comm}
           },
           iteration_{gradients_, options}, is_rebuild_due_{detail::rebuilds(options)} {
         order_message_.resize(is_rebuild_due_ ? gradients_.trained().size() + 1 : 0);
@@ -5437,6 +5621,7 @@ public:
                 "the guard"
             )};
         }
+        gradients_.device().submit(); // what was packed, before zeros take its place
         iteration_.contribute_nothing();
         advance();
     }
@@ -5461,6 +5646,7 @@ public:
         if (is_rebuild_due_) {
             rebuild();
         }
+        gradients_.device().finish();
         iteration_.end();
     }
 
@@ -5484,7 +5670,8 @@ private:
     // The script of an iteration, the same for ranks with and without gradients.
 
     void begin(double factor, int order_source, bool has_pass) {
-        iteration_.begin(factor, has_pass);
+        iteration_.begin(packs_scaled_ || factor == 0.0 ? factor : 1.0, has_pass);
+        factor_ = factor;
         order_source_ = order_source;
         next_bucket_ = 0;
         launched_ = 0;
@@ -5494,7 +5681,7 @@ private:
     void launch_map() {
         iteration_.write_used();
         static_cast<void>( // nvcc 13 warns of a dropped reference to a work
-            map_work_.emplace(comm_.all_reduce(iteration_.used()->buffer(), ReduceOp::sum))
+            map_work_.emplace(host_.all_reduce(iteration_.used()->buffer(), ReduceOp::sum))
         );
     }
     void wait_for_map() {
@@ -5526,8 +5713,28 @@ private:
                     gradients_.zero(bucket.parameters[k]);
                 }
             }
-            static_cast<void>(works_[launched_++].emplace(comm_.all_reduce(run, ReduceOp::sum)));
+            gradients_.device().submit();
+            static_cast<void>(works_[launched_++].emplace(sum(run)));
         });
+    }
+
+    [[nodiscard]] static bool packs_scaled(Comm& comm) {
+        bool const can_scale = detail::device_of(comm).can_scale();
+        if (!can_scale && !ScalesSums<Comm>) {
+            throw ContractViolation{
+                "gradients of a device are to be scaled, but its kernels are missing and the "
+                "communicator cannot scale what it sums; give the device its kernels, see Device"
+            };
+        }
+        return can_scale;
+    }
+    work_of<Comm> sum(Buffer run) {
+        if constexpr (ScalesSums<Comm>) {
+            if (!packs_scaled_ && factor_ != 0.0) {
+                return comm_.all_reduce(run, ReduceOp::sum, factor_);
+            }
+        }
+        return comm_.all_reduce(run, ReduceOp::sum);
     }
 
     void deliver() {
@@ -5571,7 +5778,7 @@ private:
             std::copy(order.begin(), order.end(), order_message_.begin() + 1);
         }
         Buffer const message{order_message_.data(), order_message_.size(), DType::u64};
-        comm_.broadcast(message, order_source_).wait();
+        host_.broadcast(message, order_source_).wait();
         if (order_message_[0] != 0) {
             gradients_.rebuild({order_message_.begin() + 1, order_message_.end()});
             iteration_.set_ordered();
@@ -5588,8 +5795,11 @@ private:
     }
 
     Comm& comm_;
+    detail::HostCollectives<Comm> host_;
+    bool packs_scaled_;
     detail::Gradients gradients_;
     detail::Iteration iteration_;
+    double factor_ = 0;
     int order_source_ = 0;
     std::size_t next_bucket_ = 0;
     std::size_t launched_ = 0; ///< works
@@ -5597,7 +5807,7 @@ private:
     bool is_rebuild_due_;
     std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
     // Destroyed first: they use the memory of what is above.
-    std::optional<work_of<Comm>> map_work_;
+    std::optional<typename detail::HostCollectives<Comm>::Work> map_work_;
     std::vector<std::optional<work_of<Comm>>> works_;
 };
 
@@ -6143,7 +6353,7 @@ public:
 template <Communicator Comm>
 class ControlOver final : public ControlCommunicator {
 public:
-    explicit ControlOver(Comm& comm) noexcept : comm_{comm} {}
+    explicit ControlOver(Comm& comm) noexcept : comm_{comm}, host_{comm} {}
 
     [[nodiscard]] int rank() const override { return comm_.rank(); }
     [[nodiscard]] int size() const override { return comm_.size(); }
@@ -6152,7 +6362,7 @@ public:
     void post_sum(std::span<std::uint64_t> words) override {
         work_.reset();
         static_cast<void>(work_.emplace( // nvcc 13 warns of a dropped reference to a work, too
-            comm_.all_reduce(Buffer{words.data(), words.size(), DType::u64}, ReduceOp::sum)
+            host_.all_reduce(Buffer{words.data(), words.size(), DType::u64}, ReduceOp::sum)
         ));
     }
     bool test_sum() override { return work_->test(); }
@@ -6186,7 +6396,8 @@ public:
 
 private:
     Comm& comm_;
-    std::optional<work_of<Comm>> work_;
+    HostCollectives<Comm> host_;
+    std::optional<typename HostCollectives<Comm>::Work> work_;
 };
 
 } // namespace joinable::inline v0::detail
@@ -8736,7 +8947,8 @@ struct Averaging {
         if (round.is_weighted()) {
             std::uint64_t total = round.weight_sum();
             if (!round.in_guard()) { // no roll call has summed the weights
-                comm.all_reduce(Buffer{&total, 1, DType::u64}, ReduceOp::sum).wait();
+                HostCollectives host{comm};
+                host.all_reduce(Buffer{&total, 1, DType::u64}, ReduceOp::sum).wait();
             }
             if (total == 0) {
                 throw ContractViolation{
@@ -8799,12 +9011,12 @@ inline void check_distinct(
     }
 }
 
-/// Refuses parameters without a value on the host, and those whose values or whose gradients share
+/// Refuses parameters without a value on `device`, and those whose values or whose gradients share
 /// memory: they would be averaged and stepped more than once. Local.
 /// Complexity: sorts the parameters; compares those whose address ranges meet.
-inline void check_parameters(ParameterList const& list) {
+inline void check_parameters(ParameterList const& list, DeviceId device) {
     for (std::size_t i = 0; i < list.size(); ++i) {
-        check_value(list, i);
+        check_value(list, i, device);
     }
     check_distinct(list, "", [](AnyParameter const& parameter) { return parameter.value(); });
     check_distinct(list, "the gradients of ", [](AnyParameter const& parameter) {
@@ -8966,12 +9178,12 @@ public:
     using BufferHook =
         std::function<void(Comm&, std::vector<AnyView> const& buffers, Round const&)>;
 
-    /// Local. @throws ContractViolation  a buffer is missing or not on the host.
+    /// Local. @throws ContractViolation  a buffer is missing or on another device.
     ModuleState(
         Comm& comm, ParameterList parameters, BufferList buffers, DataParallelOptions const& options
     )
         : comm_{comm}, parameters_{std::move(parameters)},
-          buffers_{std::move(buffers), piece_bytes, "buffer", ArenaSource{comm}},
+          buffers_{std::move(buffers), piece_bytes, "buffer", BufferMemory{comm}},
           options_{options} {}
 
     /// The script of a round that syncs, for ranks that are active and ranks that shadow.
@@ -9028,7 +9240,7 @@ public:
         try {
             TensorList const list = tensor_list(std::forward<Ranges>(ranges)...);
             fingerprints[0] = fingerprints_of(list, "state tensor");
-            state.emplace(list, "state tensor");
+            state.emplace(list, "state tensor", device_of(comm_).id());
         } catch (...) {
             error = std::current_exception();
         }
@@ -9081,8 +9293,8 @@ public:
     /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;
     /// `buffers` is what joinable::buffers() returns. All ranks agree on counts, extents, dtypes and
     /// options, then take rank 0's values.
-    /// @throws ContractViolation  what Reducer refuses, or a buffer that is missing or not on the
-    ///         host; the other ranks throw PeerFailed.
+    /// @throws ContractViolation  what Reducer refuses, or a buffer that is missing or on another
+    ///         device; the other ranks throw PeerFailed.
     /// @throws Mismatch  ranks have different models; the text names the first parameter or buffer.
     template <class Parameters>
     DistributedDataParallel(
@@ -9096,7 +9308,7 @@ public:
         std::exception_ptr error;
         try {
             auto const list = joinable::parameters(std::forward<Parameters>(parameters));
-            detail::check_parameters(list);
+            detail::check_parameters(list, detail::device_of(comm).id());
             model = {{detail::fingerprints_of(list), detail::fingerprints_of(buffers, "buffer")}};
             reducer_.emplace(comm, list, options);
             module_.emplace(comm, list, std::move(buffers), options);

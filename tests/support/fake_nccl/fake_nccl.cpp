@@ -757,16 +757,13 @@ ncclResult_t ncclGroupEnd() {
         return error;
     }
     std::unique_lock lock{mutex()};
-    while (result == ncclSuccess && !ops.empty()) {
-        std::shared_ptr<Member> const member = ops.front().member;
-        auto const rest = std::stable_partition(ops.begin(), ops.end(), [&](Op const& op) {
-            return op.member == member;
-        });
-        if (rest != ops.end()) {
+    if (result == ncclSuccess && !ops.empty()) {
+        if (!std::all_of(ops.begin(), ops.end(), [&](Op const& op) {
+                return op.member == ops.front().member;
+            })) {
             die("several communicators in a group, which the fake does not have");
         }
         result = launch(lock, ops);
-        ops.clear();
     }
     return result;
 }

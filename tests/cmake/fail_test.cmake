@@ -8,7 +8,7 @@
 set(options -std=c++20 -I${INCLUDE} -I${CMAKE_CURRENT_LIST_DIR}/..)
 if(COMPILER MATCHES "nvcc")
     set(kind "nvcc")
-    list(APPEND options -x cu -Werror all-warnings -cuda -o /dev/null)
+    list(APPEND options -x cu -Werror all-warnings -ptx -o /dev/null) # its front end for the device alone
 else()
     set(kind "g\\+\\+")
     if(COMPILER MATCHES "clang")

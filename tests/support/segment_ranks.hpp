@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdio>
-#include <span>
+#include <cstring>
 
 #include <unistd.h>
 
@@ -47,12 +47,17 @@ public:
     /// Where the last copy of a buffer of `rank` ended, in bytes, of those within the first 4 MiB.
     /// @pre what was copied ended in a byte that is not 0
     [[nodiscard]] std::size_t copied(int rank) const {
-        std::span<std::byte const> const memory =
-            segment_.staging(rank).first(std::size_t{4} << 20U);
-        auto const last = std::find_if(memory.rbegin(), memory.rend(), [](std::byte byte) {
-            return byte != std::byte{};
-        });
-        return static_cast<std::size_t>(memory.rend() - last);
+        static constexpr std::array<std::byte, 4096> zeros{};
+        std::size_t end = std::size_t{4} << 20U;
+        std::byte const* const memory = segment_.staging(rank).first(end).data();
+        while (end != 0 && std::memcmp(memory + end - zeros.size(), zeros.data(), zeros.size()) == 0
+        ) {
+            end -= zeros.size();
+        }
+        while (end != 0 && memory[end - 1] == std::byte{}) {
+            --end;
+        }
+        return end;
     }
 
 private:

@@ -244,7 +244,7 @@ void check_dtype(Comm& comm) {
 }
 
 TEST_CASE("every dtype, root and size of parts arrives where it belongs") {
-    run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
+    auto const check = [](auto& comm) {
         check_dtype<joinable::Half>(comm);
         check_dtype<joinable::BFloat16>(comm);
         check_dtype<float>(comm);
@@ -255,7 +255,11 @@ TEST_CASE("every dtype, root and size of parts arrives where it belongs") {
         check_dtype<std::uint32_t>(comm);
         check_dtype<std::int64_t>(comm);
         check_dtype<std::uint64_t>(comm);
-    });
+    };
+    run_ranks({1, 2, 3, 4, 8}, check);
+    run_process_ranks({1, 2, 3, 4, 8}, check);
+    // What differs here is where the memory lies.
+    run_named_ranks({1, 2, 3, 4, 8}, [](auto& comm) { check_dtype<float>(comm); });
 }
 
 TEST_CASE("five, six and seven ranks exchange uneven parts as well") {

@@ -225,9 +225,14 @@ void check_all_to_all(Comm& comm, Counts const& counts, bool is_equal) {
     run_forms(is_equal, [&] { check(); }, [&] { check(sent, received); });
 }
 
+/// All shapes in one dtype, and all dtypes in one shape: neither makes the other harder.
 template <class T, class Comm>
 void check_dtype(Comm& comm) {
-    for (std::string const shape : {"none", "one", "equal", "uneven"}) {
+    std::vector<std::string> shapes{"uneven"};
+    if (std::is_same_v<T, float>) {
+        shapes.insert(shapes.end(), {"none", "one", "equal"});
+    }
+    for (std::string const& shape : shapes) {
         for (std::size_t const scale : {1U, 13U, 3001U}) { // by chunks of 16 KiB: within, across
             CAPTURE(shape);
             CAPTURE(scale);

@@ -259,7 +259,7 @@ TEST_CASE("a rank that is stuck times out, and is killed one deadline after the 
         CHECK(error.rank() == 2);
     }
     CHECK(*timed_out == 2);
-    CHECK(Clock::now() - start < std::chrono::seconds{10});
+    CHECK(Clock::now() - start < std::chrono::seconds{30}); // half of the deadline of others
     check_nothing_is_left(before);
 }
 

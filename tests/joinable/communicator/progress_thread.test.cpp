@@ -17,6 +17,7 @@
 #include <doctest/doctest.h>
 #include <support/process_ranks.hpp>
 #include <support/ranks.hpp>
+#include <support/wait_until.hpp>
 
 #include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/detail/endpoint.hpp>
@@ -93,13 +94,6 @@ std::vector<std::vector<std::int64_t>> numbers(int ranks, std::size_t count) {
 }
 std::int64_t sum_of_numbers(int ranks) {
     return std::int64_t{ranks} * (ranks + 1) / 2;
-}
-
-template <class Condition>
-void wait_until(Condition const& condition) {
-    while (!condition()) {
-        std::this_thread::sleep_for(std::chrono::microseconds{100});
-    }
 }
 
 TEST_CASE("a helper of any rank computes for all of them, and nobody waits or tests meanwhile") {

@@ -249,6 +249,21 @@ TEST_CASE("the core concept's members are enough for a model") {
     });
 }
 
+TEST_CASE("whether gradients are scaled as they are packed or as they are summed changes no bit") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& sums_scaled) {
+        static_assert(joinable::ScalesSums<ThreadCommunicator>);
+        CoreOnly packs_scaled{sums_scaled};
+        for (bool const are_views : {false, true}) {
+            for (Average const average : {Average::initial, Average::weighted_mean}) {
+                CHECK(
+                    train_together(sums_scaled, average, are_views, 0.1, 40) ==
+                    train_together(packs_scaled, average, are_views, 0.1, 40)
+                );
+            }
+        }
+    });
+}
+
 TEST_CASE("every rank issues the same collectives, joined ranks too") {
     for (int const world : {1, 2, 3, 4, 8}) {
         std::vector<std::vector<std::string>> traces(static_cast<std::size_t>(world));

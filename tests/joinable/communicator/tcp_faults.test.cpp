@@ -26,6 +26,8 @@
 #include <doctest/doctest.h>
 #include <support/tcp_ranks.hpp>
 
+#include <joinable/communicator/run_processes.hpp>
+
 namespace {
 
 using namespace joinable_tests;
@@ -408,15 +410,21 @@ TEST_CASE("the longest deadline by TCP does not pass at once") {
     });
 }
 
-/// Whether that process has ended, without taking its status from whoever waits for it.
+/// Leaves the status to whoever waits for the process.
 void wait_for_end(pid_t process) {
     siginfo_t info;
     while (::waitid(P_PID, static_cast<id_t>(process), &info, WEXITED | WNOWAIT) != 0) {
     }
 }
+void wait_for_stop(pid_t process) {
+    siginfo_t info;
+    while (::waitid(P_PID, static_cast<id_t>(process), &info, WSTOPPED | WEXITED | WNOWAIT) != 0) {
+    }
+}
 
 TEST_CASE("a rank that is stopped is TimedOut on all, and on itself when it goes on") {
     for (int const victim : {0, 1, 2}) {
+        auto const is_stopped = joinable::shared_buffer<std::int32_t>(1);
         TcpProcesses processes{3};
         std::vector<pid_t> all;
         for (int rank = 0; rank < 3; ++rank) {
@@ -426,6 +434,10 @@ TEST_CASE("a rank that is stopped is TimedOut on all, and on itself when it goes
                 auto const start = std::chrono::steady_clock::now();
                 if (comm.rank() == victim) {
                     std::raise(SIGSTOP);
+                } else { // so rank 0 finds all that they say at once, when it goes on
+                    while (std::atomic_ref{is_stopped[0]} == 0) {
+                        std::this_thread::yield();
+                    }
                 }
                 try { // small ones: who is stopped has the reason in the kernel's memory
                     run_collectives_by_tcp(comm, [] {}, 100);
@@ -439,6 +451,8 @@ TEST_CASE("a rank that is stopped is TimedOut on all, and on itself when it goes
                 }
             }));
         }
+        wait_for_stop(all[static_cast<std::size_t>(victim)]);
+        std::atomic_ref{is_stopped[0]} = 1;
         for (int rank = 0; rank < 3; ++rank) {
             if (rank != victim) {
                 wait_for_end(all[static_cast<std::size_t>(rank)]);
@@ -467,9 +481,7 @@ TEST_CASE("a rank that is stopped for less than the deadline goes on") {
             }));
         }
         pid_t const stopped = all[static_cast<std::size_t>(victim)];
-        siginfo_t info;
-        while (::waitid(P_PID, static_cast<id_t>(stopped), &info, WSTOPPED) != 0) {
-        }
+        wait_for_stop(stopped);
         ::kill(stopped, SIGCONT);
         CHECK(processes.wait() == 0);
         CHECK(processes.wait() == 0);

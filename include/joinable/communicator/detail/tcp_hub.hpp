@@ -64,6 +64,12 @@ private:
         /// way, and one that has none is a sign of a lost machine, it gets no more before it reads.
         [[nodiscard]] std::uint64_t limit() const noexcept { return consumed + 49'152; }
     };
+    /// What a rank says that has waited for its deadline.
+    struct Overdue {
+        int rank;
+        FrameHeader header;
+        std::string meanwhile;
+    };
     /// What ends the connection of one rank, which broke the protocol.
     struct Nonsense {};
 
@@ -97,6 +103,9 @@ private:
             if (polled_[static_cast<std::size_t>(rank)].revents != 0) {
                 attend_to(rank);
             }
+        }
+        for (Overdue const& one : std::exchange(overdue_, {})) {
+            judge(one.rank, one.header, one.meanwhile);
         }
         if (lobby_) {
             lobby_->look(
@@ -181,7 +190,7 @@ private:
         case FrameKind::abort: end(unpacked_reason(body)); break;
         case FrameKind::leave: member(rank).has_said_all = true; break;
         case FrameKind::keep_alive: member(rank).alive_at = Clock::now(); break;
-        case FrameKind::overdue: judge(rank, header, unpacked_text(body)); break;
+        case FrameKind::overdue: overdue_.push_back({rank, header, unpacked_text(body)}); break;
         case FrameKind::question: answer(rank, header.sequence); break;
         case FrameKind::credit: break;
         default: throw Nonsense{};
@@ -189,7 +198,8 @@ private:
     }
 
     /// A rank has waited for its deadline: that ends all, unless those that it waits for have said
-    /// meanwhile that they are at work.
+    /// meanwhile that they are at work. @pre what has come of all ranks is read: this process may have
+    /// been stopped
     void judge(int rank, FrameHeader const& header, std::string const& meanwhile) {
         if (end_ || is_finished(header.sequence)) {
             return; // the answer to that is under way
@@ -345,6 +355,7 @@ private:
     std::optional<AbortReason> end_;
     std::optional<TimePoint> leaving_; ///< until when, after rank 0 has left
     std::vector<pollfd> polled_;
+    std::vector<Overdue> overdue_; ///< in this turn
 };
 
 } // namespace joinable::inline v0::detail

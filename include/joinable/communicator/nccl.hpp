@@ -75,7 +75,8 @@ public:
         };
     }
 
-    /// Waits for what is under way, up to the deadline; while unwinding it aborts instead.
+    /// Collective: waits until all ranks have done what is under way, up to the deadline, after which it
+    /// aborts. While unwinding it aborts at once. NCCL's handle is freed in any case.
     ~NcclCommunicator() { rank_.close(is_unwinding(), true); }
 
     /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their `key`,

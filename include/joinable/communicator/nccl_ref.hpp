@@ -62,7 +62,8 @@ public:
         }
     }
 
-    /// Leaves the handle to its owner; while unwinding it aborts.
+    /// Collective: waits for the other ranks, up to the deadline, after which it aborts. While unwinding it
+    /// aborts at once. Otherwise the handle is its owner's again.
     ~NcclCommunicatorRef() { rank_.close(is_unwinding(), false); }
 
 private:

@@ -154,27 +154,32 @@ TEST_CASE("a call that NCCL refuses ends all ranks with its name") {
     CHECK(fake_nccl::live_communicators() == 0);
 }
 
-TEST_CASE("an error of CUDA behind a collective ends all ranks") {
-    run_nccl_ranks({2}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
-        DeviceArray<float> const data{{1.0F}, stream};
-        auto work = comm.all_reduce(data.buffer(), ReduceOp::sum);
-        work.synchronize();
-        comm.barrier();
-        if (comm.rank() == 0) {
-            fake_cuda::fail_next(cudaErrorIllegalAddress, 4);
-        }
-        auto const error = thrown<joinable::CommunicationError>([&] {
-            for (;;) {
-                comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
-                comm.synchronize();
+TEST_CASE("an error of CUDA ends all ranks, whichever call has it") {
+    for (std::size_t later = 0; later < 12; ++later) {
+        CAPTURE(later);
+        run_nccl_ranks({2}, [&](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+            DeviceArray<float> const data{{1.0F}, stream};
+            auto work = comm.all_reduce(data.buffer(), ReduceOp::sum);
+            work.synchronize();
+            comm.barrier();
+            if (comm.rank() == 0) {
+                fake_cuda::fail_next(cudaErrorIllegalAddress, later);
             }
+            auto const error = thrown<joinable::CommunicationError>([&] {
+                for (;;) {
+                    auto other = comm.all_reduce(data.buffer(), ReduceOp::sum); // a second event
+                    comm.all_reduce(data.buffer(), ReduceOp::sum).wait();
+                    comm.synchronize();
+                }
+            });
+            REQUIRE(error);
+            std::string const text = error->what();
+            CHECK(text.starts_with("rank 0: cuda"));
+            CHECK(text.find("failed: an illegal memory access") != std::string::npos);
+            CHECK_NOTHROW(work.wait()); // what was complete stays so
         });
-        REQUIRE(error);
-        CHECK(
-            std::string{error->what()}.find("failed: an illegal memory access") != std::string::npos
-        );
-        CHECK_NOTHROW(work.wait()); // what was complete stays so
-    });
+    }
+    CHECK(fake_nccl::live_communicators() == 0);
 }
 
 TEST_CASE("a rank that throws is PeerFailed on all others, with its text") {
@@ -314,6 +319,21 @@ TEST_CASE("misuse is refused before any data moves, and leaves the communicator 
         {
             auto const group = comm.group();
             refused([&] { static_cast<void>(comm.split(0, 0)); }, "a group of this communicator");
+        }
+        {
+            joinable::SelfCommunicator alone;
+            NcclCommunicator other_comm{alone};
+            auto const group = comm.group();
+            refused(
+                [&] { static_cast<void>(other_comm.broadcast(data.buffer(), 0)); },
+                "a group of another NCCL communicator is open"
+            );
+        }
+        {
+            cudaGraph_t graph = nullptr;
+            cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+            refused(sum(data.buffer()), "captures a CUDA graph");
+            cuda(cudaStreamEndCapture(stream, &graph));
         }
         {
             cudaStream_t gone = nullptr;

@@ -41,6 +41,11 @@ namespace joinable::inline v0::detail {
     }
 }
 
+class NcclRank;
+
+/// Whose group is open on this thread: NCCL has one for all communicators of a thread.
+inline thread_local NcclRank const* grouping_rank = nullptr;
+
 /// One rank of an NCCL communicator, that of an engine or its own: what its collectives, works and
 /// groups have in common. Every wait of the host is in wait_until(), which polls what can end it.
 class NcclRank {
@@ -97,7 +102,7 @@ public:
 
     /// Before NCCL is asked something that is no collective.
     void begin_call() {
-        throw_if_spent();
+        begin();
         if (group_ != nullptr) {
             throw ContractViolation{"a group of this communicator is open, which takes collectives "
                                     "and messages only: end "
@@ -243,12 +248,12 @@ public:
     /// @throws ContractViolation  the caller's stream cannot be used; nothing was handed over.
     template <class Issue>
     [[nodiscard]] NcclLaunch& post(std::uint64_t collectives, Issue const& issue) {
-        throw_if_spent();
+        begin();
         if (group_ == nullptr) {
             settle();
         }
         order_after_caller();
-        NcclLaunch& launch = group_ != nullptr ? *group_ : launches_.take();
+        NcclLaunch& launch = group_ != nullptr ? *group_ : take_launch();
         launch.users += group_ != nullptr ? 1 : 0;
         try {
             issue();
@@ -273,19 +278,20 @@ public:
     /// What is posted from here on goes to NCCL at once, by end_group(). Returns what that will be.
     [[nodiscard]] NcclLaunch& begin_group() {
         begin_call();
-        NcclLaunch& launch = launches_.take();
+        NcclLaunch& launch = take_launch();
         check(ncclGroupStart(), "ncclGroupStart");
         group_ = &launch;
+        grouping_rank = this;
         return launch;
     }
     void end_group() {
         NcclLaunch& launch = *std::exchange(group_, nullptr);
+        grouping_rank = nullptr;
         ncclResult_t const result = ncclGroupEnd();
         launch.state = NcclLaunch::State::posted;
         check(result, "ncclGroupEnd");
         hand_over(launch);
     }
-    [[nodiscard]] bool is_grouping() const noexcept { return group_ != nullptr; }
 
     void release(NcclLaunch& launch) noexcept { --launch.users; }
 
@@ -356,6 +362,22 @@ private:
         return is_error(asked) ? asked : state;
     }
 
+    /// Before anything that NCCL is asked.
+    void begin() {
+        throw_if_spent();
+        if (grouping_rank != nullptr && grouping_rank != this) {
+            throw ContractViolation{"a group of another NCCL communicator is open on this thread, "
+                                    "and NCCL would put this "
+                                    "off until it ends: end it first"};
+        }
+    }
+    [[nodiscard]] NcclLaunch& take_launch() {
+        try {
+            return launches_.take();
+        } catch (CommunicationError const& error) {
+            fail({FailureKind::communication, {}, concat("rank ", rank_, ": ", error.what())});
+        }
+    }
     void hand_over(NcclLaunch& launch) {
         launch.state = NcclLaunch::State::posted;
         unsettled_ = &launch;
@@ -457,11 +479,18 @@ private:
         }
     }
     void order_after_caller() {
-        if (caller_ == stream_) {
-            return;
+        cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+        check_stream(cudaStreamIsCapturing(caller_, &capture), "cudaStreamIsCapturing");
+        if (capture != cudaStreamCaptureStatusNone) {
+            throw ContractViolation{
+                "the stream on which this communicator's data is made captures a CUDA graph, which "
+                "cannot hold collectives: end the capture before them"
+            };
         }
-        check_stream(cudaEventRecord(ready_, caller_), "cudaEventRecord");
-        check(cudaStreamWaitEvent(stream_, ready_, 0), "cudaStreamWaitEvent");
+        if (caller_ != stream_) {
+            check_stream(cudaEventRecord(ready_, caller_), "cudaEventRecord");
+            check(cudaStreamWaitEvent(stream_, ready_, 0), "cudaStreamWaitEvent");
+        }
     }
 
     /// NCCL's kernels end, and with an abort the handle is gone.
@@ -469,6 +498,7 @@ private:
         unsettled_ = nullptr;
         if (group_ != nullptr) { // of this thread: until it ends, NCCL aborts nothing
             group_ = nullptr;
+            grouping_rank = nullptr;
             static_cast<void>(ncclGroupEnd());
         }
         launches_.for_each_unsettled([](NcclLaunch& launch) {

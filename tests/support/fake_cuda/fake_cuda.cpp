@@ -734,7 +734,11 @@ cudaError_t cudaMemcpyAsync(
     if (auto const error = begin("cudaMemcpyAsync"); error != cudaSuccess) {
         return error;
     }
-    return launch(stream, [=] { std::memmove(to, from, bytes); });
+    return launch(stream, [=] {
+        if (bytes != 0) { // the addresses may be null then
+            std::memmove(to, from, bytes);
+        }
+    });
 }
 cudaError_t cudaMemcpy2DAsync(
     void* to,

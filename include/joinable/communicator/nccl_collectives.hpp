@@ -22,10 +22,14 @@
 #include <joinable/communicator/detail/nccl_check.hpp>
 #include <joinable/communicator/detail/nccl_control.hpp>
 #include <joinable/communicator/detail/nccl_rank.hpp>
+#include <joinable/communicator/detail/nccl_scaled_sum.hpp>
 #include <joinable/communicator/nccl_group.hpp>
 #include <joinable/communicator/nccl_options.hpp>
 #include <joinable/communicator/nccl_work.hpp>
+#include <joinable/detail/text.hpp>
 #include <joinable/device/cuda_device.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/dtype.hpp>
 
 namespace joinable::inline v0 {
 
@@ -58,8 +62,8 @@ public:
 
     /// Local. From now on data is made and used on `caller`.
     void set_stream(cudaStream_t caller) noexcept { rank_.set_caller(caller); }
-    /// What works in the memory of the device, on the caller's stream: for buckets. Give it kernels,
-    /// see CudaDevice::use_kernels.
+    /// What works in the memory of the device, on the caller's stream: for buckets. Without kernels
+    /// (CudaDevice::use_kernels) gradients are scaled by NCCL, on their way.
     [[nodiscard]] CudaDevice& device_memory() {
         if (!device_memory_) {
             device_memory_.emplace(rank_.device(), rank_.caller(), rank_.caller());
@@ -78,6 +82,37 @@ public:
                 return ncclAllReduce(
                     buffer.data, buffer.data, buffer.count, type(buffer), how, comm, stream
                 );
+            }
+        );
+    }
+
+    /// The sum of `factor` times the buffer, of a floating-point dtype, in place. Each rank has a factor
+    /// of its own, which is rounded to the dtype. On all ranks or none.
+    NcclWork all_reduce(Buffer buffer, ReduceOp op, double factor) {
+        check(buffer, op);
+        if (op != ReduceOp::sum || !is_floating_point(buffer.dtype)) {
+            throw ContractViolation{detail::concat(
+                "an all-reduce with a factor is a sum of floating-point numbers, but was given ",
+                name_of(op),
+                " of ",
+                name_of(buffer.dtype),
+                "; leave the factor out, or convert the buffer"
+            )};
+        }
+        return post(
+            {detail::Collective::scaled_all_reduce, buffer.dtype, op, 0, buffer.count},
+            [&](ncclComm_t comm, cudaStream_t stream) {
+                detail::NcclScaledSum const sum{comm, buffer.dtype, factor};
+                return sum.result() != ncclSuccess ? sum.result()
+                                                   : ncclAllReduce(
+                                                         buffer.data,
+                                                         buffer.data,
+                                                         buffer.count,
+                                                         type(buffer),
+                                                         sum.op(),
+                                                         comm,
+                                                         stream
+                                                     );
             }
         );
     }

@@ -223,7 +223,8 @@ launch_all_copies(CudaCopy const* copies, std::size_t count, cudaStream_t stream
 } // namespace detail
 
 /// Kernels for CudaDevice::use_kernels: a submission of up to 138 copies is one launch, more take
-/// one for each 138 (17 before CUDA 12.1). For one source file that nvcc compiles; the others need
+/// one for each 138 (17 before CUDA 12.1). Compiled by nvcc 13 and run thread by thread on the host; not
+/// run on a GPU yet. For one source file that nvcc compiles; the others need
 /// only a declaration of a function that returns what this returns.
 [[nodiscard]] inline CudaKernels cuda_kernels() noexcept {
     return {&detail::launch_all_copies};

@@ -34,13 +34,15 @@ joinable::DataParallelOptions small_buckets(bool views) {
 
 /// Runs body(hosts, comm, model) on every rank, and looks for leaks.
 template <class Body>
-void run_models(std::initializer_list<int> sizes, DType dtype, Body const& body) {
+void run_models(std::initializer_list<int> sizes, DType dtype, bool has_kernels, Body const& body) {
     run_ranks(sizes, [&](joinable::ThreadCommunicator& hosts) {
         DeviceModel model{hosts.rank(), dtype};
         NcclCommunicator comm{
             hosts, {.stream = model.stream(), .deadline = std::chrono::seconds{60}}
         };
-        comm.device_memory().use_kernels(joinable_tests::host_kernels());
+        if (has_kernels) {
+            comm.device_memory().use_kernels(joinable_tests::host_kernels());
+        }
         body(hosts, comm, model);
     });
     fake_cuda::drain();
@@ -61,18 +63,25 @@ TEST_CASE("gradients are averaged over NCCL, by copies and as bucket views, in e
         fake_cuda::delay_every_operation(delay);
         for (DType const dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) {
             for (bool const views : {false, true}) {
-                run_models(exact_sizes(dtype), dtype, [&](auto& hosts, auto& comm, auto& model) {
-                    DistributedDataParallel ddp{comm, model.params, small_buckets(views)};
-                    for (int batch = 0; batch < 3; ++batch) {
-                        ddp.forward([] {});
-                        ddp.backward([&](auto ready) { model.backward(batch, ready); });
-                        CHECK(
-                            model.gradients() ==
-                            model.averages(batch, all_ranks(0, hosts.size()), hosts.size())
-                        );
-                    }
-                    CHECK(ddp.buckets().size() > 1); // they have been cut anew
-                });
+                for (bool const has_kernels : {false, true}) {
+                    run_models(
+                        exact_sizes(dtype),
+                        dtype,
+                        has_kernels,
+                        [&](auto& hosts, auto& comm, auto& model) {
+                            DistributedDataParallel ddp{comm, model.params, small_buckets(views)};
+                            for (int batch = 0; batch < 3; ++batch) {
+                                ddp.forward([] {});
+                                ddp.backward([&](auto ready) { model.backward(batch, ready); });
+                                CHECK(
+                                    model.gradients() ==
+                                    model.averages(batch, all_ranks(0, hosts.size()), hosts.size())
+                                );
+                            }
+                            CHECK(ddp.buckets().size() > 1); // they have been cut anew
+                        }
+                    );
+                }
             }
         }
     }
@@ -81,22 +90,54 @@ TEST_CASE("gradients are averaged over NCCL, by copies and as bucket views, in e
 
 TEST_CASE("joined ranks shadow over NCCL, and receive the averages") {
     for (bool const views : {false, true}) {
-        run_models({1, 2, 3, 4}, DType::f32, [&](auto& hosts, auto& comm, auto& model) {
-            DistributedDataParallel ddp{comm, model.params, small_buckets(views)};
-            int const rounds = hosts.size();
-            joinable::Join guard{joinable::participants(ddp), joinable::control(hosts)};
-            for (int batch = 0; batch <= hosts.rank(); ++batch) {
-                ddp.forward([] {});
-                ddp.backward([&](auto ready) { model.backward(batch, ready); });
-                CHECK(
-                    model.gradients() ==
-                    model.averages(batch, all_ranks(batch, hosts.size()), hosts.size())
-                );
-            }
-            (void)guard.finish();
-            CHECK(model.gradients() == model.averages(rounds - 1, {rounds - 1}, rounds));
-        });
+        for (bool const has_kernels : {false, true}) {
+            run_models(
+                {1, 2, 3, 4},
+                DType::f32,
+                has_kernels,
+                [&](auto& hosts, auto& comm, auto& model) {
+                    DistributedDataParallel ddp{comm, model.params, small_buckets(views)};
+                    int const rounds = hosts.size();
+                    joinable::Join guard{joinable::participants(ddp), joinable::control(hosts)};
+                    for (int batch = 0; batch <= hosts.rank(); ++batch) {
+                        ddp.forward([] {});
+                        ddp.backward([&](auto ready) { model.backward(batch, ready); });
+                        CHECK(
+                            model.gradients() ==
+                            model.averages(batch, all_ranks(batch, hosts.size()), hosts.size())
+                        );
+                    }
+                    (void)guard.finish();
+                    CHECK(model.gradients() == model.averages(rounds - 1, {rounds - 1}, rounds));
+                }
+            );
+        }
     }
+}
+
+TEST_CASE("a sum over NCCL takes a factor of each rank, of floating-point numbers alone") {
+    joinable_tests::run_nccl_ranks({1, 2, 4}, [](auto& comm, auto&, cudaStream_t stream) {
+        joinable_tests::DeviceArray<double> const numbers{{1.0, 2.0, -3.0}, stream};
+        comm.all_reduce(numbers.buffer(), joinable::ReduceOp::sum, comm.rank() + 0.5).wait();
+        double factors = 0;
+        for (int rank = 0; rank < comm.size(); ++rank) {
+            factors += rank + 0.5;
+        }
+        CHECK(
+            numbers.read(comm, stream) == std::vector<double>{factors, 2 * factors, -3 * factors}
+        );
+        joinable_tests::DeviceArray<int> const integers{{1}, stream};
+        CHECK_THROWS_WITH_AS(
+            (void)comm.all_reduce(integers.buffer(), joinable::ReduceOp::sum, 0.5),
+            "an all-reduce with a factor is a sum of floating-point numbers, but was given sum of "
+            "i32; leave the factor out, or convert the buffer",
+            joinable::ContractViolation
+        );
+        CHECK_THROWS_AS(
+            (void)comm.all_reduce(numbers.buffer(), joinable::ReduceOp::max, 0.5),
+            joinable::ContractViolation
+        );
+    });
 }
 
 TEST_CASE("an exception in a backward pass over NCCL is the same error on all ranks") {

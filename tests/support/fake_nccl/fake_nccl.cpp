@@ -47,11 +47,13 @@ struct Op {
     int peer; ///< the root, or the other side
     std::shared_ptr<Member> member;
     cudaStream_t stream;
+    double factor = 1.0;    ///< of this rank's input
+    bool is_scaled = false; ///< a sum of scaled inputs is another kernel than a sum
 
     [[nodiscard]] bool is_message() const { return kind == Kind::send || kind == Kind::receive; }
     [[nodiscard]] bool fits(Op const& other) const {
         return kind == other.kind && count == other.count && type == other.type && op == other.op &&
-               peer == other.peer;
+               peer == other.peer && is_scaled == other.is_scaled;
     }
 };
 
@@ -90,7 +92,9 @@ struct Member {
     std::function<bool()> pending; ///< goes on, if it can; whether it is done
     std::size_t collectives = 0;
     std::size_t splits = 0;
-    int running = 0; ///< launches on streams
+    int running = 0;                                          ///< launches on streams
+    std::map<int, std::pair<ncclDataType_t, double>> factors; ///< of operators that are alive
+    int operators = 0;                                        ///< that ever were
 };
 
 } // namespace
@@ -237,14 +241,26 @@ T combine(ncclRedOp_t op, T a, T b) {
         }
     }
 }
+template <class T>
+T number(double value) {
+    if constexpr (std::is_class_v<T>) {
+        return T{static_cast<float>(value)};
+    } else {
+        return static_cast<T>(value);
+    }
+}
 /// The elements from `first` on of all ranks' inputs, in rank order.
 std::vector<std::byte> reduced(std::vector<Op> const& ops, std::size_t first, std::size_t count) {
     std::vector<std::byte> result(count * size_of(ops[0].type));
     joinable::visit_dtype(dtype(ops[0].type), [&]<class T>(std::type_identity<T>) {
+        auto const input = [&](Op const& op, std::size_t i) {
+            T const element = static_cast<T const*>(op.in)[first + i];
+            return op.is_scaled ? combine(ncclProd, element, number<T>(op.factor)) : element;
+        };
         for (std::size_t i = 0; i < count; ++i) {
-            T total = static_cast<T const*>(ops[0].in)[first + i];
+            T total = input(ops[0], i);
             for (std::size_t rank = 1; rank < ops.size(); ++rank) {
-                total = combine(ops[0].op, total, static_cast<T const*>(ops[rank].in)[first + i]);
+                total = combine(ops[0].op, total, input(ops[rank], i));
             }
             std::memcpy(result.data() + i * sizeof(T), &total, sizeof(T));
         }
@@ -393,6 +409,15 @@ ncclResult_t collect(Op op, ncclComm_t comm, char const* function) {
         std::unique_lock lock{mutex()};
         Member& member = member_of(comm, function);
         op.member = comm->member;
+        if (op.op >= ncclNumOps) {
+            auto const found = member.factors.find(op.op);
+            if (found == member.factors.end() || found->second.first != op.type) {
+                die(std::string{function} + " was given an operator of another type, or none");
+            }
+            op.factor = found->second.second;
+            op.is_scaled = true;
+            op.op = ncclSum;
+        }
         auto const ranks = static_cast<std::size_t>(member.world->size);
         std::size_t const part = op.count * size_of(op.type);
         bool const is_root = op.peer == member.rank;
@@ -660,6 +685,47 @@ ncclResult_t ncclAllReduce(
     return collect(
         {Kind::all_reduce, in, out, count, type, op, 0, {}, stream}, comm, "ncclAllReduce"
     );
+}
+ncclResult_t ncclRedOpCreatePreMulSum(
+    ncclRedOp_t* op,
+    void* scalar,
+    ncclDataType_t type,
+    ncclScalarResidence_t residence,
+    ncclComm_t comm
+) {
+    ncclResult_t result = begin("ncclRedOpCreatePreMulSum");
+    if (result != ncclSuccess) {
+        return result;
+    }
+    std::lock_guard const lock{mutex()};
+    Member& member = member_of(comm, "ncclRedOpCreatePreMulSum");
+    if (residence != ncclScalarHostImmediate) {
+        die("the fake reads factors from the host");
+    }
+    result = ready(member);
+    if (result == ncclSuccess) {
+        int const name = static_cast<int>(ncclNumOps) + member.operators++;
+        double const factor =
+            joinable::visit_dtype(dtype(type), [&]<class T>(std::type_identity<T>) -> double {
+                T value;
+                std::memcpy(&value, scalar, sizeof(T));
+                if constexpr (std::is_class_v<T>) {
+                    return static_cast<double>(static_cast<float>(value));
+                } else {
+                    return static_cast<double>(value);
+                }
+            });
+        member.factors[name] = {type, factor};
+        *op = static_cast<ncclRedOp_t>(name);
+    }
+    return result;
+}
+ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
+    std::lock_guard const lock{mutex()};
+    if (member_of(comm, "ncclRedOpDestroy").factors.erase(op) == 0) {
+        die("ncclRedOpDestroy was given an operator that is none");
+    }
+    return begin("ncclRedOpDestroy");
 }
 ncclResult_t ncclReduce(
     void const* in,

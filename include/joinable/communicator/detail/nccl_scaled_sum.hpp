@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <type_traits>
+
+#include <nccl.h>
+
+#include <joinable/communicator/detail/nccl_api.hpp>
+#include <joinable/tensor/dtype.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// A sum of what each rank multiplies with a factor of its own, on the way. NCCL reads the factor when
+/// this is made, and needs this no longer than until the function that is given it has returned.
+class NcclScaledSum {
+public:
+    /// The dtype is a floating-point one, to which the factor is rounded. NCCL has launched what came
+    /// before.
+    NcclScaledSum(ncclComm_t comm, DType dtype, double factor) : comm_{comm} {
+        std::array<std::byte, 8> scalar{};
+        visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
+            if constexpr (sizeof(T) == 2) {
+                put(scalar, T{static_cast<float>(factor)});
+            } else {
+                put(scalar, static_cast<T>(factor));
+            }
+        });
+        result_ = ncclRedOpCreatePreMulSum(
+            &op_, scalar.data(), nccl_type(dtype), ncclScalarHostImmediate, comm
+        );
+    }
+    NcclScaledSum(NcclScaledSum const&) = delete;
+    NcclScaledSum& operator=(NcclScaledSum const&) = delete;
+    ~NcclScaledSum() {
+        if (result_ == ncclSuccess) {
+            static_cast<void>(ncclRedOpDestroy(op_, comm_));
+        }
+    }
+
+    /// Whether there is an operation.
+    [[nodiscard]] ncclResult_t result() const noexcept { return result_; }
+    [[nodiscard]] ncclRedOp_t op() const noexcept { return op_; }
+
+private:
+    template <class T>
+    static void put(std::array<std::byte, 8>& scalar, T value) noexcept {
+        std::memcpy(scalar.data(), &value, sizeof(T));
+    }
+
+    ncclComm_t comm_;
+    ncclRedOp_t op_ = ncclSum;
+    ncclResult_t result_;
+};
+
+} // namespace joinable::inline v0::detail

@@ -140,6 +140,18 @@ TEST_CASE("a sum over NCCL takes a factor of each rank, of floating-point number
     });
 }
 
+TEST_CASE("the device of an NCCL communicator works on the caller's stream, whichever it is now") {
+    joinable_tests::run_nccl_ranks({1}, [](auto& comm, auto&, cudaStream_t stream) {
+        joinable_tests::Stream const other;
+        CHECK(comm.device_memory().stream() == stream);
+        CHECK(comm.device_memory().engine_stream() == stream);
+        comm.set_stream(other);
+        CHECK(comm.device_memory().stream() == other);
+        CHECK(comm.device_memory().engine_stream() == other);
+        CHECK(comm.device_memory().id().index == comm.device());
+    });
+}
+
 TEST_CASE("an exception in a backward pass over NCCL is the same error on all ranks") {
     run_ranks({2, 3}, [](joinable::ThreadCommunicator& hosts) {
         DeviceModel model{hosts.rank(), DType::f32};

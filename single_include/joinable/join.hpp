@@ -3439,7 +3439,8 @@ template <class C>
 concept Splits = Communicator<C> && detail::has_split<C>;
 
 /// A communicator that multiplies what it sums, each rank's buffer with a factor of its own, on its
-/// way: a pass less over what is averaged. The factor may be rounded to the buffer's dtype.
+/// way: a pass less over what is averaged. The factor may be rounded to the buffer's dtype. A
+/// collective of its own: all ranks give a factor, or none.
 ///
 /// | expression                              | result | meaning                                   |
 /// |-----------------------------------------|--------|-------------------------------------------|

@@ -5541,17 +5541,11 @@ public:
     ///         can scale gradients of a device: neither Device::can_scale() nor ScalesSums. Nothing
     ///         was changed.
     Reducer(Comm& comm, ParameterList parameters, DataParallelOptions const& options = {})
-        : comm_{comm}, host_{comm},
+        : comm_{comm}, host_{comm}, sum_scales_{sum_scales(comm)},
           gradients_{
               std::move(parameters), options, static_cast<int>(comm.rank()), BufferMemory{comm}
           },
           iteration_{gradients_, options}, is_rebuild_due_{detail::rebuilds(options)} {
-        if (!ScalesSums<Comm> && !gradients_.device().can_scale()) {
-            throw ContractViolation{
-                "gradients of a device are to be scaled, but its kernels are missing and the "
-                "communicator cannot scale what it sums; give the device its kernels, see Device"
-            };
-        }
         order_message_.resize(is_rebuild_due_ ? gradients_.trained().size() + 1 : 0);
         fit_to_buckets();
     }
@@ -5567,12 +5561,11 @@ public:
     }
 
     /// Starts an iteration in which this rank's gradients are multiplied by `factor`: the divisor of
-    /// the average, with this rank's weight in it. It happens as they are packed, or, where the
-    /// communicator models ScalesSums, as they are summed. With factor 0 this rank contributes zeros,
-    /// whatever its gradients hold: a mean over no samples is not a number. `unused` says which
-    /// parameters get no gradient: a range of indices, or a predicate over them. `order_source` is the
-    /// rank whose ready order is taken for new buckets, the same on all ranks. Collective in effect;
-    /// does not block.
+    /// the average, with this rank's weight in it. It happens as they are packed, or as they are summed
+    /// (ScalesSums). With factor 0 this rank contributes zeros, whatever its gradients hold: a mean
+    /// over no samples is not a number. `unused` says which parameters get no gradient: a range of
+    /// indices, or a predicate over them. `order_source` is the rank whose ready order is taken for new
+    /// buckets, the same on all ranks. Collective in effect; does not block.
     /// @throws ContractViolation  the previous iteration was not finalized; parameters are unused
     ///         without find_unused, or are listed twice, out of range or not trainable.
     template <class Unused = std::initializer_list<std::size_t>>
@@ -5678,7 +5671,7 @@ private:
     // The script of an iteration, the same for ranks with and without gradients.
 
     void begin(double factor, int order_source, bool has_pass) {
-        bool const sum_scales = ScalesSums<Comm> && factor != 0.0; // else zeros are packed
+        bool const sum_scales = sum_scales_ && factor != 0.0; // else zeros are packed
         iteration_.begin(sum_scales ? 1.0 : factor, has_pass);
         factor_ = sum_scales ? factor : 1.0;
         order_source_ = order_source;
@@ -5727,13 +5720,25 @@ private:
         });
     }
 
-    /// Where the communicator scales, gradients that live in their buckets are not touched before.
+    /// Where the sum scales, gradients that live in their buckets are not touched before. Devices
+    /// that can scale are more exact: transports round factors to the buffer's dtype.
+    [[nodiscard]] static bool sum_scales(Comm& comm) {
+        bool const can_scale = detail::device_of(comm).can_scale();
+        if (!can_scale && !ScalesSums<Comm>) {
+            throw ContractViolation{
+                "gradients of a device are to be scaled, but its kernels are missing and the "
+                "communicator cannot scale what it sums; give the device its kernels, see Device"
+            };
+        }
+        return ScalesSums<Comm> && (detail::reduces_host_memory<Comm> || !can_scale);
+    }
     work_of<Comm> sum(Buffer run) {
         if constexpr (ScalesSums<Comm>) {
-            return comm_.all_reduce(run, ReduceOp::sum, factor_);
-        } else {
-            return comm_.all_reduce(run, ReduceOp::sum);
+            if (sum_scales_) {
+                return comm_.all_reduce(run, ReduceOp::sum, factor_);
+            }
         }
+        return comm_.all_reduce(run, ReduceOp::sum);
     }
 
     void deliver() {
@@ -5795,9 +5800,10 @@ private:
 
     Comm& comm_;
     detail::HostCollectives<Comm> host_;
+    bool sum_scales_;
+    double factor_ = 1; ///< by which it does
     detail::Gradients gradients_;
     detail::Iteration iteration_;
-    double factor_ = 1; ///< by which the communicator scales
     int order_source_ = 0;
     std::size_t next_bucket_ = 0;
     std::size_t launched_ = 0; ///< works

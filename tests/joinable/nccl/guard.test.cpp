@@ -79,6 +79,9 @@ public:
         return comm_.set_deadline(deadline);
     }
     [[nodiscard]] joinable::Arena allocate(std::size_t bytes, std::size_t) {
+        if (bytes == 0) {
+            return {};
+        }
         void* data = nullptr;
         cuda(cudaMalloc(&data, bytes));
         std::memset(data, 0, bytes);
@@ -91,7 +94,7 @@ public:
 private:
     template <class Call>
     Work start(joinable::Buffer buffer, Call const& call) {
-        if (fake_cuda::is_device_memory(buffer.data, buffer.bytes())) {
+        if (buffer.count == 0 || fake_cuda::is_device_memory(buffer.data, buffer.bytes())) {
             return {call(buffer), buffer, {}};
         }
         DeviceArray<std::uint8_t> staged{buffer.bytes()};

@@ -11091,6 +11091,11 @@ public:
     abort(AbortReason const& reason, int writer, BeforeSleep const& before_sleep = {}) noexcept {
         reason_.give(reason, writer, [this] { freeze(); });
         room.wake(); // also those that wait for more than this board's end
+        finish_ending(before_sleep);
+    }
+    /// Returns when nothing can arrive any more. @pre is_ending()
+    template <class BeforeSleep>
+    void finish_ending(BeforeSleep const& before_sleep) noexcept {
         while (!room.wait([&] { return is_spent(); }, SleepThrough{}(), before_sleep)) {
         }
     }
@@ -11144,7 +11149,7 @@ public:
         return is_left_undone;
     }
 
-    /// Somebody ends it: true for whoever has failed because of that.
+    /// Somebody ends it, or has: true for whoever has failed because of that.
     [[nodiscard]] bool is_ending() const noexcept { return reason_.has_begun(); }
     /// True only when nothing can arrive any more: whoever sees it can rely on it.
     [[nodiscard]] bool is_spent() const noexcept { return reason_.is_given(); }
@@ -11671,9 +11676,14 @@ public:
         return Group{Board::at_address(board_->place_at(place)), watch_};
     }
 
-    /// Whether its collectives or its messages end: true for whoever has failed because of that.
-    [[nodiscard]] bool is_ending() const noexcept {
-        return shared().end.has_begun() || board_->is_ending();
+    /// Whether its collectives or its messages have ended. Waits for whoever is at it: so it is true
+    /// for a rank that has failed because of that, and nothing can start after it was true.
+    [[nodiscard]] bool is_spent() const noexcept {
+        bool const is_ending = shared().end.has_begun() || board_->is_ending();
+        if (is_ending) {
+            board_->finish_ending([this] { return look_for_deaths(); });
+        }
+        return is_ending;
     }
 
     /// Whether a message to or from `peer` that waits will never be delivered.
@@ -12986,7 +12996,7 @@ public:
 
     /// Local. The first reason wins; every wait that cannot complete any more throws it.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
-    [[nodiscard]] bool is_spent() const noexcept { return rank_.group().is_ending(); }
+    [[nodiscard]] bool is_spent() const noexcept { return rank_.group().is_spent(); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {

@@ -444,6 +444,23 @@ TEST_CASE("a rank that leaves while others wait is named at once") {
     });
 }
 
+TEST_CASE("nothing starts any more after a communicator was seen to be spent") {
+    for (int attempt = 0; attempt < 50; ++attempt) {
+        run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+            comm.barrier();
+            if (comm.rank() == 0) {
+                comm.abort({joinable::FailureKind::peer_failed, {0}, "rank 0 gives up"});
+            }
+            while (!comm.is_spent()
+            ) { // no pause: the others are to see it as soon as it can be seen
+            }
+            CHECK_THROWS_WITH_AS(
+                (void)comm.all_reduce({}, ReduceOp::sum), "rank 0 gives up", joinable::PeerFailed
+            );
+        });
+    }
+}
+
 TEST_CASE("ranks may leave one after another when nobody waits for them") {
     run_all_ranks({1, 2, 4, 8}, [](auto& comm) {
         for (int i = 0; i < 10; ++i) {

@@ -165,6 +165,11 @@ public:
     abort(AbortReason const& reason, int writer, BeforeSleep const& before_sleep = {}) noexcept {
         reason_.give(reason, writer, [this] { freeze(); });
         room.wake(); // also those that wait for more than this board's end
+        finish_ending(before_sleep);
+    }
+    /// Returns when nothing can arrive any more. @pre is_ending()
+    template <class BeforeSleep>
+    void finish_ending(BeforeSleep const& before_sleep) noexcept {
         while (!room.wait([&] { return is_spent(); }, SleepThrough{}(), before_sleep)) {
         }
     }
@@ -218,7 +223,7 @@ public:
         return is_left_undone;
     }
 
-    /// Somebody ends it: true for whoever has failed because of that.
+    /// Somebody ends it, or has: true for whoever has failed because of that.
     [[nodiscard]] bool is_ending() const noexcept { return reason_.has_begun(); }
     /// True only when nothing can arrive any more: whoever sees it can rely on it.
     [[nodiscard]] bool is_spent() const noexcept { return reason_.is_given(); }

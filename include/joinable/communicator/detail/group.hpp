@@ -102,9 +102,14 @@ public:
         return Group{Board::at_address(board_->place_at(place)), watch_};
     }
 
-    /// Whether its collectives or its messages end: true for whoever has failed because of that.
-    [[nodiscard]] bool is_ending() const noexcept {
-        return shared().end.has_begun() || board_->is_ending();
+    /// Whether its collectives or its messages have ended. Waits for whoever is at it: so it is true
+    /// for a rank that has failed because of that, and nothing can start after it was true.
+    [[nodiscard]] bool is_spent() const noexcept {
+        bool const is_ending = shared().end.has_begun() || board_->is_ending();
+        if (is_ending) {
+            board_->finish_ending([this] { return look_for_deaths(); });
+        }
+        return is_ending;
     }
 
     /// Whether a message to or from `peer` that waits will never be delivered.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-// What a guard costs per iteration, beside the bare collective that it needs, and a shadow round.
+// What a guard costs per iteration, beside the bare collective that it needs, a shadow round, and what it costs to
+// start and end ranks.
 #include <benchmark/benchmark.h>
 
 #include <chrono>
@@ -77,5 +78,24 @@ void shadow_round(benchmark::State& state) {
     });
 }
 BENCHMARK(shadow_round)->Arg(2)->Arg(4)->UseManualTime()->Iterations(11);
+
+/// A job of as many ranks from its start to its end, with one sum.
+template <class Run>
+void whole_job(benchmark::State& state, Run const& run) {
+    for (auto _ : state) {
+        run(static_cast<int>(state.range(0)), [](auto& comm) {
+            float value = 1;
+            comm.all_reduce({&value, 1, joinable::DType::f32}, joinable::ReduceOp::sum).wait();
+        });
+    }
+}
+void job_of_threads(benchmark::State& state) {
+    whole_job(state, [](int ranks, auto body) { joinable::run_threads(ranks, body); });
+}
+BENCHMARK(job_of_threads)->Arg(2)->Arg(4)->UseRealTime()->Unit(benchmark::kMillisecond);
+void job_of_processes(benchmark::State& state) {
+    whole_job(state, [](int ranks, auto body) { joinable::run_processes(ranks, body); });
+}
+BENCHMARK(job_of_processes)->Arg(2)->Arg(4)->UseRealTime()->Unit(benchmark::kMillisecond);
 
 } // namespace

@@ -11,6 +11,7 @@
 
 #include <cuda_runtime_api.h>
 #include <support/fake_nccl/fake_nccl.hpp>
+#include <support/meeting.hpp>
 #include <support/ranks.hpp>
 
 #include <joinable/nccl.hpp>
@@ -83,19 +84,24 @@ private:
 };
 
 /// Runs `body(comm, hosts, stream)` over groups of NCCL ranks of these sizes, one after another: each is
-/// a thread with a device of its own, and a stream on which it makes and uses data.
+/// a thread with a device of its own, and a stream on which it makes and uses data. When a body begins,
+/// all ranks have their communicator: one that fails at once ends no constructor of another one.
 template <class Body>
 void run_nccl_ranks(
     std::initializer_list<int> sizes, joinable::NcclOptions const& options, Body const& body
 ) {
-    run_ranks(sizes, [&](joinable::ThreadCommunicator& hosts) {
-        cuda(cudaSetDevice(hosts.rank()));
-        Stream const stream;
-        joinable::NcclOptions mine = options;
-        mine.stream = static_cast<cudaStream_t>(stream);
-        joinable::NcclCommunicator comm{hosts, mine};
-        body(comm, hosts, stream);
-    });
+    for (int const size : sizes) {
+        Meeting begun{size};
+        run_ranks({size}, [&](joinable::ThreadCommunicator& hosts) {
+            cuda(cudaSetDevice(hosts.rank()));
+            Stream const stream;
+            joinable::NcclOptions mine = options;
+            mine.stream = static_cast<cudaStream_t>(stream);
+            joinable::NcclCommunicator comm{hosts, mine};
+            begun.meet();
+            body(comm, hosts, stream);
+        });
+    }
 }
 template <class Body>
 void run_nccl_ranks(std::initializer_list<int> sizes, Body const& body) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <joinable/nccl.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <exception>
@@ -11,7 +12,9 @@
 
 #include <doctest/doctest.h>
 #include <support/fake_cuda/fake_cuda.hpp>
+#include <support/meeting.hpp>
 #include <support/nccl_ranks.hpp>
+#include <support/wait_until.hpp>
 
 #include <joinable/communicator/self.hpp>
 #include <joinable/detail/text.hpp>
@@ -24,9 +27,8 @@ using joinable::NcclCommunicator;
 using joinable::ReduceOp;
 using joinable::detail::concat;
 
-joinable::NcclOptions soon() {
-    return {.deadline = std::chrono::milliseconds{300}};
-}
+/// That of the one rank of a test that gives up, from when the others have arrived on.
+constexpr std::chrono::milliseconds soon{300};
 
 /// What `call` throws, which must be an `Expected`.
 template <class Expected, class Call>
@@ -43,44 +45,57 @@ std::optional<Expected> thrown(Call const& call) {
 }
 
 TEST_CASE("a rank that never comes is named on all ranks, and nothing of NCCL is left") {
-    run_nccl_ranks({2, 4, 8}, soon(), [](NcclCommunicator& comm, auto& hosts, cudaStream_t stream) {
-        int const last = comm.size() - 1;
-        DeviceArray<float> const data{{1.0F, 2.0F}, stream};
-        DeviceArray<float> const copy{2};
-        auto const check = [&](auto const& wait) {
-            auto const error = thrown<joinable::TimedOut>(wait);
-            REQUIRE(error);
-            CHECK(error->missing() == std::vector{last});
-            CHECK(std::string{error->what()}.starts_with(
-                concat("rank ", last, " did not arrive within 0.3 s")
-            ));
-        };
-        if (comm.rank() == last) {
-            check([&] { hosts.barrier(); }); // where it is instead: it is told there
-        } else {
-            auto work = comm.all_reduce(data.buffer(), ReduceOp::sum);
-            work.wait();
-            cuda(cudaMemcpyAsync(
-                copy.buffer().data, data.buffer().data, 8, cudaMemcpyDeviceToDevice, stream
-            ));
-            check([&] { comm.synchronize(); });
-            check([&] { work.wait(); }); // again, the same
-            check([&] { static_cast<void>(work.test()); });
-        }
-        CHECK(comm.is_spent());
-        check([&] { static_cast<void>(comm.all_reduce(data.buffer(), ReduceOp::sum)); });
-        check([&] { comm.barrier(); });
-        check([&] { static_cast<void>(comm.group()); });
-        CHECK(comm.native_handle() == nullptr);
-        cuda(cudaStreamSynchronize(stream)); // not stuck any more
-    });
+    for (int const world : {2, 4, 8}) {
+        std::atomic<int> waiting{0};
+        run_nccl_ranks({world}, [&](NcclCommunicator& comm, auto& hosts, cudaStream_t stream) {
+            int const last = comm.size() - 1;
+            DeviceArray<float> const data{{1.0F, 2.0F}, stream};
+            DeviceArray<float> const copy{2};
+            auto const check = [&](auto const& wait) {
+                auto const error = thrown<joinable::TimedOut>(wait);
+                REQUIRE(error);
+                CHECK(error->missing() == std::vector{last});
+                CHECK(std::string{error->what()}.starts_with(
+                    concat("rank ", last, " did not arrive within 0.3 s")
+                ));
+            };
+            if (comm.rank() == last) {
+                check([&] { hosts.barrier(); }); // where it is instead: it is told there
+            } else {
+                auto work = comm.all_reduce(data.buffer(), ReduceOp::sum);
+                work.wait();
+                cuda(cudaMemcpyAsync(
+                    copy.buffer().data, data.buffer().data, 8, cudaMemcpyDeviceToDevice, stream
+                ));
+                ++waiting;
+                if (comm.rank() == 0) { // gives up, when the last one is the only one to miss
+                    wait_until(waiting, last);
+                    comm.set_deadline(soon);
+                }
+                check([&] { comm.synchronize(); });
+                check([&] { work.wait(); }); // again, the same
+                check([&] { static_cast<void>(work.test()); });
+            }
+            CHECK(comm.is_spent());
+            check([&] { static_cast<void>(comm.all_reduce(data.buffer(), ReduceOp::sum)); });
+            check([&] { comm.barrier(); });
+            check([&] { static_cast<void>(comm.group()); });
+            CHECK(comm.native_handle() == nullptr);
+            cuda(cudaStreamSynchronize(stream)); // not stuck any more
+        });
+    }
     CHECK(fake_nccl::live_communicators() == 0);
 }
 
 TEST_CASE("a rank that says something else than the others is no rank that is missing") {
-    run_nccl_ranks({2}, soon(), [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+    Meeting posted{2};
+    run_nccl_ranks({2}, [&](NcclCommunicator& comm, auto&, cudaStream_t stream) {
         DeviceArray<float> const data{{1.0F, 2.0F}, stream};
         auto work = comm.all_reduce(data.part(0, comm.rank() == 0 ? 1 : 2), ReduceOp::sum);
+        posted.meet();
+        if (comm.rank() == 0) { // gives up
+            comm.set_deadline(soon);
+        }
         auto const error = thrown<joinable::TimedOut>([&] { work.synchronize(); });
         REQUIRE(error);
         CHECK(error->missing().empty());
@@ -90,10 +105,10 @@ TEST_CASE("a rank that says something else than the others is no rank that is mi
 
 TEST_CASE("an asynchronous error ends all ranks with NCCL's text") {
     for (auto const result : {ncclSystemError, ncclInternalError, ncclRemoteError}) {
-        run_nccl_ranks({1, 3}, [&](NcclCommunicator& comm, auto& hosts, cudaStream_t stream) {
+        auto const body = [&](NcclCommunicator& comm, Meeting& complete, cudaStream_t stream) {
             DeviceArray<float> const data{{1.0F}, stream};
             comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
-            hosts.barrier();
+            complete.meet();
             if (comm.rank() == 0) {
                 fake_nccl::fail_async(comm.native_handle(), result, "NET/Socket: lost peer 7");
             }
@@ -119,7 +134,13 @@ TEST_CASE("an asynchronous error ends all ranks with NCCL's text") {
                     comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
                 }
             });
-        });
+        };
+        for (int const world : {1, 3}) {
+            Meeting complete{world};
+            run_nccl_ranks({world}, [&](auto& comm, auto&, cudaStream_t stream) {
+                body(comm, complete, stream);
+            });
+        }
     }
     CHECK(fake_nccl::live_communicators() == 0);
 }
@@ -157,11 +178,12 @@ TEST_CASE("a call that NCCL refuses ends all ranks with its name") {
 TEST_CASE("an error of CUDA ends all ranks, whichever call has it") {
     for (std::size_t later = 0; later < 12; ++later) {
         CAPTURE(later);
+        Meeting complete{2};
         run_nccl_ranks({2}, [&](NcclCommunicator& comm, auto&, cudaStream_t stream) {
             DeviceArray<float> const data{{1.0F}, stream};
             auto work = comm.all_reduce(data.buffer(), ReduceOp::sum);
             work.synchronize();
-            comm.barrier();
+            complete.meet();
             if (comm.rank() == 0) {
                 fake_cuda::fail_next(cudaErrorIllegalAddress, later);
             }
@@ -183,10 +205,13 @@ TEST_CASE("an error of CUDA ends all ranks, whichever call has it") {
 }
 
 TEST_CASE("a rank that throws is PeerFailed on all others, with its text") {
-    auto const run = [] {
-        run_nccl_ranks({4}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+    Meeting complete{4};
+    auto const run = [&] {
+        run_nccl_ranks({4}, [&](NcclCommunicator& comm, auto&, cudaStream_t stream) {
             DeviceArray<float> const data{{1.0F}, stream};
             comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
+            complete.meet(
+            ); // or the exception could end this one on a rank that has not seen its end
             if (comm.rank() == 2) {
                 throw std::runtime_error{"bad batch"};
             }
@@ -254,12 +279,12 @@ TEST_CASE("an abort that fails is told, and the handle is not used again") {
 }
 
 TEST_CASE("a work that was complete before an abort stays complete") {
-    run_nccl_ranks({2}, [](NcclCommunicator& comm, auto& hosts, cudaStream_t stream) {
+    Meeting complete{2};
+    run_nccl_ranks({2}, [&](NcclCommunicator& comm, auto&, cudaStream_t stream) {
         DeviceArray<float> const data{{1.0F}, stream};
         auto work = comm.all_reduce(data.buffer(), ReduceOp::sum);
-        while (!work.test()) {
-        }
-        hosts.barrier();
+        wait_until([&] { return work.test(); });
+        complete.meet();
         comm.abort({joinable::FailureKind::peer_failed, {0}, "later"});
         CHECK(work.test());
         CHECK_NOTHROW(work.wait());
@@ -523,8 +548,7 @@ TEST_CASE("ranks that do not come to the constructor are TimedOut") {
             REQUIRE(error);
             CHECK(error->missing() == std::vector{1});
         } else {
-            while (!hosts.is_spent()) {
-            }
+            wait_until([&] { return hosts.is_spent(); });
         }
     });
 }
@@ -553,11 +577,14 @@ TEST_CASE("joining that NCCL refuses ends all ranks, and that never ends is Time
 }
 
 TEST_CASE("a rank that is gone before the others end does not keep them from ending") {
-    auto const run = [] {
-        run_nccl_ranks({2}, soon(), [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+    Meeting complete{2};
+    auto const run = [&] {
+        run_nccl_ranks({2}, [&](NcclCommunicator& comm, auto&, cudaStream_t stream) {
             DeviceArray<float> const data{{1.0F}, stream};
             comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
+            complete.meet();
             if (comm.rank() == 0) {
+                comm.set_deadline(soon);
                 auto const work = comm.all_reduce(data.buffer(), ReduceOp::sum);
                 return; // without waiting, and rank 1 never comes to it
             }
@@ -570,11 +597,12 @@ TEST_CASE("a rank that is gone before the others end does not keep them from end
 TEST_CASE("with revoke the handle outlives a failure") {
     run_nccl_ranks(
         {2},
-        {.deadline = std::chrono::milliseconds{300}, .revoke = true},
+        {.deadline = std::chrono::seconds{60}, .revoke = true},
         [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
             DeviceArray<float> const data{{1.0F}, stream};
             std::size_t const aborts = fake_nccl::calls("ncclCommAbort");
             if (comm.rank() == 0) {
+                comm.set_deadline(soon);
                 CHECK_THROWS_AS(
                     comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize(), joinable::TimedOut
                 );

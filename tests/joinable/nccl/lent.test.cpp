@@ -11,6 +11,7 @@
 
 #include <doctest/doctest.h>
 #include <support/fake_cuda/fake_cuda.hpp>
+#include <support/meeting.hpp>
 #include <support/nccl_ranks.hpp>
 
 #include <joinable/communicator/process.hpp>
@@ -155,13 +156,16 @@ TEST_CASE("a communicator that is in an error state is not taken") {
 
 TEST_CASE("a lent handle is gone after an abort, unless it is revoked") {
     for (bool const revokes : {false, true}) {
+        Meeting begun{2};
         run_engines({2}, false, [&](joinable::ThreadCommunicator& hosts, Engine& engine) {
             joinable::NcclOptions options;
-            options.deadline = std::chrono::milliseconds{300};
+            options.deadline = std::chrono::seconds{60};
             options.revoke = revokes;
             NcclCommunicatorRef comm{hosts, engine.comm, engine.stream, options};
+            begun.meet();
             DeviceArray<int> const data{{1}, engine.stream};
             if (hosts.rank() == 0) {
+                comm.set_deadline(std::chrono::milliseconds{300});
                 CHECK_THROWS_AS(
                     comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize(), joinable::TimedOut
                 );
@@ -180,13 +184,15 @@ TEST_CASE("a lent handle is gone after an abort, unless it is revoked") {
 }
 
 TEST_CASE("an exception that leaves the scope of a lent communicator aborts it") {
-    auto const run = [] {
-        run_engines({2}, false, [](joinable::ThreadCommunicator& hosts, Engine& engine) {
+    Meeting begun{2};
+    auto const run = [&] {
+        run_engines({2}, false, [&](joinable::ThreadCommunicator& hosts, Engine& engine) {
             struct Gone {
                 Engine& engine;
                 ~Gone() { engine.comm = nullptr; }
             } const gone{engine};
             NcclCommunicatorRef comm{hosts, engine.comm, engine.stream};
+            begun.meet();
             if (hosts.rank() == 1) {
                 throw std::runtime_error{"no more"};
             }
@@ -222,10 +228,12 @@ TEST_CASE("groups of ranks are split off, in the order of their keys") {
 }
 
 TEST_CASE("an abort reaches the groups that were split off, not the other way round") {
-    run_nccl_ranks({4}, [](NcclCommunicator& comm, auto& hosts, cudaStream_t stream) {
+    Meeting split{4};
+    run_nccl_ranks({4}, [&](NcclCommunicator& comm, auto&, cudaStream_t stream) {
         DeviceArray<int> const data{{1}, stream};
         {
             auto group = comm.split(comm.rank() / 2, 0);
+            split.meet();
             if (comm.rank() == 0) {
                 group.abort({joinable::FailureKind::peer_failed, {0}, "a group ends"});
             }
@@ -241,7 +249,7 @@ TEST_CASE("an abort reaches the groups that were split off, not the other way ro
         }
         comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
         auto group = comm.split(0, 0);
-        hosts.barrier();
+        split.meet();
         if (comm.rank() == 3) {
             comm.abort({joinable::FailureKind::peer_failed, {3}, "all end"});
         }

@@ -25,6 +25,7 @@
 
 #include <doctest/doctest.h>
 #include <support/tcp_ranks.hpp>
+#include <support/wait_until.hpp>
 
 #include <joinable/communicator/run_processes.hpp>
 
@@ -165,7 +166,10 @@ TEST_CASE("what an exception leaves is named: a collective, or the communicator"
             }
             std::string const what = has_work ? "a collective" : "the scope of its communicator";
             try {
-                comm.barrier();
+                if (comm.rank() == 2) { // never posts the collective, or it might be complete
+                    wait_until([&] { return comm.is_spent(); });
+                }
+                comm.all_reduce({&value, 1, DType::i32}, ReduceOp::sum).wait();
                 FAIL_CHECK("no exception");
             } catch (joinable::PeerFailed const& error) {
                 CHECK(error.ranks() == std::vector{1});
@@ -314,18 +318,24 @@ TEST_CASE("whoever aborts first is heard by all, also while rank 0 computes") {
 }
 
 TEST_CASE("a deadline by TCP names who has not arrived, in the words of thread ranks") {
-    auto const wait = [](auto& comm, Told& told, std::atomic<int>& waiting) {
+    std::atomic<int> posted{0};
+    auto const wait = [&](auto& comm, Told& told, std::atomic<int>& waiting) {
         bool const is_late = comm.rank() == 1;
         comm.barrier();
-        comm.set_deadline(is_late || comm.rank() == 2 ? 60s : 500ms); // one of them is first
+        comm.set_deadline(comm.rank() == 0 ? 500ms : 60s);
         std::int32_t value = 1;
+        if (comm.rank() == 0) { // gives up, when the others but the late one have arrived
+            wait_until(posted, comm.size() - 2);
+        }
         if (is_late) {
             while (waiting != comm.size() - 1) {
                 std::this_thread::yield();
             }
         }
         try {
-            comm.all_reduce({&value, 1, DType::i32}, ReduceOp::sum).wait();
+            auto work = comm.all_reduce({&value, 1, DType::i32}, ReduceOp::sum);
+            ++posted;
+            work.wait();
             FAIL_CHECK("no exception");
         } catch (joinable::TimedOut const& error) {
             CHECK(error.missing() == std::vector{1});
@@ -340,8 +350,10 @@ TEST_CASE("a deadline by TCP names who has not arrived, in the words of thread r
         Told by_threads;
         Told by_tcp;
         std::atomic<int> waiting{0};
+        posted = 0;
         run_ranks({world}, [&](auto& comm) { wait(comm, by_threads, waiting); });
         waiting = 0;
+        posted = 0;
         run_tcp_ranks({world}, [&](auto& comm) { wait(comm, by_tcp, waiting); });
         CHECK(by_tcp.all() == by_threads.all());
     }

@@ -2,7 +2,6 @@
 // The board lies in memory that it was given, at whatever address: here at two at once.
 #include <joinable/communicator/detail/board.hpp>
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/board_group.hpp>
 #include <support/seen_twice.hpp>
 
 #include <joinable/communicator/detail/endpoint.hpp>
@@ -23,13 +23,7 @@ using joinable::FailureKind;
 using joinable::ReduceOp;
 using joinable::detail::Board;
 using joinable::detail::Collective;
-
-struct Group {
-    Board& at;
-    [[nodiscard]] Board& board() const { return at; }
-    void abort(AbortReason const& reason, int rank) const { at.abort(reason, rank); }
-    static std::chrono::nanoseconds look_for_deaths() { return (std::chrono::nanoseconds::max)(); }
-};
+using joinable_tests::BoardGroup;
 
 TEST_CASE("ranks meet at a board that each of them sees at another address") {
     std::size_t const bytes = Board::bytes_for(2);
@@ -37,8 +31,9 @@ TEST_CASE("ranks meet at a board that each of them sees at another address") {
     Board::create(2, {static_cast<std::byte*>(memory.addresses[0]), bytes});
     std::vector<std::string> heard(2);
     auto const run = [&](int rank) {
-        Group group{*static_cast<Board*>(memory.addresses[static_cast<std::size_t>(rank)])};
-        joinable::detail::Endpoint<Group> endpoint{group, rank};
+        BoardGroup const group{*static_cast<Board*>(memory.addresses[static_cast<std::size_t>(rank)]
+        )};
+        joinable::detail::Endpoint<BoardGroup> endpoint{group, rank};
         for (std::int64_t round = 0; round < 1000; ++round) {
             std::int64_t value = round + rank;
             endpoint.finish(endpoint.post(

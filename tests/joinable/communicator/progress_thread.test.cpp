@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/board_group.hpp>
 #include <support/process_ranks.hpp>
 #include <support/ranks.hpp>
 #include <support/wait_until.hpp>
@@ -25,7 +25,6 @@
 namespace {
 
 using namespace joinable_tests;
-using joinable::AbortReason;
 using joinable::Arena;
 using joinable::Buffer;
 using joinable::DType;
@@ -46,18 +45,10 @@ public:
         : memory_{Board::bytes_for(size)},
           board_{Board::create(size, {memory_.data(), memory_.bytes()})} {
         for (int rank = 0; rank < size; ++rank) {
-            ranks_.push_back(std::make_unique<Rank>(Group{board_}, rank));
+            ranks_.push_back(std::make_unique<Rank>(BoardGroup{board_}, rank));
         }
     }
-    struct Group {
-        Board& at;
-        [[nodiscard]] Board& board() const { return at; }
-        void abort(AbortReason const& reason, int rank) const { at.abort(reason, rank); }
-        static std::chrono::nanoseconds look_for_deaths() {
-            return (std::chrono::nanoseconds::max)();
-        }
-    };
-    using Rank = joinable::detail::Endpoint<Group>;
+    using Rank = joinable::detail::Endpoint<BoardGroup>;
 
     [[nodiscard]] int size() const { return board_.size(); }
     [[nodiscard]] Board& board() { return board_; }

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+
+#include <joinable/communicator/detail/board.hpp>
+
+namespace joinable_tests {
+
+/// What an Endpoint needs of a group, over nothing but a board: for tests that go without one.
+struct BoardGroup {
+    joinable::detail::Board& at;
+    [[nodiscard]] joinable::detail::Board& board() const { return at; }
+    void abort(joinable::AbortReason const& reason, int rank) const { at.abort(reason, rank); }
+    static std::chrono::nanoseconds look_for_deaths() { return (std::chrono::nanoseconds::max)(); }
+};
+
+} // namespace joinable_tests

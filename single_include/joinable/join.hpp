@@ -10538,6 +10538,12 @@ inline constexpr std::size_t one_chunk_bytes = std::size_t{256} << 10U;
 inline constexpr std::size_t chunks_per_rank = 4;
 inline constexpr std::size_t largest_chunk_bytes = std::size_t{256} << 10U;
 
+/// A message of which some rank's buffer is out of the others' reach moves in slices of so many bytes,
+/// unless all of it fits in so many of them. Where ranks share cores, each meeting costs a switch.
+inline constexpr std::size_t slice_bytes = std::size_t{128} << 10U;
+inline constexpr std::size_t crowded_slice_bytes = std::size_t{512} << 10U;
+inline constexpr std::size_t slices_per_ring = 4;
+
 /// How often a wait looks before it yields its core: where every rank has one, and where not.
 inline constexpr int spins = 200;
 inline constexpr int crowded_spins = 20;
@@ -10640,6 +10646,12 @@ struct alignas(64) ArrivalLine {
 
     static constexpr std::size_t inline_bytes = 56;
     static constexpr int max_ranks = 1 << 13;
+    // What a large collective has there.
+    static constexpr std::size_t count = 0;
+    static constexpr std::size_t in = 1;  ///< where the input is, as a place of the board
+    static constexpr std::size_t out = 2; ///< and the output
+    static constexpr std::size_t factor = 3;
+    static constexpr std::size_t ring = 4; ///< 0, or both are in a ring of so many bytes
     static constexpr std::uint64_t frozen = std::uint64_t{1} << 63U;
     static constexpr std::uint64_t sequence_mask = (std::uint64_t{1} << 31U) - 1;
     static constexpr std::uint64_t empty = sequence_mask; ///< no collective of a fresh ring slot
@@ -10665,7 +10677,7 @@ struct alignas(64) ArrivalLine {
             static_cast<DType>(word >> 42U & 0xfU),
             static_cast<ReduceOp>(word >> 46U & 0x7U),
             static_cast<int>(word >> 49U & 0x1fffU),
-            static_cast<std::size_t>(inline_count != 0 ? inline_count - 1 : payload[0]),
+            static_cast<std::size_t>(inline_count != 0 ? inline_count - 1 : payload[count]),
             (word >> 62U & 1U) != 0
         };
     }
@@ -10878,11 +10890,10 @@ public:
     /// Spins for some microseconds where every rank has a core: longer would keep a peer waiting
     /// that shares its core with another program.
     explicit WaitingRoom(int ranks)
-        : spins_{
-              static_cast<unsigned>(ranks) <= std::thread::hardware_concurrency()
-                  ? tuning::spins
-                  : tuning::crowded_spins
-          } {}
+        : is_crowded_{static_cast<unsigned>(ranks) > std::thread::hardware_concurrency()} {}
+
+    /// Whether there are more ranks than cores.
+    [[nodiscard]] bool is_crowded() const noexcept { return is_crowded_; }
 
     /// Returns true once `ready()`, false at the deadline. What `ready` reads is changed before
     /// wake() and read here by sequentially consistent operations: so either the waker sees the
@@ -10892,7 +10903,8 @@ public:
     bool wait(
         Ready const& ready, std::chrono::nanoseconds deadline, BeforeSleep const& before_sleep = {}
     ) {
-        for (int i = 0; i < spins_; ++i) {
+        int const spins = is_crowded_ ? tuning::crowded_spins : tuning::spins;
+        for (int i = 0; i < spins; ++i) {
             if (ready()) {
                 return true;
             }
@@ -10935,7 +10947,7 @@ public:
     }
 
 private:
-    int spins_;
+    bool is_crowded_;
     std::atomic<int> sleepers_{0}; ///< and those that were killed in their sleep
     FutexWord wakes_{0};
 };
@@ -10950,11 +10962,15 @@ namespace joinable::inline v0::detail {
 /// before it arrives, when nobody looks at the collective any more that used the slot before.
 struct alignas(64) ChunkProgress {
     std::atomic<std::uint64_t> claimed{0}; ///< of its share, by any rank; may count on beyond it
-    std::atomic<std::uint64_t> done{0};    ///< for this rank, of all shares
+    std::atomic<std::uint64_t> done{0};    ///< for this rank, of all shares; of slices: of its own
+    std::atomic<std::uint64_t> lent{0};    ///< slices that are in its ring, or were
+    std::atomic<bool> has_given_up{false}; ///< it comes for its slices no more
 
     void reset() noexcept {
         claimed.store(0, std::memory_order_relaxed);
         done.store(0, std::memory_order_relaxed);
+        lent.store(0, std::memory_order_relaxed);
+        has_given_up.store(false, std::memory_order_relaxed);
     }
 };
 
@@ -11111,7 +11127,7 @@ public:
         reason_.take_over(number, reason, burier, [this] { freeze(); });
         if (rank >= 0) { // after that: whoever sees it asks for the reason
             state_of(rank).is_dead.store(true);
-            has_dead_.store(true);
+            has_lost_.store(true);
         }
         room.wake();
     }
@@ -11132,19 +11148,35 @@ public:
         return retired(rank).load() <= sequence;
     }
 
+    /// Ranks that may have claimed a chunk of a collective and not finished it.
+    [[nodiscard]] std::vector<int> computing(std::uint64_t sequence) {
+        std::vector<int> ranks;
+        for (int rank = 0; rank < size_; ++rank) {
+            if (may_compute(state_of(rank), sequence)) {
+                ranks.push_back(rank);
+            }
+        }
+        return ranks;
+    }
+    /// Nobody waits for a chunk of `rank` any more.
+    void give_up_on(int rank) noexcept {
+        state_of(rank).is_given_up.store(true);
+        has_lost_.store(true);
+        room.wake();
+    }
+
     /// Whether some chunk of a collective will never be computed, because a rank died that had
-    /// claimed it, and no other can still finish one: the same on all ranks.
+    /// claimed it or was given up, and no other can still finish one: the same on all ranks.
     /// @pre all chunks are claimed
     [[nodiscard]] bool may_be_lost(std::uint64_t sequence) noexcept {
         bool is_left_undone = false;
-        for (int rank = 0; has_dead_.load() && rank < size_; ++rank) {
-            RankState& state = state_of(rank);
-            bool const may_compute = computes(state, Worker::rank).load() == sequence ||
-                                     computes(state, Worker::helper).load() == sequence;
-            if (may_compute && !state.is_dead.load()) {
+        for (int rank = 0; has_lost_.load() && rank < size_; ++rank) {
+            RankState const& state = state_of(rank);
+            bool const has_claimed = may_compute(state, sequence);
+            if (has_claimed && !state.is_dead.load() && !state.is_given_up.load()) {
                 return false;
             }
-            is_left_undone = is_left_undone || may_compute;
+            is_left_undone = is_left_undone || has_claimed;
         }
         return is_left_undone;
     }
@@ -11163,11 +11195,18 @@ private:
         std::atomic<std::chrono::steady_clock::rep> alive_at{0};
         std::array<std::atomic<std::uint64_t>, 2> computes{nothing, nothing}; ///< by its workers
         std::atomic<bool> is_dead{false};
+        std::atomic<bool> is_given_up{false}; ///< stuck within a chunk, at somebody's deadline
     };
 
     [[nodiscard]] static std::atomic<std::uint64_t>&
     computes(RankState& state, Worker worker) noexcept {
         return state.computes[static_cast<std::size_t>(worker)];
+    }
+
+    [[nodiscard]] static bool may_compute(RankState const& state, std::uint64_t sequence) noexcept {
+        return std::any_of(state.computes.begin(), state.computes.end(), [&](auto const& at) {
+            return at.load() == sequence;
+        });
     }
 
     void freeze() noexcept {
@@ -11221,7 +11260,7 @@ public:
 
 private:
     int size_;
-    std::atomic<bool> has_dead_{false};
+    std::atomic<bool> has_lost_{false};
     FirstReason reason_;
 };
 static_assert(std::is_trivially_destructible_v<Board>);
@@ -12373,12 +12412,21 @@ struct Block {
     std::size_t out_at = 0;
 };
 
+/// Where one rank finds its buffers itself, if that is not where the others find them.
+struct OwnPlace {
+    int rank = -1;           ///< none
+    std::byte* in = nullptr; ///< only read
+    std::byte* out = nullptr;
+};
+
 /// A collective in which all ranks have arrived, as the blocks that have to be moved or reduced.
 /// Blocks are numbered, and every rank finds the same ones.
 class Exchange {
 public:
-    Exchange(Board& board, std::uint64_t sequence, Descriptor const& said) noexcept
-        : board_{board}, sequence_{sequence}, said_{said} {}
+    Exchange(
+        Board& board, std::uint64_t sequence, Descriptor const& said, OwnPlace const& own = {}
+    ) noexcept
+        : board_{board}, sequence_{sequence}, said_{said}, own_{own} {}
 
     [[nodiscard]] int blocks() const noexcept {
         switch (said_.collective) {
@@ -12456,45 +12504,55 @@ private:
                                 : said_.count;
     }
 
-    [[nodiscard]] std::byte* address(int rank, std::size_t word) const noexcept {
-        return board_.place_at(board_.line(rank, sequence_).payload[word]);
+    /// Of the byte at `offset` in a rank's input or output; from there on to the end of its slice, if
+    /// the rank has a ring.
+    [[nodiscard]] std::byte* shared(int rank, std::size_t word, std::size_t offset) const noexcept {
+        auto const& said = board_.line(rank, sequence_).payload;
+        std::uint64_t const ring = said[ArrivalLine::ring];
+        return board_.place_at(said[word]) + (ring == 0 ? offset : offset % ring);
+    }
+    [[nodiscard]] std::byte* input(int rank, std::size_t offset) const noexcept {
+        return rank == own_.rank ? own_.in + offset : shared(rank, ArrivalLine::in, offset);
+    }
+    [[nodiscard]] std::byte* output(int rank, std::size_t offset) const noexcept {
+        return rank == own_.rank ? own_.out + offset : shared(rank, ArrivalLine::out, offset);
     }
 
     void run_part(Block const& block, std::size_t begin, std::size_t end) const {
         std::size_t const element = size_of(said_.dtype);
-        auto const input = [&](std::size_t rank) {
-            return address(static_cast<int>(rank), 1) + (block.in_at + begin) * element;
+        auto const from = [&](std::size_t rank) {
+            return input(static_cast<int>(rank), (block.in_at + begin) * element);
         };
-        auto const output = [&](std::size_t k) {
+        auto const to = [&](std::size_t k) {
             int const rank = block.to == every_rank ? static_cast<int>(k) : block.to;
-            return address(rank, 2) + (block.out_at + begin) * element;
+            return output(rank, (block.out_at + begin) * element);
         };
         auto const ranks = static_cast<std::size_t>(board_.size());
         std::size_t const outputs = block.to == every_rank ? ranks : 1;
         bool const is_scaled = said_.collective == Collective::scaled_all_reduce;
-        if (ranks == 1 && input(0) == output(0) && !is_scaled) {
+        if (ranks == 1 && from(0) == to(0) && !is_scaled) {
             return; // a sum over one rank is there already
         }
         if (block.from == every_rank) {
             auto const factor = [&](std::size_t rank) {
                 return std::bit_cast<double>(
-                    board_.line(static_cast<int>(rank), sequence_).payload[3]
+                    board_.line(static_cast<int>(rank), sequence_).payload[ArrivalLine::factor]
                 );
             };
             reduce_to(
                 said_.dtype,
                 said_.op,
-                {ranks, input},
-                {outputs, output},
+                {ranks, from},
+                {outputs, to},
                 end - begin,
                 {is_scaled ? ranks : 0, factor}
             );
             return;
         }
-        std::byte const* const from = input(static_cast<std::size_t>(block.from));
+        std::byte const* const source = from(static_cast<std::size_t>(block.from));
         for (std::size_t k = 0; k < outputs; ++k) {
-            if (std::byte* const to = output(k); to != from) {
-                std::memcpy(to, from, (end - begin) * element);
+            if (std::byte* const target = to(k); target != source) {
+                std::memcpy(target, source, (end - begin) * element);
             }
         }
     }
@@ -12502,6 +12560,7 @@ private:
     Board& board_;
     std::uint64_t sequence_;
     Descriptor const& said_;
+    OwnPlace own_;
 };
 
 /// Whether all ranks have arrived for the same collective. Where there are counts, their tables tell.
@@ -12511,7 +12570,8 @@ inline bool say_the_same(Board& board, std::uint64_t sequence) noexcept {
     for (int rank = 1; rank < board.size(); ++rank) {
         ArrivalLine const& line = board.line(rank, sequence);
         if ((line.word.load(std::memory_order_relaxed) & ~ArrivalLine::frozen) != word ||
-            (ArrivalLine::tells_count(word) && line.payload[0] != first.payload[0])) {
+            (ArrivalLine::tells_count(word) &&
+             line.payload[ArrivalLine::count] != first.payload[ArrivalLine::count])) {
             return false;
         }
     }
@@ -12714,6 +12774,198 @@ inline bool run_chunks(
 
 } // namespace joinable::inline v0::detail
 
+// ---- joinable/communicator/detail/slices.hpp
+
+/// @file
+/// How a large collective gets on where some rank's buffer is out of the others' reach: in slices,
+/// through a ring of each such rank that all reach. A slice is copied in, reduced and copied out while
+/// it is in the caches, and a rank copies the next ones while others are still at the one before. Each
+/// rank has a share of every slice, and nobody takes it over: the rank must come for its copies anyway.
+
+namespace joinable::inline v0::detail {
+
+/// The parts of a message of `total` elements, the same on every rank.
+struct Slices {
+    std::size_t total = 0;
+    std::size_t element = 1; ///< bytes
+    std::size_t chunk = 1;   ///< elements of a slice that one rank computes
+    int ranks = 1;
+
+    Slices() = default;
+    Slices(Board const& board, Descriptor const& said) noexcept
+        : total{said.count}, element{size_of(said.dtype)}, chunk{chunk_bytes(board) / element},
+          ranks{board.size()} {}
+
+    /// Whether such a collective could be cut: every rank finds what belongs together in the same
+    /// place of its buffer.
+    [[nodiscard]] static bool fit(Collective collective) noexcept {
+        return collective == Collective::all_reduce || collective == Collective::broadcast ||
+               collective == Collective::reduce || collective == Collective::scaled_all_reduce;
+    }
+    /// What a rank needs to have slices on their way; smaller messages are not cut.
+    [[nodiscard]] static std::size_t ring_bytes(Board const& board) noexcept {
+        return tuning::slices_per_ring * chunk_bytes(board) *
+               static_cast<std::size_t>(board.size());
+    }
+
+    [[nodiscard]] std::size_t count() const noexcept {
+        std::size_t const slice = chunk * static_cast<std::size_t>(ranks);
+        return (total + slice - 1) / slice;
+    }
+    /// The elements [first, second) of a slice that are shared out to the ranks [from, to).
+    [[nodiscard]] std::pair<std::size_t, std::size_t>
+    range(std::size_t slice, int from, int to) const noexcept {
+        auto const start = [&](int rank) {
+            std::size_t const chunks =
+                slice * static_cast<std::size_t>(ranks) + static_cast<std::size_t>(rank);
+            return (std::min)(total, chunks * chunk);
+        };
+        return {start(from), start(to)};
+    }
+
+private:
+    /// Whole cache lines.
+    [[nodiscard]] static std::size_t chunk_bytes(Board const& board) noexcept {
+        constexpr std::size_t line = 64;
+        std::size_t const slice =
+            board.room.is_crowded() ? tuning::crowded_slice_bytes : tuning::slice_bytes;
+        return (slice / static_cast<std::size_t>(board.size()) / line + 1) * line;
+    }
+};
+
+/// How far one rank has got in it.
+class Pipeline {
+public:
+    Pipeline() = default;
+    /// @pre all ranks have arrived
+    Pipeline(Board& board, std::uint64_t sequence, Descriptor const& said) noexcept
+        : sequence_{sequence}, slices_{board, said}, count_{slices_.count()} {}
+
+    [[nodiscard]] static bool is_needed(Board& board, std::uint64_t sequence) noexcept {
+        for (int rank = 0; rank < board.size(); ++rank) {
+            if (board.line(rank, sequence).payload[ArrivalLine::ring] != 0) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    /// Does all that can be done without the others. Whether this rank's buffers are final. `Memory`
+    /// copies a range of bytes to this rank's ring, and from it.
+    template <class Memory>
+    bool advance(Board& board, Descriptor const& said, int rank, Memory& memory) {
+        ChunkProgress& mine = board.progress(rank, sequence_);
+        auto const own = memory.own(sequence_);
+        auto* const in = static_cast<std::byte*>(const_cast<void*>(own.in)); // is only read
+        OwnPlace const place{rank, in, static_cast<std::byte*>(own.out)};
+        Exchange const exchange{board, sequence_, said, place};
+        for (bool moves = true; moves;) {
+            moves = false;
+            if (lent_ < limit_of_lending(board, rank)) {
+                for_shares_of_others(lent_, rank, [&](std::size_t begin, std::size_t end) {
+                    memory.copy_in(sequence_, begin, end);
+                });
+                mine.lent.store(++lent_);
+                board.room.wake();
+                moves = true;
+            }
+            if (computed_ < lent_by_all(board)) {
+                auto const [begin, end] = slices_.range(computed_, rank, rank + 1);
+                exchange.run(begin, end);
+                mine.done.store(++computed_);
+                board.room.wake();
+                moves = true;
+            }
+            if (taken_ < done_by_all(board)) {
+                for_shares_of_others(taken_, rank, [&](std::size_t begin, std::size_t end) {
+                    memory.copy_out(sequence_, begin, end);
+                });
+                ++taken_;
+                moves = true;
+            }
+        }
+        return taken_ == count_;
+    }
+
+    [[nodiscard]] bool can_advance(Board& board, int rank) const noexcept {
+        return lent_ < limit_of_lending(board, rank) || computed_ < lent_by_all(board) ||
+               taken_ < done_by_all(board);
+    }
+
+    /// For whom this rank waits, if it cannot advance.
+    [[nodiscard]] std::vector<int> holding_up(Board& board) const {
+        std::uint64_t const done = done_by_all(board);
+        std::uint64_t const lent = lent_by_all(board);
+        std::vector<int> ranks;
+        for (int rank = 0; done != count_ && rank < board.size(); ++rank) {
+            ChunkProgress const& its = board.progress(rank, sequence_);
+            if (done < lent ? its.done.load() == done : its.lent.load() == lent) {
+                ranks.push_back(rank);
+            }
+        }
+        return ranks;
+    }
+
+    /// Whether this rank, which cannot advance, never will: because some rank that is not through has
+    /// died or has given up, or because the deadline of one for which it waits is over.
+    [[nodiscard]] bool is_lost(Board& board) const {
+        if (!board.is_spent()) {
+            return false;
+        }
+        for (int rank = 0; rank < board.size(); ++rank) {
+            ChunkProgress const& its = board.progress(rank, sequence_);
+            if ((board.is_dead(rank) || its.has_given_up.load()) &&
+                (its.lent.load() != count_ || its.done.load() != count_)) {
+                return true;
+            }
+        }
+        AbortReason const reason = board.reason();
+        std::vector<int> const ranks = holding_up(board);
+        return reason.kind == FailureKind::timed_out &&
+               std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
+                   auto const& overdue = reason.ranks;
+                   return std::find(overdue.begin(), overdue.end(), rank) != overdue.end();
+               });
+    }
+
+private:
+    /// As bytes. Its own share a rank reads and writes where it is.
+    template <class Copy>
+    void for_shares_of_others(std::size_t slice, int rank, Copy const& copy) const {
+        for (auto const& [begin, end] :
+             {slices_.range(slice, 0, rank), slices_.range(slice, rank + 1, slices_.ranks)}) {
+            copy(begin * slices_.element, end * slices_.element);
+        }
+    }
+    [[nodiscard]] std::uint64_t limit_of_lending(Board& board, int rank) const noexcept {
+        bool const has_ring = board.line(rank, sequence_).payload[ArrivalLine::ring] != 0;
+        return has_ring ? (std::min)(count_, taken_ + tuning::slices_per_ring) : count_;
+    }
+    [[nodiscard]] std::uint64_t lent_by_all(Board& board) const noexcept {
+        std::uint64_t least = count_;
+        for (int rank = 0; rank < board.size(); ++rank) {
+            least = (std::min)(least, board.progress(rank, sequence_).lent.load());
+        }
+        return least;
+    }
+    [[nodiscard]] std::uint64_t done_by_all(Board& board) const noexcept {
+        std::uint64_t least = count_;
+        for (int rank = 0; rank < board.size(); ++rank) {
+            least = (std::min)(least, board.progress(rank, sequence_).done.load());
+        }
+        return least;
+    }
+
+    std::uint64_t sequence_ = 0;
+    Slices slices_;
+    std::uint64_t count_ = 0;    ///< of slices; how many of them
+    std::uint64_t lent_ = 0;     ///< this rank has copied in
+    std::uint64_t computed_ = 0; ///< have its share done
+    std::uint64_t taken_ = 0;    ///< it has copied out
+};
+
+} // namespace joinable::inline v0::detail
+
 // ---- joinable/communicator/detail/helper.hpp
 
 namespace joinable::inline v0::detail {
@@ -12773,6 +13025,9 @@ private:
         Descriptor const said = ArrivalLine::decode(line.word.load(), line.payload);
         if (said.is_small() || disagreement(board_, sequence, said)) {
             return false; // the rank itself tells the others
+        }
+        if (Pipeline::is_needed(board_, sequence)) {
+            return false; // it does not know the rank's own memory
         }
         Cut const cut{Exchange{board_, sequence, said}, size_of(said.dtype), board_.size()};
         bool const has_some = has_unclaimed(board_, sequence, cut);
@@ -13889,18 +14144,26 @@ namespace joinable::inline v0::detail {
 struct LentAddresses {
     void const* in = nullptr;
     void* out = nullptr;
+    std::size_t ring = 0; ///< 0: of all; else of so many bytes, to which slices are copied in turn
 };
 
 /// Threads read and write each other's buffers where they are.
 class OwnMemory {
 public:
+    static constexpr bool needs_slices = false;
+
     OwnMemory() = default;
     explicit OwnMemory(std::shared_ptr<Heap> const&) noexcept {}
 
-    [[nodiscard]] static bool lend(std::uint64_t, ConstBuffer, Buffer) noexcept { return true; }
+    [[nodiscard]] static bool lend(std::uint64_t, ConstBuffer, Buffer, std::size_t) noexcept {
+        return true;
+    }
     [[nodiscard]] static LentAddresses lent(std::uint64_t, ConstBuffer in, Buffer out) noexcept {
         return {in.data, out.data};
     }
+    [[nodiscard]] static LentAddresses own(std::uint64_t) noexcept { return {}; }
+    static void copy_in(std::uint64_t, std::size_t, std::size_t) noexcept {}
+    static void copy_out(std::uint64_t, std::size_t, std::size_t) noexcept {}
     static void give_back(std::uint64_t) noexcept {}
 };
 
@@ -13908,6 +14171,8 @@ public:
 /// of them can find.
 class StagedMemory {
 public:
+    static constexpr bool needs_slices = true;
+
     explicit StagedMemory(std::shared_ptr<Room> room) noexcept : room_{std::move(room)} {}
     /// Of one that nobody else uses.
     explicit StagedMemory(std::span<std::byte> memory)
@@ -13925,17 +14190,22 @@ public:
         return room_->arena(bytes, alignment);
     }
 
-    /// Copies the input to where there is room, unless it lies in an arena. False: there is no room
-    /// until something is given back. Linear in the elements.
+    /// Copies the input to where there is room, unless it lies in an arena. A message that is larger
+    /// than `ring` bytes only gets a ring of so many, if that is not 0: then its input and its output
+    /// are the same, or there is only one of them. False: there is no room until something is given
+    /// back. Linear in the elements.
     /// @throws ContractViolation  there will never be room. Throws what the Room throws.
-    [[nodiscard]] bool lend(std::uint64_t sequence, ConstBuffer in, Buffer out) {
+    [[nodiscard]] bool
+    lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size_t ring = 0) {
         bool const copies_in = !room_->reaches(in);
         bool const copies_out = !room_->reaches(out);
         bool const is_in_place = in.data == out.data && copies_in;
         std::size_t const in_bytes = copies_in ? in_cache_lines(in.bytes()) : 0;
         std::size_t const out_at = is_in_place ? 0 : in_bytes;
         std::size_t const out_end = copies_out ? out_at + in_cache_lines(out.bytes()) : 0;
-        std::size_t const bytes = (std::max)(in_bytes, out_end);
+        std::size_t const all = (std::max)(in_bytes, out_end);
+        bool const is_sliced = ring != 0 && all > ring;
+        std::size_t const bytes = is_sliced ? ring : all;
         if (bytes > room_->size()) {
             throw ContractViolation{concat(
                 "a collective of ",
@@ -13949,25 +14219,47 @@ public:
         if (bytes != 0 && copies == nullptr) {
             return false;
         }
-        if (copies_in && in.count != 0) {
-            std::memcpy(copies, in.data, in.bytes());
+        Loan& loan = loans_[sequence % loans_.size()];
+        loan = {copies, bytes, {}, copies_in ? in : ConstBuffer{}, copies_out ? out : Buffer{}};
+        if (is_sliced) {
+            loan.at = {copies, copies, ring};
+            return true;
         }
-        loans_[sequence % loans_.size()] = {
-            copies,
-            bytes,
-            {copies_in ? copies : in.data, copies_out ? copies + out_at : out.data},
-            copies_out ? out : Buffer{}
-        };
+        loan.at = {copies_in ? copies : in.data, copies_out ? copies + out_at : out.data};
+        copy(copies, loan.in.data, loan.in.bytes());
         return true;
     }
     [[nodiscard]] LentAddresses lent(std::uint64_t sequence, ConstBuffer, Buffer) const noexcept {
         return loans_[sequence % loans_.size()].at;
     }
+
+    /// Where the rank itself has the buffers of a collective that moves in slices.
+    [[nodiscard]] LentAddresses own(std::uint64_t sequence) const noexcept {
+        Loan const& loan = loans_[sequence % loans_.size()];
+        return loan.at.ring == 0 ? loan.at : LentAddresses{loan.in.data, loan.out.data};
+    }
+    /// The bytes [begin, end) of the input to their place in the ring. They do not pass its end.
+    void copy_in(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept {
+        Loan const& loan = loans_[sequence % loans_.size()];
+        if (loan.in.count != 0) {
+            auto const* const from = static_cast<std::byte const*>(loan.in.data) + begin;
+            copy(loan.copies + begin % loan.bytes, from, end - begin);
+        }
+    }
+    /// The same from the ring to the output.
+    void copy_out(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept {
+        Loan const& loan = loans_[sequence % loans_.size()];
+        if (loan.out.count != 0) {
+            auto* const to = static_cast<std::byte*>(loan.out.data) + begin;
+            copy(to, loan.copies + begin % loan.bytes, end - begin);
+        }
+    }
+
     /// Copies the output to the rank's own buffer, unless it was written there.
     void give_back(std::uint64_t sequence) noexcept {
         Loan& loan = loans_[sequence % loans_.size()];
-        if (loan.out.count != 0) {
-            std::memcpy(loan.out.data, loan.at.out, loan.out.bytes());
+        if (loan.at.ring == 0) {
+            copy(loan.out.data, loan.at.out, loan.out.bytes());
         }
         free(loan);
         loan = {};
@@ -13978,8 +14270,14 @@ private:
         std::byte* copies = nullptr; ///< null: there are none
         std::size_t bytes = 0;
         LentAddresses at = {};
-        Buffer out = {}; ///< what is to be copied back
+        ConstBuffer in = {}; ///< what is copied there
+        Buffer out = {};     ///< what is copied back
     };
+    static void copy(void* to, void const* from, std::size_t bytes) noexcept {
+        if (bytes != 0) {
+            std::memcpy(to, from, bytes);
+        }
+    }
     void free(Loan const& loan) noexcept {
         if (loan.copies != nullptr) {
             room_->free(loan.copies, loan.bytes);
@@ -14050,10 +14348,11 @@ public:
             throw_failure(board_.reason());
         }
         if (!is_on_line) {
-            line.payload[0] = said.count;
+            line.payload[ArrivalLine::count] = said.count;
         }
         if (!is_small) {
-            while (!memory_.lend(sequence, in, out)) {
+            std::size_t const ring = Slices::fit(said.collective) ? Slices::ring_bytes(board_) : 0;
+            while (!memory_.lend(sequence, in, out, ring)) {
                 if (retired_ == next_) {
                     throw ContractViolation{
                         "a collective finds no place in the memory that a rank shares: wait for "
@@ -14062,10 +14361,11 @@ public:
                 }
                 finish(retired_);
             }
-            auto const [in_at, out_at] = memory_.lent(sequence, in, out);
-            line.payload[1] = board_.place_of(in_at);
-            line.payload[2] = board_.place_of(out_at);
-            line.payload[3] = std::bit_cast<std::uint64_t>(said.factor);
+            LentAddresses const at = memory_.lent(sequence, in, out);
+            line.payload[ArrivalLine::in] = board_.place_of(at.in);
+            line.payload[ArrivalLine::out] = board_.place_of(at.out);
+            line.payload[ArrivalLine::factor] = std::bit_cast<std::uint64_t>(said.factor);
+            line.payload[ArrivalLine::ring] = at.ring;
             if (said.has_counts) {
                 tell(board_.sends(rank_, sequence), board_.expects(rank_, sequence));
             }
@@ -14091,13 +14391,19 @@ public:
     }
 
     /// Makes progress, by not more than this rank's own share if that is not computed yet: so a rank
-    /// that tests amid other work does no more of it than the others. Whether its buffers are final.
+    /// that tests amid other work does no more of it than the others. Also by slices of other
+    /// collectives, for which other ranks may wait. Whether its buffers are final.
     [[nodiscard]] bool test(std::uint64_t sequence) {
         Pending const& pending = pending_of(sequence);
         bool const is_first =
             !is_done(sequence) && (!pending.has_agreed || has_own_share(sequence, pending));
         if (try_finish(sequence, is_first ? 1 : size())) {
             return true;
+        }
+        for (std::uint64_t other = retired_; Memory::needs_slices && other != next_; ++other) {
+            if (other != sequence && has_slices(other)) {
+                advance_other(other);
+            }
         }
         group_.look_for_deaths(); // who polls may never wait
         return false;
@@ -14119,7 +14425,10 @@ public:
                 group_.abort(*reason, rank_);
                 throw_failure(*reason);
             }
-            if (!pending.is_small) {
+            pending.is_sliced = !pending.is_small && Pipeline::is_needed(board_, sequence);
+            if (pending.is_sliced) {
+                pending.pipeline = Pipeline{board_, sequence, pending.said};
+            } else if (!pending.is_small) {
                 pending.cut = Cut{
                     Exchange{board_, sequence, pending.said}, size_of(pending.said.dtype), size()
                 };
@@ -14130,6 +14439,14 @@ public:
             combine_contributions(
                 board_, sequence, pending.said, pending.is_on_line, rank_, pending.out
             );
+        } else if (pending.is_sliced) {
+            if (!pending.pipeline.advance(board_, pending.said, rank_, memory_)) {
+                if (pending.pipeline.is_lost(board_)) {
+                    give_up(sequence);
+                }
+                return false;
+            }
+            memory_.give_back(sequence);
         } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_, shares)) {
             memory_.give_back(sequence);
         } else if (shares == size() && chunks_are_lost(board_, sequence, pending.cut)) {
@@ -14153,15 +14470,19 @@ public:
             "arrive",
             [&] { return "waits in " + pending.said.text(); }
         );
-        while (!try_finish(sequence, size())
-        ) { // all have arrived: the last chunks are being computed
-            wait(
-                [&] {
-                    return chunks_are_done(board_, sequence, pending.cut) ||
-                           chunks_are_lost(board_, sequence, pending.cut);
-                },
-                deadline_
-            );
+        while (!try_finish(sequence, size())) { // all have arrived
+            if (pending.is_sliced) {
+                wait_for_slices(sequence);
+                continue;
+            }
+            auto const is_over = [&] { // the last chunks are being computed
+                return chunks_are_done(board_, sequence, pending.cut) ||
+                       chunks_are_lost(board_, sequence, pending.cut);
+            };
+            // A thread never stops for long; should it be late, it still writes to this rank's buffer.
+            if (!wait(is_over, deadline_) && Memory::needs_slices) {
+                give_up_on_computing(sequence);
+            }
         }
     }
 
@@ -14215,10 +14536,7 @@ public:
             if (other == next_) {
                 return true;
             }
-            try {
-                static_cast<void>(try_finish(other, size()));
-            } catch (...) { // NOLINT(bugprone-empty-catch): its own wait() throws it
-            }
+            advance_other(other);
         }
     }
 
@@ -14228,9 +14546,11 @@ private:
         void* out = nullptr;
         bool is_small = false;   ///< every rank combines it for itself
         bool is_on_line = false; ///< it needs no slot either
+        bool is_sliced = false;  ///< else by chunks
         bool is_done = false;
         bool has_agreed = false;
         Cut cut = {};
+        Pipeline pipeline = {};
     };
     enum class Arrival : std::uint8_t { waiting, complete, never };
 
@@ -14239,6 +14559,40 @@ private:
     }
     [[nodiscard]] Pending& pending_of(std::uint64_t sequence) noexcept {
         return pending_[sequence % Board::max_in_flight];
+    }
+
+    /// Ranks that have not finished a chunk at the deadline: their processes have been stopped.
+    void give_up_on_computing(std::uint64_t sequence) {
+        std::vector<int> const overdue = board_.computing(sequence);
+        if (!overdue.empty()) {
+            abort_for(overdue, "finish its share", "waits in " + pending_of(sequence).said.text());
+        }
+        for (int const rank : overdue) {
+            board_.give_up_on(rank);
+        }
+    }
+    /// Until the pipeline gets on, or never will.
+    void wait_for_slices(std::uint64_t sequence) {
+        Pipeline const& pipeline = pending_of(sequence).pipeline;
+        auto const is_over = [&] {
+            return is_done(sequence) || pipeline.can_advance(board_, rank_) ||
+                   pipeline.is_lost(board_);
+        };
+        wait_for_others(
+            is_over,
+            [&] { return board_.is_spent() ? std::vector<int>{} : pipeline.holding_up(board_); },
+            "copy a slice",
+            [&] { return "waits in " + pending_of(sequence).said.text(); }
+        );
+        if (!is_over()) { // the deadline of a group that had failed before
+            give_up(sequence);
+        }
+    }
+    /// @pre the board is spent
+    [[noreturn]] void give_up(std::uint64_t sequence) {
+        board_.progress(rank_, sequence).has_given_up.store(true);
+        board_.room.wake();
+        throw_failure(board_.reason());
     }
 
     /// The slot of the next collective is free when every rank has finished what used it before.
@@ -14279,7 +14633,21 @@ private:
     [[nodiscard]] bool can_compute(std::uint64_t sequence) noexcept {
         Pending const& pending = pending_of(sequence);
         return !pending.is_small && !pending.is_done && arrival_of(sequence) == Arrival::complete &&
-               (!pending.has_agreed || has_unclaimed(board_, sequence, pending.cut));
+               (!pending.has_agreed ||
+                (pending.is_sliced ? pending.pipeline.can_advance(board_, rank_)
+                                   : has_unclaimed(board_, sequence, pending.cut)));
+    }
+    /// For this rank to copy or to compute.
+    [[nodiscard]] bool has_slices(std::uint64_t sequence) noexcept {
+        Pending const& pending = pending_of(sequence);
+        return can_compute(sequence) &&
+               (pending.has_agreed ? pending.is_sliced : Pipeline::is_needed(board_, sequence));
+    }
+    void advance_other(std::uint64_t sequence) noexcept {
+        try {
+            static_cast<void>(try_finish(sequence, size()));
+        } catch (...) { // NOLINT(bugprone-empty-catch): its own wait() throws it
+        }
     }
     [[nodiscard]] bool has_own_share(std::uint64_t sequence, Pending const& pending) noexcept {
         return !pending.is_small && has_unclaimed(board_, sequence, pending.cut, rank_);
@@ -14960,6 +15328,11 @@ struct AttachOptions {
 /// communicator: the others read and write them where they are. A rank has up to 64 GiB for all that
 /// and for the groups that it splits off, less where the system gives less address space; what it has
 /// used once is kept until the ranks end, and used again.
+///
+/// From half a MiB on (2 MiB, where ranks share cores) an all_reduce, reduce or broadcast in which a
+/// rank's buffer is in no arena moves in slices, copied in and out while others compute: then every
+/// rank has to come for its slices, by wait() or test() of any collective, and one that computes
+/// something else holds up the others.
 ///
 /// A rank that is killed is PeerFailed on all others at once, in every group, wherever it was: with
 /// its number in that group, if it was a member. Where ranks have attached they look at each other

@@ -48,6 +48,11 @@ struct AttachOptions {
 /// and for the groups that it splits off, less where the system gives less address space; what it has
 /// used once is kept until the ranks end, and used again.
 ///
+/// From half a MiB on (2 MiB, where ranks share cores) an all_reduce, reduce or broadcast in which a
+/// rank's buffer is in no arena moves in slices, copied in and out while others compute: then every
+/// rank has to come for its slices, by wait() or test() of any collective, and one that computes
+/// something else holds up the others.
+///
 /// A rank that is killed is PeerFailed on all others at once, in every group, wherever it was: with
 /// its number in that group, if it was a member. Where ranks have attached they look at each other
 /// while they wait; what dies with a rank is then the thread that attached it, so that thread has to

@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <fstream>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -33,6 +34,9 @@
 #include <support/process_ranks.hpp>
 #include <support/shared.hpp>
 #include <support/wait_until.hpp>
+
+#include <joinable/communicator/arena.hpp>
+#include <joinable/communicator/make_arena.hpp>
 
 namespace {
 
@@ -224,7 +228,12 @@ TEST_CASE("a rank that is killed within a large collective leaves nobody waiting
         for (int rank = 0; rank < 3; ++rank) {
             ids[static_cast<std::size_t>(rank)] = processes.start([&] {
                 auto comm = attach(rank, 3, job);
-                std::vector<double> values(1'000'000, 1.0);
+                bool const is_in_arena = attempt % 2 == 0; // else it moves in slices
+                std::size_t const bytes = 8'000'000;
+                joinable::Arena const arena =
+                    is_in_arena ? joinable::make_arena(comm, bytes) : joinable::Arena{bytes};
+                std::span const values{reinterpret_cast<double*>(arena.data()), 1'000'000};
+                std::fill(values.begin(), values.end(), 1.0);
                 comm.barrier();
                 ++fates->attached;
                 fates->count(culprit, [&] {
@@ -833,8 +842,12 @@ TEST_CASE("where /dev/shm becomes full the rank that needs more says so, and the
                         values.assign(3'000'000, 5);
                         std::string text;
                         try {
-                            auto const work =
-                                comm.broadcast({values.data(), values.size(), DType::i32}, 1);
+                            std::vector<std::int32_t> part(1'000'000);
+                            auto const work = comm.scatter(
+                                {values.data(), values.size(), DType::i32},
+                                {part.data(), part.size(), DType::i32},
+                                1
+                            );
                         } catch (CommunicationError const& error) {
                             text = error.what();
                         }

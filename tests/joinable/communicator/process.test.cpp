@@ -15,6 +15,7 @@
 #include <fstream>
 #include <iterator>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -30,6 +31,8 @@
 #include <support/shared.hpp>
 #include <support/wait_until.hpp>
 
+#include <joinable/communicator/arena.hpp>
+#include <joinable/communicator/make_arena.hpp>
 #include <joinable/communicator/progress_thread.hpp>
 
 namespace {
@@ -142,7 +145,12 @@ TEST_CASE("a rank that is killed while it computes for all leaves nobody waiting
                 if (attempt % 2 != 0) {
                     thread.emplace(comm);
                 }
-                std::vector<double> values(1'000'000, 1.0);
+                bool const is_in_arena = attempt % 4 < 2; // else it moves in slices
+                std::size_t const bytes = 8'000'000;
+                joinable::Arena const arena =
+                    is_in_arena ? joinable::make_arena(comm, bytes) : joinable::Arena{bytes};
+                std::span const values{reinterpret_cast<double*>(arena.data()), 1'000'000};
+                std::fill(values.begin(), values.end(), 1.0);
                 comm.barrier();
                 if (comm.rank() == 1) { // at some moment of the collectives below
                     itimerval when{};
@@ -377,6 +385,54 @@ TEST_CASE("a rank that is stopped anywhere times out on all others, and is kille
         CHECK(*named == 2);
         check_nothing_is_left(before);
     }
+}
+
+TEST_CASE("a rank that is stopped within a collective times out on all others, and is killed") {
+    Shared<std::atomic<int>> stopped;
+    static std::atomic<int>* has_stopped; // for the signal handler
+    has_stopped = &*stopped;
+    Shared<std::atomic<int>> named;
+    Leftovers const before;
+    for (int attempt = 0; attempt < 6; ++attempt) { // at some moment, mostly within its share
+        *stopped = *named = 0;
+        try {
+            run_process_ranks({2}, [&](ProcessCommunicator& comm) {
+                std::size_t const bytes = 16'000'000;
+                joinable::Arena const arena = joinable::make_arena(comm, bytes);
+                Buffer const values{arena.data(), bytes / 2, DType::f16}; // takes long
+                comm.barrier();
+                if (comm.rank() == 1) {
+                    comm.set_deadline(std::chrono::milliseconds{100});
+                    itimerval when{};
+                    when.it_value.tv_usec = 2000 + 700 * attempt;
+                    std::signal(SIGALRM, [](int) {
+                        *has_stopped = 1;
+                        std::raise(SIGSTOP);
+                    });
+                    setitimer(ITIMER_REAL, &when, nullptr);
+                }
+                try {
+                    for (;;) {
+                        auto work = comm.all_reduce(values, ReduceOp::max);
+                        while (comm.rank() == 0 && *stopped == 0 && !work.test()) {
+                        }
+                        if (comm.rank() == 0 && *stopped != 0) { // gives up
+                            comm.set_deadline(std::chrono::milliseconds{100});
+                        }
+                        work.wait();
+                    }
+                } catch (joinable::TimedOut const& error) {
+                    *named += error.missing() == std::vector{1} ? 1 : 0;
+                    comm.set_deadline(std::chrono::milliseconds{100});
+                    throw;
+                }
+            });
+            FAIL_CHECK("no exception");
+        } catch (joinable::Error const&) { // NOLINT(bugprone-empty-catch): of whom is counted
+        }
+        CHECK(*named == 1);
+    }
+    check_nothing_is_left(before);
 }
 
 TEST_CASE("a check that fails in a rank fails here") {

@@ -24,11 +24,15 @@ namespace joinable::inline v0::detail {
 /// before it arrives, when nobody looks at the collective any more that used the slot before.
 struct alignas(64) ChunkProgress {
     std::atomic<std::uint64_t> claimed{0}; ///< of its share, by any rank; may count on beyond it
-    std::atomic<std::uint64_t> done{0};    ///< for this rank, of all shares
+    std::atomic<std::uint64_t> done{0};    ///< for this rank, of all shares; of slices: of its own
+    std::atomic<std::uint64_t> lent{0};    ///< slices that are in its ring, or were
+    std::atomic<bool> has_given_up{false}; ///< it comes for its slices no more
 
     void reset() noexcept {
         claimed.store(0, std::memory_order_relaxed);
         done.store(0, std::memory_order_relaxed);
+        lent.store(0, std::memory_order_relaxed);
+        has_given_up.store(false, std::memory_order_relaxed);
     }
 };
 
@@ -185,7 +189,7 @@ public:
         reason_.take_over(number, reason, burier, [this] { freeze(); });
         if (rank >= 0) { // after that: whoever sees it asks for the reason
             state_of(rank).is_dead.store(true);
-            has_dead_.store(true);
+            has_lost_.store(true);
         }
         room.wake();
     }
@@ -206,19 +210,35 @@ public:
         return retired(rank).load() <= sequence;
     }
 
+    /// Ranks that may have claimed a chunk of a collective and not finished it.
+    [[nodiscard]] std::vector<int> computing(std::uint64_t sequence) {
+        std::vector<int> ranks;
+        for (int rank = 0; rank < size_; ++rank) {
+            if (may_compute(state_of(rank), sequence)) {
+                ranks.push_back(rank);
+            }
+        }
+        return ranks;
+    }
+    /// Nobody waits for a chunk of `rank` any more.
+    void give_up_on(int rank) noexcept {
+        state_of(rank).is_given_up.store(true);
+        has_lost_.store(true);
+        room.wake();
+    }
+
     /// Whether some chunk of a collective will never be computed, because a rank died that had
-    /// claimed it, and no other can still finish one: the same on all ranks.
+    /// claimed it or was given up, and no other can still finish one: the same on all ranks.
     /// @pre all chunks are claimed
     [[nodiscard]] bool may_be_lost(std::uint64_t sequence) noexcept {
         bool is_left_undone = false;
-        for (int rank = 0; has_dead_.load() && rank < size_; ++rank) {
-            RankState& state = state_of(rank);
-            bool const may_compute = computes(state, Worker::rank).load() == sequence ||
-                                     computes(state, Worker::helper).load() == sequence;
-            if (may_compute && !state.is_dead.load()) {
+        for (int rank = 0; has_lost_.load() && rank < size_; ++rank) {
+            RankState const& state = state_of(rank);
+            bool const has_claimed = may_compute(state, sequence);
+            if (has_claimed && !state.is_dead.load() && !state.is_given_up.load()) {
                 return false;
             }
-            is_left_undone = is_left_undone || may_compute;
+            is_left_undone = is_left_undone || has_claimed;
         }
         return is_left_undone;
     }
@@ -237,11 +257,18 @@ private:
         std::atomic<std::chrono::steady_clock::rep> alive_at{0};
         std::array<std::atomic<std::uint64_t>, 2> computes{nothing, nothing}; ///< by its workers
         std::atomic<bool> is_dead{false};
+        std::atomic<bool> is_given_up{false}; ///< stuck within a chunk, at somebody's deadline
     };
 
     [[nodiscard]] static std::atomic<std::uint64_t>&
     computes(RankState& state, Worker worker) noexcept {
         return state.computes[static_cast<std::size_t>(worker)];
+    }
+
+    [[nodiscard]] static bool may_compute(RankState const& state, std::uint64_t sequence) noexcept {
+        return std::any_of(state.computes.begin(), state.computes.end(), [&](auto const& at) {
+            return at.load() == sequence;
+        });
     }
 
     void freeze() noexcept {
@@ -295,7 +322,7 @@ public:
 
 private:
     int size_;
-    std::atomic<bool> has_dead_{false};
+    std::atomic<bool> has_lost_{false};
     FirstReason reason_;
 };
 static_assert(std::is_trivially_destructible_v<Board>);

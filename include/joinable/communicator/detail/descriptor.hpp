@@ -104,6 +104,12 @@ struct alignas(64) ArrivalLine {
 
     static constexpr std::size_t inline_bytes = 56;
     static constexpr int max_ranks = 1 << 13;
+    // What a large collective has there.
+    static constexpr std::size_t count = 0;
+    static constexpr std::size_t in = 1;  ///< where the input is, as a place of the board
+    static constexpr std::size_t out = 2; ///< and the output
+    static constexpr std::size_t factor = 3;
+    static constexpr std::size_t ring = 4; ///< 0, or both are in a ring of so many bytes
     static constexpr std::uint64_t frozen = std::uint64_t{1} << 63U;
     static constexpr std::uint64_t sequence_mask = (std::uint64_t{1} << 31U) - 1;
     static constexpr std::uint64_t empty = sequence_mask; ///< no collective of a fresh ring slot
@@ -129,7 +135,7 @@ struct alignas(64) ArrivalLine {
             static_cast<DType>(word >> 42U & 0xfU),
             static_cast<ReduceOp>(word >> 46U & 0x7U),
             static_cast<int>(word >> 49U & 0x1fffU),
-            static_cast<std::size_t>(inline_count != 0 ? inline_count - 1 : payload[0]),
+            static_cast<std::size_t>(inline_count != 0 ? inline_count - 1 : payload[count]),
             (word >> 62U & 1U) != 0
         };
     }

@@ -19,6 +19,7 @@
 #include <joinable/communicator/detail/exchange.hpp>
 #include <joinable/communicator/detail/lent_memory.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
+#include <joinable/communicator/detail/slices.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
@@ -74,10 +75,11 @@ public:
             throw_failure(board_.reason());
         }
         if (!is_on_line) {
-            line.payload[0] = said.count;
+            line.payload[ArrivalLine::count] = said.count;
         }
         if (!is_small) {
-            while (!memory_.lend(sequence, in, out)) {
+            std::size_t const ring = Slices::fit(said.collective) ? Slices::ring_bytes(board_) : 0;
+            while (!memory_.lend(sequence, in, out, ring)) {
                 if (retired_ == next_) {
                     throw ContractViolation{
                         "a collective finds no place in the memory that a rank shares: wait for "
@@ -86,10 +88,11 @@ public:
                 }
                 finish(retired_);
             }
-            auto const [in_at, out_at] = memory_.lent(sequence, in, out);
-            line.payload[1] = board_.place_of(in_at);
-            line.payload[2] = board_.place_of(out_at);
-            line.payload[3] = std::bit_cast<std::uint64_t>(said.factor);
+            LentAddresses const at = memory_.lent(sequence, in, out);
+            line.payload[ArrivalLine::in] = board_.place_of(at.in);
+            line.payload[ArrivalLine::out] = board_.place_of(at.out);
+            line.payload[ArrivalLine::factor] = std::bit_cast<std::uint64_t>(said.factor);
+            line.payload[ArrivalLine::ring] = at.ring;
             if (said.has_counts) {
                 tell(board_.sends(rank_, sequence), board_.expects(rank_, sequence));
             }
@@ -115,13 +118,19 @@ public:
     }
 
     /// Makes progress, by not more than this rank's own share if that is not computed yet: so a rank
-    /// that tests amid other work does no more of it than the others. Whether its buffers are final.
+    /// that tests amid other work does no more of it than the others. Also by slices of other
+    /// collectives, for which other ranks may wait. Whether its buffers are final.
     [[nodiscard]] bool test(std::uint64_t sequence) {
         Pending const& pending = pending_of(sequence);
         bool const is_first =
             !is_done(sequence) && (!pending.has_agreed || has_own_share(sequence, pending));
         if (try_finish(sequence, is_first ? 1 : size())) {
             return true;
+        }
+        for (std::uint64_t other = retired_; Memory::needs_slices && other != next_; ++other) {
+            if (other != sequence && has_slices(other)) {
+                advance_other(other);
+            }
         }
         group_.look_for_deaths(); // who polls may never wait
         return false;
@@ -143,7 +152,10 @@ public:
                 group_.abort(*reason, rank_);
                 throw_failure(*reason);
             }
-            if (!pending.is_small) {
+            pending.is_sliced = !pending.is_small && Pipeline::is_needed(board_, sequence);
+            if (pending.is_sliced) {
+                pending.pipeline = Pipeline{board_, sequence, pending.said};
+            } else if (!pending.is_small) {
                 pending.cut = Cut{
                     Exchange{board_, sequence, pending.said}, size_of(pending.said.dtype), size()
                 };
@@ -154,6 +166,14 @@ public:
             combine_contributions(
                 board_, sequence, pending.said, pending.is_on_line, rank_, pending.out
             );
+        } else if (pending.is_sliced) {
+            if (!pending.pipeline.advance(board_, pending.said, rank_, memory_)) {
+                if (pending.pipeline.is_lost(board_)) {
+                    give_up(sequence);
+                }
+                return false;
+            }
+            memory_.give_back(sequence);
         } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_, shares)) {
             memory_.give_back(sequence);
         } else if (shares == size() && chunks_are_lost(board_, sequence, pending.cut)) {
@@ -177,15 +197,19 @@ public:
             "arrive",
             [&] { return "waits in " + pending.said.text(); }
         );
-        while (!try_finish(sequence, size())
-        ) { // all have arrived: the last chunks are being computed
-            wait(
-                [&] {
-                    return chunks_are_done(board_, sequence, pending.cut) ||
-                           chunks_are_lost(board_, sequence, pending.cut);
-                },
-                deadline_
-            );
+        while (!try_finish(sequence, size())) { // all have arrived
+            if (pending.is_sliced) {
+                wait_for_slices(sequence);
+                continue;
+            }
+            auto const is_over = [&] { // the last chunks are being computed
+                return chunks_are_done(board_, sequence, pending.cut) ||
+                       chunks_are_lost(board_, sequence, pending.cut);
+            };
+            // A thread never stops for long; should it be late, it still writes to this rank's buffer.
+            if (!wait(is_over, deadline_) && Memory::needs_slices) {
+                give_up_on_computing(sequence);
+            }
         }
     }
 
@@ -239,10 +263,7 @@ public:
             if (other == next_) {
                 return true;
             }
-            try {
-                static_cast<void>(try_finish(other, size()));
-            } catch (...) { // NOLINT(bugprone-empty-catch): its own wait() throws it
-            }
+            advance_other(other);
         }
     }
 
@@ -252,9 +273,11 @@ private:
         void* out = nullptr;
         bool is_small = false;   ///< every rank combines it for itself
         bool is_on_line = false; ///< it needs no slot either
+        bool is_sliced = false;  ///< else by chunks
         bool is_done = false;
         bool has_agreed = false;
         Cut cut = {};
+        Pipeline pipeline = {};
     };
     enum class Arrival : std::uint8_t { waiting, complete, never };
 
@@ -263,6 +286,40 @@ private:
     }
     [[nodiscard]] Pending& pending_of(std::uint64_t sequence) noexcept {
         return pending_[sequence % Board::max_in_flight];
+    }
+
+    /// Ranks that have not finished a chunk at the deadline: their processes have been stopped.
+    void give_up_on_computing(std::uint64_t sequence) {
+        std::vector<int> const overdue = board_.computing(sequence);
+        if (!overdue.empty()) {
+            abort_for(overdue, "finish its share", "waits in " + pending_of(sequence).said.text());
+        }
+        for (int const rank : overdue) {
+            board_.give_up_on(rank);
+        }
+    }
+    /// Until the pipeline gets on, or never will.
+    void wait_for_slices(std::uint64_t sequence) {
+        Pipeline const& pipeline = pending_of(sequence).pipeline;
+        auto const is_over = [&] {
+            return is_done(sequence) || pipeline.can_advance(board_, rank_) ||
+                   pipeline.is_lost(board_);
+        };
+        wait_for_others(
+            is_over,
+            [&] { return board_.is_spent() ? std::vector<int>{} : pipeline.holding_up(board_); },
+            "copy a slice",
+            [&] { return "waits in " + pending_of(sequence).said.text(); }
+        );
+        if (!is_over()) { // the deadline of a group that had failed before
+            give_up(sequence);
+        }
+    }
+    /// @pre the board is spent
+    [[noreturn]] void give_up(std::uint64_t sequence) {
+        board_.progress(rank_, sequence).has_given_up.store(true);
+        board_.room.wake();
+        throw_failure(board_.reason());
     }
 
     /// The slot of the next collective is free when every rank has finished what used it before.
@@ -303,7 +360,21 @@ private:
     [[nodiscard]] bool can_compute(std::uint64_t sequence) noexcept {
         Pending const& pending = pending_of(sequence);
         return !pending.is_small && !pending.is_done && arrival_of(sequence) == Arrival::complete &&
-               (!pending.has_agreed || has_unclaimed(board_, sequence, pending.cut));
+               (!pending.has_agreed ||
+                (pending.is_sliced ? pending.pipeline.can_advance(board_, rank_)
+                                   : has_unclaimed(board_, sequence, pending.cut)));
+    }
+    /// For this rank to copy or to compute.
+    [[nodiscard]] bool has_slices(std::uint64_t sequence) noexcept {
+        Pending const& pending = pending_of(sequence);
+        return can_compute(sequence) &&
+               (pending.has_agreed ? pending.is_sliced : Pipeline::is_needed(board_, sequence));
+    }
+    void advance_other(std::uint64_t sequence) noexcept {
+        try {
+            static_cast<void>(try_finish(sequence, size()));
+        } catch (...) { // NOLINT(bugprone-empty-catch): its own wait() throws it
+        }
     }
     [[nodiscard]] bool has_own_share(std::uint64_t sequence, Pending const& pending) noexcept {
         return !pending.is_small && has_unclaimed(board_, sequence, pending.cut, rank_);

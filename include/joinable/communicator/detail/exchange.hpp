@@ -33,12 +33,21 @@ struct Block {
     std::size_t out_at = 0;
 };
 
+/// Where one rank finds its buffers itself, if that is not where the others find them.
+struct OwnPlace {
+    int rank = -1;           ///< none
+    std::byte* in = nullptr; ///< only read
+    std::byte* out = nullptr;
+};
+
 /// A collective in which all ranks have arrived, as the blocks that have to be moved or reduced.
 /// Blocks are numbered, and every rank finds the same ones.
 class Exchange {
 public:
-    Exchange(Board& board, std::uint64_t sequence, Descriptor const& said) noexcept
-        : board_{board}, sequence_{sequence}, said_{said} {}
+    Exchange(
+        Board& board, std::uint64_t sequence, Descriptor const& said, OwnPlace const& own = {}
+    ) noexcept
+        : board_{board}, sequence_{sequence}, said_{said}, own_{own} {}
 
     [[nodiscard]] int blocks() const noexcept {
         switch (said_.collective) {
@@ -116,45 +125,55 @@ private:
                                 : said_.count;
     }
 
-    [[nodiscard]] std::byte* address(int rank, std::size_t word) const noexcept {
-        return board_.place_at(board_.line(rank, sequence_).payload[word]);
+    /// Of the byte at `offset` in a rank's input or output; from there on to the end of its slice, if
+    /// the rank has a ring.
+    [[nodiscard]] std::byte* shared(int rank, std::size_t word, std::size_t offset) const noexcept {
+        auto const& said = board_.line(rank, sequence_).payload;
+        std::uint64_t const ring = said[ArrivalLine::ring];
+        return board_.place_at(said[word]) + (ring == 0 ? offset : offset % ring);
+    }
+    [[nodiscard]] std::byte* input(int rank, std::size_t offset) const noexcept {
+        return rank == own_.rank ? own_.in + offset : shared(rank, ArrivalLine::in, offset);
+    }
+    [[nodiscard]] std::byte* output(int rank, std::size_t offset) const noexcept {
+        return rank == own_.rank ? own_.out + offset : shared(rank, ArrivalLine::out, offset);
     }
 
     void run_part(Block const& block, std::size_t begin, std::size_t end) const {
         std::size_t const element = size_of(said_.dtype);
-        auto const input = [&](std::size_t rank) {
-            return address(static_cast<int>(rank), 1) + (block.in_at + begin) * element;
+        auto const from = [&](std::size_t rank) {
+            return input(static_cast<int>(rank), (block.in_at + begin) * element);
         };
-        auto const output = [&](std::size_t k) {
+        auto const to = [&](std::size_t k) {
             int const rank = block.to == every_rank ? static_cast<int>(k) : block.to;
-            return address(rank, 2) + (block.out_at + begin) * element;
+            return output(rank, (block.out_at + begin) * element);
         };
         auto const ranks = static_cast<std::size_t>(board_.size());
         std::size_t const outputs = block.to == every_rank ? ranks : 1;
         bool const is_scaled = said_.collective == Collective::scaled_all_reduce;
-        if (ranks == 1 && input(0) == output(0) && !is_scaled) {
+        if (ranks == 1 && from(0) == to(0) && !is_scaled) {
             return; // a sum over one rank is there already
         }
         if (block.from == every_rank) {
             auto const factor = [&](std::size_t rank) {
                 return std::bit_cast<double>(
-                    board_.line(static_cast<int>(rank), sequence_).payload[3]
+                    board_.line(static_cast<int>(rank), sequence_).payload[ArrivalLine::factor]
                 );
             };
             reduce_to(
                 said_.dtype,
                 said_.op,
-                {ranks, input},
-                {outputs, output},
+                {ranks, from},
+                {outputs, to},
                 end - begin,
                 {is_scaled ? ranks : 0, factor}
             );
             return;
         }
-        std::byte const* const from = input(static_cast<std::size_t>(block.from));
+        std::byte const* const source = from(static_cast<std::size_t>(block.from));
         for (std::size_t k = 0; k < outputs; ++k) {
-            if (std::byte* const to = output(k); to != from) {
-                std::memcpy(to, from, (end - begin) * element);
+            if (std::byte* const target = to(k); target != source) {
+                std::memcpy(target, source, (end - begin) * element);
             }
         }
     }
@@ -162,6 +181,7 @@ private:
     Board& board_;
     std::uint64_t sequence_;
     Descriptor const& said_;
+    OwnPlace own_;
 };
 
 /// Whether all ranks have arrived for the same collective. Where there are counts, their tables tell.
@@ -171,7 +191,8 @@ inline bool say_the_same(Board& board, std::uint64_t sequence) noexcept {
     for (int rank = 1; rank < board.size(); ++rank) {
         ArrivalLine const& line = board.line(rank, sequence);
         if ((line.word.load(std::memory_order_relaxed) & ~ArrivalLine::frozen) != word ||
-            (ArrivalLine::tells_count(word) && line.payload[0] != first.payload[0])) {
+            (ArrivalLine::tells_count(word) &&
+             line.payload[ArrivalLine::count] != first.payload[ArrivalLine::count])) {
             return false;
         }
     }

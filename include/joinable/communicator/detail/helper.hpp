@@ -8,6 +8,7 @@
 #include <joinable/communicator/detail/chunks.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/exchange.hpp>
+#include <joinable/communicator/detail/slices.hpp>
 #include <joinable/communicator/detail/waiting.hpp>
 
 namespace joinable::inline v0::detail {
@@ -67,6 +68,9 @@ private:
         Descriptor const said = ArrivalLine::decode(line.word.load(), line.payload);
         if (said.is_small() || disagreement(board_, sequence, said)) {
             return false; // the rank itself tells the others
+        }
+        if (Pipeline::is_needed(board_, sequence)) {
+            return false; // it does not know the rank's own memory
         }
         Cut const cut{Exchange{board_, sequence, said}, size_of(said.dtype), board_.size()};
         bool const has_some = has_unclaimed(board_, sequence, cut);

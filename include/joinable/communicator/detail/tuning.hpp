@@ -16,6 +16,12 @@ inline constexpr std::size_t one_chunk_bytes = std::size_t{256} << 10U;
 inline constexpr std::size_t chunks_per_rank = 4;
 inline constexpr std::size_t largest_chunk_bytes = std::size_t{256} << 10U;
 
+/// A message of which some rank's buffer is out of the others' reach moves in slices of so many bytes,
+/// unless all of it fits in so many of them. Where ranks share cores, each meeting costs a switch.
+inline constexpr std::size_t slice_bytes = std::size_t{128} << 10U;
+inline constexpr std::size_t crowded_slice_bytes = std::size_t{512} << 10U;
+inline constexpr std::size_t slices_per_ring = 4;
+
 /// How often a wait looks before it yields its core: where every rank has one, and where not.
 inline constexpr int spins = 200;
 inline constexpr int crowded_spins = 20;

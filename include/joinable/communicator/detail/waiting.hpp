@@ -35,11 +35,10 @@ public:
     /// Spins for some microseconds where every rank has a core: longer would keep a peer waiting
     /// that shares its core with another program.
     explicit WaitingRoom(int ranks)
-        : spins_{
-              static_cast<unsigned>(ranks) <= std::thread::hardware_concurrency()
-                  ? tuning::spins
-                  : tuning::crowded_spins
-          } {}
+        : is_crowded_{static_cast<unsigned>(ranks) > std::thread::hardware_concurrency()} {}
+
+    /// Whether there are more ranks than cores.
+    [[nodiscard]] bool is_crowded() const noexcept { return is_crowded_; }
 
     /// Returns true once `ready()`, false at the deadline. What `ready` reads is changed before
     /// wake() and read here by sequentially consistent operations: so either the waker sees the
@@ -49,7 +48,8 @@ public:
     bool wait(
         Ready const& ready, std::chrono::nanoseconds deadline, BeforeSleep const& before_sleep = {}
     ) {
-        for (int i = 0; i < spins_; ++i) {
+        int const spins = is_crowded_ ? tuning::crowded_spins : tuning::spins;
+        for (int i = 0; i < spins; ++i) {
             if (ready()) {
                 return true;
             }
@@ -92,7 +92,7 @@ public:
     }
 
 private:
-    int spins_;
+    bool is_crowded_;
     std::atomic<int> sleepers_{0}; ///< and those that were killed in their sleep
     FutexWord wakes_{0};
 };

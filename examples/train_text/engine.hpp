@@ -91,28 +91,44 @@ inline void sum_rows(Matrix const& a, Matrix& out) {
     }
 }
 
-/// Stochastic gradient descent with momentum, and a rate that falls linearly to zero over `steps`:
-/// the last rounds of an epoch have fewer active ranks, so their averages are noisier.
+/// A learning rate that falls linearly to zero over `steps`: the last rounds of an epoch have fewer
+/// active ranks, so their averages are noisier.
+class FallingRate {
+public:
+    FallingRate(float start, std::size_t steps) : start_{start}, steps_{steps} {}
+
+    [[nodiscard]] float next() {
+        float const left =
+            1.0F - static_cast<float>(step_) / static_cast<float>(std::max(step_ + 1, steps_));
+        ++step_;
+        return start_ * left;
+    }
+
+private:
+    float start_;
+    std::size_t steps_;
+    std::size_t step_ = 0;
+};
+
+/// Stochastic gradient descent with momentum.
 class Sgd {
 public:
-    Sgd(std::vector<Parameter> const& parameters, float rate, float momentum, std::size_t steps)
-        : rate_{rate}, momentum_{momentum}, steps_{steps} {
+    Sgd(std::vector<Parameter> const& parameters, FallingRate rate, float momentum)
+        : rate_{rate}, momentum_{momentum} {
         for (Parameter const& parameter : parameters) {
             velocity_.emplace_back(parameter.value.numbers.size());
         }
     }
 
     void step(std::vector<Parameter>& parameters) {
-        float const left =
-            1.0F - static_cast<float>(step_) / static_cast<float>(std::max(step_ + 1, steps_));
-        ++step_;
+        float const rate = rate_.next();
         for (std::size_t p = 0; p < parameters.size(); ++p) {
             float* const value = parameters[p].value.numbers.data();
             float const* const grad = parameters[p].grad.numbers.data();
             float* const velocity = velocity_[p].data();
             for (std::size_t i = 0; i < velocity_[p].size(); ++i) {
                 velocity[i] = momentum_ * velocity[i] + grad[i];
-                value[i] -= rate_ * left * velocity[i];
+                value[i] -= rate * velocity[i];
             }
         }
     }
@@ -120,10 +136,8 @@ public:
     [[nodiscard]] std::vector<std::vector<float>> const& velocity() const { return velocity_; }
 
 private:
-    float rate_;
+    FallingRate rate_;
     float momentum_;
-    std::size_t steps_;
-    std::size_t step_ = 0;
     std::vector<std::vector<float>> velocity_;
 };
 

@@ -13,6 +13,7 @@
 #include <CLI/CLI.hpp>
 
 #include "data.hpp"
+#include "on_cuda.hpp"
 #include "report.hpp"
 #include "train.hpp"
 
@@ -23,6 +24,7 @@ using namespace train_text;
 // Exit codes, beside 0.
 constexpr int failed = 1;      // a rank left or failed, or ranks hold different bits
 constexpr int wrong_input = 2; // wrong arguments, or no text that can be read
+constexpr int no_device = 3;   // no GPU, or a program that was built without CUDA
 
 /// The texts of all ranks. Mode drop trims them to the shortest.
 std::vector<Text> deal(Corpus const& corpus, Options const& options) {
@@ -52,16 +54,18 @@ int run(Options const& options) {
     Corpus const corpus{options.paths, options.limit_bytes};
     std::vector<Text> const texts = deal(corpus, options);
     std::printf(
-        "%zu files with %zu bytes to train on, %zu bytes held out, %d %s ranks\n",
+        "%zu files with %zu bytes to train on, %zu bytes held out, %d %s ranks%s\n",
         corpus.files().size(),
         corpus.training_bytes(),
         corpus.held_out().size(),
         options.ranks,
-        options.communicator == Kind::process ? "process" : "thread"
+        options.communicator == Kind::process ? "process" : "thread",
+        options.device == Where::cuda ? " on GPUs" : ""
     );
     std::vector<Findings> findings;
     try {
-        findings = train_ranks(options, texts, corpus.held_out());
+        auto const& run_on = options.device == Where::cuda ? train_on_cuda : train_ranks;
+        findings = run_on(options, texts, corpus.held_out());
     } catch (joinable::PeerFailed const& error) {
         std::fflush(stdout);
         std::fprintf(stderr, "\ntrain_text: %s\n", error.what());
@@ -101,6 +105,13 @@ int main(int argc, char** argv) {
            "what ranks are: thread (default), or process; the same numbers bit for bit"
     )
         ->transform(CLI::CheckedTransformer(kinds));
+    std::map<std::string, Where> const devices{{"host", Where::host}, {"cuda", Where::cuda}};
+    app.add_option(
+           "--device",
+           options.device,
+           "what ranks compute on: host (default), or cuda, a GPU each, connected by NCCL"
+    )
+        ->transform(CLI::CheckedTransformer(devices));
     app.add_option("--ranks", options.ranks, "number of ranks")
         ->check(CLI::Range(1, 256))
         ->capture_default_str();
@@ -109,6 +120,13 @@ int main(int argc, char** argv) {
         ->capture_default_str();
     app.add_option("--batch", options.batch_size, "bytes per batch and rank")
         ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    app.add_option(
+           "--bucket-bytes",
+           options.bucket_bytes,
+           "of gradients that travel together; smaller: the first ones travel earlier"
+    )
+        ->check(CLI::PositiveNumber)
         ->capture_default_str();
     app.add_option("--limit-bytes", options.limit_bytes, "train on at most so many bytes; 0: all");
     app.add_option("--seed", options.seed, "of the parameters and the order of batches")
@@ -121,7 +139,7 @@ int main(int argc, char** argv) {
         ->capture_default_str();
     app.footer(
         "Exit code: 0 trained; 1 a rank left or failed, or ranks differ; 2 wrong arguments, or "
-        "no text that can be read."
+        "no text that can be read; 3 no GPU for --device cuda."
     );
     try {
         app.parse(argc, argv);
@@ -136,6 +154,9 @@ int main(int argc, char** argv) {
     } catch (std::exception const& error) {
         std::fflush(stdout);
         std::fprintf(stderr, "train_text: %s\n", error.what());
+        if (dynamic_cast<NoDevice const*>(&error) != nullptr) {
+            return no_device;
+        }
         return dynamic_cast<InputError const*>(&error) != nullptr ? wrong_input : failed;
     }
 }

@@ -48,8 +48,13 @@ public:
 
     [[nodiscard]] std::vector<Parameter>& parameters() { return parameters_; }
 
-    /// The mean loss in bits per byte over the bytes of `text` at `positions`.
-    double forward(std::span<std::uint8_t const> text, std::span<std::size_t const> positions) {
+    /// What forward() reads.
+    [[nodiscard]] static std::span<std::uint8_t const> load(std::span<std::uint8_t const> text) {
+        return text;
+    }
+
+    /// Predicts the bytes of `text` at `positions`.
+    void forward(std::span<std::uint8_t const> text, std::span<std::size_t const> positions) {
         std::size_t const batch = positions.size();
         input_ = Matrix{batch, context * width};
         activation_ = Matrix{batch, hidden};
@@ -78,8 +83,10 @@ public:
         for (std::size_t i = 0; i < batch; ++i) {
             bits -= std::log2(static_cast<double>(softmax(probability_.row(i), targets_[i])));
         }
-        return bits / static_cast<double>(batch);
+        loss_ = bits / static_cast<double>(batch);
     }
+    /// The mean of the last forward pass, in bits per byte.
+    [[nodiscard]] double loss() const { return loss_; }
 
     /// Gradients of the mean loss of the last forward pass, in nats, the last layer first; `ready(i)`
     /// says that the gradient of parameter i is final.
@@ -156,6 +163,7 @@ private:
     Matrix probability_;
     std::vector<std::uint8_t> contexts_;
     std::vector<std::uint8_t> targets_;
+    double loss_ = 0;
 };
 
 } // namespace train_text

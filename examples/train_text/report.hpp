@@ -70,6 +70,12 @@ inline bool report(
         "speed                    %.0f bytes per second\n",
         static_cast<double>(sizes.sum) * options.epochs / first.seconds
     );
+    double const rounds = std::max<double>(1, static_cast<double>(first.rounds));
+    std::printf(
+        "each round               %.1f us, of which rank 0 waits %.1f us in roll calls\n",
+        1e6 * first.seconds / rounds,
+        1e6 * first.waited / rounds
+    );
     std::printf(
         "parameters and momentum  %s\n",
         same ? "the same bit for bit on all ranks, without any final sync" : "DIFFER between ranks"

@@ -21,15 +21,18 @@ namespace train_text {
 
 enum class Mode { join, drop, even };
 enum class Kind { thread, process }; ///< what ranks are
+enum class Where { host, cuda };     ///< what they compute on
 
 struct Options {
     std::vector<std::string> paths;
     Mode mode = Mode::join;
     bool without_join = false;
     Kind communicator = Kind::thread;
+    Where device = Where::host;
     int ranks = 4;
     int epochs = 3;
     std::size_t batch_size = 64;
+    std::size_t bucket_bytes = std::size_t{1} << 20U;
     std::size_t limit_bytes = 0;
     std::uint64_t seed = 1;
     float rate = 0.15F;
@@ -48,93 +51,127 @@ struct Findings {
     std::size_t shadow_rounds;
     std::uint64_t digest; ///< of the bits of all parameters and momentum
     double seconds;       ///< of training
+    double waited;        ///< of these in roll calls
     double bits_before;   ///< per held-out byte; measured by rank 0
     double bits_after;
 };
 
-inline double bits_per_byte(Model& model, Text const& text) {
+/// What a rank is given.
+struct Job {
+    Options const& options;
+    Text const& text;
+    Text const& held_out;
+    std::size_t longest; ///< the number of batches of the rank that has most
+    Progress const& progress;
+};
+
+template <class Model>
+double bits_per_byte(Model& model, Text const& text) {
+    auto const& loaded = model.load(text);
     double bits = 0;
     for (auto const& batch : make_batches(text.size(), 256, {})) {
-        bits += model.forward(text, batch) * static_cast<double>(batch.size());
+        model.forward(loaded, batch);
+        bits += model.loss() * static_cast<double>(batch.size());
     }
     return bits / static_cast<double>(text.size());
 }
 
-inline std::uint64_t digest_of(Model& model, Sgd const& optimizer) {
-    std::string bytes;
-    auto const add = [&](std::vector<float> const& numbers) {
-        bytes.append(reinterpret_cast<char const*>(numbers.data()), numbers.size() * sizeof(float));
-    };
+/// All parameters, then all momentum.
+inline std::vector<std::vector<float>> state_of(Model& model, Sgd const& optimizer) {
+    std::vector<std::vector<float>> state;
     for (Parameter const& parameter : model.parameters()) {
-        add(parameter.value.numbers);
+        state.push_back(parameter.value.numbers);
     }
-    for (auto const& velocity : optimizer.velocity()) {
-        add(velocity);
+    state.insert(state.end(), optimizer.velocity().begin(), optimizer.velocity().end());
+    return state;
+}
+
+inline std::uint64_t digest_of(std::vector<std::vector<float>> const& state) {
+    std::string bytes;
+    for (auto const& numbers : state) {
+        bytes.append(reinterpret_cast<char const*>(numbers.data()), numbers.size() * sizeof(float));
     }
     return hash_of(bytes);
 }
 
-/// Trains on this rank's text, together with the other ranks on theirs. `longest` is the number of
-/// batches of the rank that has most.
+/// Until what a rank's device was asked for is done. With a deadline: other ranks are part of it.
 template <class Comm>
-Findings train(
-    Comm& comm,
-    Options const& options,
-    Text const& text,
-    std::size_t longest,
-    Text const& held_out,
-    Progress const& progress
-) {
+void wait_for_device(Comm& comm) {
+    if constexpr (requires { comm.synchronize(); }) {
+        comm.synchronize();
+    }
+}
+
+/// Trains on this rank's text, together with the other ranks on theirs. `comm` moves gradients, and
+/// `hosts` are the same ranks on the host: one and the same where that is where ranks compute.
+template <class Comm, class Hosts, class Model, class Optimizer>
+Findings train(Comm& comm, Hosts& hosts, Model& model, Optimizer& optimizer, Job const& job) {
+    Options const& options = job.options;
     auto const rank = static_cast<std::uint64_t>(comm.rank());
     Findings findings{};
 
-    Model model{options.seed + rank}; // ranks start differently: ddp takes rank 0's parameters
-    Sgd optimizer{model.parameters(), options.rate, options.momentum, longest};
     // Every rank steps in every round: there is nothing to sync at the end, as the report shows.
-    joinable::DistributedDataParallel ddp{comm, model.parameters(), {.sync_at_end = false}};
+    joinable::DistributedDataParallel ddp{
+        comm,
+        model.parameters(),
+        {.first_bucket_bytes = options.bucket_bytes,
+         .gradient_as_bucket_view = options.device == Where::cuda,
+         .sync_at_end = false}
+    };
     joinable::Step step{comm, [&] { optimizer.step(model.parameters()); }};
 
     if (rank == 0) {
-        findings.bits_before = bits_per_byte(model, held_out);
+        findings.bits_before = bits_per_byte(model, job.held_out);
     }
+    auto const& text = model.load(job.text);
     std::optional<ProgressDisplay> display;
     if (rank == 0) {
-        display.emplace(progress);
+        display.emplace(job.progress);
     }
     comm.barrier();
     auto const start = std::chrono::steady_clock::now();
     for (int epoch = 0; epoch < options.epochs; ++epoch) {
         joinable::Shuffle const shuffle{options.seed + rank, static_cast<std::uint64_t>(epoch)};
-        joinable::Join guard{joinable::participants(ddp, step), {.enable = !options.without_join}};
-        for (auto const& batch : make_batches(text.size(), options.batch_size, shuffle)) {
-            ddp.forward([&] { return model.forward(text, batch); }, {.weight = batch.size()});
+        auto const batches = make_batches(job.text.size(), options.batch_size, shuffle);
+        joinable::Join guard{
+            joinable::participants(ddp, step),
+            joinable::control(hosts),
+            {.enable = !options.without_join}
+        };
+        for (auto const& batch : batches) {
+            ddp.forward([&] { model.forward(text, batch); }, {.weight = batch.size()});
             ddp.backward([&](auto ready) { model.backward(ready); });
             step.step();
-            progress.advance(comm.rank());
+            job.progress.advance(comm.rank());
         }
-        progress.set_shadowing(comm.rank(), true);
+        job.progress.set_shadowing(comm.rank(), true);
         joinable::JoinResult const result = guard.finish();
-        progress.set_shadowing(comm.rank(), false);
+        wait_for_device(comm);
+        job.progress.set_shadowing(comm.rank(), false);
         findings.rounds += result.rounds;
         findings.own_rounds += result.own_rounds;
         findings.shadow_rounds += result.shadow_rounds;
+        findings.waited += std::chrono::duration<double>(result.waited).count();
     }
     std::chrono::duration<double> const taken = std::chrono::steady_clock::now() - start;
     findings.seconds = taken.count();
     display.reset();
 
-    findings.digest = digest_of(model, optimizer);
+    findings.digest = digest_of(state_of(model, optimizer));
     if (rank == 0) {
-        findings.bits_after = bits_per_byte(model, held_out);
+        findings.bits_after = bits_per_byte(model, job.held_out);
     }
     return findings;
 }
 
-/// Trains on as many ranks as there are texts, threads or processes. What they find comes back through
-/// memory that this process shares with its ranks, of either kind.
+/// Runs `rank(hosts, job)`, which returns its Findings, on as many ranks as there are texts, threads or
+/// processes. What they find comes back through memory that this process shares with its ranks, of
+/// either kind.
 /// @throws joinable::PeerFailed  a rank failed, or left the others.
-inline std::vector<Findings>
-train_ranks(Options const& options, std::vector<Text> const& texts, Text const& held_out) {
+template <class Rank>
+std::vector<Findings> run_ranks(
+    Options const& options, std::vector<Text> const& texts, Text const& held_out, Rank const& rank
+) {
     std::vector<std::size_t> batches;
     for (Text const& text : texts) {
         batches.push_back(options.batches_of(text));
@@ -142,9 +179,9 @@ train_ranks(Options const& options, std::vector<Text> const& texts, Text const& 
     std::size_t const longest = *std::max_element(batches.begin(), batches.end());
     Progress const progress{batches};
     auto const findings = joinable::shared_buffer<Findings>(texts.size());
-    auto const body = [&](auto& comm) {
-        auto const rank = static_cast<std::size_t>(comm.rank());
-        findings[rank] = train(comm, options, texts[rank], longest, held_out, progress);
+    auto const body = [&](auto& hosts) {
+        auto const r = static_cast<std::size_t>(hosts.rank());
+        findings[r] = rank(hosts, Job{options, texts[r], held_out, longest, progress});
     };
     if (options.communicator == Kind::process) {
         joinable::run_processes(options.ranks, body);
@@ -152,6 +189,18 @@ train_ranks(Options const& options, std::vector<Text> const& texts, Text const& 
         joinable::run_threads(options.ranks, body);
     }
     return {findings.begin(), findings.end()};
+}
+
+/// Trains on the host.
+inline std::vector<Findings>
+train_ranks(Options const& options, std::vector<Text> const& texts, Text const& held_out) {
+    return run_ranks(options, texts, held_out, [](auto& hosts, Job const& job) {
+        Options const& o = job.options;
+        // Ranks start differently: ddp takes rank 0's parameters.
+        Model model{o.seed + static_cast<std::uint64_t>(hosts.rank())};
+        Sgd optimizer{model.parameters(), {o.rate, job.longest}, o.momentum};
+        return train(hosts, hosts, model, optimizer, job);
+    });
 }
 
 } // namespace train_text

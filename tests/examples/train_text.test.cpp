@@ -31,9 +31,11 @@ double difference_quotient(Model& model, float& number) {
     float const higher = before + 0.01F;
     float const lower = before - 0.01F;
     number = higher;
-    double const above = model.forward(text, positions);
+    model.forward(text, positions);
+    double const above = model.loss();
     number = lower;
-    double const below = model.forward(text, positions);
+    model.forward(text, positions);
+    double const below = model.loss();
     number = before;
     return std::log(2.0) * (above - below) / (static_cast<double>(higher) - lower);
 }

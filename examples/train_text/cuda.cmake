@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: BSL-1.0
+# The program train_text with GPUs.
+if(NOT TARGET joinable::nccl)
+    message(STATUS "skipped: there is no joinable::nccl, so there is no example train_text_cuda")
+    return()
+endif()
+enable_language(CUDA)
+add_executable(train_text_cuda train_text/main.cpp train_text/with_cuda.cu)
+target_link_libraries(train_text_cuda PRIVATE joinable_dev joinable::nccl CLI11::CLI11)
+target_compile_definitions(
+    train_text_cuda PRIVATE JOINABLE_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
+)
+
+# Without a GPU they end with 3, so they are skipped. The last one is not: it looks at what is said.
+set(one_rank ${texts}/a.txt ${texts}/d.txt --ranks 1 --epochs 1 --bucket-bytes 8192)
+set(arguments_thread ${one_rank} --communicator thread)
+set(arguments_process ${one_rank} --communicator process)
+set(arguments_uneven ${three_texts} --communicator process) # also where they share a GPU
+foreach(name thread process uneven)
+    add_test(NAME example/train_text_cuda_${name} COMMAND train_text_cuda --device cuda
+                                                          ${arguments_${name}}
+    )
+    set_tests_properties(
+        example/train_text_cuda_${name} PROPERTIES TIMEOUT 120 SKIP_RETURN_CODE 3
+    )
+endforeach()
+add_test(NAME example/train_text_cuda_or_why_not COMMAND train_text_cuda --device cuda ${one_rank})
+set_tests_properties(
+    example/train_text_cuda_or_why_not
+    PROPERTIES TIMEOUT 120 PASS_REGULAR_EXPRESSION
+               "the same bit for bit|--device cuda needs a GPU, but CUDA finds none here"
+)

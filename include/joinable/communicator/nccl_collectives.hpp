@@ -33,6 +33,10 @@
 
 namespace joinable::inline v0 {
 
+namespace detail {
+class NcclGraph;
+} // namespace detail
+
 /// The members that NcclCommunicator and NcclCommunicatorRef have in common.
 ///
 /// Collectives run on the communicator's stream, each behind what was on the caller's stream when it
@@ -360,6 +364,8 @@ protected:
     bool checks_;
 
 private:
+    friend class detail::NcclGraph;
+
     enum class Parts : bool {
         own,
         same

@@ -252,6 +252,7 @@ TEST_CASE("misuse of a device says what to do") {
           }).find("captures a CUDA graph; end the capture") != std::string::npos);
     cudaGraph_t graph = nullptr;
     CHECK(cudaStreamEndCapture(f.engine, &graph) == cudaSuccess);
+    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
     f.device.submit();
 }
 

@@ -338,6 +338,7 @@ TEST_CASE("an engine that captures a graph is told so before anything is submitt
         );
         cudaGraph_t graph = nullptr;
         CHECK(cudaStreamEndCapture(model.stream(), &graph) == cudaSuccess);
+        CHECK(cudaGraphDestroy(graph) == cudaSuccess);
     });
     fake::drain();
 }

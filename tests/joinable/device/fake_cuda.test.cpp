@@ -260,7 +260,7 @@ TEST_CASE("devices are as many as a test says, and a stream and its events are o
     fake::drain();
 }
 
-TEST_CASE("a stream that captures takes no work and cannot be waited for") {
+TEST_CASE("a stream that captures runs nothing and cannot be waited for") {
     cudaStream_t const stream = make_stream();
     cudaStreamCaptureStatus status{};
     CHECK(cudaStreamIsCapturing(stream, &status) == cudaSuccess);
@@ -269,13 +269,63 @@ TEST_CASE("a stream that captures takes no work and cannot be waited for") {
     CHECK(cudaStreamIsCapturing(stream, &status) == cudaSuccess);
     CHECK(status == cudaStreamCaptureStatusActive);
     CHECK(cudaStreamSynchronize(stream) == cudaErrorStreamCaptureUnsupported);
-    CHECK_THROWS_AS(fake::enqueue(stream, [] {}), std::invalid_argument);
+    int runs = 0;
+    fake::enqueue(stream, [&] { ++runs; });
     cudaGraph_t graph = nullptr;
     CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
     CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+    CHECK(runs == 0);
+    (void)cudaGraphDestroy(graph);
+    CHECK(fake::live_graphs() == 0);
     (void)cudaGetLastError();
     (void)cudaStreamDestroy(stream);
     fake::drain();
+}
+
+TEST_CASE("a graph runs what its streams were given, as often as it is launched") {
+    cudaStream_t const stream = make_stream();
+    cudaStream_t const other = make_stream();
+    cudaEvent_t event = nullptr;
+    (void)cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    std::vector<int> log;
+    auto const capture = [&](bool joins) {
+        CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed) == cudaSuccess);
+        fake::enqueue(stream, [&] { log.push_back(1); });
+        CHECK(cudaEventRecord(event, stream) == cudaSuccess);
+        CHECK(cudaStreamWaitEvent(other, event, 0) == cudaSuccess);
+        fake::enqueue(other, [&] { log.push_back(2); });
+        CHECK(cudaEventRecord(event, other) == cudaSuccess);
+        CHECK(cudaEventQuery(event) == cudaErrorCapturedEvent);
+        if (joins) {
+            CHECK(cudaStreamWaitEvent(stream, event, 0) == cudaSuccess);
+        }
+        cudaGraph_t graph = nullptr;
+        CHECK(
+            cudaStreamEndCapture(stream, &graph) ==
+            (joins ? cudaSuccess : cudaErrorStreamCaptureUnjoined)
+        );
+        return graph;
+    };
+    CHECK(capture(false) == nullptr);
+    cudaGraph_t const graph = capture(true);
+    cudaGraphExec_t executable = nullptr;
+    CHECK(cudaGraphInstantiateWithFlags(&executable, graph, 0) == cudaSuccess);
+    CHECK(cudaGraphLaunch(executable, stream) == cudaSuccess);
+    std::vector<cudaGraphNode_t> nodes(2);
+    std::size_t count = nodes.size();
+    CHECK(cudaGraphGetNodes(graph, nodes.data(), &count) == cudaSuccess);
+    CHECK(cudaGraphNodeSetEnabled(executable, nodes[0], 0) == cudaSuccess);
+    CHECK(cudaGraphLaunch(executable, other) == cudaSuccess);
+    fake::drain();
+    CHECK(log == std::vector<int>{1, 2, 2});
+    (void)cudaGraphExecDestroy(executable);
+    (void)cudaGraphDestroy(graph);
+    (void)cudaGetLastError();
+    (void)cudaEventDestroy(event);
+    (void)cudaStreamDestroy(other);
+    (void)cudaStreamDestroy(stream);
+    fake::drain();
+    CHECK(fake::live_graphs() == 0);
 }
 
 } // namespace

@@ -359,6 +359,7 @@ TEST_CASE("misuse is refused before any data moves, and leaves the communicator 
             cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
             refused(sum(data.buffer()), "captures a CUDA graph");
             cuda(cudaStreamEndCapture(stream, &graph));
+            cuda(cudaGraphDestroy(graph));
         }
         {
             cudaStream_t gone = nullptr;

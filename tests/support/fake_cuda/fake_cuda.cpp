@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include <support/fake_cuda/capture.hpp>
 #include <support/fake_cuda/fake_cuda.hpp>
 
 namespace fake = joinable_tests::fake_cuda;
@@ -97,6 +98,7 @@ struct CUstream_st {
     std::deque<std::function<void()>> queue; ///< the first one runs
     bool is_closing = false;
     std::atomic<bool> is_capturing{false};
+    std::shared_ptr<joinable_tests::fake_cuda::Capture> capture; ///< while it captures
     int device;
     unsigned int flags;
 };
@@ -105,6 +107,9 @@ struct CUevent_st {
     std::mutex mutex;
     std::shared_ptr<Milestone> last; ///< null: not recorded
     int device;
+    std::shared_ptr<joinable_tests::fake_cuda::Capture> capture = {
+    }; ///< where it was recorded last
+    joinable_tests::fake_cuda::Clock clock = {};
 };
 
 namespace {
@@ -123,6 +128,8 @@ struct Runtime {
     std::map<CUstream_st*, std::shared_ptr<CUstream_st>> streams;
     std::set<std::shared_ptr<CUstream_st>> closing;
     std::set<CUevent_st*> events;
+    std::set<CUgraph_st*> graphs;
+    std::set<CUgraphExec_st*> executables;
     std::map<std::string, std::size_t> calls;
     std::shared_ptr<CUstream_st> null_stream;
     int devices = 8;
@@ -222,14 +229,19 @@ cudaError_t begin(char const* function) {
     return cudaSuccess;
 }
 
-/// Puts work on a stream that takes some.
-cudaError_t launch(cudaStream_t handle, std::function<void()> work) {
+/// Puts work on a stream, or in the graph that it captures.
+cudaError_t launch(
+    cudaStream_t handle,
+    std::function<void()> work,
+    cudaGraphNodeType type = cudaGraphNodeTypeMemcpy
+) {
     auto const stream = runtime().find(handle);
     if (!stream) {
         return give(cudaErrorInvalidResourceHandle);
     }
     if (stream->is_capturing) {
-        return give(cudaErrorStreamCaptureUnsupported);
+        stream->capture->add(stream.get(), type, [work] { return work; });
+        return cudaSuccess;
     }
     stream->enqueue(std::move(work));
     return cudaSuccess;
@@ -258,6 +270,32 @@ cudaError_t last_record(cudaEvent_t event, std::shared_ptr<Milestone>& record) {
     return cudaSuccess;
 }
 
+cudaGraph_t new_graph() {
+    auto* const graph = new CUgraph_st;
+    std::lock_guard const lock{runtime().mutex};
+    runtime().graphs.insert(graph);
+    return graph;
+}
+bool forget_graph(cudaGraph_t graph) {
+    {
+        std::lock_guard const lock{runtime().mutex};
+        if (runtime().graphs.erase(graph) == 0) {
+            return false;
+        }
+    }
+    delete graph;
+    return true;
+}
+cudaError_t begin_capture(cudaStream_t stream, cudaGraph_t graph, bool owns_graph) {
+    auto const found = runtime().find(stream);
+    if (!found || stream == nullptr || found->is_capturing) {
+        return give(cudaErrorStreamCaptureUnsupported);
+    }
+    found->capture = std::make_shared<fake::Capture>(stream, graph, owns_graph);
+    found->is_capturing = true;
+    return cudaSuccess;
+}
+
 void copy_rows(
     std::byte* to,
     std::size_t to_pitch,
@@ -276,11 +314,23 @@ void copy_rows(
 // -- what tests see ----------------------------------------------------------------------------------
 
 void fake::enqueue(cudaStream_t stream, std::function<void()> work) {
-    auto const found = runtime().find(stream);
-    if (!found || found->is_capturing) {
-        throw std::invalid_argument{"fake_cuda: the stream does not exist, or captures"};
+    if (launch(stream, std::move(work), cudaGraphNodeTypeKernel) != cudaSuccess) {
+        throw std::invalid_argument{"fake_cuda: the stream does not exist"};
     }
-    found->enqueue(std::move(work));
+}
+bool fake::capture(
+    cudaStream_t stream, std::function<std::function<void()>()> const& work_of_launch
+) {
+    auto const found = runtime().find(stream);
+    if (!found || !found->is_capturing) {
+        return false;
+    }
+    found->capture->add(found.get(), cudaGraphNodeTypeKernel, work_of_launch);
+    return true;
+}
+std::size_t fake::live_graphs() {
+    std::lock_guard const lock{runtime().mutex};
+    return runtime().graphs.size() + runtime().executables.size();
 }
 bool fake::is_idle(cudaStream_t stream) {
     auto const found = runtime().find(stream);
@@ -490,6 +540,19 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     if (auto const error = last_record(event, record); error != cudaSuccess) {
         return error;
     }
+    auto const found = runtime().find(stream);
+    if (found && event->capture) {
+        if (found->is_capturing && found->capture != event->capture) {
+            return give(cudaErrorStreamCaptureMerge);
+        }
+        found->is_capturing = true;
+        found->capture = event->capture;
+        fake::merge(found->capture->streams[found.get()], event->clock);
+        return cudaSuccess;
+    }
+    if (found && found->is_capturing) {
+        return give(cudaErrorStreamCaptureIsolation);
+    }
     return launch(stream, [record] {
         if (record) {
             record->wait();
@@ -511,35 +574,62 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
     if (auto const error = begin("cudaStreamBeginCapture"); error != cudaSuccess) {
         return error;
     }
-    auto const found = runtime().find(stream);
-    if (!found || stream == nullptr || found->is_capturing.exchange(true)) {
-        return give(cudaErrorStreamCaptureUnsupported);
+    cudaGraph_t const graph = new_graph();
+    auto const error = begin_capture(stream, graph, true);
+    if (error != cudaSuccess) {
+        forget_graph(graph);
     }
-    return cudaSuccess;
+    return error;
+}
+cudaError_t cudaStreamBeginCaptureToGraph(
+    cudaStream_t stream,
+    cudaGraph_t graph,
+    cudaGraphNode_t const*,
+    cudaGraphEdgeData const*,
+    std::size_t,
+    cudaStreamCaptureMode
+) {
+    if (auto const error = begin("cudaStreamBeginCaptureToGraph"); error != cudaSuccess) {
+        return error;
+    }
+    return begin_capture(stream, graph, false);
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     if (auto const error = begin("cudaStreamEndCapture"); error != cudaSuccess) {
         return error;
     }
     auto const found = runtime().find(stream);
-    if (!found || !found->is_capturing.exchange(false)) {
+    if (!found || !found->is_capturing || found->capture->origin != stream) {
         return give(cudaErrorIllegalState);
     }
-    *graph = nullptr;
+    auto const capture = found->capture;
+    *graph = capture->graph;
+    for (auto const& other : runtime().all_streams()) {
+        if (other->capture == capture) {
+            other->is_capturing = false;
+            other->capture = nullptr;
+        }
+    }
+    if (!capture->is_joined()) {
+        if (cudaGraph_t const lost = std::exchange(*graph, nullptr); capture->owns_graph) {
+            forget_graph(lost);
+        }
+        return give(cudaErrorStreamCaptureUnjoined);
+    }
     return cudaSuccess;
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
     if (auto const error = begin("cudaLaunchHostFunc"); error != cudaSuccess) {
         return error;
     }
-    return launch(stream, [function, data] { function(data); });
+    return launch(stream, [function, data] { function(data); }, cudaGraphNodeTypeHost);
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
     if (auto const error = begin("cudaEventCreateWithFlags"); error != cudaSuccess) {
         return error;
     }
-    *event = new CUevent_st{{}, {}, current_device};
+    *event = new CUevent_st{{}, {}, current_device, {}, {}};
     std::lock_guard const lock{runtime().mutex};
     runtime().events.insert(*event);
     return cudaSuccess;
@@ -569,6 +659,11 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     if (!found || (stream != nullptr && found->device != event->device)) {
         return give(cudaErrorInvalidResourceHandle);
     }
+    event->capture = found->is_capturing ? found->capture : nullptr;
+    if (found->is_capturing) {
+        event->clock = found->capture->streams[found.get()];
+        return cudaSuccess;
+    }
     auto record = std::make_shared<Milestone>();
     auto const error = launch(stream, [record] { record->reach(); });
     if (error == cudaSuccess) {
@@ -584,6 +679,9 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     std::shared_ptr<Milestone> record;
     if (auto const error = last_record(event, record); error != cudaSuccess) {
         return error;
+    }
+    if (event->capture) {
+        return give(cudaErrorCapturedEvent);
     }
     return give(!record || record->is_reached() ? cudaSuccess : cudaErrorNotReady);
 }
@@ -801,7 +899,7 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t
     if (auto const error = begin("cudaMemsetAsync"); error != cudaSuccess) {
         return error;
     }
-    return launch(stream, [=] { std::memset(to, value, bytes); });
+    return launch(stream, [=] { std::memset(to, value, bytes); }, cudaGraphNodeTypeMemset);
 }
 cudaError_t cudaMemset2DAsync(
     void* to,
@@ -822,6 +920,96 @@ cudaError_t cudaMemset2DAsync(
             std::memset(static_cast<std::byte*>(to) + row * pitch, value, width);
         }
     });
+}
+
+cudaError_t cudaGraphCreate(cudaGraph_t* graph, unsigned int) {
+    if (auto const error = begin("cudaGraphCreate"); error != cudaSuccess) {
+        return error;
+    }
+    *graph = new_graph();
+    return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    if (auto const error = begin("cudaGraphDestroy"); error != cudaSuccess) {
+        return error;
+    }
+    return give(forget_graph(graph) ? cudaSuccess : cudaErrorInvalidValue);
+}
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, std::size_t* count) {
+    if (auto const error = begin("cudaGraphGetNodes"); error != cudaSuccess) {
+        return error;
+    }
+    if (nodes == nullptr) {
+        *count = graph->nodes.size();
+        return cudaSuccess;
+    }
+    for (std::size_t i = 0; i < *count; ++i) {
+        nodes[i] = i < graph->nodes.size() ? graph->nodes[i].get() : nullptr;
+    }
+    return cudaSuccess;
+}
+cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, cudaGraphNodeType* type) {
+    if (auto const error = begin("cudaGraphNodeGetType"); error != cudaSuccess) {
+        return error;
+    }
+    *type = node->type;
+    return cudaSuccess;
+}
+cudaError_t
+cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
+    if (auto const error = begin("cudaGraphInstantiateWithFlags"); error != cudaSuccess) {
+        return error;
+    }
+    *executable = new CUgraphExec_st;
+    for (auto const& node : graph->nodes) {
+        (*executable)->nodes.push_back({node});
+    }
+    std::lock_guard const lock{runtime().mutex};
+    runtime().executables.insert(*executable);
+    return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+    if (auto const error = begin("cudaGraphExecDestroy"); error != cudaSuccess) {
+        return error;
+    }
+    {
+        std::lock_guard const lock{runtime().mutex};
+        if (runtime().executables.erase(executable) == 0) {
+            return give(cudaErrorInvalidValue);
+        }
+    }
+    delete executable;
+    return cudaSuccess;
+}
+cudaError_t
+cudaGraphNodeSetEnabled(cudaGraphExec_t executable, cudaGraphNode_t node, unsigned int is_enabled) {
+    if (auto const error = begin("cudaGraphNodeSetEnabled"); error != cudaSuccess) {
+        return error;
+    }
+    if (node->type != cudaGraphNodeTypeKernel && node->type != cudaGraphNodeTypeMemcpy &&
+        node->type != cudaGraphNodeTypeMemset) {
+        return give(cudaErrorInvalidValue);
+    }
+    for (auto& own : executable->nodes) {
+        if (own.node.get() == node) {
+            own.is_enabled = is_enabled != 0;
+            return cudaSuccess;
+        }
+    }
+    return give(cudaErrorInvalidValue);
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+    if (auto const error = begin("cudaGraphLaunch"); error != cudaSuccess) {
+        return error;
+    }
+    for (auto const& [node, is_enabled] : executable->nodes) {
+        if (is_enabled) {
+            if (auto const error = launch(stream, node->make()); error != cudaSuccess) {
+                return error;
+            }
+        }
+    }
+    return cudaSuccess;
 }
 
 } // extern "C"

@@ -18,7 +18,8 @@
 ///   to pageable memory too: harsher than a GPU, where some of these wait.
 /// - The null stream is one more stream, which waits for no other.
 /// - Memory that was allocated in stream order is poisoned when the stream comes to it.
-/// - What is launched while a stream captures is refused; an empty graph is what a capture gives.
+/// - What is launched while a stream captures becomes a node of its graph; a graph's nodes run one by
+///   one, in the order in which they were captured.
 /// - No kernels.
 namespace joinable_tests::fake_cuda {
 
@@ -26,8 +27,11 @@ inline constexpr int poison = 0xcd; ///< what a byte that nobody wrote holds
 
 /// Runs `work` on the stream, after what is there. Null: the null stream. For other fakes, whose
 /// kernels may wait for each other: each stream has a thread of its own.
-/// @throws std::invalid_argument  no such stream, or it captures.
+/// @throws std::invalid_argument  no such stream.
 void enqueue(cudaStream_t stream, std::function<void()> work);
+/// Where the stream captures: a node that at each launch of its graph is asked for what runs then.
+/// Returns whether it captures.
+bool capture(cudaStream_t stream, std::function<std::function<void()>()> const& work_of_launch);
 /// Whether everything that is on the stream has run.
 [[nodiscard]] bool is_idle(cudaStream_t stream);
 /// Waits until all streams are idle, those that were destroyed included.
@@ -37,6 +41,8 @@ void drain();
 [[nodiscard]] std::size_t live_allocations();
 [[nodiscard]] std::size_t live_streams();
 [[nodiscard]] std::size_t live_events();
+/// Graphs, and what was instantiated of them.
+[[nodiscard]] std::size_t live_graphs();
 /// Whether all of [data, data + bytes) is in one allocation of a device that is alive.
 [[nodiscard]] bool is_device_memory(void const* data, std::size_t bytes = 1);
 

@@ -47,13 +47,15 @@ struct Op {
     int peer; ///< the root, or the other side
     std::shared_ptr<Member> member;
     cudaStream_t stream;
-    double factor = 1.0;    ///< of this rank's input
-    bool is_scaled = false; ///< a sum of scaled inputs is another kernel than a sum
+    double factor = 1.0;          ///< of this rank's input
+    bool is_scaled = false;       ///< a sum of scaled inputs is another kernel than a sum
+    void const* scalar = nullptr; ///< where the factor is read when the kernel runs
+    std::size_t capture = 0;      ///< of a graph: which of the rank's captured operations; else 0
 
     [[nodiscard]] bool is_message() const { return kind == Kind::send || kind == Kind::receive; }
     [[nodiscard]] bool fits(Op const& other) const {
         return kind == other.kind && count == other.count && type == other.type && op == other.op &&
-               peer == other.peer && is_scaled == other.is_scaled;
+               peer == other.peer && is_scaled == other.is_scaled && capture == other.capture;
     }
 };
 
@@ -92,9 +94,16 @@ struct Member {
     std::function<bool()> pending; ///< goes on, if it can; whether it is done
     std::size_t collectives = 0;
     std::size_t splits = 0;
-    int running = 0;                                          ///< launches on streams
-    std::map<int, std::pair<ncclDataType_t, double>> factors; ///< of operators that are alive
-    int operators = 0;                                        ///< that ever were
+    int running = 0; ///< launches on streams
+    struct Factor {
+        ncclDataType_t type;
+        double value;
+        void const* scalar; ///< where it is read later; null: now
+    };
+    std::map<int, Factor> factors;                          ///< of operators that are alive
+    int operators = 0;                                      ///< that ever were
+    std::size_t captured = 0;                               ///< operations, in graphs
+    std::shared_ptr<int> graphs = std::make_shared<int>(0); ///< each node of a graph refers to it
 };
 
 } // namespace
@@ -255,7 +264,11 @@ std::vector<std::byte> reduced(std::vector<Op> const& ops, std::size_t first, st
     joinable::visit_dtype(dtype(ops[0].type), [&]<class T>(std::type_identity<T>) {
         auto const input = [&](Op const& op, std::size_t i) {
             T const element = static_cast<T const*>(op.in)[first + i];
-            return op.is_scaled ? combine(ncclProd, element, number<T>(op.factor)) : element;
+            T factor = number<T>(op.factor);
+            if (op.scalar != nullptr) {
+                std::memcpy(&factor, op.scalar, sizeof(T));
+            }
+            return op.is_scaled ? combine(ncclProd, element, factor) : element;
         };
         for (std::size_t i = 0; i < count; ++i) {
             T total = input(ops[0], i);
@@ -376,15 +389,38 @@ void run(Member& member, std::vector<Op> const& ops, std::vector<std::size_t> co
     changed().notify_all();
 }
 /// @pre mutex() is locked
-ncclResult_t launch(std::unique_lock<std::mutex>& lock, std::vector<Op> const& ops) {
-    std::shared_ptr<Member> const member = ops[0].member;
+std::vector<std::size_t> next_numbers(Member& member, std::vector<Op> const& ops) {
     std::vector<std::size_t> numbers;
     for (Op const& op : ops) {
-        numbers.push_back(op.is_message() ? 0 : member->collectives++);
+        numbers.push_back(op.is_message() ? 0 : member.collectives++);
     }
-    return start(lock, *member, [member, ops, numbers] {
+    return numbers;
+}
+/// Where the stream captures, the operations get their numbers at each launch of the graph. A graph
+/// of one capture fits only those of the same capture on the other ranks, as NCCL demands.
+/// @pre mutex() is locked
+bool capture(std::shared_ptr<Member> const& member, std::vector<Op> ops) {
+    for (Op& op : ops) {
+        op.capture = member->captured + 1;
+    }
+    auto const has = fake_cuda::capture(ops[0].stream, [member, ops, alive = member->graphs] {
+        std::lock_guard const lock{mutex()};
+        ++member->running;
+        return [member, ops, numbers = next_numbers(*member, ops)] { run(*member, ops, numbers); };
+    });
+    member->captured += has ? 1 : 0;
+    return has;
+}
+/// @pre mutex() is locked
+ncclResult_t launch(std::unique_lock<std::mutex>& lock, std::vector<Op> const& ops) {
+    std::shared_ptr<Member> const member = ops[0].member;
+    return start(lock, *member, [member, ops] {
+        if (capture(member, ops)) {
+            return true;
+        }
         ++member->running;
         try {
+            auto const numbers = next_numbers(*member, ops);
             fake_cuda::enqueue(ops[0].stream, [member, ops, numbers] {
                 run(*member, ops, numbers);
             });
@@ -395,6 +431,14 @@ ncclResult_t launch(std::unique_lock<std::mutex>& lock, std::vector<Op> const& o
         }
         return member->error == ncclSuccess;
     });
+}
+/// NCCL waits for that, without end.
+/// @pre mutex() is locked
+void require_no_graphs(Member const& member, char const* function) {
+    if (member.graphs.use_count() > 1) {
+        die(std::string{function} + " was called while a CUDA graph has the communicator's kernels"
+        );
+    }
 }
 
 void check_memory(void const* data, std::size_t bytes, char const* function) {
@@ -411,10 +455,11 @@ ncclResult_t collect(Op op, ncclComm_t comm, char const* function) {
         op.member = comm->member;
         if (op.op >= ncclNumOps) {
             auto const found = member.factors.find(op.op);
-            if (found == member.factors.end() || found->second.first != op.type) {
+            if (found == member.factors.end() || found->second.type != op.type) {
                 die(std::string{function} + " was given an operator of another type, or none");
             }
-            op.factor = found->second.second;
+            op.factor = found->second.value;
+            op.scalar = found->second.scalar;
             op.is_scaled = true;
             op.op = ncclSum;
         }
@@ -564,6 +609,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     }
     std::unique_lock lock{mutex()};
     Member& member = member_of(comm, "ncclCommDestroy");
+    require_no_graphs(member, "ncclCommDestroy");
     changed().wait(lock, [&] { return member.running == 0; }); // for ever, where a rank never comes
     free_handle(comm);
     return ncclSuccess;
@@ -575,6 +621,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     }
     std::lock_guard const lock{mutex()};
     Member& member = member_of(comm, "ncclCommAbort");
+    require_no_graphs(member, "ncclCommAbort");
     member.is_ended = true;
     member.pending = nullptr;
     changed().notify_all();
@@ -699,14 +746,18 @@ ncclResult_t ncclRedOpCreatePreMulSum(
     }
     std::lock_guard const lock{mutex()};
     Member& member = member_of(comm, "ncclRedOpCreatePreMulSum");
-    if (residence != ncclScalarHostImmediate) {
-        die("the fake reads factors from the host");
+    bool const is_later = residence == ncclScalarDevice;
+    if (is_later) {
+        check_memory(scalar, size_of(type), "ncclRedOpCreatePreMulSum");
     }
     result = ready(member);
     if (result == ncclSuccess) {
         int const name = static_cast<int>(ncclNumOps) + member.operators++;
         double const factor =
             joinable::visit_dtype(dtype(type), [&]<class T>(std::type_identity<T>) -> double {
+                if (is_later) {
+                    return 1.0;
+                }
                 T value;
                 std::memcpy(&value, scalar, sizeof(T));
                 if constexpr (std::is_class_v<T>) {
@@ -715,7 +766,7 @@ ncclResult_t ncclRedOpCreatePreMulSum(
                     return static_cast<double>(value);
                 }
             });
-        member.factors[name] = {type, factor};
+        member.factors[name] = {type, factor, is_later ? scalar : nullptr};
         *op = static_cast<ncclRedOp_t>(name);
     }
     return result;

@@ -41,6 +41,16 @@ namespace joinable::inline v0::detail {
     }
 }
 
+/// What has kernels of NCCL for later, in a CUDA graph: NCCL frees no handle as long as there are any,
+/// so they go before it.
+class HoldsNcclKernels {
+public:
+    virtual void let_go() noexcept = 0;
+
+protected:
+    ~HoldsNcclKernels() = default;
+};
+
 class NcclRank;
 
 /// Whose group is open on this thread: NCCL has one for all communicators of a thread.
@@ -100,6 +110,9 @@ public:
     /// The handle must be alive until close(), or until this rank is spent.
     void adopt(ncclComm_t comm) noexcept { comm_ = comm; }
 
+    void hold(HoldsNcclKernels& holder) { holders_.push_back(&holder); }
+    void unhold(HoldsNcclKernels& holder) noexcept { std::erase(holders_, &holder); }
+
     /// Before NCCL is asked something that is no collective.
     void begin_call() {
         begin();
@@ -118,6 +131,7 @@ public:
     /// Collective. Frees the handle, if it is to, after what is under way on all ranks, within the
     /// deadline: later it aborts, and at once if `is_unwinding`.
     void close(bool is_unwinding, bool owns_handle) noexcept {
+        let_go();
         try {
             if (is_unwinding) {
                 abort_for_exception("the scope of its communicator");
@@ -484,7 +498,8 @@ private:
         if (capture != cudaStreamCaptureStatusNone) {
             throw ContractViolation{
                 "the stream on which this communicator's data is made captures a CUDA graph, which "
-                "cannot hold collectives: end the capture before them"
+                "cannot hold collectives: end the capture before them, or leave it to a "
+                "CapturedStep"
             };
         }
         if (caller_ != stream_) {
@@ -493,8 +508,14 @@ private:
         }
     }
 
+    void let_go() noexcept {
+        for (HoldsNcclKernels* const holder : holders_) {
+            holder->let_go();
+        }
+    }
     /// NCCL's kernels end, and with an abort the handle is gone.
     void end_handle() noexcept {
+        let_go();
         unsettled_ = nullptr;
         if (group_ != nullptr) { // of this thread: until it ends, NCCL aborts nothing
             group_ = nullptr;
@@ -540,6 +561,7 @@ private:
     cudaEvent_t ready_ = nullptr; ///< on the caller's stream, behind the data
     ncclComm_t comm_ = nullptr;
     NcclArrivals arrivals_;
+    std::vector<HoldsNcclKernels*> holders_;
     NcclLaunches launches_;
     NcclLaunch* unsettled_ = nullptr; ///< NCCL may not have launched it yet; at most one
     NcclLaunch* group_ = nullptr;     ///< while a group is open

@@ -13,6 +13,24 @@
 
 namespace joinable::inline v0::detail {
 
+/// The bytes of a number, of which a dtype takes as many as it has.
+using NcclScalar = std::array<std::byte, 8>;
+
+/// `value` rounded to the dtype, a floating-point one.
+[[nodiscard]] inline NcclScalar nccl_scalar(DType dtype, double value) {
+    NcclScalar scalar{};
+    visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
+        if constexpr (sizeof(T) == 2) {
+            T const rounded{static_cast<float>(value)};
+            std::memcpy(&scalar, &rounded, sizeof(T));
+        } else {
+            auto const rounded = static_cast<T>(value);
+            std::memcpy(&scalar, &rounded, sizeof(T));
+        }
+    });
+    return scalar;
+}
+
 /// A sum of what each rank multiplies with a factor of its own, on the way. NCCL reads the factor when
 /// this is made, and needs this no longer than until the function that is given it has returned.
 class NcclScaledSum {
@@ -20,17 +38,14 @@ public:
     /// The dtype is a floating-point one, to which the factor is rounded. NCCL has launched what came
     /// before.
     NcclScaledSum(ncclComm_t comm, DType dtype, double factor) : comm_{comm} {
-        std::array<std::byte, 8> scalar{};
-        visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
-            if constexpr (sizeof(T) == 2) {
-                put(scalar, T{static_cast<float>(factor)});
-            } else {
-                put(scalar, static_cast<T>(factor));
-            }
-        });
+        NcclScalar scalar = nccl_scalar(dtype, factor);
         result_ = ncclRedOpCreatePreMulSum(
             &op_, scalar.data(), nccl_type(dtype), ncclScalarHostImmediate, comm
         );
+    }
+    /// The factor is read from device memory, each time that the collective runs.
+    NcclScaledSum(ncclComm_t comm, DType dtype, void* factor) : comm_{comm} {
+        result_ = ncclRedOpCreatePreMulSum(&op_, factor, nccl_type(dtype), ncclScalarDevice, comm);
     }
     NcclScaledSum(NcclScaledSum const&) = delete;
     NcclScaledSum& operator=(NcclScaledSum const&) = delete;
@@ -45,11 +60,6 @@ public:
     [[nodiscard]] ncclRedOp_t op() const noexcept { return op_; }
 
 private:
-    template <class T>
-    static void put(std::array<std::byte, 8>& scalar, T value) noexcept {
-        std::memcpy(scalar.data(), &value, sizeof(T));
-    }
-
     ncclComm_t comm_;
     ncclRedOp_t op_ = ncclSum;
     ncclResult_t result_;

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <joinable/bucket/options.hpp>
+#include <joinable/communicator/arena.hpp>
+#include <joinable/communicator/detail/checks.hpp>
+#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/nccl_scaled_sum.hpp>
+#include <joinable/communicator/nccl_graph.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/joinable.hpp>
+#include <joinable/participant/averaging.hpp>
+#include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/dtype.hpp>
+
+namespace joinable::inline v0 {
+
+/// The passes of an engine and the reduction of their gradients as one CUDA graph, over NCCL.
+///
+/// @code
+/// joinable::CapturedStep captured{comm, gradients, [&](auto ready) { model.passes(ready); }};
+/// joinable::Step step{comm, [&] { optimizer.step(model); }};
+/// joinable::Join guard{joinable::participants(captured, step), joinable::control(hosts)};
+/// for (auto const& batch : batches) {
+///     model.load(batch);                            // to where the captured passes read it
+///     captured.step({.weight = batch.size()});      // replays
+///     step.step();
+/// }
+/// @endcode
+///
+/// `passes(ready)` enqueues both passes on the caller's stream, and calls ready(i) where gradient i
+/// is final there, for 0, 1, 2, ... in this order: its all-reduce runs beside the rest. It is called
+/// once, in the first round of a guard, or outside guards in the first one that none watches; later
+/// rounds launch the graph again. So a batch is what lies in the same memory, all of one size.
+///
+/// A rank that has run out launches the same graph with the engine's nodes switched off and zeros in
+/// their gradients; there the averages arrive, too. What a gradient is multiplied with is read from
+/// device memory when the graph runs, so that weights and divisors may change with each round.
+/// Every round is for training and syncs.
+template <class Passes, class Comm>
+class CapturedStep {
+public:
+    /// Local. `gradients` are of floating-point dtypes in memory of the communicator's device, in the
+    /// order in which they are ready; the same on every rank.
+    /// @throws ContractViolation  a buffer is none of these.
+    CapturedStep(
+        Comm& comm,
+        std::vector<Buffer> gradients,
+        Passes passes,
+        GradientKind kind = GradientKind::mean
+    )
+        : comm_{comm}, gradients_{std::move(gradients)}, passes_{std::move(passes)},
+          averaging_{kind}, graph_{comm},
+          factors_{comm.device_memory().allocate(sizeof(Factors), Arena::default_alignment)} {
+        for (Buffer const& gradient : gradients_) {
+            detail::check_memory(gradient);
+            graph_.rank().check_memory(gradient);
+            if (!is_floating_point(gradient.dtype) || gradient.count == 0) {
+                throw ContractViolation{detail::concat(
+                    "a captured step averages gradients of floating-point numbers, but was given ",
+                    gradient.count,
+                    " ",
+                    name_of(gradient.dtype),
+                    "; leave that out"
+                )};
+            }
+        }
+    }
+    CapturedStep(CapturedStep const&) = delete;
+    CapturedStep& operator=(CapturedStep const&) = delete;
+    /// Waits for what is under way, up to the deadline; while unwinding it aborts.
+    ~CapturedStep() {
+        for (Turn& turn : turns_) {
+            try {
+                if (std::uncaught_exceptions() > exceptions_ && turn.launch != nullptr &&
+                    !turn.launch->is_settled()) {
+                    graph_.rank().abort_for_exception("a captured step");
+                }
+                end(turn);
+            } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are told
+            }
+        }
+    }
+
+    /// Collective. A round: enqueues both passes and the averages, and returns; the caller's stream is
+    /// behind them. The host waits where it is four rounds ahead.
+    /// @throws ContractViolation  the round does not sync, or passes did not call ready(i) for all.
+    void step(RoundNotice notice = {}) {
+        if (!notice.will_sync || notice.phase != Phase::train) {
+            throw ContractViolation{"a captured step reduces gradients in each of its rounds, but "
+                                    "was given a notice of a "
+                                    "round that does not; leave will_sync and phase as they are"};
+        }
+        Round const round = notify_join_context(*this, notice);
+        detail::run_part(*this, round, [&] {
+            if (!round.will_sync()) {
+                throw ContractViolation{"a captured step reduces gradients in each of its rounds, "
+                                        "but another participant "
+                                        "opened one that does not sync; do not call step() in it"};
+            }
+            run(round, true);
+        });
+    }
+
+    class Hook {
+    public:
+        using label = labels::gradients;
+        static constexpr bool gives_notice = true;
+
+        Hook(CapturedStep& step, bool divides_by_initial_world_size) noexcept
+            : step_{step},
+              before_{std::exchange(
+                  step.averaging_.divides_by_initial_world_size, divides_by_initial_world_size
+              )} {
+            step_.graph_.let_go(); // all ranks capture in the first round
+        }
+        Hook(Hook const&) = delete;
+        Hook& operator=(Hook const&) = delete;
+        ~Hook() {
+            step_.averaging_.divides_by_initial_world_size = before_;
+            step_.graph_.let_go(); // a rank that was joined all the time has captured no passes
+        }
+        static bool takes_part(Round const& round) noexcept { return round.will_sync(); }
+        void main_hook(Round const& round) { step_.run(round, false); }
+        void post_hook(bool) noexcept {}
+
+    private:
+        CapturedStep& step_;
+        bool before_;
+    };
+
+    using join_keywords = keywords<divide_by_initial_world_size_t>;
+    [[nodiscard]] Hook join_hook(arguments<join_keywords> const& args) {
+        return Hook{*this, args.get(divide_by_initial_world_size, true)};
+    }
+    [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
+    [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+
+private:
+    /// One number in each of the four dtypes that gradients have.
+    using Factors = std::array<detail::NcclScalar, 4>;
+    static_assert(static_cast<std::size_t>(DType::f64) == 3);
+
+    /// A launch, and what it reads from the host's memory.
+    struct Turn {
+        Factors factors{};
+        detail::NcclLaunch* launch = nullptr;
+    };
+
+    void run(Round const& round, bool is_active) {
+        double const factor = averaging_.factor(comm_, round);
+        if (!graph_.is_captured()) {
+            graph_.capture([&] { record(is_active); });
+        }
+        graph_.set_shadow(!is_active || !round.contributes());
+        Turn& turn = turns_[next_];
+        next_ = (next_ + 1) % turns_.size();
+        end(turn);
+        for (std::size_t dtype = 0; dtype < turn.factors.size(); ++dtype) {
+            turn.factors[dtype] = detail::nccl_scalar(static_cast<DType>(dtype), factor);
+        }
+        turn.launch = &graph_.launch([&](cudaStream_t stream) {
+            graph_.rank().check(
+                cudaMemcpyAsync(
+                    factors_.data(), &turn.factors, sizeof(Factors), cudaMemcpyHostToDevice, stream
+                ),
+                "cudaMemcpyAsync"
+            );
+        });
+        graph_.rank().order_before(*turn.launch, graph_.rank().caller());
+    }
+    void end(Turn& turn) {
+        if (detail::NcclLaunch* const launch = std::exchange(turn.launch, nullptr)) {
+            graph_.rank().release(*launch);
+            graph_.rank().synchronize(*launch);
+        }
+    }
+
+    void record(bool is_active) {
+        std::size_t next = 0;
+        auto const ready = [&](std::size_t gradient) {
+            if (gradient != next || gradient >= gradients_.size()) {
+                throw ContractViolation{detail::concat(
+                    "the passes of a captured step say in order which of the ",
+                    gradients_.size(),
+                    " gradients are ready: expected ready(",
+                    next,
+                    "), but were given ready(",
+                    gradient,
+                    "); list the gradients in the order in which they become final"
+                )};
+            }
+            add(gradients_[next++]);
+        };
+        if (is_active) {
+            passes_(ready);
+            if (next != gradients_.size()) {
+                throw ContractViolation{detail::concat(
+                    "the passes of a captured step called ready() for ",
+                    next,
+                    " of ",
+                    gradients_.size(),
+                    " gradients; call it for each, in their order"
+                )};
+            }
+        } else {
+            for (Buffer const& gradient : gradients_) {
+                add(gradient);
+            }
+        }
+    }
+    void add(Buffer gradient) {
+        detail::Descriptor const said{
+            detail::Collective::scaled_all_reduce, gradient.dtype, ReduceOp::sum, 0, gradient.count
+        };
+        graph_.add(said, gradient, [&](ncclComm_t comm, cudaStream_t stream) {
+            std::byte* const factor = factors_.data() + static_cast<std::size_t>(gradient.dtype) *
+                                                            sizeof(detail::NcclScalar);
+            detail::NcclScaledSum const sum{comm, gradient.dtype, factor};
+            return sum.result() != ncclSuccess ? sum.result()
+                                               : ncclAllReduce(
+                                                     gradient.data,
+                                                     gradient.data,
+                                                     gradient.count,
+                                                     detail::nccl_type(gradient.dtype),
+                                                     sum.op(),
+                                                     comm,
+                                                     stream
+                                                 );
+        });
+    }
+
+    Comm& comm_;
+    std::vector<Buffer> gradients_;
+    Passes passes_;
+    detail::Averaging averaging_;
+    detail::NcclGraph graph_;
+    Arena factors_; ///< on the device, where graphs read them
+    std::array<Turn, 4> turns_{};
+    std::size_t next_ = 0;
+    JoinState state_;
+    int exceptions_ = std::uncaught_exceptions();
+};
+
+template <class Comm, class Passes>
+CapturedStep(Comm&, std::vector<Buffer>, Passes) -> CapturedStep<Passes, Comm>;
+template <class Comm, class Passes>
+CapturedStep(Comm&, std::vector<Buffer>, Passes, GradientKind) -> CapturedStep<Passes, Comm>;
+
+} // namespace joinable::inline v0

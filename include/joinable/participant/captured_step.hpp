@@ -40,8 +40,8 @@ namespace joinable::inline v0 {
 ///
 /// `passes(ready)` enqueues both passes on the caller's stream, and calls ready(i) where gradient i
 /// is final there, for 0, 1, 2, ... in this order: its all-reduce runs beside the rest. It is called
-/// once, in the first round of a guard, or outside guards in the first one that none watches; later
-/// rounds launch the graph again. So a batch is what lies in the same memory, all of one size.
+/// once, in the first round, and again in the first one after a guard; all others launch the graph
+/// again. So a batch is what lies in the same memory, and all are of one size.
 ///
 /// A rank that has run out launches the same graph with the engine's nodes switched off and zeros in
 /// their gradients; there the averages arrive, too. What a gradient is multiplied with is read from
@@ -121,9 +121,7 @@ public:
             : step_{step},
               before_{std::exchange(
                   step.averaging_.divides_by_initial_world_size, divides_by_initial_world_size
-              )} {
-            step_.graph_.let_go(); // all ranks capture in the first round
-        }
+              )} {}
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
         ~Hook() {

@@ -315,7 +315,7 @@ TEST_CASE("a graph runs what its streams were given, as often as it is launched"
     std::size_t count = nodes.size();
     CHECK(cudaGraphGetNodes(graph, nodes.data(), &count) == cudaSuccess);
     CHECK(cudaGraphNodeSetEnabled(executable, nodes[0], 0) == cudaSuccess);
-    CHECK(cudaGraphLaunch(executable, other) == cudaSuccess);
+    CHECK(cudaGraphLaunch(executable, stream) == cudaSuccess);
     fake::drain();
     CHECK(log == std::vector<int>{1, 2, 2});
     (void)cudaGraphExecDestroy(executable);

@@ -604,13 +604,12 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     }
     auto const capture = found->capture;
     *graph = capture->graph;
-    for (auto const& other : runtime().all_streams()) {
-        if (other->capture == capture) {
-            other->is_capturing = false;
-            other->capture = nullptr;
-        }
+    bool const is_joined = capture->is_joined();
+    for (auto const& [other, clock] : capture->streams) {
+        other->is_capturing = false;
+        other->capture = nullptr;
     }
-    if (!capture->is_joined()) {
+    if (!is_joined) {
         if (cudaGraph_t const lost = std::exchange(*graph, nullptr); capture->owns_graph) {
             forget_graph(lost);
         }

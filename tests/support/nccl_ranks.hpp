@@ -73,7 +73,12 @@ public:
         cuda(cudaMemcpyAsync(
             values.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost, stream
         ));
-        comm.synchronize();
+        try {
+            comm.synchronize();
+        } catch (...) {
+            cudaStreamSynchronize(stream); // not stuck any more, and still to write to `values`
+            throw;
+        }
         return values;
     }
 

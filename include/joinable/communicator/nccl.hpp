@@ -63,13 +63,15 @@ public:
             [&] { return ProcessCommunicator::from_environment(options.deadline); }, options
         );
     }
-    /// The same with the host communicator that `make_control()` returns, of ranks wherever they are.
+    /// The same with the host communicator that `make_control()` returns, of ranks wherever they are. If
+    /// that is a reference, as for a guard that has the communicator, too, it must outlive this object.
     template <class MakeControl>
         requires std::is_invocable_v<MakeControl const&>
     [[nodiscard]] static NcclCommunicator
     from_environment(MakeControl const& make_control, NcclOptions const& options = {}) {
         using Control = std::invoke_result_t<MakeControl const&>;
-        [[maybe_unused]] constexpr bool is_control = detail::models_nccl_control<Control>();
+        [[maybe_unused]] constexpr bool is_control =
+            detail::models_nccl_control<std::remove_reference_t<Control>>();
         return NcclCommunicator{
             std::make_unique<detail::NcclControlOver<Control>>(make_control), options, true
         };

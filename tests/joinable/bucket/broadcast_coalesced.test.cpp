@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
-#include <support/ranks.hpp>
+#include <over_ranks.hpp>
 #include <support/recording_communicator.hpp>
 
 namespace {
@@ -17,13 +17,12 @@ using namespace joinable_tests;
 using joinable::AnyView;
 using joinable::BFloat16;
 using joinable::CoalescedBroadcast;
-using joinable::ThreadCommunicator;
 
 constexpr std::size_t piece_sizes[] = {1, 100, std::size_t{1} << 20U};
 
 TEST_CASE("broadcast_coalesced copies tensors of all dtypes and strides in pieces of any size") {
     for (std::size_t const piece : piece_sizes) {
-        run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+        over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
             int const root = comm.size() - 1;
             std::vector<double> a(50, comm.rank());
             std::vector<float> b(21, static_cast<float>(comm.rank()));
@@ -44,7 +43,7 @@ TEST_CASE("broadcast_coalesced copies tensors of all dtypes and strides in piece
 
 TEST_CASE("a plan runs again from any root, with what the tensors hold and where they are then") {
     for (std::size_t const piece : piece_sizes) {
-        run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+        over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
             std::vector<std::vector<double>> doubles{
                 std::vector<double>(7), {}, std::vector<double>(30)
             };
@@ -83,7 +82,7 @@ TEST_CASE("a plan runs again from any root, with what the tensors hold and where
 }
 
 TEST_CASE("tensors without elements send nothing, neither do no tensors at all") {
-    run_ranks({1, 2, 4}, [](ThreadCommunicator& inner) {
+    over_ranks({1, 2, 4}, [](RankCommunicator& inner) {
         RecordingCommunicator comm{inner};
         std::vector<std::vector<double>> empty(3);
         joinable::broadcast_coalesced(comm, empty, 100, 0);
@@ -93,7 +92,7 @@ TEST_CASE("tensors without elements send nothing, neither do no tensors at all")
 }
 
 TEST_CASE("a piece closes with the tensor by which it reaches its size, one dtype in each") {
-    joinable::run_threads(1, [](ThreadCommunicator& inner) {
+    over_ranks({1}, [](RankCommunicator& inner) {
         RecordingCommunicator comm{inner};
         std::vector<std::vector<float>> floats{
             std::vector<float>(10),
@@ -151,7 +150,7 @@ TEST_CASE("two pieces are in flight, in memory of their own") {
 }
 
 TEST_CASE("tensors that were resized are refused before anything is sent") {
-    joinable::run_threads(1, [](ThreadCommunicator& inner) {
+    over_ranks({1}, [](RankCommunicator& inner) {
         RecordingCommunicator comm{inner};
         std::vector<std::vector<float>> tensors(2, std::vector<float>(3));
         CoalescedBroadcast plan{joinable::buffers(tensors), 1};

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <over_ranks.hpp>
 #include <support/linear_model.hpp>
-#include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
 
 namespace {
@@ -17,7 +17,6 @@ namespace {
 using namespace joinable_tests;
 using joinable::DataParallelOptions;
 using joinable::Reducer;
-using joinable::ThreadCommunicator;
 
 using Trace = std::vector<std::string>;
 
@@ -52,7 +51,7 @@ Parameters parameters_of(std::vector<joinable::Bucket> const& buckets) {
 
 TEST_CASE("buckets are cut by the ready order of one rank, whatever order others have") {
     for (bool const views : {false, true}) {
-        run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& inner) {
+        over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& inner) {
             RecordingCommunicator comm{inner};
             auto params = make_params<float>({4, 4, 4, 4, 4});
             DataParallelOptions const options{
@@ -94,7 +93,7 @@ TEST_CASE("buckets are cut by the ready order of one rank, whatever order others
 }
 
 TEST_CASE("each bucket has a limit of its own where they are given; the last one repeats") {
-    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
         auto params = make_params<float>({4, 4, 4, 4, 4, 4});
         DataParallelOptions const options{.bucket_caps_bytes = {48, 16, 32}};
         Reducer reducer{comm, joinable::parameters(params), options};
@@ -104,7 +103,7 @@ TEST_CASE("each bucket has a limit of its own where they are given; the last one
 }
 
 TEST_CASE("a rank that skips has no order: the buckets are cut after the next iteration") {
-    run_ranks({2, 3, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
         auto params = make_params<float>({4, 4});
         DataParallelOptions const options{.bucket_cap_bytes = 16};
         Reducer reducer{comm, joinable::parameters(params), options};
@@ -125,7 +124,7 @@ TEST_CASE("a rank that skips has no order: the buckets are cut after the next it
 }
 
 TEST_CASE("gradients that live in buckets keep their contents when buckets are cut anew") {
-    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         // Sizes and dtypes that leave gaps between buckets; one gradient that nobody uses.
         std::vector<Param<float>> floats;
         std::vector<Param<double>> doubles;

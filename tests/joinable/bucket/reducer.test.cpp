@@ -8,18 +8,17 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <over_ranks.hpp>
 #include <support/linear_model.hpp>
-#include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
 
 namespace {
 
 using namespace joinable_tests;
 using joinable::Reducer;
-using joinable::ThreadCommunicator;
 
 TEST_CASE("a bucket is launched before the last gradient is ready, in index order") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& inner) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& inner) {
         RecordingCommunicator comm{inner};
         auto params = make_params<float>({4, 4, 4, 4});
         Reducer reducer{
@@ -43,7 +42,7 @@ TEST_CASE("a bucket is launched before the last gradient is ready, in index orde
 
 TEST_CASE("a factor scales as gradients are packed, in place where they live in the buckets") {
     for (bool const views : {false, true}) {
-        run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+        over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
             auto params = make_params<float>({5, 3});
             Reducer reducer{comm, joinable::parameters(params), {.gradient_as_bucket_view = views}};
             for (int round = 0; round < 3; ++round) {
@@ -63,7 +62,7 @@ TEST_CASE("a factor scales as gradients are packed, in place where they live in 
 }
 
 TEST_CASE("gradients move into the buckets with their contents") {
-    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
         auto params = make_params<float>({2});
         params[0].g(1) = 7.0F;
         Reducer const reducer{
@@ -75,7 +74,7 @@ TEST_CASE("gradients move into the buckets with their contents") {
 }
 
 TEST_CASE("a parameter without gradient contributes zeros and receives the average") {
-    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         auto params = make_params<float>({2});
         if (comm.rank() == 0) {
             params[0].grad = {};
@@ -96,7 +95,7 @@ struct Plain {
 };
 
 TEST_CASE("a gradient that is missing and cannot be made is named") {
-    run_ranks({1}, [](ThreadCommunicator& comm) {
+    over_ranks({1}, [](RankCommunicator& comm) {
         std::vector<Plain> params{{{1.0F}, {}}};
         Reducer reducer{comm, joinable::parameters(params)};
         CHECK_THROWS_WITH_AS(
@@ -114,7 +113,7 @@ TEST_CASE("a gradient that is missing and cannot be made is named") {
 }
 
 TEST_CASE("misuse of the verbs names the parameter, the rank and what to do") {
-    run_ranks({1}, [](ThreadCommunicator& comm) {
+    over_ranks({1}, [](RankCommunicator& comm) {
         auto params = make_params<float>({2, 3, 1});
         params[1].name = "fc.weight";
         params[2].requires_grad = false;
@@ -161,7 +160,7 @@ TEST_CASE("misuse of the verbs names the parameter, the rank and what to do") {
 }
 
 TEST_CASE("a model that cannot be reduced is refused at construction, by a text that says why") {
-    run_ranks({1}, [](ThreadCommunicator& comm) {
+    over_ranks({1}, [](RankCommunicator& comm) {
         auto const text_of = [&](auto& params) {
             try {
                 Reducer const reducer{comm, joinable::parameters(params)};
@@ -196,7 +195,7 @@ TEST_CASE("a model that cannot be reduced is refused at construction, by a text 
 }
 
 TEST_CASE("no two buckets share a cache line, and gradients keep the strides of dense values") {
-    run_ranks({1}, [](ThreadCommunicator& comm) {
+    over_ranks({1}, [](RankCommunicator& comm) {
         std::vector<float> dense(12);
         std::vector<float> gaps(24);
         struct View {

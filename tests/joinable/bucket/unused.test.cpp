@@ -7,8 +7,8 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <over_ranks.hpp>
 #include <support/linear_model.hpp>
-#include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
 
 namespace {
@@ -16,7 +16,6 @@ namespace {
 using namespace joinable_tests;
 using joinable::DataParallelOptions;
 using joinable::Reducer;
-using joinable::ThreadCommunicator;
 
 using Trace = std::vector<std::string>;
 
@@ -45,7 +44,7 @@ TEST_CASE("rank 0 uses one parameter, the others another, nobody the third: it s
     for (bool const views : {false, true}) {
         for (bool const is_static : {false, true}) {
             for (bool const with_gradients : {false, true}) {
-                run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+                over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
                     auto params = make_params(3, with_gradients);
                     Reducer reducer{
                         comm,
@@ -89,7 +88,7 @@ TEST_CASE("rank 0 uses one parameter, the others another, nobody the third: it s
 
 TEST_CASE("what nobody uses is not sent: one map, then each run of parameters that some rank uses"
 ) {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& inner) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& inner) {
         RecordingCommunicator comm{inner};
         auto params = make_params(7);
         Reducer reducer{
@@ -138,7 +137,7 @@ TEST_CASE("what nobody uses is not sent: one map, then each run of parameters th
 
 TEST_CASE("a static graph sends its map once; ranks without gradients take part in it") {
     for (bool const rank_0_starts_late : {false, true}) {
-        run_ranks({1, 2, 3, 4}, [&](ThreadCommunicator& inner) {
+        over_ranks({1, 2, 3, 4}, [&](RankCommunicator& inner) {
             RecordingCommunicator comm{inner};
             auto params = make_params(4);
             Reducer reducer{
@@ -186,7 +185,7 @@ TEST_CASE("a static graph sends its map once; ranks without gradients take part 
 }
 
 TEST_CASE("a static graph that changes is refused, both ways, by the parameter's name") {
-    run_ranks({1}, [](ThreadCommunicator& comm) {
+    over_ranks({1}, [](RankCommunicator& comm) {
         auto params = make_params(2);
         params[1].name = "fc.bias";
         auto const run = [&](std::vector<std::size_t> const& first, auto const& then) {
@@ -225,7 +224,7 @@ TEST_CASE("a static graph that changes is refused, both ways, by the parameter's
 }
 
 TEST_CASE("misuse of unused parameters says what to do") {
-    run_ranks({1}, [](ThreadCommunicator& comm) {
+    over_ranks({1}, [](RankCommunicator& comm) {
         auto params = make_params(3);
         params[2].requires_grad = false;
         Reducer plain{comm, joinable::parameters(params)};
@@ -268,7 +267,7 @@ TEST_CASE("misuse of unused parameters says what to do") {
 
 TEST_CASE("what was accumulated in rounds that were not reduced counts as used") {
     for (bool const is_static : {false, true}) {
-        run_ranks({1, 2, 3, 4}, [&](ThreadCommunicator& comm) {
+        over_ranks({1, 2, 3, 4}, [&](RankCommunicator& comm) {
             auto params = make_params(3);
             Reducer reducer{
                 comm,
@@ -313,7 +312,7 @@ TEST_CASE("what was accumulated in rounds that were not reduced counts as used")
 }
 
 TEST_CASE("a batch can be skipped until the first bucket is on its way") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         auto params = make_params(2);
         Reducer reducer{
             comm,
@@ -350,7 +349,7 @@ TEST_CASE("a batch can be skipped until the first bucket is on its way") {
 
 TEST_CASE("a batch can be skipped after a bucket that no rank uses, because nothing of it is sent"
 ) {
-    run_ranks({1, 2, 3, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
         auto params = make_params(3);
         Reducer reducer{
             comm,
@@ -377,7 +376,7 @@ TEST_CASE("a batch can be skipped after a bucket that no rank uses, because noth
 }
 
 TEST_CASE("trainable integers are refused at construction") {
-    run_ranks({1}, [](ThreadCommunicator& comm) {
+    over_ranks({1}, [](RankCommunicator& comm) {
         std::vector<Param<std::int32_t>> params;
         params.emplace_back(2);
         CHECK(

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
-#include <support/ranks.hpp>
+#include <over_ranks.hpp>
 #include <support/recording_communicator.hpp>
 
 #include <joinable/join/guard.hpp>
@@ -25,7 +25,6 @@ using joinable::participants;
 using joinable::Phase;
 using joinable::Round;
 using joinable::RoundNotice;
-using joinable::ThreadCommunicator;
 
 /// What one rank sees of a round.
 struct Seen {
@@ -198,7 +197,7 @@ void check_seen(
 
 /// Runs a script in a guard, each rank saying what it has with a notice.
 void run_guarded(
-    ThreadCommunicator& comm, Script const& script, Mode mode, JoinOptions const& options
+    RankCommunicator& comm, Script const& script, Mode mode, JoinOptions const& options
 ) {
     CAPTURE(static_cast<int>(mode));
     CAPTURE(options.enable);
@@ -244,7 +243,7 @@ void run_guarded(
 }
 
 /// The same in every kind of guard, and in none.
-void run_script(ThreadCommunicator& comm, Script const& script, bool carries) {
+void run_script(RankCommunicator& comm, Script const& script, bool carries) {
     for (Mode const mode : modes) {
         run_guarded(comm, script, mode, {.carry_accumulated = carries});
         run_guarded(comm, script, mode, {.enable = false, .carry_accumulated = carries});
@@ -279,7 +278,7 @@ Script periodic(int world, std::size_t sync_every, bool is_weighted, bool weight
 }
 
 TEST_CASE("a round that syncs counts what every rank accumulated since the last one, by notices") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         for (std::size_t const sync_every : {1UL, 2UL, 3UL}) {
             for (bool const is_weighted : {false, true}) {
                 for (bool const carries : {false, true}) {
@@ -292,7 +291,7 @@ TEST_CASE("a round that syncs counts what every rank accumulated since the last 
 }
 
 TEST_CASE("a round that syncs counts what every rank accumulated, by the options of the guard") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         auto const rank = static_cast<std::size_t>(comm.rank());
         for (std::size_t const sync_every : {1UL, 2UL, 3UL}) {
             for (bool const is_weighted : {false, true}) {
@@ -349,7 +348,7 @@ private:
 };
 
 TEST_CASE("any mix of lengths, syncs, evaluations and skips counts each gradient exactly once") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         for (std::uint64_t seed = 0; seed < 30; ++seed) {
             Random random{seed};
             Script script{.rounds = {}, .inputs = {}, .is_weighted = random.one_in(2)};
@@ -396,7 +395,7 @@ TEST_CASE("what a rank held when it ran out is taken once, by the first round th
          {false, 1, 0, 6, 0},
          {false, 1, 0, 6 + 7, 1}},
     };
-    run_ranks({3}, [&](ThreadCommunicator& comm) {
+    over_ranks({3}, [&](RankCommunicator& comm) {
         for (bool const carries : {true, false}) {
             run_script(comm, script, carries);
             Observer observer{comm};
@@ -416,7 +415,7 @@ TEST_CASE("what a rank held when it ran out is taken once, by the first round th
 TEST_CASE("a rank that skips counts with weight 0, and with nothing if it holds nothing") {
     // [round][rank]: all accumulate; one skips what syncs, but holds; then all but rank 0 skip;
     // then all skip, holding nothing.
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         bool const is_last = comm.rank() == comm.size() - 1;
         bool const is_first = comm.rank() == 0;
         auto const world = static_cast<std::uint64_t>(comm.size());
@@ -436,7 +435,7 @@ TEST_CASE("a rank that skips counts with weight 0, and with nothing if it holds 
 }
 
 TEST_CASE("with known lengths a skipped batch keeps its promised weight, and others count it") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         bool const skips = comm.rank() == 0;
         auto const world = static_cast<std::uint64_t>(comm.size());
         std::size_t const inputs = skips ? 3 : 4;
@@ -461,7 +460,7 @@ TEST_CASE("with known lengths a skipped batch keeps its promised weight, and oth
 }
 
 TEST_CASE("ranks that disagree on what happens to accumulated gradients are a mismatch") {
-    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 4}, [](RankCommunicator& comm) {
         Observer observer{comm};
         auto const enter = [&] {
             Join guard{participants(observer), {.carry_accumulated = comm.rank() != 1}};
@@ -473,7 +472,7 @@ TEST_CASE("ranks that disagree on what happens to accumulated gradients are a mi
 
 TEST_CASE("an accumulated weight above the maximum is refused before anything is sent") {
     constexpr std::uint64_t maximum = joinable::detail::max_weight;
-    run_ranks({1, 2, 4}, [&](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 4}, [&](RankCommunicator& comm) {
         Observer observer{comm};
         auto const run = [&](std::uint64_t last) {
             Join guard{participants(observer)};
@@ -504,7 +503,7 @@ TEST_CASE("an accumulated weight above the maximum is refused before anything is
 }
 
 TEST_CASE("a later participant may repeat the opener's notice, or only that this rank skips") {
-    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         Observer first{comm};
         Observer second{comm};
         bool const skips = comm.rank() == 0;
@@ -522,7 +521,7 @@ TEST_CASE("a later participant may repeat the opener's notice, or only that this
 }
 
 TEST_CASE("every guard counts anew, and leaves nothing to the rounds after it") {
-    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         for (bool const is_enabled : {false, true}) {
             Observer a{comm};
             Observer b{comm};
@@ -547,7 +546,7 @@ TEST_CASE("every guard counts anew, and leaves nothing to the rounds after it") 
 }
 
 TEST_CASE("what the options and next() say holds for every participant of a guard not enabled") {
-    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
         for (bool const by_next : {false, true}) {
             Observer a{comm};
             Observer b{comm};
@@ -588,7 +587,7 @@ TEST_CASE("accumulated gradients cost no message") {
         std::vector<std::vector<std::string>> traces[2];
         for (bool const carries : {false, true}) {
             traces[carries ? 1 : 0].resize(static_cast<std::size_t>(world));
-            run_ranks({world}, [&](ThreadCommunicator& inner) {
+            over_ranks({world}, [&](RankCommunicator& inner) {
                 RecordingCommunicator comm{inner};
                 Observer observer{comm, false};
                 auto const rank = static_cast<std::size_t>(comm.rank());

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <over_ranks.hpp>
 #include <support/all_reducer.hpp>
-#include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
 
 #include <joinable/join/guard.hpp>
@@ -19,10 +19,9 @@ namespace {
 using namespace joinable_tests;
 using joinable::Join;
 using joinable::participants;
-using joinable::ThreadCommunicator;
 
 TEST_CASE("a second guard on a communicator is refused, and the first one goes on") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer a{comm};
         AllReducer b{comm};
         Join guard{participants(a)};
@@ -40,7 +39,7 @@ TEST_CASE("a second guard on a communicator is refused, and the first one goes o
 }
 
 TEST_CASE("a guard that has finished makes room for the next in the same scope") {
-    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         auto const before = comm.set_deadline(std::chrono::seconds{50});
         Join first{participants(reducer), {.timeout = std::chrono::seconds{40}}};
@@ -58,12 +57,12 @@ TEST_CASE("a guard that has finished makes room for the next in the same scope")
 TEST_CASE("roll calls run over the control communicator, and nothing else does") {
     for (int const world : {1, 2, 3, 4, 8}) {
         std::vector<std::vector<std::string>> controls(static_cast<std::size_t>(world));
-        run_ranks({world}, [&](ThreadCommunicator& inner) {
+        over_ranks({world}, [&](RankCommunicator& inner) {
             RecordingCommunicator data{inner};
             RecordingCommunicator host{inner};
             AllReducer reducer{data};
             {
-                Join guard{participants(reducer), control(host), reductions = 1};
+                Join guard{participants(reducer), joinable::control(host), reductions = 1};
                 for (int i = 0; i <= inner.rank(); ++i) {
                     reducer();
                 }
@@ -80,7 +79,7 @@ TEST_CASE("roll calls run over the control communicator, and nothing else does")
 }
 
 TEST_CASE("a guard that is not enabled changes nothing inside one that is") {
-    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         Join guard{participants(reducer)};
         reducer();

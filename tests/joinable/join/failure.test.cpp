@@ -11,8 +11,8 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <over_ranks.hpp>
 #include <support/all_reducer.hpp>
-#include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
 #include <support/wait_until.hpp>
 
@@ -24,7 +24,6 @@ namespace {
 using namespace joinable_tests;
 using joinable::Join;
 using joinable::participants;
-using joinable::ThreadCommunicator;
 
 struct Injected : std::runtime_error {
     using std::runtime_error::runtime_error;
@@ -57,7 +56,7 @@ struct Ending {
 };
 
 /// Runs two participants with 3 + rank inputs and throws at `point` on `culprit`.
-Ending run_with_fault(ThreadCommunicator& comm, Point point, int culprit, bool says_why) {
+Ending run_with_fault(RankCommunicator& comm, Point point, int culprit, bool says_why) {
     Ending ending;
     AllReducer a{comm};
     AllReducer b{comm};
@@ -119,7 +118,7 @@ TEST_CASE("a throw anywhere ends every other rank with PeerFailed that names the
                 CAPTURE(culprit);
                 std::vector<Ending> endings(static_cast<std::size_t>(world));
                 auto const start = std::chrono::steady_clock::now();
-                run_ranks({world}, [&](ThreadCommunicator& comm) {
+                over_ranks({world}, [&](RankCommunicator& comm) {
                     endings[static_cast<std::size_t>(comm.rank())] =
                         run_with_fault(comm, point, culprit, true);
                 });
@@ -152,7 +151,7 @@ TEST_CASE("a throw between rounds leaves the communicators usable, one inside a 
             bool const stays_usable = point == Point::hook_constructor ||
                                       point == Point::before_first_round ||
                                       point == Point::between_rounds;
-            run_ranks({world}, [&](ThreadCommunicator& comm) {
+            over_ranks({world}, [&](RankCommunicator& comm) {
                 Ending const ending = run_with_fault(comm, point, 0, false);
                 CHECK(ending.is_spent == !stays_usable);
                 if (stays_usable) {
@@ -168,7 +167,7 @@ TEST_CASE("a throw between rounds leaves the communicators usable, one inside a 
 }
 
 TEST_CASE("the text is a default when the thrower did not say why") {
-    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 4}, [](RankCommunicator& comm) {
         Ending const ending = run_with_fault(comm, Point::between_rounds, 1, false);
         if (comm.rank() != 1) {
             CHECK(ending.text == "rank 1 failed: an exception left the guard");
@@ -177,7 +176,7 @@ TEST_CASE("the text is a default when the thrower did not say why") {
 }
 
 TEST_CASE("two ranks that fail in the same round are both named") {
-    run_ranks({3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         reducer.ends_its_part = true;
         std::vector<int> named;
@@ -200,7 +199,7 @@ TEST_CASE("two ranks that fail in the same round are both named") {
 }
 
 TEST_CASE("a throw after all ranks agreed to stop reaches those that run their post hooks") {
-    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         reducer.ends_its_part = true;
         auto const run = [&] {
@@ -233,7 +232,7 @@ TEST_CASE("a rank that never comes is named after the deadline, on every rank th
         std::atomic<int> timed_out{0};
         std::atomic<int> arrived{0};
         std::atomic<int> waiting{world - 1};
-        run_ranks({world}, [&](ThreadCommunicator& inner) {
+        over_ranks({world}, [&](RankCommunicator& inner) {
             RecordingCommunicator comm{inner};
             comm.posted = [&] { ++arrived; };
             AllReducer reducer{comm};
@@ -259,7 +258,7 @@ TEST_CASE("a rank that never comes is named after the deadline, on every rank th
 
 TEST_CASE("a rank that stalls in a round is named, and the guard's timeout is restored") {
     std::atomic<bool> gave_up{false};
-    run_ranks({2}, [&](ThreadCommunicator& comm) {
+    over_ranks({2}, [&](RankCommunicator& comm) {
         AllReducer reducer{comm};
         try {
             auto const timeout = std::chrono::milliseconds{comm.rank() == 0 ? 500 : 60'000};
@@ -279,7 +278,7 @@ TEST_CASE("a rank that stalls in a round is named, and the guard's timeout is re
 }
 
 TEST_CASE("ranks that open different rounds all throw the same Mismatch") {
-    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         std::string text;
         try {
@@ -300,7 +299,7 @@ TEST_CASE("ranks that open different rounds all throw the same Mismatch") {
 }
 
 TEST_CASE("ranks that construct different guards all throw Mismatch") {
-    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 4}, [](RankCommunicator& comm) {
         AllReducer a{comm};
         AllReducer b{comm};
         auto const enter = [&] {
@@ -329,7 +328,7 @@ TEST_CASE("ranks that construct different guards all throw Mismatch") {
 template <class Loop>
 std::string violation_of(Loop const& loop) {
     std::string text;
-    joinable::run_threads(1, [&](ThreadCommunicator& comm) {
+    over_ranks({1}, [&](RankCommunicator& comm) {
         AllReducer a{comm};
         AllReducer b{comm};
         try {
@@ -411,7 +410,7 @@ TEST_CASE("a participant that is missing, out of turn or twice in a round is nam
 
 TEST_CASE("a participant twice in a guard, or in two guards, is refused and the first one goes on"
 ) {
-    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         auto const twice = [&] { Join guard{participants(reducer, reducer)}; };
         CHECK_THROWS_WITH_AS(
@@ -428,8 +427,8 @@ TEST_CASE("a participant twice in a guard, or in two guards, is refused and the 
 }
 
 TEST_CASE("communicators of different sizes in one guard are refused") {
-    run_ranks({2}, [](ThreadCommunicator& comm) {
-        joinable::run_threads(1, [&](ThreadCommunicator& alone) {
+    over_ranks({2}, [](RankCommunicator& comm) {
+        over_ranks({1}, [&](RankCommunicator& alone) {
             AllReducer a{comm};
             AllReducer b{alone};
             auto const mixed = [&] { Join guard{participants(a, b)}; };
@@ -439,7 +438,7 @@ TEST_CASE("communicators of different sizes in one guard are refused") {
 }
 
 TEST_CASE("a timeout over a communicator without a deadline is refused") {
-    run_ranks({2}, [](ThreadCommunicator& inner) {
+    over_ranks({2}, [](RankCommunicator& inner) {
         CoreOnly comm{inner};
         AllReducer reducer{comm};
         auto const with_timeout = [&] {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <over_ranks.hpp>
 #include <support/all_reducer.hpp>
-#include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
 
 #include <joinable/participant/action.hpp>
@@ -21,7 +21,6 @@ using namespace joinable_tests;
 using joinable::EndPolicy;
 using joinable::Join;
 using joinable::participants;
-using joinable::ThreadCommunicator;
 
 /// Inputs of a rank in upstream's fixture.
 int inputs_of(int rank) {
@@ -49,7 +48,7 @@ TEST_CASE("the closed form is upstream's table") {
 }
 
 TEST_CASE("ranks with fewer inputs shadow the others (main hooks, one participant)") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         int total = 0;
         Join guard{participants(reducer)};
@@ -74,7 +73,7 @@ TEST_CASE("ranks with fewer inputs shadow the others (main hooks, one participan
 }
 
 TEST_CASE("post hooks run once on every rank, from the last joiner") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         {
             Join guard{participants(reducer), runs_post_hook = true};
@@ -88,7 +87,7 @@ TEST_CASE("post hooks run once on every rank, from the last joiner") {
 }
 
 TEST_CASE("several participants run in one guard, each with its own collectives") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer a{comm};
         AllReducer b{comm};
         AllReducer c{comm};
@@ -107,7 +106,7 @@ TEST_CASE("several participants run in one guard, each with its own collectives"
 }
 
 TEST_CASE("a keyword reaches the hook of every participant that accepts it") {
-    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 4}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         int total = 0;
         {
@@ -121,7 +120,7 @@ TEST_CASE("a keyword reaches the hook of every participant that accepts it") {
 }
 
 TEST_CASE("a guard that is not enabled attaches and sends nothing") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& inner) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& inner) {
         RecordingCommunicator comm{inner};
         AllReducer a{comm};
         AllReducer b{comm};
@@ -140,7 +139,7 @@ TEST_CASE("a guard that is not enabled attaches and sends nothing") {
 }
 
 TEST_CASE("throw_early throws EarlyTermination on all ranks after the same rounds") {
-    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         int completed = 0;
         std::vector<int> named;
@@ -163,7 +162,7 @@ TEST_CASE("throw_early throws EarlyTermination on all ranks after the same round
 }
 
 TEST_CASE("throw_early with even inputs ends normally") {
-    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         Join guard{participants(reducer), {.end_policy = EndPolicy::throw_early}};
         for (int i = 0; i < 3; ++i) {
@@ -175,7 +174,7 @@ TEST_CASE("throw_early with even inputs ends normally") {
 }
 
 TEST_CASE("stop_at_first leaves every rank after the shortest, with the post hooks") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         int total = 0;
         int i = 0;
@@ -194,7 +193,7 @@ TEST_CASE("stop_at_first leaves every rank after the shortest, with the post hoo
 }
 
 TEST_CASE("stop_at_first needs a loop that knows before it computes") {
-    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         auto const open_by_notification = [&] {
             Join guard{participants(reducer), {.end_policy = EndPolicy::stop_at_first}};
@@ -205,7 +204,7 @@ TEST_CASE("stop_at_first needs a loop that knows before it computes") {
 }
 
 TEST_CASE("a vote of any rank stops all before the next round") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         std::vector<int> const inputs(10);
         int rounds = 0;
@@ -224,7 +223,7 @@ TEST_CASE("a vote of any rank stops all before the next round") {
 }
 
 TEST_CASE("a vote of a rank that opens no round, over notifications, is refused on all ranks") {
-    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         auto const run = [&] {
             Join guard{participants(reducer)};
@@ -242,7 +241,7 @@ TEST_CASE("a vote of a rank that opens no round, over notifications, is refused 
 }
 
 TEST_CASE("iterate gives every element a round and announces what it is told") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         std::vector<std::uint64_t> inputs;
         for (int i = 0; i < inputs_of(comm.rank()); ++i) {
@@ -265,7 +264,7 @@ TEST_CASE("iterate gives every element a round and announces what it is told") {
 }
 
 TEST_CASE("a round knows who is active") {
-    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         auto const check = [&](joinable::Round const& round) {
             int const joined = std::max(0, static_cast<int>(round.number()) - 2);
@@ -288,7 +287,7 @@ TEST_CASE("a round knows who is active") {
 }
 
 TEST_CASE("ranks without any input shadow from the first round") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         int total = 0;
         Join guard{participants(reducer)};
@@ -303,7 +302,7 @@ TEST_CASE("ranks without any input shadow from the first round") {
 }
 
 TEST_CASE("all ranks without inputs end at once, all of them last joiners") {
-    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         Join guard{participants(reducer)};
         auto const result = guard.finish();
@@ -314,7 +313,7 @@ TEST_CASE("all ranks without inputs end at once, all of them last joiners") {
 }
 
 TEST_CASE("a participant can enter another guard when the first has ended") {
-    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         for (int epoch = 0; epoch < 3; ++epoch) {
             int total = 0;
@@ -330,7 +329,7 @@ TEST_CASE("a participant can enter another guard when the first has ended") {
 }
 
 TEST_CASE("the core concept's members are enough for a guard") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& inner) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& inner) {
         CoreOnly comm{inner};
         AllReducer reducer{comm};
         int total = 0;
@@ -350,7 +349,7 @@ constexpr bool run_as_listed(Js const&...) {
 }
 
 TEST_CASE("an action and a step take part without a class") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         int reduced = 0;
         int state = 0;
         auto const sum = [&](int value) {
@@ -377,7 +376,7 @@ TEST_CASE("an action and a step take part without a class") {
 TEST_CASE("every rank issues the same collectives, one roll call per round") {
     for (int const world : {1, 2, 3, 4, 8}) {
         std::vector<std::vector<std::string>> traces(static_cast<std::size_t>(world));
-        run_ranks({world}, [&](ThreadCommunicator& inner) {
+        over_ranks({world}, [&](RankCommunicator& inner) {
             RecordingCommunicator comm{inner};
             AllReducer a{comm};
             AllReducer b{comm};
@@ -410,7 +409,7 @@ TEST_CASE("every rank issues the same collectives, one roll call per round") {
 }
 
 TEST_CASE("a rank shadows twenty thousand rounds") {
-    run_ranks({2}, [](ThreadCommunicator& comm) {
+    over_ranks({2}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         Join guard{participants(reducer)};
         for (int i = 0; comm.rank() == 0 && i < 20'000; ++i) {

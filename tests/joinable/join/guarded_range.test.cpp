@@ -11,8 +11,8 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <over_ranks.hpp>
 #include <support/all_reducer.hpp>
-#include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
 
 #include <joinable/join/guard.hpp>
@@ -23,7 +23,6 @@ using namespace joinable_tests;
 using joinable::Join;
 using joinable::look_ahead;
 using joinable::participants;
-using joinable::ThreadCommunicator;
 
 std::size_t inputs_of(int rank) {
     return static_cast<std::size_t>((rank * 3 + 2) % 5); // 2 0 3 1 4 2 0 3
@@ -38,7 +37,7 @@ TEST_CASE("with look-ahead a roll call is posted before the collectives of the r
             longest = std::max(longest, inputs_of(rank));
             arrives[inputs_of(rank)] = true;
         }
-        run_ranks({world}, [&](ThreadCommunicator& inner) {
+        over_ranks({world}, [&](RankCommunicator& inner) {
             RecordingCommunicator comm{inner};
             AllReducer reducer{comm};
             Join guard{participants(reducer)};
@@ -74,7 +73,7 @@ TEST_CASE("with look-ahead a roll call is posted before the collectives of the r
 }
 
 TEST_CASE("every element is announced once, with its own notice") {
-    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         Join guard{participants(reducer)};
         std::vector<std::uint64_t> const inputs{7, 8, 9};
@@ -93,7 +92,7 @@ TEST_CASE("every element is announced once, with its own notice") {
 }
 
 TEST_CASE("with look-ahead a vote counts one round later") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         Join guard{participants(reducer)};
         int rounds = 0;
@@ -112,7 +111,7 @@ TEST_CASE("with look-ahead a vote counts one round later") {
 }
 
 TEST_CASE("with look-ahead a vote counts when the rank had announced its end already") {
-    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         bool const votes = comm.rank() == 0;
         std::vector<int> const inputs(votes ? 3 : 10);
@@ -133,7 +132,7 @@ TEST_CASE("with look-ahead a vote counts when the rank had announced its end alr
 }
 
 TEST_CASE("with look-ahead a hook may run the code of active ranks") {
-    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         std::vector<std::size_t> shadowed;
         reducer.before_shadow = [&](joinable::Round const& round) {
@@ -157,7 +156,7 @@ TEST_CASE("with look-ahead a hook may run the code of active ranks") {
 }
 
 TEST_CASE("stop_at_first with look-ahead runs no round that a rank cannot") {
-    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         Join guard{participants(reducer), {.end_policy = joinable::EndPolicy::stop_at_first}};
         std::vector<int> const inputs(3 + static_cast<std::size_t>(comm.rank()));
@@ -172,7 +171,7 @@ TEST_CASE("stop_at_first with look-ahead runs no round that a rank cannot") {
 }
 
 TEST_CASE("leaving a loop with look-ahead by break is a ContractViolation on all ranks") {
-    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         auto const run = [&] {
             Join guard{participants(reducer)};
@@ -195,7 +194,7 @@ TEST_CASE("leaving a loop with look-ahead by break is a ContractViolation on all
 }
 
 TEST_CASE("next() inside a loop with look-ahead is refused") {
-    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         auto const run = [&] {
             Join guard{participants(reducer)};
@@ -210,7 +209,7 @@ TEST_CASE("next() inside a loop with look-ahead is refused") {
 }
 
 TEST_CASE("a throw in a loop with look-ahead reaches the others") {
-    run_ranks({2, 3, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         auto const run = [&] {
             Join guard{participants(reducer)};
@@ -236,7 +235,7 @@ TEST_CASE("a throw in a loop with look-ahead reaches the others") {
 }
 
 TEST_CASE("a guard that is not enabled runs a loop with look-ahead alone") {
-    run_ranks({2}, [](ThreadCommunicator& comm) {
+    over_ranks({2}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         Join guard{participants(reducer), {.enable = false}};
         int rounds = 0;

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <over_ranks.hpp>
 #include <rapidcheck.h>
 #include <support/all_reducer.hpp>
-#include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
 
 #include <joinable/join/guard.hpp>
@@ -23,7 +23,6 @@ using namespace joinable_tests;
 using joinable::Join;
 using joinable::participants;
 using joinable::RoundNotice;
-using joinable::ThreadCommunicator;
 using joinable::detail::Schedule;
 
 std::size_t inputs_of(int rank) {
@@ -83,7 +82,7 @@ TEST_CASE("with known lengths a round sends nothing but its own collectives") {
         for (int rank = 0; rank < world; ++rank) {
             longest = std::max(longest, inputs_of(rank));
         }
-        run_ranks({world}, [&](ThreadCommunicator& inner) {
+        over_ranks({world}, [&](RankCommunicator& inner) {
             RecordingCommunicator comm{inner};
             AllReducer reducer{comm};
             std::size_t const inputs = inputs_of(comm.rank());
@@ -116,7 +115,7 @@ TEST_CASE("with known lengths a round sends nothing but its own collectives") {
 }
 
 TEST_CASE("known lengths end by every policy as unknown ones do") {
-    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         std::vector<int> const inputs(2 + static_cast<std::size_t>(comm.rank()));
         {
@@ -148,7 +147,7 @@ TEST_CASE("known lengths end by every policy as unknown ones do") {
 }
 
 TEST_CASE("weights and the sync period are fixed at entry") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         for (bool const knows_lengths : {false, true}) {
             AllReducer reducer{comm};
             std::size_t const inputs = 5 - static_cast<std::size_t>(comm.rank()) % 2;
@@ -182,7 +181,7 @@ TEST_CASE("weights and the sync period are fixed at entry") {
 /// Runs `body` on rank 0 in a guard with known lengths; the others do what they promised.
 template <class Body>
 void check_broken_promise(Body const& body, char const* text) {
-    run_ranks({1, 2, 4}, [&](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 4}, [&](RankCommunicator& comm) {
         AllReducer reducer{comm};
         auto const run = [&] {
             Join guard{participants(reducer), {.inputs = 3}};
@@ -238,7 +237,7 @@ TEST_CASE("a rank that does not keep to its length fails with all others") {
 }
 
 TEST_CASE("a throw in a guard with known lengths reaches the others") {
-    run_ranks({2, 3, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         auto const run = [&] {
             Join guard{participants(reducer), {.inputs = 5}};
@@ -259,7 +258,7 @@ TEST_CASE("a throw in a guard with known lengths reaches the others") {
 }
 
 TEST_CASE("all ranks or none know their lengths") {
-    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 4}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         auto const enter = [&] {
             joinable::JoinOptions options;
@@ -274,7 +273,7 @@ TEST_CASE("all ranks or none know their lengths") {
 }
 
 TEST_CASE("without abort, lengths do not replace roll calls") {
-    run_ranks({2, 4}, [](ThreadCommunicator& inner) {
+    over_ranks({2, 4}, [](RankCommunicator& inner) {
         CoreOnly comm{inner};
         AllReducer reducer{comm};
         Join guard{participants(reducer), {.inputs = 3}};
@@ -284,7 +283,7 @@ TEST_CASE("without abort, lengths do not replace roll calls") {
 }
 
 TEST_CASE("a period of 0 and weights above the maximum are refused") {
-    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         auto const never = [&] { Join guard{participants(reducer), {.sync_every = 0}}; };
         CHECK_THROWS_AS(never(), joinable::ContractViolation);

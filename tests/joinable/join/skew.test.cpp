@@ -7,8 +7,8 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <over_ranks.hpp>
 #include <support/all_reducer.hpp>
-#include <support/ranks.hpp>
 
 #include <joinable/join/guard.hpp>
 
@@ -17,7 +17,6 @@ namespace {
 using namespace joinable_tests;
 using joinable::Join;
 using joinable::participants;
-using joinable::ThreadCommunicator;
 
 TEST_CASE("a warning passes at most once a minute") {
     joinable::detail::OncePerMinute gate;
@@ -37,7 +36,7 @@ TEST_CASE("ranks that shadow for long say so once") {
         std::lock_guard const lock{mutex};
         warnings.emplace_back(text);
     };
-    run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
         AllReducer reducer{comm};
         Join guard{participants(reducer), {.warn = sink, .skew_limit = 5}};
         for (int i = 0; comm.rank() == 0 && i < 20; ++i) {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <over_ranks.hpp>
 #include <support/linear_model.hpp>
-#include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
 
 #include <joinable/join/guard.hpp>
@@ -23,7 +23,6 @@ using joinable::DistributedDataParallel;
 using joinable::GradientKind;
 using joinable::Join;
 using joinable::participants;
-using joinable::ThreadCommunicator;
 
 using Params = std::vector<Param<double>>;
 
@@ -39,7 +38,7 @@ void train(Ddp& ddp, Params& params, double gradient, joinable::RoundNotice cons
 
 TEST_CASE("gradients accumulate under no_sync() and are reduced in the next round that syncs") {
     for (bool const views : {false, true}) {
-        run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& inner) {
+        over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& inner) {
             RecordingCommunicator comm{inner};
             Params params = make_params<double>({1});
             DistributedDataParallel ddp{comm, params, {.gradient_as_bucket_view = views}};
@@ -73,7 +72,7 @@ TEST_CASE("gradients accumulate under no_sync() and are reduced in the next roun
 }
 
 TEST_CASE("a rank in the other phase of accumulation is a mismatch that names it") {
-    run_ranks({2, 3, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
         DistributedDataParallel ddp{comm, params};
         std::string text;
@@ -91,7 +90,7 @@ TEST_CASE("a rank in the other phase of accumulation is a mismatch that names it
 }
 
 TEST_CASE("under next() the notice given there decides, and no_sync() must agree with it") {
-    joinable::run_threads(1, [](ThreadCommunicator& comm) {
+    over_ranks({1}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
         DistributedDataParallel ddp{comm, params};
         Join guard{participants(ddp)};
@@ -165,7 +164,7 @@ TEST_CASE("what a rank accumulated before it ran out flows into the next reducti
         for (bool const carries : {true, false}) {
             for (bool const views : {false, true}) {
                 for (bool const finds_unused : {false, true}) {
-                    run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+                    over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
                         CAPTURE(static_cast<int>(average));
                         CAPTURE(carries);
                         Params params = make_params<double>({1});
@@ -223,7 +222,7 @@ TEST_CASE("what a rank accumulated before it ran out flows into the next reducti
 }
 
 TEST_CASE("several forward passes may share a backward pass: their weights add up") {
-    run_ranks({1, 2, 3, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
         DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
         Join guard{participants(ddp)};
@@ -253,7 +252,7 @@ TEST_CASE("several forward passes may share a backward pass: their weights add u
 
 /// A rank that ends between the passes of one backward has no gradient to bring.
 TEST_CASE("a forward pass without a backward pass leaves nothing to bring along") {
-    run_ranks({2, 3}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
         DistributedDataParallel ddp{comm, params};
         Join guard{participants(ddp)};
@@ -279,7 +278,7 @@ TEST_CASE("a batch that fails on one rank is skipped, and the round goes on for 
     for (FailsIn const where : {FailsIn::announcement, FailsIn::forward, FailsIn::backward}) {
         for (bool const weighted : {false, true}) {
             for (bool const by_initial : {false, true}) {
-                run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+                over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
                     CAPTURE(static_cast<int>(where));
                     Params params = make_params<double>({1});
                     params.emplace_back(2);
@@ -341,7 +340,7 @@ TEST_CASE("a batch that fails on one rank is skipped, and the round goes on for 
 }
 
 TEST_CASE("what was accumulated before a skipped batch is not lost") {
-    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
         DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
         Join guard{participants(ddp)};
@@ -358,7 +357,7 @@ TEST_CASE("what was accumulated before a skipped batch is not lost") {
 }
 
 TEST_CASE("once a bucket is on its way a failed batch fails all ranks") {
-    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 4}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
         params.emplace_back(1);
         DistributedDataParallel ddp{
@@ -396,7 +395,7 @@ TEST_CASE("once a bucket is on its way a failed batch fails all ranks") {
 }
 
 TEST_CASE("a batch is skipped in a round that does not sync, and outside a guard") {
-    run_ranks({1, 2, 3}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
         DistributedDataParallel ddp{comm, params};
         bool const fails = comm.rank() == 0;
@@ -433,7 +432,7 @@ TEST_CASE("a batch is skipped in a round that does not sync, and outside a guard
 }
 
 TEST_CASE("an evaluation that fails on one rank is skipped, and no round is opened for it") {
-    run_ranks({1, 2, 3, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
         DistributedDataParallel ddp{comm, params};
         Join guard{participants(ddp)};
@@ -461,7 +460,7 @@ TEST_CASE("an evaluation that fails on one rank is skipped, and no round is open
 TEST_CASE(
     "whether a skipped batch has a weight is what the last batch of its phase had, in its guard"
 ) {
-    run_ranks({1, 2, 3, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
         DistributedDataParallel ddp{comm, params};
         bool const skips = comm.rank() == 1;
@@ -492,7 +491,7 @@ TEST_CASE(
 
 TEST_CASE("a batch that fails after next() announced it, and before its forward pass, is skipped") {
     for (bool const says_so : {false, true}) { // or next() has announced that it is skipped
-        run_ranks({1, 2, 3, 4}, [&](ThreadCommunicator& comm) {
+        over_ranks({1, 2, 3, 4}, [&](RankCommunicator& comm) {
             Params params = make_params<double>({1});
             DistributedDataParallel ddp{comm, params};
             Join guard{participants(ddp)};

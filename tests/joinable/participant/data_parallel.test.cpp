@@ -10,9 +10,9 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <over_ranks.hpp>
 #include <support/linear_model.hpp>
 #include <support/process_ranks.hpp>
-#include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
 
 #include <joinable/join/guard.hpp>
@@ -25,7 +25,6 @@ using joinable::DistributedDataParallel;
 using joinable::GradientKind;
 using joinable::Join;
 using joinable::participants;
-using joinable::ThreadCommunicator;
 
 using Params = std::vector<Param<double>>;
 
@@ -188,7 +187,7 @@ TEST_CASE("ranks with uneven shards train as one rank does on the union of their
          {Average::initial, Average::active, Average::weighted_mean, Average::weighted_sum}) {
         for (bool const views : {false, true}) {
             for (std::size_t const cap : {std::size_t{1}, std::size_t{40}, std::size_t{1} << 20U}) {
-                run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+                over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
                     auto const expected = train_serially(comm.size(), average, 0.1);
                     auto const values = train_together(comm, average, views, 0.1, cap);
                     CAPTURE(static_cast<int>(average));
@@ -205,7 +204,7 @@ TEST_CASE("ranks with uneven shards train as one rank does on the union of their
 }
 
 TEST_CASE("all ranks end with the same bits, before any final sync") {
-    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         auto const values = train_together(comm, Average::weighted_mean, false, 0.1, 40);
         std::vector<double> flat;
         for (auto const& value : values) {
@@ -224,7 +223,7 @@ TEST_CASE("process ranks train to the same bits as thread ranks") {
         for (bool const views : {false, true}) {
             for (int const world : {1, 2, 3, 4, 8}) {
                 std::vector<std::vector<double>> by_threads;
-                run_ranks({world}, [&](ThreadCommunicator& comm) {
+                over_ranks({world}, [&](RankCommunicator& comm) {
                     auto values = train_together(comm, average, views, 0.1, 40);
                     if (comm.rank() == comm.size() - 1) {
                         by_threads = std::move(values);
@@ -241,7 +240,7 @@ TEST_CASE("process ranks train to the same bits as thread ranks") {
 }
 
 TEST_CASE("the core concept's members are enough for a model") {
-    run_ranks({1, 2, 4}, [](ThreadCommunicator& inner) {
+    over_ranks({1, 2, 4}, [](RankCommunicator& inner) {
         CoreOnly comm{inner};
         auto const expected = train_serially(comm.size(), Average::active, 0.1);
         auto const values = train_together(comm, Average::active, false, 0.1, 40);
@@ -250,8 +249,8 @@ TEST_CASE("the core concept's members are enough for a model") {
 }
 
 TEST_CASE("whether gradients are scaled as they are packed or as they are summed changes no bit") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& sums_scaled) {
-        static_assert(joinable::ScalesSums<ThreadCommunicator>);
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& sums_scaled) {
+        static_assert(joinable::ScalesSums<RankCommunicator>);
         CoreOnly packs_scaled{sums_scaled};
         for (bool const are_views : {false, true}) {
             for (Average const average : {Average::initial, Average::weighted_mean}) {
@@ -267,7 +266,7 @@ TEST_CASE("whether gradients are scaled as they are packed or as they are summed
 TEST_CASE("every rank issues the same collectives, joined ranks too") {
     for (int const world : {1, 2, 3, 4, 8}) {
         std::vector<std::vector<std::string>> traces(static_cast<std::size_t>(world));
-        run_ranks({world}, [&](ThreadCommunicator& inner) {
+        over_ranks({world}, [&](RankCommunicator& inner) {
             RecordingCommunicator comm{inner};
             train_together(comm, Average::weighted_mean, false, 0.1, 40);
             traces[static_cast<std::size_t>(comm.rank())] = comm.trace;
@@ -283,7 +282,7 @@ TEST_CASE("the tutorial's numbers: gradients of 3 with the initial world, 6 with
     // Inputs 5 and 6, gradient 1 per input, gradients not zeroed: what PyTorch leaves on the rank
     // that trains longest. Joined ranks of ours receive the same average.
     for (bool const by_initial : {true, false}) {
-        run_ranks({2}, [&](ThreadCommunicator& comm) {
+        over_ranks({2}, [&](RankCommunicator& comm) {
             std::vector<Param<float>> params;
             params.emplace_back(1);
             DistributedDataParallel ddp{comm, params};
@@ -302,7 +301,7 @@ TEST_CASE("the tutorial's numbers: gradients of 3 with the initial world, 6 with
 }
 
 TEST_CASE("weights give the same result outside a guard and in one that is not enabled") {
-    run_ranks({1, 2, 3, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
         auto const gradient_with = [&](auto const& make_guard) {
             std::vector<Param<double>> params;
             params.emplace_back(1);
@@ -334,7 +333,7 @@ TEST_CASE("weights give the same result outside a guard and in one that is not e
 }
 
 TEST_CASE("weights that sum to 0 are refused on all ranks") {
-    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         std::vector<Param<double>> params;
         params.emplace_back(1);
         DistributedDataParallel ddp{comm, params};
@@ -348,7 +347,7 @@ TEST_CASE("weights that sum to 0 are refused on all ranks") {
 }
 
 TEST_CASE("rounds without gradients, evaluation and accumulation, reduce nothing") {
-    run_ranks({1, 2, 4}, [](ThreadCommunicator& inner) {
+    over_ranks({1, 2, 4}, [](RankCommunicator& inner) {
         RecordingCommunicator comm{inner};
         std::vector<Param<double>> params;
         params.emplace_back(1);
@@ -372,7 +371,7 @@ TEST_CASE("rounds without gradients, evaluation and accumulation, reduce nothing
 TEST_CASE(
     "models with another count, shape or dtype are refused on all ranks by the first difference"
 ) {
-    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         int const odd = comm.size() - 1;
         auto const construct = [&](std::size_t count, std::size_t numel) {
             std::vector<Param<double>> params;
@@ -413,7 +412,7 @@ TEST_CASE("options that differ are refused on all ranks") {
         {.rebuild_buckets = false},
     };
     for (joinable::DataParallelOptions const& other : others) {
-        run_ranks({2, 4}, [&](ThreadCommunicator& comm) {
+        over_ranks({2, 4}, [&](RankCommunicator& comm) {
             std::vector<Param<double>> params;
             params.emplace_back(1);
             auto const construct = [&] {
@@ -427,7 +426,7 @@ TEST_CASE("options that differ are refused on all ranks") {
 }
 
 TEST_CASE("a constructor that fails on one rank fails on all, with its text") {
-    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         std::vector<Param<double>*> params;
         Param<double> param{1};
         params.push_back(comm.rank() == 1 ? nullptr : &param);
@@ -448,7 +447,7 @@ TEST_CASE("a constructor that fails on one rank fails on all, with its text") {
 }
 
 TEST_CASE("parameters of several types and dtypes are one model") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         std::vector<Param<float>> floats;
         floats.emplace_back(3, static_cast<float>(comm.rank()));
         std::vector<Param<double>> doubles;
@@ -476,7 +475,7 @@ TEST_CASE("parameters of several types and dtypes are one model") {
 }
 
 TEST_CASE("a throw in the passes or verbs reaches the peers with its text") {
-    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 4}, [](RankCommunicator& comm) {
         std::vector<Param<double>> params;
         params.emplace_back(1);
         DistributedDataParallel ddp{comm, params};
@@ -503,7 +502,7 @@ TEST_CASE("a throw in the passes or verbs reaches the peers with its text") {
 }
 
 TEST_CASE("in a guard a forward without its backward is a violation, outside it is nothing") {
-    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
         std::vector<Param<double>> params;
         params.emplace_back(1);
         DistributedDataParallel ddp{comm, params};
@@ -512,7 +511,7 @@ TEST_CASE("in a guard a forward without its backward is a violation, outside it 
         }
         ddp.backward([](auto ready) { ready(0); });
     });
-    joinable::run_threads(1, [](ThreadCommunicator& comm) {
+    over_ranks({1}, [](RankCommunicator& comm) {
         std::vector<Param<double>> params;
         params.emplace_back(1);
         DistributedDataParallel ddp{comm, params};
@@ -523,7 +522,7 @@ TEST_CASE("in a guard a forward without its backward is a violation, outside it 
         };
         CHECK_THROWS_AS(twice(), joinable::ContractViolation);
     });
-    joinable::run_threads(1, [](ThreadCommunicator& comm) {
+    over_ranks({1}, [](RankCommunicator& comm) {
         std::vector<Param<double>> params;
         params.emplace_back(1);
         DistributedDataParallel ddp{comm, params};
@@ -537,7 +536,7 @@ TEST_CASE("in a guard a forward without its backward is a violation, outside it 
 }
 
 TEST_CASE("a model without parameters to train, or with one listed twice, is refused") {
-    joinable::run_threads(1, [](ThreadCommunicator& comm) {
+    over_ranks({1}, [](RankCommunicator& comm) {
         std::vector<Param<double>> params;
         auto const construct = [&] { DistributedDataParallel ddp{comm, params}; };
         CHECK_THROWS_AS(construct(), joinable::ContractViolation);
@@ -552,7 +551,7 @@ TEST_CASE("a model without parameters to train, or with one listed twice, is ref
 
 TEST_CASE("a model follows the notice that next() gave: it reduces in rounds that sync, no others"
 ) {
-    run_ranks({1, 2, 3, 4}, [](ThreadCommunicator& inner) {
+    over_ranks({1, 2, 3, 4}, [](RankCommunicator& inner) {
         RecordingCommunicator comm{inner};
         std::vector<Param<double>> params;
         params.emplace_back(1);
@@ -582,7 +581,7 @@ TEST_CASE("a model follows the notice that next() gave: it reduces in rounds tha
 }
 
 TEST_CASE("a model can be trained on after a peer left a guard between rounds") {
-    run_ranks({2, 3, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
         std::vector<Param<double>> params;
         params.emplace_back(1);
         DistributedDataParallel ddp{comm, params};
@@ -610,7 +609,7 @@ TEST_CASE("a model can be trained on after a peer left a guard between rounds") 
 
 TEST_CASE("a rank of weight 0 contributes nothing, not even a mean over no samples") {
     for (bool const views : {false, true}) {
-        run_ranks({2, 3, 4}, [&](ThreadCommunicator& comm) {
+        over_ranks({2, 3, 4}, [&](RankCommunicator& comm) {
             std::vector<Param<double>> params;
             params.emplace_back(1);
             DistributedDataParallel ddp{comm, params, {.gradient_as_bucket_view = views}};
@@ -627,7 +626,7 @@ TEST_CASE("a rank of weight 0 contributes nothing, not even a mean over no sampl
 }
 
 TEST_CASE("the first parameter that differs is named where it has a name") {
-    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 4}, [](RankCommunicator& comm) {
         std::vector<Param<float>> params;
         params.emplace_back(2);
         params.emplace_back(comm.rank() == 1 ? 3U : 4U);
@@ -643,7 +642,7 @@ TEST_CASE("the first parameter that differs is named where it has a name") {
 }
 
 TEST_CASE("strides that differ are refused on all ranks") {
-    run_ranks({2, 3}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3}, [](RankCommunicator& comm) {
         std::vector<float> value(6);
         std::vector<float> gradient(6);
         bool const by_columns = comm.rank() == 1;
@@ -658,7 +657,7 @@ TEST_CASE("strides that differ are refused on all ranks") {
 }
 
 TEST_CASE("gradients are averaged whatever their strides, with typed and untyped neighbours") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         // By columns; with gaps in the gradient; with gaps in both.
         std::vector<std::vector<float>> memory(6, std::vector<float>(24, -1.0F));
         std::vector<Strided> strided{

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <over_ranks.hpp>
 #include <support/branching_net.hpp>
-#include <support/ranks.hpp>
 
 #include <joinable/detail/text.hpp>
 #include <joinable/join/guard.hpp>
@@ -265,7 +265,7 @@ TEST_CASE("a network trained by any number of ranks is, to the bit, the one that
                         CAPTURE(accumulation);
                         CAPTURE(static_cast<int>(average));
                         Case const what{shards, mode, views, accumulation, average};
-                        CHECK_NOTHROW(run_ranks({1, 2, 3, 4, 8}, [&](auto& comm) {
+                        CHECK_NOTHROW(over_ranks({1, 2, 3, 4, 8}, [&](auto& comm) {
                             train_together(comm, what);
                         }));
                     }

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <over_ranks.hpp>
 #include <support/all_reducer.hpp>
 #include <support/linear_model.hpp>
-#include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
 
 #include <joinable/join/guard.hpp>
@@ -34,7 +34,6 @@ using joinable::DistributedDataParallel;
 using joinable::Join;
 using joinable::participants;
 using joinable::Round;
-using joinable::ThreadCommunicator;
 
 using Params = std::vector<Param<double>>;
 
@@ -111,7 +110,7 @@ std::string text_of(F const& f) {
 }
 
 TEST_CASE("a model starts with rank 0's parameters and buffers, of all dtypes and strides") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
         params[0].value[0] = comm.rank();
         Buffers state;
@@ -124,7 +123,7 @@ TEST_CASE("a model starts with rank 0's parameters and buffers, of all dtypes an
 
 TEST_CASE("without sync_at_start each rank keeps what it has; without broadcast_buffers its buffers"
 ) {
-    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
         params[0].value[0] = comm.rank();
         Buffers state;
@@ -148,7 +147,7 @@ TEST_CASE("without sync_at_start each rank keeps what it has; without broadcast_
 TEST_CASE("ranks that joined earlier end with the model of the last rank that trained") {
     for (int const shape : {0, 1, 2, 3}) {
         for (bool const syncs : {true, false}) {
-            run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+            over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
                 if (comm.size() == 1 && shape == 2) {
                     return; // nobody has inputs
                 }
@@ -187,7 +186,7 @@ TEST_CASE("ranks that joined earlier end with the model of the last rank that tr
 }
 
 TEST_CASE("with a step that joined ranks shadow the final sync changes no bit") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         auto const train = [&](bool syncs) {
             Params params = make_params<double>({1});
             params[0].value[0] = 0.1;
@@ -221,7 +220,7 @@ double sample(int rank, int round) {
 TEST_CASE("a running mean follows the lowest active rank, sent before or after the forward pass") {
     for (BufferSync const position : {BufferSync::after_forward, BufferSync::before_forward}) {
         for (int const shape : {0, 1, 2, 3}) {
-            run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+            over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
                 int const world = comm.size();
                 if (world == 1 && shape == 2) {
                     return;
@@ -276,7 +275,7 @@ TEST_CASE("all ranks issue the same collectives, and buffers only in rounds that
     for (BufferSync const position : {BufferSync::after_forward, BufferSync::before_forward}) {
         for (int const world : {1, 2, 3, 4, 8}) {
             std::vector<std::vector<std::string>> traces(static_cast<std::size_t>(world));
-            run_ranks({world}, [&](ThreadCommunicator& inner) {
+            over_ranks({world}, [&](RankCommunicator& inner) {
                 RecordingCommunicator comm{inner};
                 Params params = make_params<double>({1});
                 std::vector<std::vector<float>> running(2, std::vector<float>(5));
@@ -304,7 +303,7 @@ TEST_CASE("all ranks issue the same collectives, and buffers only in rounds that
 
 TEST_CASE("buffers are sent however a round is opened, and by rank 0 where no guard is enabled") {
     for (BufferSync const position : {BufferSync::after_forward, BufferSync::before_forward}) {
-        run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+        over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
             Params params = make_params<double>({1});
             std::vector<std::vector<std::int64_t>> source(1, std::vector<std::int64_t>(1));
             DistributedDataParallel ddp{comm, params, buffers(source), {.buffer_sync = position}};
@@ -353,7 +352,7 @@ TEST_CASE("buffers are sent however a round is opened, and by rank 0 where no gu
 
 TEST_CASE("nobody else communicates between a forward pass that waited and its backward pass") {
     for (bool const is_before : {true, false}) { // waits for buffers, or has nothing to wait for
-        run_ranks({1, 2}, [&](ThreadCommunicator& comm) {
+        over_ranks({1, 2}, [&](RankCommunicator& comm) {
             Params params = make_params<double>({1});
             std::vector<std::vector<float>> running(1, std::vector<float>(3));
             auto const position =
@@ -381,7 +380,7 @@ TEST_CASE("a rank that skips its batch sends and takes buffers as the others do"
     for (Fails const fails : {Fails::before, Fails::in_forward, Fails::in_backward}) {
         for (BufferSync const position : {BufferSync::after_forward, BufferSync::before_forward}) {
             for (int const culprit : {0, 1}) { // the source, and another
-                run_ranks({2, 3, 4}, [&](ThreadCommunicator& comm) {
+                over_ranks({2, 3, 4}, [&](RankCommunicator& comm) {
                     Params params = make_params<double>({1});
                     std::vector<std::vector<double>> mean(1, std::vector<double>(1));
                     DistributedDataParallel ddp{
@@ -417,7 +416,7 @@ TEST_CASE("a rank that skips its batch sends and takes buffers as the others do"
 }
 
 TEST_CASE("a buffer that got other memory is followed, one of another size refused on all ranks") {
-    run_ranks({2, 3, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
         std::vector<std::vector<float>> running(2, std::vector<float>(3));
         DistributedDataParallel ddp{comm, params, buffers(running)};
@@ -444,7 +443,7 @@ TEST_CASE("a buffer that got other memory is followed, one of another size refus
 }
 
 TEST_CASE("buffers that differ are refused on all ranks, with the first that does") {
-    run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         bool const is_odd = comm.rank() == 1;
         auto const construct = [&](std::size_t count, std::size_t numel, bool is_double) {
             return text_of<joinable::Mismatch>([&] {
@@ -470,7 +469,7 @@ TEST_CASE("buffers that differ are refused on all ranks, with the first that doe
 }
 
 TEST_CASE("a missing buffer on one rank fails on all, before anything is sent") {
-    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 4}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
         std::vector<float> running(3);
         std::vector<std::vector<float>*> pointers{&running, comm.rank() == 1 ? nullptr : &running};
@@ -488,7 +487,7 @@ TEST_CASE("a missing buffer on one rank fails on all, before anything is sent") 
 }
 
 TEST_CASE("options of the state that differ are refused") {
-    run_ranks({2, 3}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 3}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
         bool const is_odd = comm.rank() == 1;
         auto const construct = [&](DataParallelOptions const& options) {
@@ -511,7 +510,7 @@ TEST_CASE("a buffer hook replaces the broadcast, on joined ranks too: means over
 ) {
     for (BufferSync const position : {BufferSync::after_forward, BufferSync::before_forward}) {
         for (int const shape : {0, 1, 2, 3}) {
-            run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+            over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
                 int const world = comm.size();
                 if (world == 1 && shape == 2) {
                     return;
@@ -520,7 +519,7 @@ TEST_CASE("a buffer hook replaces the broadcast, on joined ranks too: means over
                 std::vector<std::vector<double>> mean(1, std::vector<double>(2));
                 DistributedDataParallel ddp{comm, params, buffers(mean), {.buffer_sync = position}};
                 std::vector<double> seen; // the mean after each round, on all ranks
-                ddp.set_buffer_hook([&](ThreadCommunicator& over,
+                ddp.set_buffer_hook([&](RankCommunicator& over,
                                         std::vector<AnyView> const& all,
                                         Round const& round) {
                     CHECK(all.size() == 1);
@@ -561,11 +560,11 @@ TEST_CASE(
     "a buffer hook that throws on one rank, active or joined, reaches the others with its text"
 ) {
     for (int const culprit : {0, 1}) { // rank 0 joins after one round, rank 1 is active in all
-        run_ranks({2, 3, 4}, [&](ThreadCommunicator& comm) {
+        over_ranks({2, 3, 4}, [&](RankCommunicator& comm) {
             Params params = make_params<double>({1});
             std::vector<std::vector<float>> running(1, std::vector<float>(3));
             DistributedDataParallel ddp{comm, params, buffers(running)};
-            ddp.set_buffer_hook([&](ThreadCommunicator&, auto const&, Round const& round) {
+            ddp.set_buffer_hook([&](RankCommunicator&, auto const&, Round const& round) {
                 if (comm.rank() == culprit && round.number() == 1) {
                     CHECK(round.is_shadow() == (culprit == 0));
                     throw std::domain_error{"no variance"};
@@ -591,7 +590,7 @@ TEST_CASE(
 }
 
 TEST_CASE("hooks are set and state is attached outside guards and rounds only") {
-    joinable::run_threads(1, [](ThreadCommunicator& comm) {
+    over_ranks({1}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
         std::vector<std::vector<float>> running(1, std::vector<float>(3));
         DistributedDataParallel ddp{comm, params, buffers(running)};
@@ -620,7 +619,7 @@ TEST_CASE("hooks are set and state is attached outside guards and rounds only") 
 }
 
 TEST_CASE("attached state starts with rank 0's and ends with the last joiner's, with the model") {
-    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
         std::vector<std::vector<double>> momentum(2, std::vector<double>(3, comm.rank()));
         std::int64_t steps = 10 + comm.rank();
@@ -644,7 +643,7 @@ TEST_CASE("attached state starts with rank 0's and ends with the last joiner's, 
 }
 
 TEST_CASE("attached state that differs or is missing is refused on all ranks, and not attached") {
-    run_ranks({2, 4}, [](ThreadCommunicator& comm) {
+    over_ranks({2, 4}, [](RankCommunicator& comm) {
         bool const is_odd = comm.rank() == 1;
         Params params = make_params<double>({1});
         DistributedDataParallel ddp{comm, params};

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <over_ranks.hpp>
 #include <support/drawn/rank.hpp>
-#include <support/ranks.hpp>
 
 namespace {
 
@@ -60,7 +60,7 @@ TEST_CASE("any training equals the serial one, bit for bit, on all ranks and aft
     for_seeds([](std::uint64_t seed) {
         return with_training(seed, [](Training training, SerialTraining const& serial) {
             training.death.reset();
-            run_ranks({training.world}, [&](auto& comm) {
+            over_ranks({training.world}, [&](auto& comm) {
                 DrawnRank{comm, training, serial}.run();
             });
         });
@@ -86,7 +86,7 @@ TEST_CASE("wherever a rank dies in a training, all others hear of it, and of not
                     throw;
                 }
             };
-            CHECK_THROWS_AS(run_ranks({training.world}, train), RankDied);
+            CHECK_THROWS_AS(over_ranks({training.world}, train), RankDied);
             for (std::string const& text : others) {
                 if (!text.empty()) {
                     throw std::runtime_error{text};

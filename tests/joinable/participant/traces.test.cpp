@@ -8,8 +8,8 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <over_ranks.hpp>
 #include <support/linear_model.hpp>
-#include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
 
 #include <joinable/join/guard.hpp>
@@ -18,7 +18,6 @@ namespace {
 
 using namespace joinable_tests;
 using joinable::DataParallelOptions;
-using joinable::ThreadCommunicator;
 using Trace = std::vector<std::string>;
 
 enum class Mode { plain, rebuilds, finds_unused, is_static, accumulates, skips };
@@ -123,7 +122,7 @@ constexpr Mode modes[] = {
 
 TEST_CASE("in every mode all ranks issue the collectives that the mode is documented to have") {
     for (Mode const mode : modes) {
-        run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+        over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
             CAPTURE(static_cast<int>(mode));
             CHECK(trace_of(comm, mode, false) == expected_of(mode));
         });
@@ -134,7 +133,7 @@ TEST_CASE("with roll calls, too, all ranks issue the same collectives in every m
     for (Mode const mode : modes) {
         for (int const world : {1, 2, 3, 4, 8}) {
             std::vector<Trace> traces(static_cast<std::size_t>(world));
-            run_ranks({world}, [&](ThreadCommunicator& comm) {
+            over_ranks({world}, [&](RankCommunicator& comm) {
                 traces[static_cast<std::size_t>(comm.rank())] = trace_of(comm, mode, true);
             });
             for (Trace const& trace : traces) {

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <over_ranks.hpp>
 #include <support/linear_model.hpp>
-#include <support/ranks.hpp>
 #include <support/strided_param.hpp>
 
 #include <joinable/join/guard.hpp>
@@ -27,7 +27,6 @@ using joinable::DType;
 using joinable::Join;
 using joinable::participants;
 using joinable::Shape;
-using joinable::ThreadCommunicator;
 
 constexpr std::size_t mebibyte = std::size_t{1} << 20U;
 
@@ -83,7 +82,7 @@ void check_one_dtype(Comm& comm) {
     CHECK(ddp.buckets().size() == 1);
 }
 TEST_CASE("parameters of one dtype are one bucket at first") {
-    run_ranks({1, 2, 4}, [](auto& comm) { check_one_dtype(comm); });
+    over_ranks({1, 2, 4}, [](auto& comm) { check_one_dtype(comm); });
 }
 
 // ReducerTest.test_multi_dtype_single_bucket, test_multi_dtype_multi_bucket,
@@ -113,7 +112,7 @@ void check_mixed_dtypes(Comm& comm) {
     }
 }
 TEST_CASE("a model of two dtypes has a bucket of each, and gradients that are means") {
-    run_ranks({1, 2, 4}, [](auto& comm) { check_mixed_dtypes(comm); });
+    over_ranks({1, 2, 4}, [](auto& comm) { check_mixed_dtypes(comm); });
 }
 
 // ReducerTest.test_forward_backward_unused_parameters
@@ -149,7 +148,7 @@ void check_unused_layer(Comm& comm, bool views, bool is_static) {
 TEST_CASE("a layer that no rank uses has no gradient, neither before nor after backward") {
     for (bool const views : {false, true}) {
         for (bool const is_static : {false, true}) {
-            run_ranks({1, 2, 3, 4, 8}, [&](auto& comm) {
+            over_ranks({1, 2, 3, 4, 8}, [&](auto& comm) {
                 check_unused_layer(comm, views, is_static);
             });
         }
@@ -237,7 +236,7 @@ void check_adam(Comm& comm, bool to_none) {
 }
 TEST_CASE("a layer that is unused in the first of three steps of Adam starts with its second") {
     for (bool const to_none : {false, true}) {
-        run_ranks({1, 2, 3, 4}, [&](auto& comm) { check_adam(comm, to_none); });
+        over_ranks({1, 2, 3, 4}, [&](auto& comm) { check_adam(comm, to_none); });
     }
 }
 
@@ -284,7 +283,7 @@ TEST_CASE("what some rank uses has a gradient on all ranks, what no rank uses ha
           DataParallelOptions{.static_graph = true},
           DataParallelOptions{.gradient_as_bucket_view = true, .static_graph = true}}) {
         for (bool const rank_0_uses_all : {false, true}) {
-            run_ranks({1, 2, 3, 4, 8}, [&](auto& comm) {
+            over_ranks({1, 2, 3, 4, 8}, [&](auto& comm) {
                 check_used_by_some(comm, options, rank_0_uses_all);
             });
         }
@@ -310,7 +309,7 @@ void check_ignored_output(Comm& comm, bool finds_unused) {
 TEST_CASE("outside a guard outputs may be ignored: forward passes without backward come to nothing"
 ) {
     for (bool const finds_unused : {false, true}) {
-        run_ranks({1, 2, 4}, [&](auto& comm) { check_ignored_output(comm, finds_unused); });
+        over_ranks({1, 2, 4}, [&](auto& comm) { check_ignored_output(comm, finds_unused); });
     }
 }
 
@@ -344,7 +343,7 @@ TEST_CASE("a shared weight gets the gradients of all its uses, once") {
     for (bool const to_none : {false, true}) {
         for (bool const views : {false, true}) {
             for (bool const is_static : {false, true}) {
-                run_ranks({1, 2, 3, 4}, [&](auto& comm) {
+                over_ranks({1, 2, 3, 4}, [&](auto& comm) {
                     check_weight_sharing(comm, to_none, views, is_static);
                 });
             }
@@ -429,7 +428,7 @@ TEST_CASE("gradients keep the memory format of their parameters, and equal a loc
         for (auto const& dtype : dtypes) {
             for (std::size_t const cap : {std::size_t{1}, 25 * mebibyte}) {
                 for (bool const views : {false, true}) {
-                    run_ranks({1, 2, 3, 4}, [&](auto& comm) {
+                    over_ranks({1, 2, 3, 4}, [&](auto& comm) {
                         Layouts layouts{};
                         for (std::size_t l = 0; l < 4; ++l) {
                             layouts.is_channels_last[l] = format[l];
@@ -445,7 +444,7 @@ TEST_CASE("gradients keep the memory format of their parameters, and equal a loc
 
 // test_param_layout_mismatch_error (NCCL), where only the ranks that differ from rank 0 hear of it
 TEST_CASE("a model in another memory format than rank 0's is refused, on all ranks") {
-    run_ranks({2, 3, 4}, [](auto& comm) {
+    over_ranks({2, 3, 4}, [](auto& comm) {
         Shape const extents{2, 3, 3, 2};
         Shape const strides = strides_of(extents, comm.rank() != 0);
         std::vector<StridedParam> model;
@@ -490,7 +489,7 @@ void check_no_grad(Comm& comm, bool guarded) {
 }
 TEST_CASE("evaluation leaves no gradients, in a guard and without one") {
     for (bool const guarded : {false, true}) {
-        run_ranks({1, 2, 4}, [&](auto& comm) { check_no_grad(comm, guarded); });
+        over_ranks({1, 2, 4}, [&](auto& comm) { check_no_grad(comm, guarded); });
     }
 }
 
@@ -500,13 +499,13 @@ TEST_CASE("after a failure the same model is trained on over a new communicator"
         for (int const world : {2, 4}) {
             std::vector<std::vector<Param<float>>> models(static_cast<std::size_t>(world));
             DataParallelOptions const options{.gradient_as_bucket_view = views};
-            auto const model_of = [&](ThreadCommunicator& comm) -> auto& {
+            auto const model_of = [&](RankCommunicator& comm) -> auto& {
                 return models[static_cast<std::size_t>(comm.rank())];
             };
             CHECK_THROWS_AS(
-                run_ranks(
+                over_ranks(
                     {world},
-                    [&](ThreadCommunicator& comm) {
+                    [&](RankCommunicator& comm) {
                         auto& params = model_of(comm) = reducer_module<float>();
                         DistributedDataParallel ddp{comm, params, options};
                         Join guard{participants(ddp)};
@@ -525,7 +524,7 @@ TEST_CASE("after a failure the same model is trained on over a new communicator"
                 ),
                 std::domain_error
             );
-            run_ranks({world}, [&](ThreadCommunicator& comm) {
+            over_ranks({world}, [&](RankCommunicator& comm) {
                 auto& params = model_of(comm);
                 drop_gradients(params); // views of what is gone
                 DistributedDataParallel ddp{comm, params, options};
@@ -567,7 +566,7 @@ void check_accumulation(Comm& comm, bool views) {
 }
 TEST_CASE("gradients of iterations under no_sync() differ between ranks, those of others do not") {
     for (bool const views : {false, true}) {
-        run_ranks({1, 2, 3, 4}, [&](auto& comm) { check_accumulation(comm, views); });
+        over_ranks({1, 2, 3, 4}, [&](auto& comm) { check_accumulation(comm, views); });
     }
 }
 
@@ -592,7 +591,7 @@ double last_gradient(Comm& comm, bool carries, bool by_initial) {
 TEST_CASE("the tutorial's numbers with accumulation: what rank 0 holds is carried over, or dropped"
 ) {
     // After round 3 both have 4; then rank 0 adds 1 and rank 1 adds 2.
-    run_ranks({2}, [](auto& comm) {
+    over_ranks({2}, [](auto& comm) {
         CHECK(last_gradient(comm, true, true) == 5.5);  // (5 + 6) / 2
         CHECK(last_gradient(comm, true, false) == 5.5); // rank 0 contributes: 2 ranks, too
         CHECK(last_gradient(comm, false, true) == 3.0); // 6 / 2, as PyTorch

@@ -262,19 +262,22 @@ T number(double value) {
 std::vector<std::byte> reduced(std::vector<Op> const& ops, std::size_t first, std::size_t count) {
     std::vector<std::byte> result(count * size_of(ops[0].type));
     joinable::visit_dtype(dtype(ops[0].type), [&]<class T>(std::type_identity<T>) {
+        // 16 bits add up in float and are rounded once, as where switches add; rings round at each rank.
+        using Total = std::conditional_t<std::is_class_v<T>, float, T>;
         auto const input = [&](Op const& op, std::size_t i) {
             T const element = static_cast<T const*>(op.in)[first + i];
             T factor = number<T>(op.factor);
             if (op.scalar != nullptr) {
                 std::memcpy(&factor, op.scalar, sizeof(T));
             }
-            return op.is_scaled ? combine(ncclProd, element, factor) : element;
+            return static_cast<Total>(op.is_scaled ? combine(ncclProd, element, factor) : element);
         };
         for (std::size_t i = 0; i < count; ++i) {
-            T total = input(ops[0], i);
+            Total sum = input(ops[0], i);
             for (std::size_t rank = 1; rank < ops.size(); ++rank) {
-                total = combine(ops[0].op, total, input(ops[rank], i));
+                sum = combine(ops[0].op, sum, input(ops[rank], i));
             }
+            T const total{sum};
             std::memcpy(result.data() + i * sizeof(T), &total, sizeof(T));
         }
     });

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include <cuda_runtime_api.h>
+#include <support/fake_cuda/fake_cuda.hpp>
+#include <support/nccl_ranks.hpp>
+
+#include <joinable/communicator/arena.hpp>
+#include <joinable/communicator/capabilities.hpp>
+#include <joinable/nccl.hpp>
+
+namespace joinable_tests {
+
+/// NCCL ranks as a communicator of the host: the memory of the fake's devices is the host's, too.
+/// Arenas are on the device; what is not goes through a copy there. To wait is to make the host wait.
+/// Words of 64 bits, of which roll calls consist, go over the control communicator, as where a guard
+/// has control(...): NCCL does not end a collective on all ranks at once, so who aborts after it may
+/// take it from the others.
+class HostNccl {
+public:
+    class Work {
+    public:
+        Work(
+            joinable::NcclWork work,
+            joinable::Buffer host,
+            std::optional<DeviceArray<std::uint8_t>> staged
+        )
+            : work_{std::move(work)}, host_{host}, staged_{std::move(staged)} {}
+        explicit Work(joinable::ThreadWork words) : words_{std::move(words)} {}
+
+        void wait() {
+            if (words_) {
+                words_->wait();
+                return;
+            }
+            work_->synchronize();
+            if (staged_) {
+                std::memcpy(host_.data, staged_->buffer().data, host_.bytes());
+                staged_.reset();
+            }
+        }
+        [[nodiscard]] bool test() {
+            if (words_) {
+                return words_->test();
+            }
+            if (!work_->test()) {
+                return false;
+            }
+            wait();
+            return true;
+        }
+
+    private:
+        std::optional<joinable::ThreadWork> words_;
+        std::optional<joinable::NcclWork> work_;
+        joinable::Buffer host_{};
+        std::optional<DeviceArray<std::uint8_t>> staged_;
+    };
+
+    HostNccl(joinable::NcclCommunicator& comm, joinable::ThreadCommunicator& control) noexcept
+        : comm_{comm}, control_{control} {}
+
+    [[nodiscard]] int rank() const noexcept { return comm_.rank(); }
+    [[nodiscard]] int size() const noexcept { return comm_.size(); }
+    Work all_reduce(joinable::Buffer buffer, joinable::ReduceOp op) {
+        if (buffer.dtype == joinable::DType::u64) {
+            return Work{control_.all_reduce(buffer, op)};
+        }
+        return start(buffer, [&](joinable::Buffer there) { return comm_.all_reduce(there, op); });
+    }
+    Work all_reduce(joinable::Buffer buffer, joinable::ReduceOp op, double factor) {
+        return start(buffer, [&](joinable::Buffer there) {
+            return comm_.all_reduce(there, op, factor);
+        });
+    }
+    Work broadcast(joinable::Buffer buffer, int root) {
+        return start(buffer, [&](joinable::Buffer there) { return comm_.broadcast(there, root); });
+    }
+    /// Of memory of the host.
+    Work all_gather(joinable::ConstBuffer in, joinable::Buffer out) {
+        joinable::detail::CurrentCudaDevice const current{comm_.device()};
+        DeviceArray<std::uint8_t> const part{in.bytes()};
+        std::memcpy(part.buffer().data, in.data, in.bytes());
+        Work work = start(out, [&](joinable::Buffer there) {
+            return comm_.all_gather({part.buffer().data, in.count, in.dtype}, there);
+        });
+        work.wait(); // its part goes
+        return work;
+    }
+    void barrier() { comm_.barrier(); }
+    void abort(joinable::AbortReason const& reason) { comm_.abort(reason); }
+    [[nodiscard]] bool is_spent() const { return comm_.is_spent(); }
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
+        control_.set_deadline(deadline);
+        return comm_.set_deadline(deadline);
+    }
+    [[nodiscard]] joinable::Arena allocate(std::size_t bytes, std::size_t) {
+        if (bytes == 0) {
+            return {};
+        }
+        joinable::detail::CurrentCudaDevice const current{comm_.device()};
+        void* data = nullptr;
+        cuda(cudaMalloc(&data, bytes));
+        std::memset(data, 0, bytes);
+        auto const release = [](void*, std::byte* memory, std::size_t) noexcept {
+            cudaFree(memory);
+        };
+        return {static_cast<std::byte*>(data), bytes, release, nullptr};
+    }
+
+private:
+    template <class Call>
+    Work start(joinable::Buffer buffer, Call const& call) {
+        if (buffer.count == 0 || fake_cuda::is_device_memory(buffer.data, buffer.bytes())) {
+            return {call(buffer), buffer, {}};
+        }
+        joinable::detail::CurrentCudaDevice const current{comm_.device()};
+        DeviceArray<std::uint8_t> staged{buffer.bytes()};
+        void* const there = staged.buffer().data;
+        std::memcpy(there, buffer.data, buffer.bytes());
+        auto work = call({there, buffer.count, buffer.dtype});
+        return {std::move(work), buffer, std::move(staged)};
+    }
+
+    joinable::NcclCommunicator& comm_;
+    joinable::ThreadCommunicator& control_;
+};
+static_assert(joinable::Aborts<HostNccl> && joinable::AllocatesArena<HostNccl>);
+
+} // namespace joinable_tests

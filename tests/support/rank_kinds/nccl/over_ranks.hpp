@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <initializer_list>
+
+#include <support/host_nccl.hpp>
+#include <support/nccl_ranks.hpp>
+
+/// @file
+/// The suites of guards and participants over NCCL: see ../threads/over_ranks.hpp.
+
+namespace joinable_tests {
+
+using RankCommunicator = HostNccl;
+
+/// Runs `body(comm)` over groups of these sizes, one after another. What a body throws is rethrown.
+template <class Body>
+void over_ranks(std::initializer_list<int> sizes, Body const& body) {
+    run_nccl_ranks(sizes, [&](auto& nccl, auto& hosts, cudaStream_t) {
+        HostNccl comm{nccl, hosts};
+        body(comm);
+    });
+}
+
+} // namespace joinable_tests

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <initializer_list>
+
+#include <support/ranks.hpp>
+
+#include <joinable/communicator/thread.hpp>
+
+/// @file
+/// What tests of guards and participants run over. Each program that has them finds one header of this
+/// name: here ranks are threads, in ../nccl they have an NCCL communicator each.
+
+namespace joinable_tests {
+
+using RankCommunicator = joinable::ThreadCommunicator;
+
+/// Runs `body(comm)` over groups of these sizes, one after another. What a body throws is rethrown.
+template <class Body>
+void over_ranks(std::initializer_list<int> sizes, Body const& body) {
+    run_ranks(sizes, body);
+}
+
+} // namespace joinable_tests

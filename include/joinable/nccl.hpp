@@ -10,4 +10,5 @@
 #include <joinable/communicator/nccl_group.hpp>
 #include <joinable/communicator/nccl_options.hpp>
 #include <joinable/communicator/nccl_ref.hpp>
+#include <joinable/communicator/nccl_staged.hpp>
 #include <joinable/communicator/nccl_work.hpp>

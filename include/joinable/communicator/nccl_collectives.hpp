@@ -64,8 +64,8 @@ public:
     /// That of the collectives.
     [[nodiscard]] cudaStream_t stream() const noexcept { return rank_.stream(); }
 
-    /// Local. From now on data is made and used on `caller`.
-    void set_stream(cudaStream_t caller) noexcept { rank_.set_caller(caller); }
+    /// Local. From now on data is made and used on `caller`. Returns the stream on which it was.
+    cudaStream_t set_stream(cudaStream_t caller) noexcept { return rank_.set_caller(caller); }
     /// What works in the memory of the device, on the caller's stream: for buckets. Without kernels
     /// (CudaDevice::use_kernels) gradients are scaled by NCCL, on their way.
     [[nodiscard]] CudaDevice& device_memory() {

@@ -111,7 +111,8 @@ consteval bool models_nccl_control() {
     );
     static_assert(
         reduces_host_memory<Comm>,
-        "NcclCommunicator: the control communicator has to move host memory"
+        "NcclCommunicator: the control communicator has to move memory of the host; use a "
+        "ProcessCommunicator on one machine, a TcpCommunicator on several"
     );
     return Aborts<Comm>;
 }

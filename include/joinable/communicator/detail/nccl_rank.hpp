@@ -83,7 +83,7 @@ public:
     [[nodiscard]] NcclControl& control() const noexcept { return *control_; }
 
     [[nodiscard]] cudaStream_t caller() const noexcept { return caller_; }
-    void set_caller(cudaStream_t stream) noexcept { caller_ = stream; }
+    cudaStream_t set_caller(cudaStream_t stream) noexcept { return std::exchange(caller_, stream); }
     [[nodiscard]] std::chrono::nanoseconds deadline() const noexcept { return deadline_; }
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         return std::exchange(deadline_, deadline);

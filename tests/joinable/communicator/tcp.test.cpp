@@ -17,6 +17,7 @@
 
 #include <doctest/doctest.h>
 #include <support/draw.hpp>
+#include <support/for_each_type.hpp>
 #include <support/tcp_ranks.hpp>
 
 namespace {
@@ -105,16 +106,7 @@ void check_reductions(TcpCommunicator& comm) {
 
 TEST_CASE("every operation of every dtype and size equals a serial computation by TCP, too") {
     run_tcp_everywhere({1, 2, 3, 4, 8}, [](TcpCommunicator& comm) {
-        check_reductions<joinable::Half>(comm);
-        check_reductions<joinable::BFloat16>(comm);
-        check_reductions<float>(comm);
-        check_reductions<double>(comm);
-        check_reductions<std::int8_t>(comm);
-        check_reductions<std::uint8_t>(comm);
-        check_reductions<std::int32_t>(comm);
-        check_reductions<std::uint32_t>(comm);
-        check_reductions<std::int64_t>(comm);
-        check_reductions<std::uint64_t>(comm);
+        for_each_type([&]<class T>() { check_reductions<T>(comm); });
     });
 }
 

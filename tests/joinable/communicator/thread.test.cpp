@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/for_each_type.hpp>
 #include <support/process_ranks.hpp>
 #include <support/wait_until.hpp>
 
@@ -131,16 +132,7 @@ void check_reductions(Comm& comm) {
 
 TEST_CASE("every operation of every dtype and size equals a serial computation") {
     auto const check = [](auto& comm) {
-        check_reductions<joinable::Half>(comm);
-        check_reductions<joinable::BFloat16>(comm);
-        check_reductions<float>(comm);
-        check_reductions<double>(comm);
-        check_reductions<std::int8_t>(comm);
-        check_reductions<std::uint8_t>(comm);
-        check_reductions<std::int32_t>(comm);
-        check_reductions<std::uint32_t>(comm);
-        check_reductions<std::int64_t>(comm);
-        check_reductions<std::uint64_t>(comm);
+        for_each_type([&]<class T>() { check_reductions<T>(comm); });
     };
     run_ranks({1, 2, 3, 4, 8}, check);
     run_process_ranks({1, 2, 3, 4, 8}, check);

@@ -12,6 +12,7 @@
 #include <support/fake_cuda/device_tensor.hpp>
 #include <support/fake_cuda/fake_cuda.hpp>
 #include <support/fake_cuda/stream_communicator.hpp>
+#include <support/layouts.hpp>
 
 namespace {
 
@@ -21,7 +22,10 @@ using joinable::Arena;
 using joinable::CudaDevice;
 using joinable::DType;
 using joinable::Shape;
+using joinable_tests::counted;
 using joinable_tests::DeviceTensor;
+using joinable_tests::Layout;
+using joinable_tests::layouts;
 using joinable_tests::Numbers;
 
 /// A device with two streams, and proof that nothing of it is left.
@@ -48,37 +52,6 @@ struct Fixture {
         (void)cudaStreamSynchronize(engine);
     }
 };
-
-Numbers counted(std::size_t count) {
-    Numbers numbers;
-    for (std::size_t i = 0; i < count; ++i) {
-        numbers.push_back(static_cast<double>(i % 100 + 1));
-    }
-    return numbers;
-}
-
-struct Layout {
-    Shape extents;
-    Shape from;
-    Shape to;
-};
-
-std::vector<Layout> layouts() {
-    return {
-        {{}, {}, {}},
-        {{7}, {1}, {1}},
-        {{0, 3}, {3, 1}, {3, 1}},
-        {{5}, {3}, {1}},
-        {{4, 6}, {6, 1}, {9, 1}},
-        {{4, 6}, {1, 4}, {6, 1}},
-        {{4, 6}, {0, 1}, {6, 1}}, // a row that is read again and again
-        {{4, 6}, {2, 1}, {6, 1}}, // rows that overlap in the source
-        {{2, 3, 4}, {12, 4, 1}, {40, 8, 1}},
-        {{2, 3, 4}, {1, 2, 6}, {12, 1, 3}},
-        {{2, 3, 2, 5}, {100, 25, 10, 1}, {30, 10, 5, 1}},
-        {{2, 1, 3, 2, 2}, {24, 7, 8, 4, 2}, {60, 9, 20, 10, 3}},
-    };
-}
 
 TEST_CASE("a copy on a device goes by any strides, with kernels as without") {
     for (bool const has_kernels : {false, true}) {

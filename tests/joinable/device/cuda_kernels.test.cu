@@ -9,6 +9,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <support/layouts.hpp>
 #include <support/numbers.hpp>
 
 #include <joinable/cuda.hpp>
@@ -18,38 +19,11 @@ namespace {
 using joinable::AnyView;
 using joinable::CudaCopy;
 using joinable::DType;
-using joinable::Shape;
+using joinable_tests::counted;
+using joinable_tests::Layout;
+using joinable_tests::layouts;
 using joinable_tests::Numbers;
 using joinable_tests::OwnedTensor;
-
-struct Layout {
-    Shape extents;
-    Shape from;
-    Shape to;
-};
-
-std::vector<Layout> layouts() {
-    return {
-        {{}, {}, {}},
-        {{7}, {1}, {1}},
-        {{0, 3}, {3, 1}, {3, 1}},
-        {{2500}, {3}, {2}},
-        {{40, 60}, {60, 1}, {90, 1}},
-        {{70, 60}, {1, 70}, {60, 1}},
-        {{4, 6}, {0, 1}, {6, 1}},
-        {{2, 3, 4}, {12, 4, 1}, {40, 8, 1}},
-        {{2, 3, 4}, {1, 2, 6}, {12, 1, 3}},
-        {{2, 1, 3, 2, 2}, {24, 7, 8, 4, 2}, {60, 9, 20, 10, 3}},
-    };
-}
-
-Numbers counted(std::size_t count) {
-    Numbers numbers;
-    for (std::size_t i = 0; i < count; ++i) {
-        numbers.push_back(static_cast<double>(i % 100 + 1));
-    }
-    return numbers;
-}
 
 /// What a launch does, by the host: each thread of each block, one after another.
 template <std::size_t Room>

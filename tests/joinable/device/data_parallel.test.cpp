@@ -25,19 +25,7 @@ using joinable::DistributedDataParallel;
 using joinable::DType;
 using joinable::Shape;
 using joinable::ThreadCommunicator;
-using joinable_tests::all_ranks;
-using joinable_tests::DeviceModel;
-using joinable_tests::DeviceParam;
-using joinable_tests::DeviceTensor;
-using joinable_tests::host_kernels;
-using joinable_tests::Numbers;
-using joinable_tests::run_ranks;
-using joinable_tests::ScalingStreamCommunicator;
-using joinable_tests::StreamCommunicator;
-
-joinable::DataParallelOptions small_buckets(bool views) {
-    return {.bucket_cap_bytes = 64, .first_bucket_bytes = 16, .gradient_as_bucket_view = views};
-}
+using namespace joinable_tests;
 
 /// Runs body(host, comm, model) on every rank, with kernels or without, and looks for leaks.
 template <class Body>
@@ -54,10 +42,7 @@ void run_devices(std::initializer_list<int> sizes, DType dtype, Body const& body
                 body(host, comm, model);
             }
         });
-        fake::drain();
-        CHECK(fake::live_allocations() == 0);
-        CHECK(fake::live_streams() == 0);
-        CHECK(fake::live_events() == 0);
+        check_nothing_is_left();
     }
 }
 

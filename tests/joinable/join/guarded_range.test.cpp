@@ -13,6 +13,7 @@
 #include <doctest/doctest.h>
 #include <over_ranks.hpp>
 #include <support/all_reducer.hpp>
+#include <support/meeting.hpp>
 #include <support/recording_communicator.hpp>
 
 #include <joinable/join/guard.hpp>
@@ -194,18 +195,22 @@ TEST_CASE("leaving a loop with look-ahead by break is a ContractViolation on all
 }
 
 TEST_CASE("next() inside a loop with look-ahead is refused") {
-    over_ranks({1, 2}, [](RankCommunicator& comm) {
-        AllReducer reducer{comm};
-        auto const run = [&] {
-            Join guard{participants(reducer)};
-            for ([[maybe_unused]] int const input :
-                 guard.iterate(look_ahead, std::vector<int>(5))) {
-                reducer();
-                guard.next(true);
-            }
-        };
-        CHECK_THROWS_AS(run(), joinable::ContractViolation);
-    });
+    for (int const world : {1, 2}) {
+        Meeting reduced{world};
+        over_ranks({world}, [&](RankCommunicator& comm) {
+            AllReducer reducer{comm};
+            auto const run = [&] {
+                Join guard{participants(reducer)};
+                for ([[maybe_unused]] int const input :
+                     guard.iterate(look_ahead, std::vector<int>(5))) {
+                    reducer();
+                    reduced.meet(); // who is refused first ends what others are in
+                    guard.next(true);
+                }
+            };
+            CHECK_THROWS_AS(run(), joinable::ContractViolation);
+        });
+    }
 }
 
 TEST_CASE("a throw in a loop with look-ahead reaches the others") {

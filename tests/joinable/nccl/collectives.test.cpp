@@ -9,6 +9,7 @@
 
 #include <doctest/doctest.h>
 #include <support/fake_cuda/fake_cuda.hpp>
+#include <support/for_each_type.hpp>
 #include <support/nccl_ranks.hpp>
 #include <support/wait_until.hpp>
 
@@ -49,20 +50,6 @@ std::vector<T> numbers(std::vector<int> const& values) {
         all.push_back(number<T>(value));
     }
     return all;
-}
-
-template <class F>
-void for_each_type(F const& f) {
-    f.template operator()<joinable::Half>();
-    f.template operator()<joinable::BFloat16>();
-    f.template operator()<float>();
-    f.template operator()<double>();
-    f.template operator()<std::int8_t>();
-    f.template operator()<std::uint8_t>();
-    f.template operator()<std::int32_t>();
-    f.template operator()<std::uint32_t>();
-    f.template operator()<std::int64_t>();
-    f.template operator()<std::uint64_t>();
 }
 
 int factorial(int n) {

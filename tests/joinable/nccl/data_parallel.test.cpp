@@ -19,18 +19,10 @@
 
 namespace {
 
-namespace fake_cuda = joinable_tests::fake_cuda;
 using joinable::DistributedDataParallel;
 using joinable::DType;
 using joinable::NcclCommunicator;
-using joinable_tests::all_ranks;
-using joinable_tests::DeviceModel;
-using joinable_tests::Numbers;
-using joinable_tests::run_ranks;
-
-joinable::DataParallelOptions small_buckets(bool views) {
-    return {.bucket_cap_bytes = 64, .first_bucket_bytes = 16, .gradient_as_bucket_view = views};
-}
+using namespace joinable_tests;
 
 /// Runs body(hosts, comm, model) on every rank, and looks for leaks.
 template <class Body>
@@ -45,10 +37,7 @@ void run_models(std::initializer_list<int> sizes, DType dtype, bool has_kernels,
         }
         body(hosts, comm, model);
     });
-    fake_cuda::drain();
-    CHECK(fake_cuda::live_allocations() == 0);
-    CHECK(fake_cuda::live_streams() == 0);
-    CHECK(fake_cuda::live_events() == 0);
+    check_nothing_is_left();
 }
 
 /// 16 bits are exact where divisors are powers of two: in which order NCCL sums is its own affair.

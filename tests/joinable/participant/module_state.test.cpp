@@ -16,6 +16,7 @@
 #include <over_ranks.hpp>
 #include <support/all_reducer.hpp>
 #include <support/linear_model.hpp>
+#include <support/meeting.hpp>
 #include <support/recording_communicator.hpp>
 
 #include <joinable/join/guard.hpp>
@@ -352,26 +353,32 @@ TEST_CASE("buffers are sent however a round is opened, and by rank 0 where no gu
 
 TEST_CASE("nobody else communicates between a forward pass that waited and its backward pass") {
     for (bool const is_before : {true, false}) { // waits for buffers, or has nothing to wait for
-        over_ranks({1, 2}, [&](RankCommunicator& comm) {
-            Params params = make_params<double>({1});
-            std::vector<std::vector<float>> running(1, std::vector<float>(3));
-            auto const position =
-                is_before ? BufferSync::before_forward : BufferSync::after_forward;
-            DistributedDataParallel ddp{comm, params, buffers(running), {.buffer_sync = position}};
-            AllReducer reducer{comm};
-            auto const train = [&] {
-                Join guard{participants(ddp, reducer)};
-                if (!is_before) {
-                    CHECK(guard.next(true));
-                }
-                ddp.forward([] {});
-                reducer();
-            };
-            CHECK(
-                text_of<joinable::ContractViolation>(train).find("is held open") !=
-                std::string::npos
-            );
-        });
+        for (int const world : {1, 2}) {
+            Meeting forwarded{world};
+            over_ranks({world}, [&](RankCommunicator& comm) {
+                Params params = make_params<double>({1});
+                std::vector<std::vector<float>> running(1, std::vector<float>(3));
+                auto const position =
+                    is_before ? BufferSync::before_forward : BufferSync::after_forward;
+                DistributedDataParallel ddp{
+                    comm, params, buffers(running), {.buffer_sync = position}
+                };
+                AllReducer reducer{comm};
+                auto const train = [&] {
+                    Join guard{participants(ddp, reducer)};
+                    if (!is_before) {
+                        CHECK(guard.next(true));
+                    }
+                    ddp.forward([] {});
+                    forwarded.meet(); // who is refused first ends what others are in
+                    reducer();
+                };
+                CHECK(
+                    text_of<joinable::ContractViolation>(train).find("is held open") !=
+                    std::string::npos
+                );
+            });
+        }
     }
 }
 

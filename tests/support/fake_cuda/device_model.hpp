@@ -7,8 +7,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include <doctest/doctest.h>
 #include <support/fake_cuda/device_tensor.hpp>
+#include <support/fake_cuda/fake_cuda.hpp>
 #include <support/numbers.hpp>
+
+#include <joinable/bucket/options.hpp>
 
 namespace joinable_tests {
 
@@ -95,6 +99,19 @@ private:
     joinable::DType dtype_;
     cudaStream_t stream_ = nullptr;
 };
+
+/// Several buckets, of a few parameters each.
+inline joinable::DataParallelOptions small_buckets(bool views) {
+    return {.bucket_cap_bytes = 64, .first_bucket_bytes = 16, .gradient_as_bucket_view = views};
+}
+
+/// To be called when all ranks have gone.
+inline void check_nothing_is_left() {
+    fake_cuda::drain();
+    CHECK(fake_cuda::live_allocations() == 0);
+    CHECK(fake_cuda::live_streams() == 0);
+    CHECK(fake_cuda::live_events() == 0);
+}
 
 /// [first, size).
 inline std::vector<int> all_ranks(int first, int size) {

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstdint>
+
+#include <joinable/tensor/dtype.hpp>
+
+namespace joinable_tests {
+
+/// Calls `f.operator()<T>()` with every element type.
+template <class F>
+void for_each_type(F const& f) {
+    f.template operator()<joinable::Half>();
+    f.template operator()<joinable::BFloat16>();
+    f.template operator()<float>();
+    f.template operator()<double>();
+    f.template operator()<std::int8_t>();
+    f.template operator()<std::uint8_t>();
+    f.template operator()<std::int32_t>();
+    f.template operator()<std::uint32_t>();
+    f.template operator()<std::int64_t>();
+    f.template operator()<std::uint64_t>();
+}
+
+} // namespace joinable_tests

@@ -11,6 +11,10 @@
 
 namespace joinable::inline v0 {
 
+namespace detail {
+class NcclPosting;
+} // namespace detail
+
 /// A collective or a message on the stream of an NCCL communicator, which it must not outlive.
 ///
 /// To wait for it is to order a stream behind it: the host goes on. Destroyed without a wait it makes
@@ -60,7 +64,7 @@ public:
     }
 
 private:
-    friend class NcclCollectives;
+    friend class detail::NcclPosting;
     NcclWork(detail::NcclRank& rank, detail::NcclLaunch& launch) noexcept
         : rank_{&rank}, launch_{&launch} {}
 

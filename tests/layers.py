@@ -24,6 +24,7 @@ LAYERS = [
     (r"device/(host|staged_collectives)\.hpp", 4),
     (r"tensor/.*|hook/.*|bucket/(.*assignment|options|.*_view|tensor_size)\.hpp|join/options\.hpp", 3),
     (r"join/(guard|hooks|attachments|explain)\.hpp|participant/.*", 5),
+    (r"communicator/detail/nccl_arenas\.hpp", 5),
     (r"joinable\.hpp|join/.*|bucket/.*|communicator/(detail/.*|nccl_(options|work|group)\.hpp)", 4),
     (r"communicator/.*", 5),
     (r"data/.*", 3),

@@ -176,6 +176,17 @@ struct AllocatingSomethingElse : Core {
 };
 static_assert(AllocatesArena<Allocating> && !AllocatesArena<AllocatingSomethingElse>);
 static_assert(!AllocatesArena<Core> && !SharesMemory<Core>);
+struct Registering : Allocating {
+    bool register_arena(Arena const& arena);
+};
+struct RegisteringWithoutArenas : Core {
+    bool register_arena(Arena const& arena);
+};
+struct RegisteringWithoutAnswer : Allocating {
+    void register_arena(Arena const& arena);
+};
+static_assert(RegistersArenas<Registering> && !RegistersArenas<Allocating>);
+static_assert(!RegistersArenas<RegisteringWithoutArenas> && !RegistersArenas<RegisteringWithoutAnswer>);
 struct Sharing : Core {
     Arena share(std::size_t bytes);
 };

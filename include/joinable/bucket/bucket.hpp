@@ -119,6 +119,16 @@ public:
         return bytes;
     }
 
+    /// Calls f(arena) for each, in an order that all ranks have which have the same parameters.
+    template <class F>
+    void for_each_arena(F const& f) const {
+        for (Arena const& arena : arenas_) {
+            if (arena.bytes() != 0) {
+                f(arena);
+            }
+        }
+    }
+
     /// Cuts the same parameters again. Contents move along inside the arenas, on the host without a
     /// second copy of them; views of before point to other gradients afterwards.
     /// Complexity: of the bytes, linear where the order stays, else times at most the square of the

@@ -15,6 +15,7 @@
 #include <joinable/bucket/detail/iteration.hpp>
 #include <joinable/bucket/memory.hpp>
 #include <joinable/bucket/options.hpp>
+#include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/host_collectives.hpp>
@@ -60,6 +61,17 @@ public:
 
     Reducer(Reducer const&) = delete;
     Reducer& operator=(Reducer const&) = delete;
+
+    /// Collective, once, when all ranks have made their reducers, of the same parameters: registers
+    /// the memory of the buckets with the communicator, where it can (RegistersArenas). All
+    /// iterations use that memory, those of ranks without gradients, too.
+    void register_memory() {
+        if constexpr (RegistersArenas<Comm>) {
+            gradients_.for_each_arena([this](Arena const& arena) {
+                static_cast<void>(comm_.register_arena(arena)); // or it is used as it is
+            });
+        }
+    }
 
     [[nodiscard]] ParameterList const& parameters() const noexcept {
         return gradients_.parameters();

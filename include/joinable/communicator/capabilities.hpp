@@ -76,6 +76,10 @@ concept has_allocate = requires(C& comm, std::size_t bytes, std::size_t alignmen
     { comm.allocate(bytes, alignment) } -> std::same_as<Arena>;
 };
 template <class C>
+concept has_register_arena = requires(C& comm, Arena const& arena) {
+    { comm.register_arena(arena) } -> std::same_as<bool>;
+};
+template <class C>
 concept has_share = requires(C& comm, std::size_t bytes) {
     { comm.share(bytes) } -> std::same_as<Arena>;
 };
@@ -181,6 +185,18 @@ concept ScalesSums = Communicator<C> && detail::has_scaled_all_reduce<C>;
 /// |                                    |        | outlive `comm`                                 |
 template <class C>
 concept AllocatesArena = Communicator<C> && detail::has_allocate<C>;
+
+/// A communicator that moves buffers in an arena of its own faster once all ranks have registered it,
+/// which it can refuse. What is allocated stays local that way: ranks whose arenas differ, or that have
+/// none, can find out in between.
+///
+/// | expression                   | result | meaning                                             |
+/// |------------------------------|--------|-----------------------------------------------------|
+/// | `comm.register_arena(arena)` | bool   | blocks; `arena` is of `comm.allocate()`, of as many |
+/// |                              |        | bytes on all ranks, else Mismatch; false on all     |
+/// |                              |        | ranks: it is used as it is                          |
+template <class C>
+concept RegistersArenas = AllocatesArena<C> && detail::has_register_arena<C>;
 
 /// A communicator whose ranks can have one memory: they are on one machine. shared_buffer() makes
 /// elements of it.

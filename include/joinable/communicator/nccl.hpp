@@ -79,7 +79,7 @@ public:
 
     /// Collective: waits until all ranks have done what is under way, up to the deadline, after which it
     /// aborts. While unwinding it aborts at once. NCCL's handle is freed in any case.
-    ~NcclCommunicator() { rank_.close(is_unwinding(), true); }
+    ~NcclCommunicator() { close(true); }
 
     /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their `key`,
     /// then of their rank here. It inherits deadline, stream and options. An abort of this communicator

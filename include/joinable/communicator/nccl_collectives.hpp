@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -11,7 +12,9 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/nccl_arenas.hpp>
 #include <joinable/communicator/detail/nccl_control.hpp>
 #include <joinable/communicator/detail/nccl_exchanges.hpp>
 #include <joinable/communicator/nccl_group.hpp>
@@ -28,8 +31,8 @@ class NcclGraph;
 ///
 /// Collectives run on the communicator's stream, each behind what was on the caller's stream when it
 /// was called; NcclWork::wait() orders the caller's stream behind it. The host is blocked by barrier(),
-/// synchronize(), split(), the constructors, `check`, and while NCCL launches what came before. Each
-/// of these waits ends with the deadline, with an error that NCCL reports, or with an abort of any rank,
+/// synchronize(), split(), allocate(), register_arena(), the constructors, `check`, and while NCCL
+/// launches what came before. Each of these waits ends with the deadline, with an error that NCCL reports, or with an abort of any rank,
 /// which the control communicator carries. Nothing looks while nobody waits: so wait for streams by
 /// synchronize(), not by cudaStreamSynchronize, which waits for ranks that never come.
 ///
@@ -57,6 +60,29 @@ public:
         device_memory_->set_streams(rank_.caller(), rank_.caller());
         return *device_memory_;
     }
+
+    /// Local. Zeroed memory of the device, from NCCL's allocator: what register_arena() takes. Where
+    /// that has none it is the device's own. An arena may outlive the communicator. Where it goes
+    /// first, that makes the host wait for all collectives that are under way, up to the deadline; while
+    /// unwinding it aborts them.
+    /// @throws ContractViolation  alignment is no power of two. @throws CommunicationError  the
+    ///         device has no room.
+    [[nodiscard]] Arena
+    allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
+        Arena arena = bytes == 0 ? Arena{} : arenas_.allocate(bytes, alignment);
+        return arena.data() != nullptr ? std::move(arena)
+                                       : device_memory().allocate(bytes, alignment);
+    }
+    /// Collective, blocks. Has NCCL map an arena of allocate() for all ranks, so that collectives read
+    /// and write it where it is: as a symmetric window from NCCL 2.27 on. From then on all ranks give
+    /// a collective buffers in it at the same offset. It lasts until the arena goes, or the
+    /// communicator; with NcclOptions::revoke, after a failure, as long as the handle, which the
+    /// arena then has to outlive. Once more is nothing. Returns false, on all ranks, if the arena of
+    /// any rank cannot be registered: then it is used as any other memory.
+    /// @throws Mismatch  ranks give arenas of different sizes; nothing was registered.
+    ///         CommunicationError, PeerFailed, TimedOut  after aborting, on all ranks: NCCL refuses on
+    ///         some of them only, or fails.
+    bool register_arena(Arena const& arena) { return arenas_.enroll(arena); }
 
     /// Of the hosts: streams go on.
     void barrier() {
@@ -94,9 +120,18 @@ protected:
         return std::uncaught_exceptions() > exceptions_;
     }
 
+    /// What the destructors do: see NcclRank::close.
+    void close(bool owns_handle) noexcept {
+        if (!is_unwinding()) {
+            arenas_.deregister_all();
+        }
+        rank_.close(is_unwinding(), owns_handle);
+    }
+
 private:
     friend class detail::NcclGraph;
 
+    detail::NcclArenas arenas_{rank_};
     std::optional<CudaDevice> device_memory_;
     int exceptions_ = std::uncaught_exceptions();
 };

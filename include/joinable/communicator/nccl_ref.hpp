@@ -64,7 +64,7 @@ public:
 
     /// Collective: waits for the other ranks, up to the deadline, after which it aborts. While unwinding it
     /// aborts at once. Otherwise the handle is its owner's again.
-    ~NcclCommunicatorRef() { rank_.close(is_unwinding(), false); }
+    ~NcclCommunicatorRef() { close(false); }
 
 private:
     void check_members(ncclComm_t comm) {

@@ -6,7 +6,6 @@
 #include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/host_collectives.hpp>
-#include <joinable/communicator/make_arena.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/tensor/buffer.hpp>
 
@@ -57,7 +56,8 @@ public:
 private:
     Buffer staged(Buffer host) {
         if (staging_.bytes() < host.bytes()) {
-            staging_ = make_arena(comm_, host.bytes());
+            // A few bytes, which nobody registers: not an arena of the communicator.
+            staging_ = comm_.device_memory().allocate(host.bytes(), Arena::default_alignment);
         }
         comm_.device_memory().upload(host.data, staging_.data(), host.bytes());
         return {staging_.data(), host.count, host.dtype};

@@ -76,6 +76,7 @@ public:
         }
         detail::ControlOver<Comm> control{comm};
         detail::agree_on_model(control, model, detail::digest_of(options), error);
+        reducer_->register_memory();
         if (options.sync_at_start) {
             module_->sync(0);
         }

@@ -7,10 +7,12 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
 #include <support/fake_cuda/fake_cuda.hpp>
+#include <support/fake_nccl/memory.hpp>
 #include <support/meeting.hpp>
 #include <support/nccl_ranks.hpp>
 
@@ -79,6 +81,31 @@ TEST_CASE("an engine's communicator and stream are lent, and its own afterwards"
         CHECK(ncclCommCount(engine.comm, &ranks) == ncclSuccess);
         CHECK(ranks == hosts.size());
     });
+}
+
+TEST_CASE("a lent communicator has no windows when its owner has it back, but after a revocation") {
+    run_engines({1, 2, 4}, false, [](joinable::ThreadCommunicator& hosts, Engine& engine) {
+        joinable::Arena arena;
+        {
+            NcclCommunicatorRef comm{hosts, engine.comm, engine.stream};
+            arena = comm.allocate(64);
+            CHECK(comm.register_arena(arena));
+            comm.all_reduce({arena.data(), 16, joinable::DType::f32}, ReduceOp::sum).wait();
+        }
+        hosts.barrier();
+        CHECK(fake_nccl::live_registrations() == 0); // so the fake lets the engine destroy it
+    });
+    run_engines({2}, false, [](joinable::ThreadCommunicator& hosts, Engine& engine) {
+        joinable::Arena arena;
+        {
+            NcclCommunicatorRef comm{hosts, engine.comm, engine.stream, {.revoke = true}};
+            arena = comm.allocate(64);
+            CHECK(comm.register_arena(arena));
+            comm.abort({joinable::FailureKind::peer_failed, {0}, "enough"});
+        }
+        ncclCommAbort(std::exchange(engine.comm, nullptr)); // the arena outlives it
+    });
+    CHECK(fake_nccl::live_memory() == 0);
 }
 
 TEST_CASE("data of another stream goes through a lent communicator") {

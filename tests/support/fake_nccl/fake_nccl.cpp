@@ -23,6 +23,7 @@
 #include <cuda_runtime_api.h>
 #include <support/fake_cuda/fake_cuda.hpp>
 #include <support/fake_nccl/fake_nccl.hpp>
+#include <support/fake_nccl/memory.hpp>
 
 #include <joinable/tensor/dtype.hpp>
 
@@ -144,10 +145,7 @@ thread_local std::string last_text;
 thread_local std::map<std::string, ncclResult_t> to_fail;
 thread_local std::map<std::string, std::size_t> called;
 
-[[noreturn]] void die(std::string const& text) {
-    std::fprintf(stderr, "fake_nccl: %s\n", text.c_str());
-    std::abort();
-}
+using fake::die;
 
 /// What every function does first. Not success: what it gives instead.
 ncclResult_t begin(char const* function) {
@@ -342,6 +340,11 @@ void meet(World& world, std::size_t number, int rank, Request const& request) {
         }
         ops.push_back(running->op);
     }
+    std::vector<fake::Place> places;
+    for (Op const& op : ops) {
+        places.push_back({op.member->rank, op.in, op.out});
+    }
+    fake::check_places(&world, places);
     run_collective(ops);
     for (auto const& [other, running] : meeting) {
         running->is_done = true;
@@ -492,6 +495,7 @@ ncclResult_t collect(Op op, ncclComm_t comm, char const* function) {
 }
 
 void free_handle(ncclComm_t comm) {
+    fake::end_member(comm->member->world.get(), comm->member->rank, comm->member->is_ended);
     live().erase(comm);
     delete comm;
 }
@@ -527,6 +531,40 @@ void fake::forget_communicators() {
 }
 std::size_t fake::calls(std::string const& function) {
     return called[function];
+}
+
+// -- what fake_memory.cpp asks for -------------------------------------------------------------------
+
+void fake::die(std::string const& text) {
+    std::fprintf(stderr, "fake_nccl: %s\n", text.c_str());
+    std::abort();
+}
+ncclResult_t fake::begin_call(char const* function) {
+    return begin(function);
+}
+ncclResult_t
+fake::start_call(ncclComm_t comm, char const* function, std::function<bool(Caller const&)> go_on) {
+    std::unique_lock lock{mutex()};
+    Member& member = member_of(comm, function);
+    if (auto const result = ready(member); result != ncclSuccess) {
+        return result;
+    }
+    Caller const caller{member.world.get(), member.rank, member.world->size, false};
+    bool const is_done = go_on(caller); // says that this rank has come
+    changed().notify_all();
+    return is_done && member.is_blocking
+               ? ncclSuccess
+               : start(lock, member, [caller, go_on = std::move(go_on), is_done] {
+                     return is_done || go_on(caller);
+                 });
+}
+fake::Caller fake::caller(ncclComm_t comm, char const* function) {
+    std::lock_guard const lock{mutex()};
+    Member& member = member_of(comm, function);
+    if (member.pending) {
+        die(std::string{function} + " while a call is in progress");
+    }
+    return {member.world.get(), member.rank, member.world->size, member.running != 0};
 }
 
 // -- NCCL --------------------------------------------------------------------------------------------

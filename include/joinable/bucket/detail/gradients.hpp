@@ -73,6 +73,11 @@ public:
         return places_[i].view != nullptr;
     }
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept { return layout_.buckets(); }
+    /// See BucketLayout::for_each_arena.
+    template <class F>
+    void for_each_arena(F const& f) const {
+        layout_.for_each_arena(f);
+    }
     [[nodiscard]] std::size_t bucket_of(std::size_t i) const noexcept { return places_[i].bucket; }
 
     /// Puts gradient `i`, times `factor`, into its bucket, in one pass; zeros where there is none,

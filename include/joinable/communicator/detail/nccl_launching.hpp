@@ -119,11 +119,27 @@ public:
         }
         wait_until([&] { return has_run(launch); }, "waits for a collective", launch.number);
     }
-    /// Makes the host wait for everything that is posted, and for what is on the caller's stream.
-    void synchronize() {
+    /// Makes the host wait for everything that is posted.
+    void finish_launches() {
         settle();
         launches_.for_each_unsettled([&](NcclLaunch& launch) { synchronize(launch); });
+    }
+    /// Does not wait, nor throw. Whether everything that was posted has run.
+    [[nodiscard]] bool is_idle() const noexcept {
+        bool is_idle = true;
+        launches_.for_each_unsettled([&](NcclLaunch const& launch) {
+            is_idle = is_idle && launch.has_run();
+        });
+        return is_idle;
+    }
+    /// Makes the host wait for what is on the caller's stream.
+    void wait_for_caller() {
         wait_until([&] { return has_caller_run(); }, "waits for a stream", 0);
+    }
+    /// Makes the host wait for everything that is posted, and for what is on the caller's stream.
+    void synchronize() {
+        finish_launches();
+        wait_for_caller();
     }
 
     /// Who has not posted this rank's oldest unfinished collective, where that is known.

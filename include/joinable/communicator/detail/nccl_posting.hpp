@@ -93,8 +93,6 @@ protected:
     }
 
     NcclRank rank_;
-
-private:
     bool checks_;
 };
 

@@ -9,6 +9,7 @@
 #include <new>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <joinable/communicator/arena.hpp>
@@ -18,12 +19,14 @@
 
 namespace joinable::inline v0::detail {
 
-/// What each rank asks for, in bytes, by rank: all of them must ask for the same.
+/// What each rank asks for, in bytes, by rank: all of them must ask for the same. `doing` says what
+/// they do.
 /// @throws Mismatch  on all ranks, which have the same sizes here.
-inline void check_same_size(std::span<std::uint64_t const> sizes) {
+inline void
+check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing = "share memory") {
     std::vector<int> ranks;
     std::string text =
-        concat("ranks share memory of different sizes: rank 0 of ", sizes[0], " bytes");
+        concat("ranks ", doing, " of different sizes: rank 0 of ", sizes[0], " bytes");
     for (std::size_t rank = 1; rank < sizes.size(); ++rank) {
         if (sizes[rank] != sizes[0]) {
             ranks.push_back(static_cast<int>(rank));

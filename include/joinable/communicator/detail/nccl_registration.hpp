@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+
+#include <nccl.h>
+
+/// @file
+/// NCCL's memory and its registration, which came later than what else is needed here: ncclMemAlloc and
+/// ncclCommRegister with NCCL 2.19, ncclCommWindowRegister with 2.27. All are looked up only where they
+/// are called, by types that templates are given, so that this compiles with older headers.
+
+namespace joinable::inline v0::detail {
+
+/// NCCL_WIN_COLL_SYMMETRIC, which older headers do not have: in each collective, ranks give the same
+/// offset from where their windows begin.
+inline constexpr int symmetric_window = 0x01;
+/// NCCL_WIN_REQUIRED_ALIGNMENT: of where a window begins, in bytes.
+inline constexpr std::size_t window_alignment = 4096;
+
+/// Where NCCL writes a pointer, and such a pointer, of a type that older headers do not name.
+struct NcclPointerSlot {
+    void** place;
+    template <class T>
+    operator T**() const noexcept { // NOLINT(google-explicit-constructor)
+        return reinterpret_cast<T**>(place);
+    }
+};
+struct NcclPointer {
+    void* pointer;
+    template <class T>
+    operator T*() const noexcept { // NOLINT(google-explicit-constructor)
+        return static_cast<T*>(pointer);
+    }
+};
+
+template <class Data>
+concept nccl_allocates = requires(Data** data, std::size_t bytes) { ncclMemAlloc(data, bytes); };
+template <class Handle>
+concept nccl_has_windows =
+    requires(Handle comm, void* data, std::size_t bytes, NcclPointerSlot made) {
+        ncclCommWindowRegister(comm, data, bytes, made, symmetric_window);
+    };
+template <class Handle>
+concept nccl_registers =
+    requires(Handle comm, void* data, std::size_t bytes, NcclPointerSlot made) {
+        ncclCommRegister(comm, data, bytes, made);
+    };
+
+/// Of the current device. `Data` is void.
+template <class Data>
+[[nodiscard]] ncclResult_t
+nccl_allocate([[maybe_unused]] Data** data, [[maybe_unused]] std::size_t bytes) {
+    if constexpr (nccl_allocates<Data>) {
+        return ncclMemAlloc(data, bytes);
+    } else {
+        return ncclInvalidUsage;
+    }
+}
+template <class Data>
+void nccl_free([[maybe_unused]] Data* data) noexcept {
+    if constexpr (nccl_allocates<Data>) {
+        static_cast<void>(ncclMemFree(data));
+    }
+}
+
+/// Registers memory that NCCL has allocated, as a window where the header has them. Collective. What a
+/// non-blocking communicator makes is at `made`, which stays where it is, when NCCL says so; null
+/// where this system registers nothing.
+template <class Handle>
+[[nodiscard]] ncclResult_t nccl_register(
+    [[maybe_unused]] Handle comm,
+    [[maybe_unused]] void* data,
+    [[maybe_unused]] std::size_t bytes,
+    [[maybe_unused]] void** made
+) {
+    if constexpr (nccl_has_windows<Handle>) {
+        return ncclCommWindowRegister(comm, data, bytes, NcclPointerSlot{made}, symmetric_window);
+    } else if constexpr (nccl_registers<Handle>) {
+        return ncclCommRegister(comm, data, bytes, NcclPointerSlot{made});
+    } else {
+        return ncclInvalidUsage;
+    }
+}
+/// Local: NCCL undoes its own rank's mappings, and asks no other rank. Nothing uses the memory any
+/// more. `made` is not null.
+template <class Handle>
+void nccl_deregister([[maybe_unused]] Handle comm, [[maybe_unused]] void* made) noexcept {
+    if constexpr (nccl_has_windows<Handle>) {
+        static_cast<void>(ncclCommWindowDeregister(comm, NcclPointer{made}));
+    } else if constexpr (nccl_registers<Handle>) {
+        static_cast<void>(ncclCommDeregister(comm, NcclPointer{made}));
+    }
+}
+
+} // namespace joinable::inline v0::detail

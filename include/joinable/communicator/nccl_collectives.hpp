@@ -32,9 +32,10 @@ class NcclGraph;
 /// Collectives run on the communicator's stream, each behind what was on the caller's stream when it
 /// was called; NcclWork::wait() orders the caller's stream behind it. The host is blocked by barrier(),
 /// synchronize(), split(), allocate(), register_arena(), the constructors, `check`, and while NCCL
-/// launches what came before. Each of these waits ends with the deadline, with an error that NCCL reports, or with an abort of any rank,
-/// which the control communicator carries. Nothing looks while nobody waits: so wait for streams by
-/// synchronize(), not by cudaStreamSynchronize, which waits for ranks that never come.
+/// launches what came before. Each of these waits ends with the deadline, with an error that NCCL
+/// reports, or with an abort of any rank, which the control communicator carries. Nothing looks while
+/// nobody waits: so wait for streams by synchronize(), not by cudaStreamSynchronize, which waits for
+/// ranks that never come.
 ///
 /// All members that take buffers throw ContractViolation before any data moves when counts or dtypes
 /// do not fit, a root is no rank, memory is missing, overlaps, is the host's or another device's, or
@@ -107,6 +108,11 @@ public:
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         return rank_.set_deadline(deadline);
     }
+    /// Local. Says that this rank is still at work: whoever waits for it does so for one more deadline
+    /// from now. Waits for collectives learn it where the control communicator models SharesMemory,
+    /// those over the control communicator where it models RenewsDeadline.
+    /// @throws ContractViolation  it models neither.
+    void keep_alive() { rank_.keep_alive(); }
     /// Local. Who has not posted this rank's oldest unfinished collective; none, where the control
     /// communicator does not model SharesMemory.
     [[nodiscard]] std::vector<int> missing() const { return rank_.missing(); }

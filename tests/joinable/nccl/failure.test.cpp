@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <exception>
+#include <future>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include <doctest/doctest.h>
 #include <support/fake_cuda/fake_cuda.hpp>
+#include <support/keep_alive.hpp>
 #include <support/meeting.hpp>
 #include <support/nccl_ranks.hpp>
 #include <support/wait_until.hpp>
@@ -43,6 +45,22 @@ std::optional<Expected> thrown(Call const& call) {
     }
     return {};
 }
+
+/// A control communicator that can do what must be, and no more.
+class Aborting {
+public:
+    explicit Aborting(joinable::ThreadCommunicator& comm) noexcept : comm_{comm} {}
+    [[nodiscard]] int rank() const noexcept { return comm_.rank(); }
+    [[nodiscard]] int size() const noexcept { return comm_.size(); }
+    auto all_reduce(joinable::Buffer buffer, ReduceOp op) { return comm_.all_reduce(buffer, op); }
+    auto broadcast(joinable::Buffer buffer, int root) { return comm_.broadcast(buffer, root); }
+    void barrier() { comm_.barrier(); }
+    void abort(joinable::AbortReason const& reason) { comm_.abort(reason); }
+    [[nodiscard]] bool is_spent() const { return comm_.is_spent(); }
+
+private:
+    joinable::ThreadCommunicator& comm_;
+};
 
 TEST_CASE("a rank that never comes is named on all ranks, and nothing of NCCL is left") {
     for (int const world : {2, 4, 8}) {
@@ -593,6 +611,80 @@ TEST_CASE("a rank that is gone before the others end does not keep them from end
     };
     CHECK_NOTHROW(run());
     CHECK(fake_nccl::live_communicators() == 0);
+}
+
+static_assert(joinable::RenewsDeadline<NcclCommunicator>);
+static_assert(joinable::RenewsDeadline<joinable::NcclCommunicatorRef>);
+
+TEST_CASE("a rank that keeps itself alive is waited for by collectives and by barriers") {
+    std::vector<std::future<void>> groups; // at the same time, as they mostly wait
+    for (int const world : {1, 2, 3, 4, 8}) {
+        groups.push_back(std::async(std::launch::async, [world] {
+            run_nccl_ranks({world}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+                DeviceArray<int> const data{{1}, stream};
+                comm.barrier();
+                comm.set_deadline(long_deadline);
+                for (bool const is_barrier : {false, true}) {
+                    if (comm.rank() == 1) {
+                        stay_away_alive(comm);
+                    }
+                    if (is_barrier) {
+                        comm.barrier();
+                    } else {
+                        comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
+                    }
+                }
+                if (comm.rank() == 1) { // once is not for ever
+                    comm.keep_alive();
+                    wait_until([&] { return comm.is_spent(); });
+                    return;
+                }
+                if (comm.size() == 1) {
+                    comm.keep_alive();
+                    return;
+                }
+                auto const error = thrown<joinable::TimedOut>([&] {
+                    comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
+                });
+                REQUIRE(error);
+                CHECK(error->missing() == std::vector{1});
+            });
+        }));
+    }
+    for (auto& group : groups) {
+        group.get();
+    }
+}
+
+TEST_CASE("a rank that has come and whose stream is late can keep itself alive, too") {
+    run_nccl_ranks({2, 4}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+        DeviceArray<int> const data{{1}, stream};
+        comm.barrier();
+        comm.set_deadline(long_deadline);
+        std::atomic<bool> is_late{comm.rank() == 1};
+        fake_cuda::enqueue(stream, [&] { wait_until(is_late, false); });
+        auto work = comm.all_reduce(data.buffer(), ReduceOp::sum);
+        if (comm.rank() == 1) {
+            stay_away_alive(comm);
+            is_late = false;
+        }
+        work.synchronize();
+        CHECK(data.read(comm, stream) == std::vector{comm.size()});
+    });
+}
+
+TEST_CASE("keep_alive says what it needs of the control communicator") {
+    run_ranks({1, 2}, [](joinable::ThreadCommunicator& hosts) {
+        cuda(cudaSetDevice(hosts.rank()));
+        Aborting control{hosts};
+        NcclCommunicator comm{control};
+        CHECK_THROWS_WITH_AS(
+            comm.keep_alive(),
+            "keep_alive() reaches the ranks that wait through the control communicator, but that "
+            "models neither RenewsDeadline nor SharesMemory: use one that does",
+            joinable::ContractViolation
+        );
+    });
 }
 
 TEST_CASE("with revoke the handle outlives a failure") {

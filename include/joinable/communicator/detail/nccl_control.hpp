@@ -39,6 +39,8 @@ public:
     /// The deadline that was in force, none where it has none.
     virtual std::optional<std::chrono::nanoseconds> set_deadline(std::chrono::nanoseconds deadline
     ) = 0;
+    /// False where it cannot renew deadlines.
+    virtual bool keep_alive() = 0;
 
     /// Memory that all ranks have, none where they cannot.
     [[nodiscard]] virtual Arena share(std::size_t bytes) = 0;
@@ -77,6 +79,12 @@ public:
         } else {
             return {};
         }
+    }
+    bool keep_alive() override {
+        if constexpr (RenewsDeadline<Comm>) {
+            comm_.keep_alive();
+        }
+        return RenewsDeadline<Comm>;
     }
 
     [[nodiscard]] Arena share(std::size_t bytes) override {

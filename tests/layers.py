@@ -29,11 +29,11 @@ LAYERS = [
     (r"communicator/.*", 5),
     (r"data/.*", 3),
     (r"device/cuda_.*", 5),
-    (r"(core|join|cuda|nccl|nccl_graphs|tcp)\.hpp|interop/.*", 6),
+    (r"(core|join|cuda|nccl|nccl_graphs|nvtx|tcp)\.hpp|interop/.*", 6),
 ]
 # Nobody gets these unasked: they need other libraries, and may refuse a compiler; or a network.
 OPT_IN = re.compile(
-    r"interop/|participant/captured_step\.hpp|cuda\.hpp|device/(cuda|staged)_|(communicator/(detail/)?)?(nccl|tcp)[_.]"
+    r"interop/|participant/captured_step\.hpp|cuda\.hpp|device/(cuda|staged)_|(communicator/(detail/)?)?(nccl|tcp)[_.]|(participant/)?nvtx[_.]"
 )
 HAS_CONDITIONS = {"config.hpp", "communicator/detail/futex.hpp"}  # what differs between systems
 # A header that is empty elsewhere: one condition around all that comes after our own headers.

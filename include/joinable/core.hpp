@@ -39,6 +39,7 @@
 #include <joinable/bucket/memory.hpp>
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/broadcast_coalesced.hpp>
+#include <joinable/bucket/timeline.hpp>
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/join/options.hpp>
 #include <joinable/join/round.hpp>

@@ -176,6 +176,18 @@ struct AllocatingSomethingElse : Core {
 };
 static_assert(AllocatesArena<Allocating> && !AllocatesArena<AllocatingSomethingElse>);
 static_assert(!AllocatesArena<Core> && !SharesMemory<Core>);
+struct TimingRounds {
+    static int round(bool is_shadow);
+};
+struct TimingBuckets {
+    static int bucket(std::size_t index, std::size_t bytes);
+};
+struct TimingAll : TimingRounds, TimingBuckets {};
+struct TimingIntoNothing : TimingBuckets {
+    static void round(bool is_shadow);
+};
+static_assert(Timeline<NoTimeline> && Timeline<TimingAll> && !Timeline<TimingIntoNothing>);
+static_assert(!Timeline<TimingRounds> && !Timeline<TimingBuckets>);
 struct Registering : Allocating {
     bool register_arena(Arena const& arena);
 };

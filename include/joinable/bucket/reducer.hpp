@@ -15,6 +15,7 @@
 #include <joinable/bucket/detail/iteration.hpp>
 #include <joinable/bucket/memory.hpp>
 #include <joinable/bucket/options.hpp>
+#include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
@@ -39,8 +40,8 @@ namespace joinable::inline v0 {
 /// | broadcast of the ready     | once, after the first iteration: the buckets are cut anew       |
 /// | order                      | (DataParallelOptions::rebuild_buckets)                          |
 ///
-/// Nothing is allocated after the buckets are final.
-template <Communicator Comm>
+/// Nothing is allocated after the buckets are final. `Times` is told of each collective of a bucket.
+template <Communicator Comm, Timeline Times = NoTimeline>
 class Reducer {
 public:
     /// Local. Buckets are in arenas of make_arena(). `comm` must outlive the reducer; so must what
@@ -78,6 +79,14 @@ public:
     }
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept {
         return gradients_.buckets();
+    }
+
+    [[nodiscard]] Times& timeline() noexcept { return timeline_; }
+    /// An iteration has failed: nothing of it is shown as under way any more. Local.
+    void end_ranges() noexcept {
+        for (auto& range : ranges_) {
+            range.reset();
+        }
     }
 
     /// Starts an iteration in which this rank's gradients are multiplied by `factor`: the divisor of
@@ -188,10 +197,13 @@ public:
     }
 
 private:
+    using Range = decltype(std::declval<Times&>().bucket(0, 0));
+
     // The script of an iteration, the same for ranks with and without gradients.
 
     void begin(double factor, int order_source, bool has_pass) {
         bool const sum_scales = sum_scales_ && factor != 0.0; // else zeros are packed
+        end_ranges();                                         // of one that failed
         iteration_.begin(sum_scales ? 1.0 : factor, has_pass);
         factor_ = sum_scales ? factor : 1.0;
         order_source_ = order_source;
@@ -222,11 +234,12 @@ private:
             wait_for_map();
         }
         while (next_bucket_ < buckets().size() && iteration_.is_full(next_bucket_)) {
-            launch_bucket(buckets()[next_bucket_++]);
+            launch_bucket(next_bucket_++);
         }
     }
 
-    void launch_bucket(Bucket const& bucket) {
+    void launch_bucket(std::size_t index) {
+        Bucket const& bucket = buckets()[index];
         for_each_run(bucket, [&](std::size_t first, std::size_t last) {
             Buffer run{bucket.views[first].data(), 0, bucket.buffer.dtype};
             for (std::size_t k = first; k < last; ++k) {
@@ -236,6 +249,7 @@ private:
                 }
             }
             gradients_.device().submit();
+            static_cast<void>(ranges_[launched_].emplace(timeline_.bucket(index, run.bytes())));
             static_cast<void>(works_[launched_++].emplace(sum(run)));
         });
     }
@@ -266,6 +280,7 @@ private:
         for (Bucket const& bucket : buckets()) {
             for_each_run(bucket, [&](std::size_t first, std::size_t last) {
                 works_[work]->wait();
+                ranges_[work].reset();
                 works_[work++].reset();
                 for (std::size_t k = first; k < last; ++k) {
                     gradients_.deliver(bucket.parameters[k]);
@@ -313,9 +328,9 @@ private:
 
     void fit_to_buckets() {
         // With a map each parameter may be a run of its own, between two that nobody uses.
-        works_ = std::vector<std::optional<work_of<Comm>>>(
-            iteration_.used() ? gradients_.trained().size() : buckets().size()
-        );
+        std::size_t const runs = iteration_.used() ? gradients_.trained().size() : buckets().size();
+        works_ = std::vector<std::optional<work_of<Comm>>>(runs);
+        ranges_ = std::vector<std::optional<Range>>(runs);
     }
 
     Comm& comm_;
@@ -330,6 +345,8 @@ private:
     std::size_t tested_ = 0;   ///< of them, those that are known to be through
     bool is_rebuild_due_;
     std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
+    Times timeline_;
+    std::vector<std::optional<Range>> ranges_; ///< of the works
     // Destroyed first: they use the memory of what is above.
     std::optional<typename detail::HostCollectives<Comm>::Work> map_work_;
     std::vector<std::optional<work_of<Comm>>> works_;

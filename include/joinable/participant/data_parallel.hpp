@@ -45,8 +45,9 @@ concept describes_model =
 ///
 /// An engine with hooks of its own calls the verbs: prepare_for_forward, prepare_for_backward,
 /// mark_ready, finalize_backward. The average is over the initial world, over the active ranks
-/// (divide_by_initial_world_size = false), or by weight where notices carry one.
-template <Communicator Comm>
+/// (divide_by_initial_world_size = false), or by weight where notices carry one. `Times` is told when
+/// rounds and buckets begin and end.
+template <Communicator Comm, Timeline Times = NoTimeline>
 class DistributedDataParallel {
 public:
     /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;
@@ -217,6 +218,7 @@ public:
         guarded([&] {
             if (stage_ == Stage::unsynced) {
                 stage_ = Stage::idle;
+                round_range_.reset();
             } else {
                 reducer_->finalize_backward();
                 end_reduction();
@@ -284,12 +286,14 @@ public:
                 end_reduction();
             }
             stage_ = Stage::idle;
+            round_range_.reset();
         });
     }
 
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept {
         return reducer_->buckets();
     }
+    [[nodiscard]] Times& timeline() noexcept { return reducer_->timeline(); }
 
     /// What joined ranks run: the same buckets with zeros, and the averages into their gradients.
     class Hook {
@@ -313,9 +317,18 @@ public:
         }
 
         void main_hook(Round const& round) {
-            if (round.will_sync()) {
-                ddp_.module_->sync_buffers(round);
-                ddp_.contribute_without_pass(round);
+            if (round.phase() != Phase::train) {
+                return;
+            }
+            [[maybe_unused]] auto const range = ddp_.timeline().round(true);
+            try {
+                if (round.will_sync()) {
+                    ddp_.module_->sync_buffers(round);
+                    ddp_.contribute_without_pass(round);
+                }
+            } catch (...) {
+                ddp_.end_ranges();
+                throw;
             }
         }
         void post_hook(JoinResult const& result) {
@@ -341,6 +354,8 @@ private:
     /// its backward pass; all of it, when it does not sync; an evaluation that threw.
     enum class Stage : std::uint8_t { idle, forward, backward, unsynced, failed };
 
+    using RoundRange = decltype(std::declval<Times&>().round(false));
+
     void require_outside(std::string_view verb) const {
         if (stage_ != Stage::idle || detail::session_of(state_) != nullptr) {
             throw ContractViolation{detail::concat(
@@ -351,6 +366,10 @@ private:
 
     void open_round(RoundNotice notice) {
         notice.will_sync = notice.will_sync && !is_inside_no_sync_;
+        if (notice.phase == Phase::train) {
+            round_range_.reset();
+            static_cast<void>(round_range_.emplace(timeline().round(false)));
+        }
         pending_ = announce_round(*this, notice);
         bool syncs = pending_.will_sync();
         if (!syncs || module_->syncs_before_forward() || pending_.is_answered()) {
@@ -380,7 +399,15 @@ private:
     void end_reduction() {
         stage_ = Stage::idle;
         has_accumulated_ = false;
+        round_range_.reset();
         round_.done();
+    }
+    /// A round has failed: nothing of it is shown as under way any more.
+    void end_ranges() noexcept {
+        if (reducer_) {
+            reducer_->end_ranges();
+        }
+        round_range_.reset();
     }
 
     /// The reduction of a rank that runs no pass: it has joined, or skips. It may hold gradients of
@@ -401,6 +428,7 @@ private:
         try {
             return std::forward<F>(verb)();
         } catch (...) {
+            end_ranges();
             record_failure(*this, {});
             throw;
         }
@@ -408,10 +436,11 @@ private:
 
     Comm& comm_;
     detail::Averaging averaging_;
-    std::optional<Reducer<Comm>> reducer_;
+    std::optional<Reducer<Comm, Times>> reducer_;
     std::optional<detail::ModuleState<Comm>> module_; ///< set by the constructor, as is the reducer
     PendingRound pending_;
     Round round_;
+    std::optional<RoundRange> round_range_; ///< while a training round of this rank is open
     Stage stage_ = Stage::idle;
     bool is_inside_no_sync_ = false;
     std::array<bool, 2> is_weighted_{}; ///< per phase: the last forward pass in this guard was

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+/// @file
+/// Opt-in: ranges for NVIDIA's profilers. Needs NVTX 3, which is headers only and comes with the CUDA
+/// Toolkit: in CMake, the target CUDA::nvtx3.
+
+#include <joinable/participant/nvtx_timeline.hpp>

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <array>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+#include <nvtx3/nvToolsExt.h>
+
+#include <joinable/bucket/timeline.hpp>
+
+namespace joinable::inline v0 {
+
+/// Shows rounds and buckets to NVIDIA's profilers, in a domain named "joinable": ranges "round", "shadow
+/// round" and "bucket <index>", the last with the bytes as payload. They are ranges with a beginning
+/// and an end, not pushed ones: so they may overlap each other and the engine's own. Without a
+/// profiler a range is two calls of a null function.
+///
+/// @code
+/// joinable::DistributedDataParallel<joinable::NcclCommunicator, joinable::NvtxTimeline> ddp{
+///     comm, model.parameters()};
+/// @endcode
+class NvtxTimeline {
+public:
+    /// Ends when it goes.
+    class [[nodiscard]] Range {
+    public:
+        Range(Range&& other) noexcept
+            : id_{other.id_}, is_open_{std::exchange(other.is_open_, false)} {}
+        Range& operator=(Range&&) = delete;
+        ~Range() {
+            if (is_open_) {
+                nvtxDomainRangeEnd(domain(), id_);
+            }
+        }
+
+    private:
+        friend class NvtxTimeline;
+        Range(char const* name, std::uint64_t payload) noexcept {
+            nvtxEventAttributes_t event{};
+            event.version = NVTX_VERSION;
+            event.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
+            event.messageType = NVTX_MESSAGE_TYPE_ASCII;
+            event.message.ascii = name; // copied
+            event.payloadType = NVTX_PAYLOAD_TYPE_UNSIGNED_INT64;
+            event.payload.ullValue = payload;
+            id_ = nvtxDomainRangeStartEx(domain(), &event);
+        }
+
+        nvtxRangeId_t id_ = 0;
+        bool is_open_ = true;
+    };
+
+    /// The payload is the number of rounds of this kind before it.
+    [[nodiscard]] Range round(bool is_shadow) noexcept {
+        return is_shadow ? Range{"shadow round", shadow_rounds_++} : Range{"round", rounds_++};
+    }
+    [[nodiscard]] static Range bucket(std::size_t index, std::size_t bytes) noexcept {
+        constexpr std::string_view kind = "bucket ";
+        std::array<char, 32> name{};
+        kind.copy(name.data(), kind.size());
+        std::to_chars(name.data() + kind.size(), name.data() + name.size() - 1, index);
+        return {name.data(), bytes};
+    }
+
+private:
+    /// Never destroyed: ranges may end after main().
+    static nvtxDomainHandle_t domain() noexcept {
+        static nvtxDomainHandle_t const made = nvtxDomainCreateA("joinable");
+        return made;
+    }
+
+    std::uint64_t rounds_ = 0;
+    std::uint64_t shadow_rounds_ = 0;
+};
+static_assert(Timeline<NvtxTimeline>);
+
+} // namespace joinable::inline v0

@@ -3353,6 +3353,10 @@ concept has_allocate = requires(C& comm, std::size_t bytes, std::size_t alignmen
     { comm.allocate(bytes, alignment) } -> std::same_as<Arena>;
 };
 template <class C>
+concept has_register_arena = requires(C& comm, Arena const& arena) {
+    { comm.register_arena(arena) } -> std::same_as<bool>;
+};
+template <class C>
 concept has_share = requires(C& comm, std::size_t bytes) {
     { comm.share(bytes) } -> std::same_as<Arena>;
 };
@@ -3458,6 +3462,18 @@ concept ScalesSums = Communicator<C> && detail::has_scaled_all_reduce<C>;
 /// |                                    |        | outlive `comm`                                 |
 template <class C>
 concept AllocatesArena = Communicator<C> && detail::has_allocate<C>;
+
+/// A communicator that moves buffers in an arena of its own faster once all ranks have registered it,
+/// which it can refuse. What is allocated stays local that way: ranks whose arenas differ, or that have
+/// none, can find out in between.
+///
+/// | expression                   | result | meaning                                             |
+/// |------------------------------|--------|-----------------------------------------------------|
+/// | `comm.register_arena(arena)` | bool   | blocks; `arena` is of `comm.allocate()`, of as many |
+/// |                              |        | bytes on all ranks, else Mismatch; false on all     |
+/// |                              |        | ranks: it is used as it is                          |
+template <class C>
+concept RegistersArenas = AllocatesArena<C> && detail::has_register_arena<C>;
 
 /// A communicator whose ranks can have one memory: they are on one machine. shared_buffer() makes
 /// elements of it.
@@ -4684,6 +4700,16 @@ public:
         return bytes;
     }
 
+    /// Calls f(arena) for each, in an order that all ranks have which have the same parameters.
+    template <class F>
+    void for_each_arena(F const& f) const {
+        for (Arena const& arena : arenas_) {
+            if (arena.bytes() != 0) {
+                f(arena);
+            }
+        }
+    }
+
     /// Cuts the same parameters again. Contents move along inside the arenas, on the host without a
     /// second copy of them; views of before point to other gradients afterwards.
     /// Complexity: of the bytes, linear where the order stays, else times at most the square of the
@@ -4898,6 +4924,51 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
 
 } // namespace joinable::inline v0
 
+// ---- joinable/bucket/timeline.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+template <class T>
+concept times_rounds = requires(T& timeline, bool is_shadow) {
+    { timeline.round(is_shadow) } -> std::move_constructible;
+};
+template <class T>
+concept times_buckets = requires(T& timeline, std::size_t n) {
+    { timeline.bucket(n, n) } -> std::move_constructible;
+};
+
+} // namespace detail
+
+/// Who is told when a rank's rounds and buckets begin and end: what a profiler shows. Each expression
+/// begins a range of time and returns an object with which it ends: also where a round fails, and in
+/// any order.
+///
+/// `timeline` is an lvalue of `T`.
+/// | expression                      | begins                                                       |
+/// |---------------------------------|--------------------------------------------------------------|
+/// | `timeline.round(is_shadow)`     | a training round: from where it is opened, or shadowed, to   |
+/// |                                 | its end on this rank                                         |
+/// | `timeline.bucket(index, bytes)` | a collective of a bucket, or of a part of it: from its launch|
+/// |                                 | to its wait, as the host sees it                             |
+///
+/// Local; called by the thread that runs the round. Models: NoTimeline, NvtxTimeline (nvtx.hpp).
+template <class T>
+concept Timeline =
+    std::default_initializable<T> && detail::times_rounds<T> && detail::times_buckets<T>;
+
+/// Tells nobody, and costs nothing.
+struct NoTimeline {
+    struct Range {};
+    static constexpr Range round(bool /*is_shadow*/) noexcept { return {}; }
+    static constexpr Range bucket(std::size_t /*index*/, std::size_t /*bytes*/) noexcept {
+        return {};
+    }
+};
+
+} // namespace joinable::inline v0
+
 // ---- joinable/bucket/detail/gradients.hpp
 
 namespace joinable::inline v0::detail {
@@ -4959,6 +5030,11 @@ public:
         return places_[i].view != nullptr;
     }
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept { return layout_.buckets(); }
+    /// See BucketLayout::for_each_arena.
+    template <class F>
+    void for_each_arena(F const& f) const {
+        layout_.for_each_arena(f);
+    }
     [[nodiscard]] std::size_t bucket_of(std::size_t i) const noexcept { return places_[i].bucket; }
 
     /// Puts gradient `i`, times `factor`, into its bucket, in one pass; zeros where there is none,
@@ -5530,8 +5606,8 @@ namespace joinable::inline v0 {
 /// | broadcast of the ready     | once, after the first iteration: the buckets are cut anew       |
 /// | order                      | (DataParallelOptions::rebuild_buckets)                          |
 ///
-/// Nothing is allocated after the buckets are final.
-template <Communicator Comm>
+/// Nothing is allocated after the buckets are final. `Times` is told of each collective of a bucket.
+template <Communicator Comm, Timeline Times = NoTimeline>
 class Reducer {
 public:
     /// Local. Buckets are in arenas of make_arena(). `comm` must outlive the reducer; so must what
@@ -5553,11 +5629,30 @@ public:
     Reducer(Reducer const&) = delete;
     Reducer& operator=(Reducer const&) = delete;
 
+    /// Collective, once, when all ranks have made their reducers, of the same parameters: registers
+    /// the memory of the buckets with the communicator, where it can (RegistersArenas). All
+    /// iterations use that memory, those of ranks without gradients, too.
+    void register_memory() {
+        if constexpr (RegistersArenas<Comm>) {
+            gradients_.for_each_arena([this](Arena const& arena) {
+                static_cast<void>(comm_.register_arena(arena)); // or it is used as it is
+            });
+        }
+    }
+
     [[nodiscard]] ParameterList const& parameters() const noexcept {
         return gradients_.parameters();
     }
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept {
         return gradients_.buckets();
+    }
+
+    [[nodiscard]] Times& timeline() noexcept { return timeline_; }
+    /// An iteration has failed: nothing of it is shown as under way any more. Local.
+    void end_ranges() noexcept {
+        for (auto& range : ranges_) {
+            range.reset();
+        }
     }
 
     /// Starts an iteration in which this rank's gradients are multiplied by `factor`: the divisor of
@@ -5668,10 +5763,13 @@ public:
     }
 
 private:
+    using Range = decltype(std::declval<Times&>().bucket(0, 0));
+
     // The script of an iteration, the same for ranks with and without gradients.
 
     void begin(double factor, int order_source, bool has_pass) {
         bool const sum_scales = sum_scales_ && factor != 0.0; // else zeros are packed
+        end_ranges();                                         // of one that failed
         iteration_.begin(sum_scales ? 1.0 : factor, has_pass);
         factor_ = sum_scales ? factor : 1.0;
         order_source_ = order_source;
@@ -5702,11 +5800,12 @@ private:
             wait_for_map();
         }
         while (next_bucket_ < buckets().size() && iteration_.is_full(next_bucket_)) {
-            launch_bucket(buckets()[next_bucket_++]);
+            launch_bucket(next_bucket_++);
         }
     }
 
-    void launch_bucket(Bucket const& bucket) {
+    void launch_bucket(std::size_t index) {
+        Bucket const& bucket = buckets()[index];
         for_each_run(bucket, [&](std::size_t first, std::size_t last) {
             Buffer run{bucket.views[first].data(), 0, bucket.buffer.dtype};
             for (std::size_t k = first; k < last; ++k) {
@@ -5716,6 +5815,7 @@ private:
                 }
             }
             gradients_.device().submit();
+            static_cast<void>(ranges_[launched_].emplace(timeline_.bucket(index, run.bytes())));
             static_cast<void>(works_[launched_++].emplace(sum(run)));
         });
     }
@@ -5746,6 +5846,7 @@ private:
         for (Bucket const& bucket : buckets()) {
             for_each_run(bucket, [&](std::size_t first, std::size_t last) {
                 works_[work]->wait();
+                ranges_[work].reset();
                 works_[work++].reset();
                 for (std::size_t k = first; k < last; ++k) {
                     gradients_.deliver(bucket.parameters[k]);
@@ -5793,9 +5894,9 @@ private:
 
     void fit_to_buckets() {
         // With a map each parameter may be a run of its own, between two that nobody uses.
-        works_ = std::vector<std::optional<work_of<Comm>>>(
-            iteration_.used() ? gradients_.trained().size() : buckets().size()
-        );
+        std::size_t const runs = iteration_.used() ? gradients_.trained().size() : buckets().size();
+        works_ = std::vector<std::optional<work_of<Comm>>>(runs);
+        ranges_ = std::vector<std::optional<Range>>(runs);
     }
 
     Comm& comm_;
@@ -5810,6 +5911,8 @@ private:
     std::size_t tested_ = 0;   ///< of them, those that are known to be through
     bool is_rebuild_due_;
     std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
+    Times timeline_;
+    std::vector<std::optional<Range>> ranges_; ///< of the works
     // Destroyed first: they use the memory of what is above.
     std::optional<typename detail::HostCollectives<Comm>::Work> map_work_;
     std::vector<std::optional<work_of<Comm>>> works_;
@@ -9290,8 +9393,9 @@ concept describes_model =
 ///
 /// An engine with hooks of its own calls the verbs: prepare_for_forward, prepare_for_backward,
 /// mark_ready, finalize_backward. The average is over the initial world, over the active ranks
-/// (divide_by_initial_world_size = false), or by weight where notices carry one.
-template <Communicator Comm>
+/// (divide_by_initial_world_size = false), or by weight where notices carry one. `Times` is told when
+/// rounds and buckets begin and end.
+template <Communicator Comm, Timeline Times = NoTimeline>
 class DistributedDataParallel {
 public:
     /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;
@@ -9321,6 +9425,7 @@ public:
         }
         detail::ControlOver<Comm> control{comm};
         detail::agree_on_model(control, model, detail::digest_of(options), error);
+        reducer_->register_memory();
         if (options.sync_at_start) {
             module_->sync(0);
         }
@@ -9461,6 +9566,7 @@ public:
         guarded([&] {
             if (stage_ == Stage::unsynced) {
                 stage_ = Stage::idle;
+                round_range_.reset();
             } else {
                 reducer_->finalize_backward();
                 end_reduction();
@@ -9528,12 +9634,14 @@ public:
                 end_reduction();
             }
             stage_ = Stage::idle;
+            round_range_.reset();
         });
     }
 
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept {
         return reducer_->buckets();
     }
+    [[nodiscard]] Times& timeline() noexcept { return reducer_->timeline(); }
 
     /// What joined ranks run: the same buckets with zeros, and the averages into their gradients.
     class Hook {
@@ -9557,9 +9665,18 @@ public:
         }
 
         void main_hook(Round const& round) {
-            if (round.will_sync()) {
-                ddp_.module_->sync_buffers(round);
-                ddp_.contribute_without_pass(round);
+            if (round.phase() != Phase::train) {
+                return;
+            }
+            [[maybe_unused]] auto const range = ddp_.timeline().round(true);
+            try {
+                if (round.will_sync()) {
+                    ddp_.module_->sync_buffers(round);
+                    ddp_.contribute_without_pass(round);
+                }
+            } catch (...) {
+                ddp_.end_ranges();
+                throw;
             }
         }
         void post_hook(JoinResult const& result) {
@@ -9585,6 +9702,8 @@ private:
     /// its backward pass; all of it, when it does not sync; an evaluation that threw.
     enum class Stage : std::uint8_t { idle, forward, backward, unsynced, failed };
 
+    using RoundRange = decltype(std::declval<Times&>().round(false));
+
     void require_outside(std::string_view verb) const {
         if (stage_ != Stage::idle || detail::session_of(state_) != nullptr) {
             throw ContractViolation{detail::concat(
@@ -9595,6 +9714,10 @@ private:
 
     void open_round(RoundNotice notice) {
         notice.will_sync = notice.will_sync && !is_inside_no_sync_;
+        if (notice.phase == Phase::train) {
+            round_range_.reset();
+            static_cast<void>(round_range_.emplace(timeline().round(false)));
+        }
         pending_ = announce_round(*this, notice);
         bool syncs = pending_.will_sync();
         if (!syncs || module_->syncs_before_forward() || pending_.is_answered()) {
@@ -9624,7 +9747,15 @@ private:
     void end_reduction() {
         stage_ = Stage::idle;
         has_accumulated_ = false;
+        round_range_.reset();
         round_.done();
+    }
+    /// A round has failed: nothing of it is shown as under way any more.
+    void end_ranges() noexcept {
+        if (reducer_) {
+            reducer_->end_ranges();
+        }
+        round_range_.reset();
     }
 
     /// The reduction of a rank that runs no pass: it has joined, or skips. It may hold gradients of
@@ -9645,6 +9776,7 @@ private:
         try {
             return std::forward<F>(verb)();
         } catch (...) {
+            end_ranges();
             record_failure(*this, {});
             throw;
         }
@@ -9652,10 +9784,11 @@ private:
 
     Comm& comm_;
     detail::Averaging averaging_;
-    std::optional<Reducer<Comm>> reducer_;
+    std::optional<Reducer<Comm, Times>> reducer_;
     std::optional<detail::ModuleState<Comm>> module_; ///< set by the constructor, as is the reducer
     PendingRound pending_;
     Round round_;
+    std::optional<RoundRange> round_range_; ///< while a training round of this rank is open
     Stage stage_ = Stage::idle;
     bool is_inside_no_sync_ = false;
     std::array<bool, 2> is_weighted_{}; ///< per phase: the last forward pass in this guard was
@@ -15057,12 +15190,14 @@ private:
 
 namespace joinable::inline v0::detail {
 
-/// What each rank asks for, in bytes, by rank: all of them must ask for the same.
+/// What each rank asks for, in bytes, by rank: all of them must ask for the same. `doing` says what
+/// they do.
 /// @throws Mismatch  on all ranks, which have the same sizes here.
-inline void check_same_size(std::span<std::uint64_t const> sizes) {
+inline void
+check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing = "share memory") {
     std::vector<int> ranks;
     std::string text =
-        concat("ranks share memory of different sizes: rank 0 of ", sizes[0], " bytes");
+        concat("ranks ", doing, " of different sizes: rank 0 of ", sizes[0], " bytes");
     for (std::size_t rank = 1; rank < sizes.size(); ++rank) {
         if (sizes[rank] != sizes[0]) {
             ranks.push_back(static_cast<int>(rank));

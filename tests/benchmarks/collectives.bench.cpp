@@ -115,7 +115,7 @@ void measure_rank(Comm& comm, std::string_view name, bool is_own_memory = false)
     stay_on(comm.rank());
     for (std::size_t const bytes : sizes()) {
         joinable::Arena const arena =
-            is_own_memory ? joinable::Arena{bytes, 4096} : joinable::make_arena(comm, bytes, 4096);
+            is_own_memory ? joinable::Arena{bytes, 4096} : joinable::make_arena(comm, bytes);
         auto* const data = reinterpret_cast<float*>(arena.data());
         joinable::Buffer const buffer{data, bytes / sizeof(float), joinable::DType::f32};
         auto const all_reduce = [&] { comm.all_reduce(buffer, joinable::ReduceOp::sum).wait(); };

@@ -20,7 +20,8 @@ make_arena(Comm& comm, std::size_t bytes, std::size_t alignment = Arena::default
     } else if constexpr (detail::gives_device<Comm>) {
         return comm.device_memory().allocate(bytes, alignment);
     } else {
-        return Arena{bytes, alignment};
+        bool const is_free = alignment <= Arena::default_alignment; // to begin at any line
+        return Arena{bytes, alignment, is_free ? detail::shift_of(comm.rank()) : 0};
     }
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -16,6 +17,7 @@
 #include <doctest/doctest.h>
 #include <support/process_ranks.hpp>
 #include <support/segment_ranks.hpp>
+#include <support/shared.hpp>
 
 #include <joinable/communicator/detail/lent_memory.hpp>
 #include <joinable/communicator/make_arena.hpp>
@@ -62,6 +64,33 @@ TEST_CASE("an arena from the heap is zeroed and aligned") {
     );
     CHECK_THROWS_AS((Arena{8, 0}), ContractViolation);
     CHECK_THROWS_AS(Arena{static_cast<std::size_t>(-1)}, std::bad_alloc);
+}
+
+TEST_CASE("arenas of up to 64 ranks begin at different lines of a page, but where that is asked for"
+) {
+    auto const begin_in_page = [](Arena const& arena) {
+        return static_cast<std::size_t>(reinterpret_cast<std::uintptr_t>(arena.data()) % 4096);
+    };
+    Arena const first{4096, 4096, joinable::detail::shift_of(0)};
+    CHECK(begin_in_page(first) == 0);
+    std::set<std::size_t> shifts;
+    for (int rank = 0; rank < 64; ++rank) {
+        std::size_t const shift = joinable::detail::shift_of(rank);
+        CHECK(shift < 4096);
+        CHECK(shift % Arena::default_alignment == 0);
+        shifts.insert(shift);
+        Arena const arena{100, Arena::default_alignment, shift};
+        CHECK(is_aligned(arena, Arena::default_alignment));
+        CHECK(is_zero(arena));
+    }
+    CHECK(shifts.size() == 64);
+    Shared<std::array<std::size_t, 4>> begins;
+    run_process_ranks({4}, [&](ProcessCommunicator& comm) {
+        auto const rank = static_cast<std::size_t>(comm.rank());
+        (*begins)[rank] = begin_in_page(joinable::make_arena(comm, 100));
+        CHECK(is_aligned(joinable::make_arena(comm, 100, 4096), 4096));
+    });
+    CHECK(std::set<std::size_t>{begins->begin(), begins->end()}.size() == 4);
 }
 
 TEST_CASE("an arena is released once, by whoever has it last") {

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 
+#include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/board.hpp>
 #include <joinable/communicator/detail/group.hpp>
@@ -90,7 +91,9 @@ public:
     }
     /// Where a rank puts what the others need: copies of its buffers, messages, groups of some ranks.
     [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept {
-        return {at(staging_at_ + static_cast<std::size_t>(rank) * room_), room_};
+        constexpr std::size_t page = 4096;
+        std::size_t const shift = shift_of(rank);
+        return {at(staging_at_ + static_cast<std::size_t>(rank) * room_ + shift), room_ - page};
     }
 
 protected:

@@ -55,7 +55,9 @@ struct Capture {
     std::map<CUstream_st*, Clock> streams; ///< that take part, and what each is behind
 
     void add(CUstream_st* stream, cudaGraphNodeType type, MakeWork make) {
-        graph->nodes.push_back(std::make_shared<CUgraphNode_st>(type, std::move(make)));
+        graph->nodes.push_back(
+            std::make_shared<CUgraphNode_st>(CUgraphNode_st{type, std::move(make)})
+        );
         ++streams[stream][stream];
     }
     /// Whether the stream that began it is behind all that others were given.

@@ -291,7 +291,7 @@ cudaError_t begin_capture(cudaStream_t stream, cudaGraph_t graph, bool owns_grap
     if (!found || stream == nullptr || found->is_capturing) {
         return give(cudaErrorStreamCaptureUnsupported);
     }
-    found->capture = std::make_shared<fake::Capture>(stream, graph, owns_graph);
+    found->capture = std::make_shared<fake::Capture>(fake::Capture{stream, graph, owns_graph, {}});
     found->is_capturing = true;
     return cudaSuccess;
 }

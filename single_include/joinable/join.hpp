@@ -13705,7 +13705,6 @@ public:
     }
     /// Where a rank puts what the others need: copies of its buffers, messages, groups of some ranks.
     [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept {
-        constexpr std::size_t page = 4096;
         std::size_t const shift = shift_of(rank);
         return {at(staging_at_ + static_cast<std::size_t>(rank) * room_ + shift), room_ - page};
     }
@@ -14077,7 +14076,8 @@ public:
     }
 
 private:
-    /// A death is PeerFailed within a tenth of a second, on a busy machine, too.
+    /// A death is PeerFailed within a tenth of a second, unless other programs keep this one from its
+    /// cores: a wait yields a hundred times before it looks.
     static constexpr std::chrono::milliseconds between_looks{25};
 
     NamedSegment(

@@ -5,7 +5,7 @@
     python3 tests/benchmarks/tune.py [rounds]
 
 Builds collectives.bench.cpp once for each value, runs all values of a number in turn, and compares all-reduces of
-the sizes that it decides, over thread ranks. A value takes the place of today's if its times are 5 % shorter in the
+the sizes that it decides, by the ranks that it concerns. A value takes the place of today's if its times are 5 % shorter in the
 middle. Takes some minutes, in which nothing else should run on the machine.
 """
 import math
@@ -23,15 +23,18 @@ HEADER = pathlib.Path("joinable/communicator/detail/tuning.hpp")
 KIB = 1024
 CORES = os.cpu_count()
 
-# Of each number: other values, as factors of today's; the sizes in bytes that it decides; the ranks.
+# Of each number: other values, as factors of today's; the sizes in bytes that it decides; how many ranks, and which.
 NUMBERS = {
-    "slot_bytes": ([1 / 8, 1 / 2, 1, 2, 4], [256, KIB, 2 * KIB, 4 * KIB, 8 * KIB], CORES),
-    "one_chunk_bytes": ([0, 1 / 4, 1, 4], [16 * KIB, 64 * KIB, 256 * KIB, KIB * KIB], CORES),
-    "chunks_per_rank": ([1 / 4, 1 / 2, 1, 2, 4], [512 * KIB, 4 * KIB * KIB], CORES),
-    "largest_chunk_bytes": ([1 / 4, 1 / 2, 1, 2, 4], [4 * KIB * KIB, 32 * KIB * KIB], CORES),
-    "spins": ([1 / 4, 1, 4], [8, KIB, 64 * KIB], CORES),
-    "crowded_spins": ([1 / 4, 1, 4], [8, KIB, 64 * KIB], 2 * CORES),
-    "yields": ([1 / 4, 1, 4], [8, KIB, 64 * KIB], 2 * CORES),
+    "slot_bytes": ([1 / 8, 1 / 2, 1, 2, 4], [256, KIB, 2 * KIB, 4 * KIB, 8 * KIB], CORES, "threads"),
+    "one_chunk_bytes": ([0, 1 / 4, 1, 4], [16 * KIB, 64 * KIB, 256 * KIB, KIB * KIB], CORES, "threads"),
+    "chunks_per_rank": ([1 / 4, 1 / 2, 1, 2, 4], [512 * KIB, 4 * KIB * KIB], CORES, "threads"),
+    "largest_chunk_bytes": ([1 / 4, 1 / 2, 1, 2, 4], [4 * KIB * KIB, 32 * KIB * KIB], CORES, "threads"),
+    "slice_bytes": ([1 / 4, 1 / 2, 1, 2, 4], [1024 * KIB, 4096 * KIB, 25 * KIB * KIB], CORES, "processes_own"),
+    "crowded_slice_bytes": ([1 / 4, 1 / 2, 1, 2, 4], [4096 * KIB, 25 * KIB * KIB], 2 * CORES, "processes_own"),
+    "slices_per_ring": ([1 / 2, 1, 2], [1024 * KIB, 4096 * KIB, 25 * KIB * KIB], CORES, "processes_own"),
+    "spins": ([1 / 4, 1, 4], [8, KIB, 64 * KIB], CORES, "threads"),
+    "crowded_spins": ([1 / 4, 1, 4], [8, KIB, 64 * KIB], 2 * CORES, "threads"),
+    "yields": ([1 / 4, 1, 4], [8, KIB, 64 * KIB], 2 * CORES, "threads"),
 }
 
 
@@ -56,9 +59,9 @@ def build(text, name, value):
     return program
 
 
-def times(program, sizes, ranks):
+def times(program, sizes, ranks, kind):
     environment = {"BUDGET": "0.05", **os.environ, "SIZES": " ".join(map(str, sizes))}
-    run = subprocess.run([program, "threads", str(ranks)], env=environment, check=True, capture_output=True, text=True)
+    run = subprocess.run([program, kind, str(ranks)], env=environment, check=True, capture_output=True, text=True)
     lines = [line.split() for line in run.stdout.splitlines()]
     return {int(size): float(time) for _, _, mode, size, time in lines if mode == "same"}
 
@@ -67,17 +70,17 @@ def main():
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 11
     text = (ROOT / "include" / HEADER).read_text(encoding="utf-8")
     tuned = text
-    for name, (factors, sizes, ranks) in NUMBERS.items():
+    for name, (factors, sizes, ranks, kind) in NUMBERS.items():
         now = today(text, name)
         values = sorted({max(0, round(now * factor)) for factor in factors})
         programs = {value: build(text, name, value) for value in values}
         ratios = {value: {size: [] for size in sizes} for value in values}
         for _ in range(rounds):
-            measured = {value: times(programs[value], sizes, ranks) for value in values}
+            measured = {value: times(programs[value], sizes, ranks, kind) for value in values}
             for value in values:
                 for size in sizes:
                     ratios[value][size].append(measured[value][size] / measured[now][size])
-        print(f"\n{name}, {ranks} ranks: times over those of today's value, medians of {rounds} rounds")
+        print(f"\n{name}, {ranks} ranks ({kind}): times over those of today's value, medians of {rounds} rounds")
         print("| value | " + " | ".join(f"{size} B" for size in sizes) + " | mean |")
         print("|---" * (len(sizes) + 2) + "|")
         means = {}

@@ -146,7 +146,8 @@ public:
     }
 
 private:
-    /// A death is PeerFailed within a tenth of a second, on a busy machine, too.
+    /// A death is PeerFailed within a tenth of a second, unless other programs keep this one from its
+    /// cores: a wait yields a hundred times before it looks.
     static constexpr std::chrono::milliseconds between_looks{25};
 
     NamedSegment(

@@ -91,7 +91,6 @@ public:
     }
     /// Where a rank puts what the others need: copies of its buffers, messages, groups of some ranks.
     [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept {
-        constexpr std::size_t page = 4096;
         std::size_t const shift = shift_of(rank);
         return {at(staging_at_ + static_cast<std::size_t>(rank) * room_ + shift), room_ - page};
     }

@@ -8,8 +8,8 @@
 #include <cuda_runtime_api.h>
 
 /// @file
-/// A CUDA runtime for machines without a GPU, linked in the place of libcudart: fake_cuda.cpp defines
-/// the functions of <cuda_runtime_api.h> that the library and its tests call.
+/// A CUDA runtime for machines without a GPU, linked in the place of libcudart: the sources beside
+/// this header define the functions of <cuda_runtime_api.h> that the library and its tests call.
 ///
 /// What it does, beside what NVIDIA's manual says of each function:
 /// - Devices (8, or as set_device_count says) are host memory. What is allocated is full of `poison`,

@@ -8,7 +8,7 @@
 
 /// @file
 /// An NCCL for machines without a GPU, linked in the place of libnccl, over the fake CUDA runtime:
-/// fake_nccl.cpp defines the functions of <nccl.h> that the library calls. Ranks are threads.
+/// the sources beside this header define the functions of <nccl.h> that the library calls. Ranks are threads.
 ///
 /// What it does, beside what NVIDIA's manual says of each function:
 /// - A collective runs on its stream when all ranks have come to it, and waits there for ever if one

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <cstddef>
+#include <functional>
+#include <mutex>
+#include <utility>
+
+#include <cuda_runtime_api.h>
+#include <support/fake_cuda/fake_cuda.hpp>
+#include <support/fake_cuda/runtime.hpp>
+
+/// @file
+/// What each call does first, and the errors that a thread is left with.
+
+namespace joinable_tests::fake_cuda {
+
+namespace {
+
+thread_local cudaError_t last_error = cudaSuccess;
+thread_local cudaError_t injected = cudaSuccess;
+thread_local std::size_t injected_later = 0;
+
+/// Counts the call; not success: what it was told to fail with.
+cudaError_t begin(char const* function) {
+    {
+        std::lock_guard const lock{runtime().mutex};
+        ++runtime().calls[function];
+    }
+    if (injected != cudaSuccess && injected_later-- == 0) {
+        return std::exchange(injected, cudaSuccess);
+    }
+    return cudaSuccess;
+}
+
+} // namespace
+
+cudaError_t give(cudaError_t error) {
+    if (error != cudaSuccess) {
+        last_error = error;
+    }
+    return error;
+}
+cudaError_t call(char const* function, std::function<cudaError_t()> const& body) {
+    cudaError_t const error = begin(function);
+    return give(error == cudaSuccess ? body() : error);
+}
+
+void fail_next(cudaError_t error, std::size_t later) {
+    injected = error;
+    injected_later = later;
+}
+bool has_failed() {
+    return std::exchange(injected, cudaSuccess) == cudaSuccess;
+}
+std::size_t calls(char const* function) {
+    std::lock_guard const lock{runtime().mutex};
+    auto const found = runtime().calls.find(function);
+    return found == runtime().calls.end() ? 0 : found->second;
+}
+
+} // namespace joinable_tests::fake_cuda
+
+using namespace joinable_tests::fake_cuda;
+
+extern "C" {
+
+cudaError_t cudaGetLastError() {
+    return std::exchange(last_error, cudaSuccess);
+}
+cudaError_t cudaPeekAtLastError() {
+    return last_error;
+}
+char const* cudaGetErrorString(cudaError_t error) {
+    switch (error) {
+    case cudaSuccess: return "no error";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorNotReady: return "device not ready";
+    case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
+    default: return "an error of the fake runtime";
+    }
+}
+char const* cudaGetErrorName(cudaError_t error) {
+    switch (error) {
+    case cudaSuccess: return "cudaSuccess";
+    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+    case cudaErrorNotReady: return "cudaErrorNotReady";
+    case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
+    default: return "cudaErrorOfTheFake";
+    }
+}
+
+} // extern "C"

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+#include <support/fake_cuda/stream.hpp>
+
+/// @file
+/// What the files of the fake have in common: everything that is alive, and what each call does first.
+
+namespace joinable_tests::fake_cuda {
+
+struct Allocation {
+    std::size_t bytes;
+    int device;
+    cudaMemoryType type;
+};
+
+/// All that is alive. Never destroyed: threads of streams may outlive main().
+struct Runtime {
+    std::mutex mutex;
+    std::condition_variable closed;
+    std::map<std::byte*, Allocation> allocations;
+    std::map<CUstream_st*, std::shared_ptr<CUstream_st>> streams;
+    std::set<std::shared_ptr<CUstream_st>> closing;
+    std::set<CUevent_st*> events;
+    std::set<CUgraph_st*> graphs;
+    std::set<CUgraphExec_st*> executables;
+    std::map<std::string, std::size_t> calls;
+    std::shared_ptr<CUstream_st> null_stream;
+    int devices = 8;
+    bool has_pools = true;
+
+    std::shared_ptr<CUstream_st> start(int device, unsigned int flags) {
+        auto stream = std::make_shared<CUstream_st>(device, flags);
+        std::thread{[this, stream] {
+            stream->run();
+            std::lock_guard const lock{mutex};
+            closing.erase(stream);
+            closed.notify_all();
+        }}.detach();
+        return stream;
+    }
+    std::shared_ptr<CUstream_st> find(cudaStream_t stream) {
+        std::lock_guard const lock{mutex};
+        if (stream == nullptr) {
+            if (!null_stream) {
+                null_stream = start(0, cudaStreamDefault);
+            }
+            return null_stream;
+        }
+        auto const found = streams.find(stream);
+        return found == streams.end() ? nullptr : found->second;
+    }
+    std::vector<std::shared_ptr<CUstream_st>> all_streams() {
+        std::lock_guard const lock{mutex};
+        std::vector<std::shared_ptr<CUstream_st>> all(closing.begin(), closing.end());
+        for (auto const& [handle, stream] : streams) {
+            all.push_back(stream);
+        }
+        if (null_stream) {
+            all.push_back(null_stream);
+        }
+        return all;
+    }
+    /// The allocation that has an address in it.
+    std::map<std::byte*, Allocation>::iterator containing(void const* address) {
+        auto const* const byte = static_cast<std::byte const*>(address);
+        auto found = allocations.upper_bound(const_cast<std::byte*>(byte));
+        if (found == allocations.begin()) {
+            return allocations.end();
+        }
+        --found;
+        return byte < found->first + found->second.bytes ? found : allocations.end();
+    }
+    std::byte* allocate(std::size_t bytes, int device, cudaMemoryType type) {
+        constexpr std::size_t alignment = 256; // as cudaMalloc
+        std::size_t const room = (bytes + alignment - 1) / alignment * alignment;
+        auto* const data = static_cast<std::byte*>(std::aligned_alloc(alignment, room));
+        if (data != nullptr) {
+            std::lock_guard const lock{mutex};
+            allocations[data] = {bytes, device, type};
+        }
+        return data;
+    }
+    /// Forgets an allocation. Returns its size, or -1 where there is none.
+    std::ptrdiff_t forget(void* data, cudaMemoryType type) {
+        std::lock_guard const lock{mutex};
+        auto const found = allocations.find(static_cast<std::byte*>(data));
+        if (found == allocations.end() || found->second.type != type) {
+            return -1;
+        }
+        auto const bytes = static_cast<std::ptrdiff_t>(found->second.bytes);
+        allocations.erase(found);
+        return bytes;
+    }
+};
+
+inline Runtime& runtime() {
+    static auto* const all = new Runtime;
+    return *all;
+}
+
+inline thread_local int current_device = 0;
+
+/// An error is the calling thread's last one from then on. Returns it.
+cudaError_t give(cudaError_t error);
+/// What every call does: counts itself, fails where it was told to, and else gives what `body()`
+/// returns.
+[[nodiscard]] cudaError_t call(char const* function, std::function<cudaError_t()> const& body);
+
+/// Puts work on a stream, or in the graph that it captures.
+[[nodiscard]] cudaError_t launch(
+    cudaStream_t handle,
+    std::function<void()> work,
+    cudaGraphNodeType type = cudaGraphNodeTypeMemcpy
+);
+/// `stream` where the host may wait for it.
+[[nodiscard]] cudaError_t waitable(cudaStream_t handle, std::shared_ptr<CUstream_st>& stream);
+/// The last record of an event; refuses events that do not exist.
+[[nodiscard]] cudaError_t last_record(cudaEvent_t event, std::shared_ptr<Milestone>& record);
+
+} // namespace joinable_tests::fake_cuda

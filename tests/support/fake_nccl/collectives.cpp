@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <cstddef>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+#include <support/fake_nccl/arithmetic.hpp>
+#include <support/fake_nccl/calls.hpp>
+#include <support/fake_nccl/rendezvous.hpp>
+#include <support/fake_nccl/windows.hpp>
+#include <support/fake_nccl/world.hpp>
+
+using namespace joinable_tests::fake_nccl;
+
+namespace {
+
+ncclResult_t collect(Op op, ncclComm_t comm, char const* function) {
+    ncclResult_t result = begin(function);
+    if (result == ncclSuccess) {
+        std::unique_lock lock{mutex()};
+        Member& member = member_of(comm, function);
+        op.member = comm->member;
+        if (op.op >= ncclNumOps) {
+            auto const found = member.factors.find(op.op);
+            if (found == member.factors.end() || found->second.type != op.type) {
+                die(std::string{function} + " was given an operator of another type, or none");
+            }
+            op.factor = found->second.value;
+            op.scalar = found->second.scalar;
+            op.is_scaled = true;
+            op.op = ncclSum;
+        }
+        auto const ranks = static_cast<std::size_t>(member.world->size);
+        std::size_t const part = op.count * size_of(op.type);
+        bool const is_root = op.peer == member.rank;
+        bool const reads = op.kind != Kind::receive && (op.kind != Kind::broadcast || is_root);
+        bool const writes = op.kind != Kind::send && (op.kind != Kind::reduce || is_root);
+        check_memory(
+            op.in, reads ? part * (op.kind == Kind::reduce_scatter ? ranks : 1) : 0, function
+        );
+        check_memory(
+            op.out, writes ? part * (op.kind == Kind::all_gather ? ranks : 1) : 0, function
+        );
+        result = ready(member);
+        if (result == ncclSuccess && op.count != 0) {
+            if (group.depth == 0) {
+                return launch(lock, {op});
+            }
+            group.ops.push_back(std::move(op));
+        }
+    }
+    if (result != ncclSuccess && group.depth > 0) {
+        group.error = result;
+    }
+    return result;
+}
+
+} // namespace
+
+extern "C" {
+
+ncclResult_t ncclAllReduce(
+    void const* in,
+    void* out,
+    std::size_t count,
+    ncclDataType_t type,
+    ncclRedOp_t op,
+    ncclComm_t comm,
+    cudaStream_t stream
+) {
+    return collect(
+        {Kind::all_reduce, in, out, count, type, op, 0, {}, stream}, comm, "ncclAllReduce"
+    );
+}
+ncclResult_t ncclReduce(
+    void const* in,
+    void* out,
+    std::size_t count,
+    ncclDataType_t type,
+    ncclRedOp_t op,
+    int root,
+    ncclComm_t comm,
+    cudaStream_t stream
+) {
+    return collect({Kind::reduce, in, out, count, type, op, root, {}, stream}, comm, "ncclReduce");
+}
+ncclResult_t ncclBroadcast(
+    void const* in,
+    void* out,
+    std::size_t count,
+    ncclDataType_t type,
+    int root,
+    ncclComm_t comm,
+    cudaStream_t stream
+) {
+    return collect(
+        {Kind::broadcast, in, out, count, type, ncclSum, root, {}, stream}, comm, "ncclBroadcast"
+    );
+}
+ncclResult_t ncclReduceScatter(
+    void const* in,
+    void* out,
+    std::size_t count,
+    ncclDataType_t type,
+    ncclRedOp_t op,
+    ncclComm_t comm,
+    cudaStream_t stream
+) {
+    return collect(
+        {Kind::reduce_scatter, in, out, count, type, op, 0, {}, stream}, comm, "ncclReduceScatter"
+    );
+}
+ncclResult_t ncclAllGather(
+    void const* in,
+    void* out,
+    std::size_t count,
+    ncclDataType_t type,
+    ncclComm_t comm,
+    cudaStream_t stream
+) {
+    return collect(
+        {Kind::all_gather, in, out, count, type, ncclSum, 0, {}, stream}, comm, "ncclAllGather"
+    );
+}
+ncclResult_t ncclSend(
+    void const* in,
+    std::size_t count,
+    ncclDataType_t type,
+    int peer,
+    ncclComm_t comm,
+    cudaStream_t stream
+) {
+    return collect(
+        {Kind::send, in, nullptr, count, type, ncclSum, peer, {}, stream}, comm, "ncclSend"
+    );
+}
+ncclResult_t ncclRecv(
+    void* out,
+    std::size_t count,
+    ncclDataType_t type,
+    int peer,
+    ncclComm_t comm,
+    cudaStream_t stream
+) {
+    return collect(
+        {Kind::receive, nullptr, out, count, type, ncclSum, peer, {}, stream}, comm, "ncclRecv"
+    );
+}
+
+} // extern "C"

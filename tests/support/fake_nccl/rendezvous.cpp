@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+#include <support/fake_cuda/fake_cuda.hpp>
+#include <support/fake_nccl/arithmetic.hpp>
+#include <support/fake_nccl/calls.hpp>
+#include <support/fake_nccl/rendezvous.hpp>
+#include <support/fake_nccl/windows.hpp>
+#include <support/fake_nccl/world.hpp>
+
+namespace joinable_tests::fake_nccl {
+
+namespace {
+
+void meet(World& world, std::size_t number, int rank, Request const& request) {
+    auto& meeting = world.meetings[number];
+    meeting[rank] = request;
+    if (static_cast<int>(meeting.size()) != world.size) {
+        return;
+    }
+    std::vector<Op> ops;
+    for (auto const& [other, running] : meeting) {
+        if (running->is_lost || !running->op.fits(request->op)) {
+            return; // for ever
+        }
+        ops.push_back(running->op);
+    }
+    check_places(ops);
+    run_collective(ops);
+    for (auto const& [other, running] : meeting) {
+        running->is_done = true;
+    }
+    world.meetings.erase(number);
+}
+void meet_message(World& world, int rank, Request const& request) {
+    bool const sends = request->op.kind == Kind::send;
+    std::pair const way{sends ? rank : request->op.peer, sends ? request->op.peer : rank};
+    (sends ? world.sends : world.receives)[way].push_back(request);
+    auto& from = world.sends[way];
+    auto& to = world.receives[way];
+    while (!from.empty() && !to.empty()) {
+        Running& sent = *from.front();
+        Running& received = *to.front();
+        if (sent.is_lost || received.is_lost || sent.op.count != received.op.count ||
+            sent.op.type != received.op.type) {
+            return; // for ever
+        }
+        std::memmove(received.op.out, sent.op.in, sent.op.count * size_of(sent.op.type));
+        sent.is_done = received.is_done = true;
+        from.pop_front();
+        to.pop_front();
+    }
+}
+/// A kernel: all operations of a launch at once.
+void run(Member& member, std::vector<Op> const& ops, std::vector<std::size_t> const& numbers) {
+    std::unique_lock lock{mutex()};
+    std::vector<Request> requests;
+    for (std::size_t k = 0; k < ops.size() && !member.is_ended; ++k) {
+        requests.push_back(std::make_shared<Running>(Running{ops[k]}));
+        if (ops[k].is_message()) {
+            meet_message(*member.world, member.rank, requests.back());
+        } else {
+            meet(*member.world, numbers[k], member.rank, requests.back());
+        }
+    }
+    changed().notify_all();
+    changed().wait(lock, [&] {
+        return member.is_ended || std::all_of(requests.begin(), requests.end(), [](auto const& r) {
+                   return r->is_done;
+               });
+    });
+    for (auto const& request : requests) {
+        request->is_lost = !request->is_done;
+    }
+    --member.running;
+    changed().notify_all();
+}
+/// @pre mutex() is locked
+std::vector<std::size_t> next_numbers(Member& member, std::vector<Op> const& ops) {
+    std::vector<std::size_t> numbers;
+    for (Op const& op : ops) {
+        numbers.push_back(op.is_message() ? 0 : member.collectives++);
+    }
+    return numbers;
+}
+/// Where the stream captures, the operations get their numbers at each launch of the graph. A graph
+/// of one capture fits only those of the same capture on the other ranks, as NCCL demands.
+/// @pre mutex() is locked
+bool capture(std::shared_ptr<Member> const& member, std::vector<Op> ops) {
+    for (Op& op : ops) {
+        op.capture = member->captured + 1;
+    }
+    auto const has = fake_cuda::capture(ops[0].stream, [member, ops, alive = member->graphs] {
+        std::lock_guard const lock{mutex()};
+        ++member->running;
+        return [member, ops, numbers = next_numbers(*member, ops)] { run(*member, ops, numbers); };
+    });
+    member->captured += has ? 1 : 0;
+    return has;
+}
+
+} // namespace
+
+ncclResult_t launch(std::unique_lock<std::mutex>& lock, std::vector<Op> const& ops) {
+    std::shared_ptr<Member> const member = ops[0].member;
+    return start(lock, *member, [member, ops] {
+        if (capture(member, ops)) {
+            return true;
+        }
+        ++member->running;
+        try {
+            auto const numbers = next_numbers(*member, ops);
+            fake_cuda::enqueue(ops[0].stream, [member, ops, numbers] {
+                run(*member, ops, numbers);
+            });
+        } catch (std::invalid_argument const&) {
+            --member->running;
+            member->error = ncclUnhandledCudaError;
+            member->text = "invalid resource handle";
+        }
+        return member->error == ncclSuccess;
+    });
+}
+
+} // namespace joinable_tests::fake_nccl

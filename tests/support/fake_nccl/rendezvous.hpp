@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <mutex>
+#include <vector>
+
+#include <nccl.h>
+#include <support/fake_nccl/world.hpp>
+
+/// @file
+/// Where ranks meet: what is launched waits on its stream until all ranks have come, and runs then.
+
+namespace joinable_tests::fake_nccl {
+
+/// As one kernel, on the stream of the first; or as a node of the graph that this captures.
+/// @pre mutex() is locked
+[[nodiscard]] ncclResult_t launch(std::unique_lock<std::mutex>& lock, std::vector<Op> const& ops);
+
+} // namespace joinable_tests::fake_nccl

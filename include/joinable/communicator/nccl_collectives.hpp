@@ -65,7 +65,7 @@ public:
     /// Local. Zeroed memory of the device, from NCCL's allocator: what register_arena() takes. Where
     /// that has none it is the device's own. An arena may outlive the communicator. Where it goes
     /// first, that makes the host wait for all collectives that are under way, up to the deadline; while
-    /// unwinding it aborts them.
+    /// unwinding it aborts them. A CapturedStep that uses it goes before it.
     /// @throws ContractViolation  alignment is no power of two. @throws CommunicationError  the
     ///         device has no room.
     [[nodiscard]] Arena

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <joinable/participant/captured_step.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -13,9 +14,11 @@
 
 #include <doctest/doctest.h>
 #include <support/fake_cuda/fake_cuda.hpp>
+#include <support/fake_nccl/memory.hpp>
 #include <support/nccl_ranks.hpp>
 #include <support/wait_until.hpp>
 
+#include <joinable/communicator/arena.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/nccl_graphs.hpp>
 #include <joinable/participant/action.hpp>
@@ -325,6 +328,67 @@ TEST_CASE("a rank that never launches the graph is told of by the deadline") {
             }
         }
     );
+    check_nothing_is_left();
+}
+
+/// A graph of an all-reduce, which the end of its communicator destroys.
+class KeptGraph final : public joinable::detail::HoldsNcclKernels {
+public:
+    void capture(NcclCommunicator& comm, joinable::Buffer buffer) {
+        joinable::detail::NcclGraph{comm}.rank().hold(*this);
+        ncclComm_t const handle = comm.native_handle();
+        cuda(cudaStreamBeginCapture(comm.stream(), cudaStreamCaptureModeRelaxed));
+        ncclResult_t state = ncclAllReduce(
+            buffer.data, buffer.data, buffer.count, ncclFloat32, ncclSum, handle, comm.stream()
+        );
+        while (state == ncclInProgress) {
+            REQUIRE(ncclCommGetAsyncError(handle, &state) == ncclSuccess);
+        }
+        CHECK(state == ncclSuccess);
+        cuda(cudaStreamEndCapture(comm.stream(), &graph_));
+        cuda(cudaGraphInstantiateWithFlags(&executable_, graph_, 0));
+    }
+    void run(cudaStream_t stream) {
+        cuda(cudaGraphLaunch(executable_, stream));
+        cuda(cudaStreamSynchronize(stream));
+    }
+    [[nodiscard]] bool is_captured() const noexcept { return executable_ != nullptr; }
+    void let_go() noexcept override {
+        if (is_captured()) {
+            static_cast<void>(cudaGraphExecDestroy(std::exchange(executable_, nullptr)));
+            static_cast<void>(cudaGraphDestroy(graph_));
+        }
+    }
+
+private:
+    cudaGraph_t graph_ = nullptr;
+    cudaGraphExec_t executable_ = nullptr;
+};
+
+TEST_CASE("a communicator has graphs let its kernels go before the windows that these use") {
+    std::size_t const before = fake_nccl::registered_collectives();
+    run_ranks({1, 2, 3, 4, 8}, [](joinable::ThreadCommunicator& hosts) {
+        cuda(cudaSetDevice(hosts.rank()));
+        Stream const stream;
+        joinable::Arena arena;
+        KeptGraph graph;
+        {
+            joinable::NcclOptions options{.deadline = std::chrono::seconds{60}};
+            options.stream = static_cast<cudaStream_t>(stream);
+            NcclCommunicator comm{hosts, options};
+            arena = comm.allocate(3 * sizeof(float));
+            CHECK(comm.register_arena(arena));
+            auto* const numbers = reinterpret_cast<float*>(arena.data());
+            std::fill_n(numbers, 3, static_cast<float>(comm.rank() + 1));
+            graph.capture(comm, {numbers, 3, joinable::DType::f32});
+            graph.run(comm.stream());
+            int const total = comm.size() * (comm.size() + 1) / 2;
+            CHECK(std::vector(numbers, numbers + 3) == std::vector(3, static_cast<float>(total)));
+        }
+        CHECK_FALSE(graph.is_captured());
+    });
+    CHECK(fake_nccl::registered_collectives() == before + 5); // one of each size
+    CHECK(fake_nccl::live_registrations() == 0);
     check_nothing_is_left();
 }
 

@@ -32,7 +32,9 @@ std::atomic<std::uint64_t> ids{0};
 /// NCCL waits for that, without end.
 /// @pre mutex() is locked
 void require_no_graphs(Member const& member, char const* function) {
-    if (member.graphs.use_count() > 1) {
+    if (std::any_of(member.nodes.begin(), member.nodes.end(), [](auto const& node) {
+            return !node.expired();
+        })) {
         die(std::string{function} + " was called while a CUDA graph has the communicator's kernels"
         );
     }

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
+#include <algorithm>
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -61,6 +62,19 @@ Place place_of(Member const& member, void const* address) {
     return window == nullptr
                ? no_place
                : Place{window->number, static_cast<std::byte const*>(address) - window->data};
+}
+
+/// Whether a graph that is alive has operations of the rank in a window.
+bool is_in_graph(Member const& member, ncclWindow_t window) {
+    for (auto const& node : member.nodes) {
+        auto const ops = node.lock();
+        if (ops && std::any_of(ops->begin(), ops->end(), [&](Op const& op) {
+                return window_of(member, op.in) == window || window_of(member, op.out) == window;
+            })) {
+            return true;
+        }
+    }
+    return false;
 }
 
 } // namespace
@@ -188,6 +202,9 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
         }
         if (member.running != 0) {
             die("a window is deregistered while collectives are under way");
+        }
+        if (is_in_graph(member, window)) {
+            die("a window is deregistered that kernels in a CUDA graph use");
         }
         if (memory().windows.erase(window) == 0 || window->world != member.world.get() ||
             window->rank != member.rank) {

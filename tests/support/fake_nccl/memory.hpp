@@ -9,7 +9,8 @@
 /// - In a collective, ranks give the same offset in the same window, or all give none: else the
 ///   program ends with a message.
 /// - So it does when memory is freed that is registered, or was freed; when a handle is destroyed that
-///   has windows (an abort ends them), or a window goes while collectives are under way.
+///   has windows (an abort ends them), or a window goes while collectives are under way, or a CUDA graph
+///   has such that use it.
 namespace joinable_tests::fake_nccl {
 
 /// Of ncclMemAlloc, not freed.

@@ -99,12 +99,19 @@ bool capture(std::shared_ptr<Member> const& member, std::vector<Op> ops) {
     for (Op& op : ops) {
         op.capture = member->captured + 1;
     }
-    auto const has = fake_cuda::capture(ops[0].stream, [member, ops, alive = member->graphs] {
+    auto const node = std::make_shared<std::vector<Op> const>(std::move(ops));
+    auto const has = fake_cuda::capture(node->front().stream, [member, node] {
         std::lock_guard const lock{mutex()};
         ++member->running;
-        return [member, ops, numbers = next_numbers(*member, ops)] { run(*member, ops, numbers); };
+        // A copy: what runs does not keep the node alive.
+        return [member, ops = *node, numbers = next_numbers(*member, *node)] {
+            run(*member, ops, numbers);
+        };
     });
-    member->captured += has ? 1 : 0;
+    if (has) {
+        ++member->captured;
+        member->nodes.push_back(node);
+    }
     return has;
 }
 

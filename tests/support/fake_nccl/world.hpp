@@ -90,10 +90,11 @@ struct Member {
         double value;
         void const* scalar; ///< where it is read later; null: now
     };
-    std::map<int, Factor> factors;                          ///< of operators that are alive
-    int operators = 0;                                      ///< that ever were
-    std::size_t captured = 0;                               ///< operations, in graphs
-    std::shared_ptr<int> graphs = std::make_shared<int>(0); ///< each node of a graph refers to it
+    std::map<int, Factor> factors; ///< of operators that are alive
+    int operators = 0;             ///< that ever were
+    std::size_t captured = 0;      ///< operations, in graphs
+    /// Of each node of a graph that is alive, what it runs.
+    std::vector<std::weak_ptr<std::vector<Op> const>> nodes;
 };
 
 } // namespace joinable_tests::fake_nccl

@@ -98,12 +98,14 @@ public:
         return true;
     }
 
-    /// Before the handle ends, or is its owner's again. Waits for what is under way, up to the deadline.
+    /// Before the handle ends, or is its owner's again. Waits for what is under way, up to the deadline,
+    /// and has graphs let NCCL's kernels go: these may use what is registered.
     void deregister_all() noexcept {
         bool const has_any = std::any_of(segments_.begin(), segments_.end(), [](Segment* segment) {
             return segment->registration != nullptr;
         });
         if (has_any && finish()) {
+            rank_.let_go();
             for (Segment* const segment : segments_) {
                 deregister(*segment);
             }

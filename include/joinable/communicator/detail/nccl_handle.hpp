@@ -37,9 +37,10 @@ namespace joinable::inline v0::detail {
 }
 
 /// What has kernels of NCCL for later, in a CUDA graph: NCCL frees no handle as long as there are any,
-/// so they go before it.
+/// so they go before it, and before the windows that they use.
 class HoldsNcclKernels {
 public:
+    /// May be called again.
     virtual void let_go() noexcept = 0;
 
 protected:
@@ -72,6 +73,12 @@ public:
 
     void hold(HoldsNcclKernels& holder) { holders_.push_back(&holder); }
     void unhold(HoldsNcclKernels& holder) noexcept { std::erase(holders_, &holder); }
+    /// Before anything goes that NCCL's kernels use.
+    void let_go() noexcept {
+        for (HoldsNcclKernels* const holder : holders_) {
+            holder->let_go();
+        }
+    }
 
     [[nodiscard]] bool is_spent() const { return failure_ != nullptr || control_->is_spent(); }
 
@@ -154,11 +161,6 @@ public:
 protected:
     ~NcclHandle() = default;
 
-    void let_go() noexcept {
-        for (HoldsNcclKernels* const holder : holders_) {
-            holder->let_go();
-        }
-    }
     void set_device(int device) noexcept { device_ = device; }
     /// From here on there is none.
     [[nodiscard]] ncclComm_t give_up() noexcept { return std::exchange(comm_, nullptr); }

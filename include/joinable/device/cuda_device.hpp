@@ -90,7 +90,8 @@ public:
     [[nodiscard]] DeviceId id() const noexcept override { return {DeviceKind::cuda, index_}; }
 
     /// By cudaMalloc, not from a pool: it is asked for once, and what is registered with a transport
-    /// must not come from one. Blocks until it is zeroed.
+    /// must not come from one. Blocks until it is zeroed, and for nothing else: a stream may be behind
+    /// a collective to which a rank that has failed never comes.
     [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) override {
         detail::check_alignment(alignment);
         if (bytes == 0) {
@@ -105,8 +106,7 @@ public:
         void* data = block;
         std::align(alignment, bytes, data, space);
         Arena arena{static_cast<std::byte*>(data), bytes, &free_block, block};
-        detail::require_cuda(cudaMemsetAsync(data, 0, bytes, stream_), "cudaMemsetAsync");
-        detail::require_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+        clear(data, bytes);
         return arena;
     }
 
@@ -183,6 +183,19 @@ public:
     }
 
 private:
+    /// On a stream that waits for no other. @pre the device is the current one
+    static void clear(void* data, std::size_t bytes) {
+        cudaStream_t made = nullptr;
+        detail::require_cuda(
+            cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"
+        );
+        std::unique_ptr<CUstream_st, decltype(&destroy_stream)> const stream{made, &destroy_stream};
+        detail::require_cuda(cudaMemsetAsync(data, 0, bytes, made), "cudaMemsetAsync");
+        detail::require_cuda(cudaStreamSynchronize(made), "cudaStreamSynchronize");
+    }
+    static void destroy_stream(cudaStream_t stream) noexcept {
+        static_cast<void>(cudaStreamDestroy(stream));
+    }
     static void free_block(void* block, std::byte*, std::size_t) noexcept {
         static_cast<void>(cudaFree(block));
     }

@@ -173,6 +173,19 @@ TEST_CASE("arenas are zeroed, aligned and outlive their device") {
     CHECK(fake::live_allocations() == 0);
 }
 
+TEST_CASE("an arena is given, zeroed, while the device's stream is stuck") {
+    Fixture f;
+    std::atomic<bool> is_open{false};
+    fake::enqueue(f.device.stream(), [&] { is_open.wait(false); });
+    Arena const arena = f.device.allocate(64, 64);
+    for (std::size_t i = 0; i < arena.bytes(); ++i) {
+        CHECK(arena.data()[i] == std::byte{0});
+    }
+    CHECK_FALSE(fake::is_idle(f.device.stream()));
+    is_open = true;
+    is_open.notify_all();
+}
+
 TEST_CASE("what the runtime refuses is an error that names the call, and is not left for others") {
     Fixture f;
     auto const text_of = [](auto const& work) -> std::string {
@@ -188,9 +201,15 @@ TEST_CASE("what the runtime refuses is an error that names the call, and is not 
               (void)f.device.allocate(8, 8);
           }) == "cudaMalloc failed: cudaErrorMemoryAllocation, out of memory");
     CHECK(cudaGetLastError() == cudaSuccess);
-    fake::fail_next(cudaErrorIllegalAddress, 2); // after zeroing, memory goes back
-    CHECK(text_of([&] { (void)f.device.allocate(8, 8); }).find("cudaMemsetAsync") == 0);
-    CHECK(fake::live_allocations() == 0);
+    std::size_t const streams = fake::live_streams();
+    std::size_t later = 2; // memory goes back, whatever fails after it was given
+    for (char const* const call :
+         {"cudaStreamCreateWithFlags", "cudaMemsetAsync", "cudaStreamSynchronize"}) {
+        fake::fail_next(cudaErrorIllegalAddress, later++);
+        CHECK(text_of([&] { (void)f.device.allocate(8, 8); }).find(call) == 0);
+        CHECK(fake::live_allocations() == 0);
+        CHECK(fake::live_streams() == streams);
+    }
     fake::fail_next(cudaErrorMemoryAllocation, 2);
     CHECK(text_of([&] { f.device.submit(); }).find("cudaEventCreateWithFlags") == 0);
     CHECK(fake::live_events() == 0);

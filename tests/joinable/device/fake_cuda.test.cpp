@@ -239,6 +239,33 @@ TEST_CASE("each operation takes as long as it is told to") {
     fake::drain();
 }
 
+TEST_CASE("the time between two events is known when a stream has come to both") {
+    cudaStream_t const stream = make_stream();
+    cudaEvent_t const start = make_event();
+    cudaEvent_t const end = make_event();
+    float milliseconds = -1;
+    CHECK(cudaEventElapsedTime(&milliseconds, start, end) == cudaErrorInvalidResourceHandle);
+    Gate gate;
+    CHECK(cudaEventRecord(start, stream) == cudaSuccess);
+    gate.hold(stream);
+    CHECK(cudaEventRecord(end, stream) == cudaSuccess);
+    CHECK(cudaEventSynchronize(start) == cudaSuccess);
+    CHECK(cudaEventElapsedTime(&milliseconds, start, end) == cudaErrorNotReady);
+    auto const begun = std::chrono::steady_clock::now();
+    std::this_thread::sleep_for(std::chrono::milliseconds{2});
+    auto const least = std::chrono::steady_clock::now() - begun;
+    gate.open();
+    CHECK(cudaEventSynchronize(end) == cudaSuccess);
+    CHECK(cudaEventElapsedTime(&milliseconds, start, end) == cudaSuccess);
+    CHECK(milliseconds >= std::chrono::duration<float, std::milli>{least}.count());
+    CHECK(cudaEventElapsedTime(&milliseconds, end, start) == cudaSuccess);
+    CHECK(milliseconds < 0);
+    cudaEventDestroy(start);
+    cudaEventDestroy(end);
+    cudaStreamDestroy(stream);
+    cudaGetLastError();
+}
+
 TEST_CASE("devices are as many as a test says, and a stream and its events are of one") {
     int count = 0;
     CHECK(cudaGetDeviceCount(&count) == cudaSuccess);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
+#include <chrono>
 #include <memory>
 #include <mutex>
+#include <ratio>
 #include <utility>
 
 #include <cuda_runtime_api.h>
@@ -97,6 +99,25 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
         if (record) {
             record->wait();
         }
+        return cudaSuccess;
+    });
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
+    return call("cudaEventElapsedTime", [&]() -> cudaError_t {
+        std::shared_ptr<Milestone> first;
+        std::shared_ptr<Milestone> last;
+        for (auto const& [event, record] : {std::pair{start, &first}, std::pair{end, &last}}) {
+            if (auto const error = last_record(event, *record); error != cudaSuccess) {
+                return error;
+            }
+            if (!*record) {
+                return cudaErrorInvalidResourceHandle;
+            }
+        }
+        if (!first->is_reached() || !last->is_reached()) {
+            return cudaErrorNotReady;
+        }
+        *milliseconds = std::chrono::duration<float, std::milli>{last->at() - first->at()}.count();
         return cudaSuccess;
     });
 }

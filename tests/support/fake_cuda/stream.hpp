@@ -29,6 +29,7 @@ public:
         {
             std::lock_guard const lock{mutex_};
             is_reached_ = true;
+            at_ = std::chrono::steady_clock::now();
         }
         changed_.notify_all();
     }
@@ -40,11 +41,17 @@ public:
         std::unique_lock lock{mutex_};
         changed_.wait(lock, [this] { return is_reached_; });
     }
+    /// @pre is_reached()
+    std::chrono::steady_clock::time_point at() {
+        std::lock_guard const lock{mutex_};
+        return at_;
+    }
 
 private:
     std::mutex mutex_;
     std::condition_variable changed_;
     bool is_reached_ = false;
+    std::chrono::steady_clock::time_point at_;
 };
 
 } // namespace joinable_tests::fake_cuda

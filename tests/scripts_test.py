@@ -138,5 +138,28 @@ class Budget(Copy):
         self.assertIn("<regex> is reached, but must not be", output)
 
 
+class Gpu(unittest.TestCase):
+    def test_a_machine_without_what_it_needs_is_told_so_and_nothing_fails(self):
+        def run(gpus, *arguments):
+            with tempfile.TemporaryDirectory() as folder:
+                query = pathlib.Path(folder) / "nvidia-smi"
+                query.write_text(f"#!/bin/sh\necho '{gpus}'\n", encoding="utf-8")
+                query.chmod(0o755)
+                result = subprocess.run(
+                    ["bash", ROOT / "tests/gpu.sh", *arguments],
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+                    env={"PATH": f"{folder}:/usr/bin:/bin", "CUDA_HOME": folder, "CXX": "no-compiler"},
+                )
+                return result.returncode, result.stdout
+
+        status, output = run("")
+        self.assertEqual(status, 0, output)
+        self.assertIn("skipped: there is no NVIDIA GPU here", output)
+        status, output = run("GPU 0: of a test")
+        self.assertEqual(status, 0, output)  # whichever of the two is missing first
+        self.assertRegex(output, "skipped: (nvcc|no-compiler) is not here")
+        self.assertEqual(run("", "--fast")[0], 2)
+
+
 if __name__ == "__main__":
     unittest.main()

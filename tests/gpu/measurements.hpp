@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+// What our layers cost on a GPU beside the calls below them. Both are measured in turn, round by round;
+// printed are medians, and medians of the ratios within a round. Rank 0 prints.
+
+#include <cstdio>
+#include <memory>
+
+#include <gpu/common.hpp>
+
+namespace joinable_gpu {
+
+/// Microseconds of one call.
+struct Times {
+    double gpu;  ///< between two events on its stream
+    double host; ///< until the host could go on
+};
+
+class Event {
+public:
+    Event() { cuda(cudaEventCreateWithFlags(&event_, cudaEventDefault)); }
+    Event(Event const&) = delete;
+    Event& operator=(Event const&) = delete;
+    ~Event() { cudaEventDestroy(event_); }
+    operator cudaEvent_t() const noexcept { return event_; }
+
+private:
+    cudaEvent_t event_ = nullptr;
+};
+
+/// Runs `call()`, which leaves work on the stream, `calls` times. All ranks begin together.
+template <class Hosts, class Call>
+Times time_calls(Rank<Hosts>& rank, cudaStream_t stream, int calls, Call const& call) {
+    Event const start;
+    Event const stop;
+    rank.comm.synchronize();
+    rank.comm.barrier();
+    cuda(cudaEventRecord(start, stream));
+    auto const begun = std::chrono::steady_clock::now();
+    for (int i = 0; i < calls; ++i) {
+        call();
+    }
+    std::chrono::duration<double, std::micro> const host = std::chrono::steady_clock::now() - begun;
+    cuda(cudaEventRecord(stop, stream));
+    rank.comm.synchronize();
+    cuda(cudaEventSynchronize(stop));
+    float milliseconds = 0;
+    cuda(cudaEventElapsedTime(&milliseconds, start, stop));
+    return {1000.0 * milliseconds / calls, host.count() / calls};
+}
+
+/// How many calls make 20 ms, by rank 0's clock, up to 50: what NCCL's queue takes without a wait.
+/// None, where the rounds would take longer than `most`.
+template <class Hosts>
+int calls_for(Rank<Hosts>& rank, double microseconds, int rounds, double most_seconds = 12) {
+    std::uint64_t calls = 0;
+    if (2e-6 * microseconds * rounds < most_seconds) {
+        calls = static_cast<std::uint64_t>(std::clamp(20'000 / (microseconds + 1), 1.0, 50.0));
+    }
+    rank.hosts.broadcast({&calls, 1, joinable::DType::u64}, 0).wait();
+    return static_cast<int>(calls);
+}
+
+[[nodiscard]] inline char const* verdict(bool is_met) {
+    return is_met ? "met" : "missed";
+}
+
+/// NCCL's own call, as a program makes it that waits for no other rank: until it is launched.
+inline void raw_all_reduce(joinable::NcclCommunicator& comm, void* data, std::size_t count) {
+    ncclComm_t const handle = comm.native_handle();
+    ncclResult_t state =
+        ncclAllReduce(data, data, count, ncclFloat, ncclSum, handle, comm.stream());
+    while (state == ncclInProgress) {
+        expect(ncclCommGetAsyncError(handle, &state) == ncclSuccess, "ncclCommGetAsyncError");
+    }
+    expect(state == ncclSuccess, "ncclAllReduce");
+}
+
+template <class Hosts>
+void measure_all_reduce(Rank<Hosts>& rank, std::vector<std::size_t> const& sizes, int rounds) {
+    bool const prints = rank.hosts.rank() == 0;
+    if (prints) {
+        std::printf(
+            "all_reduce of f32 in place, %d ranks, microseconds; aims: ratio 1.01 from 1 MiB, 2 us "
+            "of "
+            "the host\n%10s %12s %8s %12s %12s %8s  aims\n",
+            rank.hosts.size(),
+            "bytes",
+            "NCCL",
+            "ratio",
+            "NCCL's host",
+            "ours more",
+            "calls"
+        );
+    }
+    for (std::size_t const bytes : sizes) {
+        DeviceArray<float> const array{std::vector<float>(bytes / sizeof(float)), rank.stream};
+        auto const raw = [&] {
+            raw_all_reduce(rank.comm, array.buffer().data, array.buffer().count);
+        };
+        auto const ours = [&] {
+            rank.comm.all_reduce(array.buffer(), joinable::ReduceOp::sum).wait();
+        };
+        (void)time_calls(rank, rank.comm.stream(), 2, raw);
+        (void)time_calls(rank, rank.stream, 2, ours);
+        auto const once = time_calls(rank, rank.comm.stream(), 2, raw);
+        int const calls = calls_for(rank, once.gpu, rounds);
+        if (calls == 0) {
+            if (prints) {
+                std::printf("%10zu skipped: a call takes %.2f s\n", bytes, 1e-6 * once.gpu);
+            }
+            continue;
+        }
+        std::vector<double> gpu;
+        std::vector<double> ratio;
+        std::vector<double> host;
+        std::vector<double> more;
+        for (int round = 0; round < rounds; ++round) {
+            Times const r = time_calls(rank, rank.comm.stream(), calls, raw);
+            Times const o = time_calls(rank, rank.stream, calls, ours);
+            gpu.push_back(r.gpu);
+            ratio.push_back(o.gpu / r.gpu);
+            host.push_back(r.host);
+            more.push_back(o.host - r.host);
+        }
+        if (prints) {
+            bool const is_large = bytes >= std::size_t{1} << 20U && rank.hosts.size() > 1;
+            std::printf(
+                "%10zu %12.2f %8.3f %12.2f %12.2f %8d  %s%s\n",
+                bytes,
+                median(gpu),
+                median(ratio),
+                median(host),
+                median(more),
+                calls,
+                is_large ? (median(ratio) < 1.01 ? "met, " : "missed, ") : "",
+                verdict(median(more) < 2)
+            );
+        }
+    }
+}
+
+/// Many tensors into one place, scaled, and back, beside one copy of as many bytes.
+template <class Hosts>
+void measure_packing(Rank<Hosts>& rank, std::size_t tensors, std::size_t bytes_each, int rounds) {
+    std::size_t const count = bytes_each / sizeof(float);
+    DeviceArray<float> const from{std::vector<float>(tensors * count), rank.stream};
+    DeviceArray<float> const to{std::vector<float>(tensors * count), rank.stream};
+    auto const views = [&](DeviceArray<float> const& array) {
+        std::vector<joinable::AnyView> parts;
+        for (std::size_t i = 0; i < tensors; ++i) {
+            parts.emplace_back(
+                array.part(i * count, count).data,
+                joinable::DType::f32,
+                joinable::Shape{count},
+                joinable::Shape{1},
+                joinable::DeviceId{joinable::DeviceKind::cuda, rank.device}
+            );
+        }
+        return parts;
+    };
+    auto const sources = views(from);
+    auto const targets = views(to);
+    joinable::CudaDevice& device = rank.comm.device_memory();
+    auto const copy = [&] {
+        cuda(cudaMemcpyAsync(
+            to.buffer().data,
+            from.buffer().data,
+            from.buffer().bytes(),
+            cudaMemcpyDeviceToDevice,
+            rank.stream
+        ));
+    };
+    auto const move = [&](auto const& out, auto const& in, double factor) {
+        for (std::size_t i = 0; i < tensors; ++i) {
+            device.scale_copy(out[i], factor, in[i]);
+        }
+        device.submit();
+    };
+    std::vector<double> copied;
+    std::vector<double> packed;
+    std::vector<double> unpacked;
+    for (int round = -1; round < rounds; ++round) {
+        double const c = time_calls(rank, rank.stream, 10, copy).gpu;
+        double const p =
+            time_calls(rank, rank.stream, 10, [&] { move(sources, targets, 0.5); }).gpu;
+        double const u = time_calls(rank, rank.stream, 10, [&] { move(targets, sources, 1); }).gpu;
+        if (round >= 0) { // the first one warms up
+            copied.push_back(c);
+            packed.push_back(c / p);
+            unpacked.push_back(c / u);
+        }
+    }
+    if (rank.hosts.rank() == 0) {
+        std::printf(
+            "%6zu x %8zu B: one copy %.1f us (%.0f GB/s), of its bandwidth packed %.2f, unpacked "
+            "%.2f, "
+            "aim 0.9 %s\n",
+            tensors,
+            bytes_each,
+            median(copied),
+            2e-3 * static_cast<double>(tensors * bytes_each) / median(copied),
+            median(packed),
+            median(unpacked),
+            verdict(median(packed) >= 0.9 && median(unpacked) >= 0.9)
+        );
+    }
+}
+
+/// A replica whose backward pass copies gradients into place: what an iteration costs beside it is ours.
+template <class Hosts>
+class Replica {
+public:
+    Replica(Rank<Hosts>& rank, std::size_t layers, std::size_t width, bool views)
+        : rank_{rank}, source_{std::vector<float>(width * width), rank.stream} {
+        for (std::size_t layer = 0; layer < layers; ++layer) {
+            params_.emplace_back(joinable::DType::f32, width * width, rank.device);
+        }
+        joinable::DataParallelOptions options;
+        options.gradient_as_bucket_view = views;
+        options.sync_at_end = false;
+        ddp_ = std::make_unique<Parallel>(rank.comm, params_, options);
+    }
+
+    template <class Ready>
+    void backward(Ready const& ready) {
+        for (std::size_t i = params_.size(); i-- > 0;) {
+            cuda(cudaMemcpyAsync(
+                params_[i].grad.data(),
+                source_.buffer().data,
+                source_.buffer().bytes(),
+                cudaMemcpyDeviceToDevice,
+                rank_.stream
+            ));
+            ready(i);
+        }
+    }
+    void iterate() {
+        ddp_->forward([] {});
+        ddp_->backward([this](auto ready) { this->backward(ready); });
+    }
+    [[nodiscard]] auto& ddp() { return *ddp_; }
+
+private:
+    using Parallel = joinable::DistributedDataParallel<joinable::NcclCommunicator>;
+
+    Rank<Hosts>& rank_;
+    DeviceArray<float> source_;
+    std::vector<Param> params_;
+    std::unique_ptr<Parallel> ddp_;
+};
+
+/// What an iteration takes longer than its passes alone; also in a guard, which adds roll calls of the
+/// hosts and nothing on the GPU.
+template <class Hosts>
+void measure_iteration(Rank<Hosts>& rank, std::size_t layers, std::size_t width, int rounds) {
+    Replica<Hosts> copies{rank, layers, width, false};
+    Replica<Hosts> views{rank, layers, width, true};
+    auto const alone = [&] { views.backward([](std::size_t) {}); };
+    std::vector<std::vector<double>> exposed(3); // copies, views, views in a guard
+    std::vector<double> passes;
+    std::vector<double> more_of_host;
+    int calls = 2;
+    for (int round = -2; round < rounds; ++round) {
+        double const a = time_calls(rank, rank.stream, calls, alone).gpu;
+        Times const c = time_calls(rank, rank.stream, calls, [&] { copies.iterate(); });
+        Times const v = time_calls(rank, rank.stream, calls, [&] { views.iterate(); });
+        joinable::Join guard{joinable::participants(views.ddp()), joinable::control(rank.hosts)};
+        Times const g = time_calls(rank, rank.stream, calls, [&] { views.iterate(); });
+        (void)guard.finish();
+        if (round < 0) { // they warm up, and buckets are cut
+            calls = std::max(1, calls_for(rank, c.gpu, 4 * rounds, 60));
+            continue;
+        }
+        passes.push_back(a);
+        exposed[0].push_back(c.gpu - a);
+        exposed[1].push_back(v.gpu - a);
+        exposed[2].push_back(g.gpu - a);
+        more_of_host.push_back(g.host - v.host);
+    }
+    if (rank.hosts.rank() == 0) {
+        std::printf(
+            "joinable: %zu gradients, %.1f million numbers, %d ranks: exposed us: copies %.1f, "
+            "views "
+            "%.1f, views in a guard %.1f (of the host %.2f more); the passes alone %.1f\n",
+            layers,
+            1e-6 * static_cast<double>(layers * width * width),
+            rank.hosts.size(),
+            median(exposed[0]),
+            median(exposed[1]),
+            median(exposed[2]),
+            median(more_of_host),
+            median(passes)
+        );
+    }
+}
+
+} // namespace joinable_gpu

@@ -21,6 +21,11 @@ namespace joinable_tests::fake_nccl {
 
 namespace {
 
+/// Its rank has ended, though its stream may not have found that out yet: it takes part no more.
+bool is_lost(Running const& running) {
+    return running.is_lost || running.op.member->is_ended;
+}
+
 void meet(World& world, std::size_t number, int rank, Request const& request) {
     auto& meeting = world.meetings[number];
     meeting[rank] = request;
@@ -29,7 +34,7 @@ void meet(World& world, std::size_t number, int rank, Request const& request) {
     }
     std::vector<Op> ops;
     for (auto const& [other, running] : meeting) {
-        if (running->is_lost || !running->op.fits(request->op)) {
+        if (is_lost(*running) || !running->op.fits(request->op)) {
             return; // for ever
         }
         ops.push_back(running->op);
@@ -50,7 +55,7 @@ void meet_message(World& world, int rank, Request const& request) {
     while (!from.empty() && !to.empty()) {
         Running& sent = *from.front();
         Running& received = *to.front();
-        if (sent.is_lost || received.is_lost || sent.op.count != received.op.count ||
+        if (is_lost(sent) || is_lost(received) || sent.op.count != received.op.count ||
             sent.op.type != received.op.type) {
             return; // for ever
         }

@@ -213,6 +213,9 @@ TEST_CASE("a thread that computes for its rank leaves slices to it") {
 TEST_CASE("a rank that does not come for its slices is named by all others at the deadline") {
     for (int const slices : {0, 1}) {
         Shared<std::atomic<int>> waiting;
+        Shared<std::atomic<int>> stopped;
+        Shared<std::atomic<int>> turns;
+        Shared<std::atomic<int>> heard;
         Shared<std::atomic<int>> named;
         Shared<std::array<char, 200>> text;
         try {
@@ -226,9 +229,16 @@ TEST_CASE("a rank that does not come for its slices is named by all others at th
                         CHECK(!work.test()); // its first slices are there
                     }
                     comm.set_deadline(std::chrono::milliseconds{100});
+                    *stopped = 1;
                     std::raise(SIGSTOP);
                 }
-                if (comm.rank() == 0) {
+                wait_until(*stopped, 1);
+                for (int turn = 1; turn <= 4; ++turn) { // as far as both get without it
+                    CHECK(!work.test());
+                    ++*turns;
+                    wait_until([&] { return *turns >= 2 * turn; });
+                }
+                if (comm.rank() == 0) { // gives up
                     comm.set_deadline(std::chrono::milliseconds{200});
                 }
                 try {
@@ -239,7 +249,8 @@ TEST_CASE("a rank that does not come for its slices is named by all others at th
                         std::snprintf(text->data(), text->size(), "%s", error.what());
                     }
                     comm.set_deadline(std::chrono::milliseconds{100});
-                    wait_until(*named, 2);
+                    ++*heard;
+                    wait_until(*heard, 2);
                     throw;
                 }
             });

@@ -9040,6 +9040,26 @@ Action(Comm&, Act, Shadow) -> Action<Act, Shadow, Comm>;
 
 } // namespace joinable::inline v0
 
+// ---- joinable/detail/scoped_flag.hpp
+
+namespace joinable::inline v0::detail {
+
+/// As long as it lives a flag has another value; then that of before.
+class ScopedFlag {
+public:
+    ScopedFlag(bool& flag, bool value) noexcept
+        : flag_{flag}, before_{std::exchange(flag, value)} {}
+    ScopedFlag(ScopedFlag const&) = delete;
+    ScopedFlag& operator=(ScopedFlag const&) = delete;
+    ~ScopedFlag() { flag_ = before_; }
+
+private:
+    bool& flag_;
+    bool before_;
+};
+
+} // namespace joinable::inline v0::detail
+
 // ---- joinable/participant/averaging.hpp
 
 namespace joinable::inline v0 {
@@ -9591,18 +9611,7 @@ public:
     /// Rounds that open while the result lives do not sync: gradients accumulate. Under next() and
     /// iterate() say {.will_sync = false} there instead. The same on all ranks. Local.
     [[nodiscard("rounds sync again when what no_sync() returns is gone")]] auto no_sync() noexcept {
-        class Scope {
-        public:
-            explicit Scope(bool& flag) noexcept : flag_{flag}, before_{std::exchange(flag, true)} {}
-            Scope(Scope const&) = delete;
-            Scope& operator=(Scope const&) = delete;
-            ~Scope() { flag_ = before_; }
-
-        private:
-            bool& flag_;
-            bool before_;
-        };
-        return Scope{is_inside_no_sync_};
+        return detail::ScopedFlag{is_inside_no_sync_, true};
     }
 
     /// Goes through a round without this rank's batch, because it failed (out of memory, a bad
@@ -9665,18 +9674,15 @@ public:
 
         Hook(DistributedDataParallel& ddp, bool divides_by_initial_world_size) noexcept
             : ddp_{ddp},
-              before_{std::exchange(
+              divides_{
                   ddp.averaging_.divides_by_initial_world_size, divides_by_initial_world_size
-              )} {
+              } {
             ddp.stage_ = Stage::idle; // whatever an earlier guard left open
             ddp.is_weighted_ = {};
         }
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
-        ~Hook() {
-            ddp_.averaging_.divides_by_initial_world_size = before_;
-            ddp_.is_weighted_ = {};
-        }
+        ~Hook() { ddp_.is_weighted_ = {}; }
 
         void main_hook(Round const& round) {
             if (round.phase() != Phase::train) {
@@ -9701,7 +9707,7 @@ public:
 
     private:
         DistributedDataParallel& ddp_;
-        bool before_;
+        detail::ScopedFlag divides_; ///< as the guard asks for
     };
 
     using join_keywords = keywords<divide_by_initial_world_size_t>;
@@ -13088,19 +13094,20 @@ private:
         bool const has_ring = board.line(rank, sequence_).payload[ArrivalLine::ring] != 0;
         return has_ring ? (std::min)(count_, taken_ + tuning::slices_per_ring) : count_;
     }
-    [[nodiscard]] std::uint64_t lent_by_all(Board& board) const noexcept {
+    /// Of a number that each rank tells.
+    [[nodiscard]] std::uint64_t
+    least(Board& board, std::atomic<std::uint64_t> ChunkProgress::* told) const noexcept {
         std::uint64_t least = count_;
         for (int rank = 0; rank < board.size(); ++rank) {
-            least = (std::min)(least, board.progress(rank, sequence_).lent.load());
+            least = (std::min)(least, (board.progress(rank, sequence_).*told).load());
         }
         return least;
     }
+    [[nodiscard]] std::uint64_t lent_by_all(Board& board) const noexcept {
+        return least(board, &ChunkProgress::lent);
+    }
     [[nodiscard]] std::uint64_t done_by_all(Board& board) const noexcept {
-        std::uint64_t least = count_;
-        for (int rank = 0; rank < board.size(); ++rank) {
-            least = (std::min)(least, board.progress(rank, sequence_).done.load());
-        }
-        return least;
+        return least(board, &ChunkProgress::done);
     }
 
     std::uint64_t sequence_ = 0;

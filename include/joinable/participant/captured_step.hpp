@@ -16,6 +16,7 @@
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/nccl_scaled_sum.hpp>
 #include <joinable/communicator/nccl_graph.hpp>
+#include <joinable/detail/scoped_flag.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/joinable.hpp>
@@ -119,22 +120,20 @@ public:
 
         Hook(CapturedStep& step, bool divides_by_initial_world_size) noexcept
             : step_{step},
-              before_{std::exchange(
+              divides_{
                   step.averaging_.divides_by_initial_world_size, divides_by_initial_world_size
-              )} {}
+              } {}
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
-        ~Hook() {
-            step_.averaging_.divides_by_initial_world_size = before_;
-            step_.graph_.let_go(); // a rank that was joined all the time has captured no passes
-        }
+        /// A rank that was joined all the time has captured no passes.
+        ~Hook() { step_.graph_.let_go(); }
         static bool takes_part(Round const& round) noexcept { return round.will_sync(); }
         void main_hook(Round const& round) { step_.run(round, false); }
         void post_hook(bool) noexcept {}
 
     private:
         CapturedStep& step_;
-        bool before_;
+        detail::ScopedFlag divides_; ///< as the guard asks for
     };
 
     using join_keywords = keywords<divide_by_initial_world_size_t>;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <joinable/bucket/reducer.hpp>
+#include <joinable/detail/scoped_flag.hpp>
 #include <joinable/device/host.hpp>
 #include <joinable/join/result.hpp>
 #include <joinable/joinable.hpp>
@@ -229,18 +230,7 @@ public:
     /// Rounds that open while the result lives do not sync: gradients accumulate. Under next() and
     /// iterate() say {.will_sync = false} there instead. The same on all ranks. Local.
     [[nodiscard("rounds sync again when what no_sync() returns is gone")]] auto no_sync() noexcept {
-        class Scope {
-        public:
-            explicit Scope(bool& flag) noexcept : flag_{flag}, before_{std::exchange(flag, true)} {}
-            Scope(Scope const&) = delete;
-            Scope& operator=(Scope const&) = delete;
-            ~Scope() { flag_ = before_; }
-
-        private:
-            bool& flag_;
-            bool before_;
-        };
-        return Scope{is_inside_no_sync_};
+        return detail::ScopedFlag{is_inside_no_sync_, true};
     }
 
     /// Goes through a round without this rank's batch, because it failed (out of memory, a bad
@@ -303,18 +293,15 @@ public:
 
         Hook(DistributedDataParallel& ddp, bool divides_by_initial_world_size) noexcept
             : ddp_{ddp},
-              before_{std::exchange(
+              divides_{
                   ddp.averaging_.divides_by_initial_world_size, divides_by_initial_world_size
-              )} {
+              } {
             ddp.stage_ = Stage::idle; // whatever an earlier guard left open
             ddp.is_weighted_ = {};
         }
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
-        ~Hook() {
-            ddp_.averaging_.divides_by_initial_world_size = before_;
-            ddp_.is_weighted_ = {};
-        }
+        ~Hook() { ddp_.is_weighted_ = {}; }
 
         void main_hook(Round const& round) {
             if (round.phase() != Phase::train) {
@@ -339,7 +326,7 @@ public:
 
     private:
         DistributedDataParallel& ddp_;
-        bool before_;
+        detail::ScopedFlag divides_; ///< as the guard asks for
     };
 
     using join_keywords = keywords<divide_by_initial_world_size_t>;

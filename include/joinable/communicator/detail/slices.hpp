@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -178,19 +179,20 @@ private:
         bool const has_ring = board.line(rank, sequence_).payload[ArrivalLine::ring] != 0;
         return has_ring ? (std::min)(count_, taken_ + tuning::slices_per_ring) : count_;
     }
-    [[nodiscard]] std::uint64_t lent_by_all(Board& board) const noexcept {
+    /// Of a number that each rank tells.
+    [[nodiscard]] std::uint64_t
+    least(Board& board, std::atomic<std::uint64_t> ChunkProgress::* told) const noexcept {
         std::uint64_t least = count_;
         for (int rank = 0; rank < board.size(); ++rank) {
-            least = (std::min)(least, board.progress(rank, sequence_).lent.load());
+            least = (std::min)(least, (board.progress(rank, sequence_).*told).load());
         }
         return least;
     }
+    [[nodiscard]] std::uint64_t lent_by_all(Board& board) const noexcept {
+        return least(board, &ChunkProgress::lent);
+    }
     [[nodiscard]] std::uint64_t done_by_all(Board& board) const noexcept {
-        std::uint64_t least = count_;
-        for (int rank = 0; rank < board.size(); ++rank) {
-            least = (std::min)(least, board.progress(rank, sequence_).done.load());
-        }
-        return least;
+        return least(board, &ChunkProgress::done);
     }
 
     std::uint64_t sequence_ = 0;

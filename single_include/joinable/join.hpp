@@ -11848,7 +11848,7 @@ public:
     /// may be gone after that.
     void leave(int rank) const {
         member(rank).has_left.store(true);
-        board_->abort(reason_of_leaving(rank), number_of(rank));
+        board_->abort(loss(rank), number_of(rank));
         shared().present.fetch_sub(1);
     }
 
@@ -11882,9 +11882,18 @@ public:
     [[nodiscard]] bool is_lost(int peer) const noexcept {
         return shared().end.is_given() || member(peer).has_left.load();
     }
-    /// Why. @pre is_lost(peer)
+    /// Why. Whoever ends groups does so from the outermost inwards, and a rank that hears of it may
+    /// leave those within before they are reached: then it leaves because of that.
+    /// @pre is_lost(peer), or `peer` is the rank that leaves
     [[nodiscard]] AbortReason loss(int peer) const {
-        return shared().end.is_given() ? shared().end.reason() : reason_of_leaving(peer);
+        Group group = *this;
+        while (!group.shared().end.is_given()) {
+            if (group.shared().parent == 0) {
+                return reason_of_leaving(peer);
+            }
+            group = group.group_at(group.shared().parent);
+        }
+        return group.shared().end.reason();
     }
 
     /// Whether groups have been split from this one, whose errors name other numbers.

@@ -186,6 +186,31 @@ TEST_CASE("an abort reaches a group whose parent all have left") {
     });
 }
 
+TEST_CASE("a rank that leaves because of an abort is not what the others hear of") {
+    run_all_ranks({3, 4, 8}, [](auto& comm) {
+        using Comm = std::remove_reference_t<decltype(comm)>;
+        std::vector<std::unique_ptr<Comm>> groups;
+        for (int i = 0; i < 20; ++i) {
+            groups.emplace_back(new Comm(comm.split(0, comm.rank())));
+        }
+        auto const oldest = groups.begin(); // the one that the abort reaches last
+        if (comm.rank() == 0) {
+            comm.abort({joinable::FailureKind::mismatch, {0}, "rank 0 gives up"});
+            return;
+        }
+        if (comm.rank() == 1) {
+            std::int32_t value = 0;
+            CHECK_THROWS_AS( // nobody sends
+                comm.receive({&value, 1, DType::i32}, 0).wait(),
+                joinable::Mismatch
+            );
+            oldest->reset();
+            return;
+        }
+        CHECK_THROWS_WITH_AS((*oldest)->barrier(), "rank 0 gives up", joinable::Mismatch);
+    });
+}
+
 TEST_CASE("groups end in any order, and none disturbs another") {
     run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
         using Comm = std::remove_reference_t<decltype(comm)>;

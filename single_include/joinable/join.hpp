@@ -3539,6 +3539,8 @@ public:
 
     /// Submits, then moves sections inside an arena: see detail::permute_sections.
     virtual void permute(Arena const& arena, std::vector<detail::Section>& sections) = 0;
+    /// Zeroed memory of the host from which upload() waits for nothing. It may outlive the device.
+    [[nodiscard]] virtual Arena allocate_staging(std::size_t bytes) = 0;
     /// From the host, in the order of submissions. `from` stays until a later download() returned.
     virtual void upload(void const* from, void* to, std::size_t bytes) = 0;
     /// To the host, in the order of submissions; blocks until it is done.
@@ -3683,6 +3685,7 @@ public:
     void permute(Arena const& arena, std::vector<detail::Section>& sections) override {
         detail::permute_sections(arena.data(), sections);
     }
+    [[nodiscard]] Arena allocate_staging(std::size_t bytes) override { return Arena{bytes}; }
     void upload(void const* from, void* to, std::size_t bytes) override {
         std::memcpy(to, from, bytes);
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -170,6 +171,17 @@ public:
         submit();
     }
 
+    /// Pinned: before a copy from other memory the runtime may wait for the stream, without a deadline.
+    [[nodiscard]] Arena allocate_staging(std::size_t bytes) override {
+        if (bytes == 0) {
+            return {};
+        }
+        detail::CurrentCudaDevice const current{index_};
+        void* block = nullptr;
+        detail::require_cuda(cudaMallocHost(&block, bytes), "cudaMallocHost");
+        std::memset(block, 0, bytes);
+        return {static_cast<std::byte*>(block), bytes, &free_pinned, block};
+    }
     void upload(void const* from, void* to, std::size_t bytes) override {
         detail::require_cuda(
             cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync"
@@ -198,6 +210,9 @@ private:
     }
     static void free_block(void* block, std::byte*, std::size_t) noexcept {
         static_cast<void>(cudaFree(block));
+    }
+    static void free_pinned(void* block, std::byte*, std::size_t) noexcept {
+        static_cast<void>(cudaFreeHost(block));
     }
 
     void require_here(std::string_view what, AnyView const& view) const {

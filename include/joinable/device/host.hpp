@@ -30,6 +30,7 @@ public:
     void permute(Arena const& arena, std::vector<detail::Section>& sections) override {
         detail::permute_sections(arena.data(), sections);
     }
+    [[nodiscard]] Arena allocate_staging(std::size_t bytes) override { return Arena{bytes}; }
     void upload(void const* from, void* to, std::size_t bytes) override {
         std::memcpy(to, from, bytes);
     }

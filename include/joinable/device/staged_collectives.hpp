@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <cstring>
 #include <utility>
 
 #include <joinable/communicator/arena.hpp>
@@ -55,16 +56,22 @@ public:
 
 private:
     Buffer staged(Buffer host) {
+        Device& memory = comm_.device_memory();
         if (staging_.bytes() < host.bytes()) {
             // A few bytes, which nobody registers: not an arena of the communicator.
-            staging_ = comm_.device_memory().allocate(host.bytes(), Arena::default_alignment);
+            staging_ = memory.allocate(host.bytes(), Arena::default_alignment);
+            copy_ = memory.allocate_staging(host.bytes());
         }
-        comm_.device_memory().upload(host.data, staging_.data(), host.bytes());
+        if (host.count != 0) {
+            std::memcpy(copy_.data(), host.data, host.bytes());
+        }
+        memory.upload(copy_.data(), staging_.data(), host.bytes());
         return {staging_.data(), host.count, host.dtype};
     }
 
     Comm& comm_;
     Arena staging_;
+    Arena copy_; ///< on the host
 };
 
 } // namespace joinable::inline v0::detail

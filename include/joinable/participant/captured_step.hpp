@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstring>
 #include <exception>
 #include <utility>
 #include <vector>
@@ -62,7 +63,8 @@ public:
     )
         : comm_{comm}, gradients_{std::move(gradients)}, passes_{std::move(passes)},
           averaging_{kind}, graph_{comm},
-          factors_{comm.device_memory().allocate(sizeof(Factors), Arena::default_alignment)} {
+          factors_{comm.device_memory().allocate(sizeof(Factors), Arena::default_alignment)},
+          staging_{comm.device_memory().allocate_staging(max_turns * sizeof(Factors))} {
         for (Buffer const& gradient : gradients_) {
             detail::check_memory(gradient);
             graph_.rank().check_memory(gradient);
@@ -81,10 +83,10 @@ public:
     CapturedStep& operator=(CapturedStep const&) = delete;
     /// Waits for what is under way, up to the deadline; while unwinding it aborts.
     ~CapturedStep() {
-        for (Turn& turn : turns_) {
+        for (detail::NcclLaunch*& turn : turns_) {
             try {
-                if (std::uncaught_exceptions() > exceptions_ && turn.launch != nullptr &&
-                    !turn.launch->is_settled()) {
+                if (std::uncaught_exceptions() > exceptions_ && turn != nullptr &&
+                    !turn->is_settled()) {
                     graph_.rank().abort_for_exception("a captured step");
                 }
                 end(turn);
@@ -147,12 +149,7 @@ private:
     /// One number in each of the four dtypes that gradients have.
     using Factors = std::array<detail::NcclScalar, 4>;
     static_assert(static_cast<std::size_t>(DType::f64) == 3);
-
-    /// A launch, and what it reads from the host's memory.
-    struct Turn {
-        Factors factors{};
-        detail::NcclLaunch* launch = nullptr;
-    };
+    static constexpr std::size_t max_turns = 4; ///< by which the host may be ahead
 
     void run(Round const& round, bool is_active) {
         double const factor = averaging_.factor(comm_, round);
@@ -160,24 +157,27 @@ private:
             graph_.capture([&] { record(is_active); });
         }
         graph_.set_shadow(!is_active || !round.contributes());
-        Turn& turn = turns_[next_];
+        detail::NcclLaunch*& turn = turns_[next_];
+        std::byte* const staged = staging_.data() + next_ * sizeof(Factors);
         next_ = (next_ + 1) % turns_.size();
         end(turn);
-        for (std::size_t dtype = 0; dtype < turn.factors.size(); ++dtype) {
-            turn.factors[dtype] = detail::nccl_scalar(static_cast<DType>(dtype), factor);
+        Factors factors{};
+        for (std::size_t dtype = 0; dtype < factors.size(); ++dtype) {
+            factors[dtype] = detail::nccl_scalar(static_cast<DType>(dtype), factor);
         }
-        turn.launch = &graph_.launch([&](cudaStream_t stream) {
+        std::memcpy(staged, &factors, sizeof(Factors));
+        turn = &graph_.launch([&](cudaStream_t stream) {
             graph_.rank().check(
                 cudaMemcpyAsync(
-                    factors_.data(), &turn.factors, sizeof(Factors), cudaMemcpyHostToDevice, stream
+                    factors_.data(), staged, sizeof(Factors), cudaMemcpyHostToDevice, stream
                 ),
                 "cudaMemcpyAsync"
             );
         });
-        graph_.rank().order_before(*turn.launch, graph_.rank().caller());
+        graph_.rank().order_before(*turn, graph_.rank().caller());
     }
-    void end(Turn& turn) {
-        if (detail::NcclLaunch* const launch = std::exchange(turn.launch, nullptr)) {
+    void end(detail::NcclLaunch*& turn) {
+        if (detail::NcclLaunch* const launch = std::exchange(turn, nullptr)) {
             graph_.rank().release(*launch);
             graph_.rank().synchronize(*launch);
         }
@@ -243,7 +243,8 @@ private:
     detail::Averaging averaging_;
     detail::NcclGraph graph_;
     Arena factors_; ///< on the device, where graphs read them
-    std::array<Turn, 4> turns_{};
+    Arena staging_; ///< on the host: those of each turn, as a launch may read them late
+    std::array<detail::NcclLaunch*, max_turns> turns_{}; ///< under way, or null
     std::size_t next_ = 0;
     JoinState state_;
     int exceptions_ = std::uncaught_exceptions();

@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -173,17 +175,25 @@ TEST_CASE("arenas are zeroed, aligned and outlive their device") {
     CHECK(fake::live_allocations() == 0);
 }
 
-TEST_CASE("an arena is given, zeroed, while the device's stream is stuck") {
+TEST_CASE("memory is given, zeroed, and an upload taken while the device's stream is stuck") {
     Fixture f;
     std::atomic<bool> is_open{false};
     fake::enqueue(f.device.stream(), [&] { is_open.wait(false); });
     Arena const arena = f.device.allocate(64, 64);
+    Arena const staging = f.device.allocate_staging(64);
     for (std::size_t i = 0; i < arena.bytes(); ++i) {
         CHECK(arena.data()[i] == std::byte{0});
+        CHECK(staging.data()[i] == std::byte{0});
+        staging.data()[i] = std::byte{7};
     }
+    f.device.upload(staging.data(), arena.data(), arena.bytes());
     CHECK_FALSE(fake::is_idle(f.device.stream()));
     is_open = true;
     is_open.notify_all();
+    std::array<std::byte, 64> back{};
+    f.device.download(arena.data(), back.data(), back.size());
+    CHECK(std::count(back.begin(), back.end(), std::byte{7}) == 64);
+    CHECK(f.device.allocate_staging(0).data() == nullptr);
 }
 
 TEST_CASE("what the runtime refuses is an error that names the call, and is not left for others") {

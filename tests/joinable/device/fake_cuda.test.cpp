@@ -205,6 +205,37 @@ TEST_CASE("copies of one, two and three dimensions, and memset, move what they s
     fake::drain();
 }
 
+TEST_CASE("before a copy from pageable memory the host waits for the stream, not from pinned memory"
+) {
+    cudaStream_t const stream = make_stream();
+    auto* const there = allocate<int>(2);
+    void* pinned = nullptr;
+    REQUIRE(cudaMallocHost(&pinned, sizeof(int)) == cudaSuccess);
+    *static_cast<int*>(pinned) = 5;
+    Gate gate;
+    gate.hold(stream);
+    CHECK(cudaMemcpyAsync(there, pinned, 4, cudaMemcpyHostToDevice, stream) == cudaSuccess);
+    CHECK_FALSE(fake::is_idle(stream));
+    int const pageable = 6;
+    bool has_waited = false;
+    std::thread copy{[&] {
+        auto const error = cudaMemcpyAsync(there + 1, &pageable, 4, cudaMemcpyHostToDevice, stream);
+        has_waited = error == cudaSuccess && gate.is_open;
+    }};
+    std::this_thread::sleep_for(std::chrono::milliseconds{20});
+    gate.open();
+    copy.join();
+    CHECK(has_waited);
+    int back[2]{};
+    CHECK(cudaMemcpyAsync(back, there, 8, cudaMemcpyDeviceToHost, stream) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+    CHECK(back[0] == 5);
+    CHECK(back[1] == 6);
+    CHECK(cudaFreeHost(pinned) == cudaSuccess);
+    CHECK(cudaFree(there) == cudaSuccess);
+    CHECK(cudaStreamDestroy(stream) == cudaSuccess);
+}
+
 TEST_CASE("an injected error is given once, to the thread that asked for it, and does nothing else"
 ) {
     fake::fail_next(cudaErrorMemoryAllocation, 1);

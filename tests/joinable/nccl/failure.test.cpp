@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <future>
 #include <optional>
@@ -103,6 +104,33 @@ TEST_CASE("a rank that never comes is named on all ranks, and nothing of NCCL is
         });
     }
     CHECK(fake_nccl::live_communicators() == 0);
+}
+
+TEST_CASE("words of the host that go by a device end with the sum that its stream is behind") {
+    for (int const world : {2, 4, 8}) {
+        std::atomic<int> waiting{0};
+        run_nccl_ranks({world}, [&](NcclCommunicator& comm, auto& hosts, cudaStream_t stream) {
+            int const last = comm.size() - 1;
+            DeviceArray<float> const data{{1.0F, 2.0F}, stream};
+            auto const error = thrown<joinable::TimedOut>([&] {
+                if (comm.rank() == last) {
+                    hosts.barrier();
+                }
+                comm.all_reduce(data.buffer(), ReduceOp::sum).wait();
+                ++waiting;
+                if (comm.rank() == 0) { // gives up, when the last one is the only one to miss
+                    wait_until(waiting, last);
+                    comm.set_deadline(soon);
+                }
+                std::uint64_t word = 1;
+                joinable::detail::HostCollectives words{comm};
+                words.all_reduce({&word, 1, joinable::DType::u64}, ReduceOp::sum).wait();
+            });
+            REQUIRE(error);
+            CHECK(error->missing() == std::vector{last});
+            cuda(cudaStreamSynchronize(stream));
+        });
+    }
 }
 
 TEST_CASE("a rank that says something else than the others is no rank that is missing") {

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <cstddef>
 #include <cstring>
+#include <mutex>
 
 #include <cuda_runtime_api.h>
 #include <support/fake_cuda/runtime.hpp>
+
+using namespace joinable_tests::fake_cuda;
 
 namespace {
 
@@ -20,16 +23,24 @@ void copy_rows(
     }
 }
 
-} // namespace
+bool is_pageable(void const* memory) {
+    std::lock_guard const lock{runtime().mutex};
+    return runtime().containing(memory) == runtime().allocations.end();
+}
 
-using namespace joinable_tests::fake_cuda;
+} // namespace
 
 extern "C" {
 
 cudaError_t cudaMemcpyAsync(
-    void* to, void const* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream
+    void* to, void const* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream
 ) {
     return call("cudaMemcpyAsync", [&]() -> cudaError_t {
+        if (kind == cudaMemcpyHostToDevice && is_pageable(from)) {
+            if (auto const found = runtime().find(stream); found && !found->is_capturing) {
+                found->wait_until_idle();
+            }
+        }
         return launch(stream, [=] {
             if (bytes != 0) { // the addresses may be null then
                 std::memmove(to, from, bytes);

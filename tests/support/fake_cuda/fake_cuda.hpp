@@ -15,7 +15,8 @@
 /// - Devices (8, or as set_device_count says) are host memory. What is allocated is full of `poison`,
 ///   what is freed is so before it goes: whoever relies on zeros, or comes too early, gets nonsense.
 /// - Each stream is a thread that runs closures in order. All copies are asynchronous, those from and
-///   to pageable memory too: harsher than a GPU, where some of these wait.
+///   to pageable memory too; but before one from pageable memory the host waits for the stream, as the
+///   runtime may. So it is harsher than a GPU in both ways.
 /// - The null stream is one more stream, which waits for no other.
 /// - Memory that was allocated in stream order is poisoned when the stream comes to it.
 /// - What is launched while a stream captures becomes a node of its graph; a graph's nodes run one by

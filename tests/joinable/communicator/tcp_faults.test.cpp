@@ -19,11 +19,13 @@
 #include <thread>
 #include <vector>
 
+#include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <doctest/doctest.h>
+#include <support/keep_alive.hpp>
 #include <support/tcp_ranks.hpp>
 #include <support/wait_until.hpp>
 
@@ -360,19 +362,16 @@ TEST_CASE("a deadline by TCP names who has not arrived, in the words of thread r
 }
 
 TEST_CASE("a rank that keeps itself alive is waited for by TCP, one that does not is named") {
-    constexpr auto deadline = 1500ms; // a busy machine does not stall a thread for as long
     for (int const busy : {0, 2}) {
         for (bool const says_so : {true, false}) {
+            std::atomic<bool> is_over{false};
             run_tcp_ranks({3}, [&](TcpCommunicator& comm) {
                 comm.barrier();
-                comm.set_deadline(deadline);
-                if (comm.rank() == busy) {
-                    for (int i = 0; i < 10; ++i) {
-                        std::this_thread::sleep_for(deadline / 6);
-                        if (says_so) {
-                            comm.keep_alive();
-                        }
-                    }
+                comm.set_deadline(long_deadline);
+                if (comm.rank() == busy && says_so) {
+                    stay_away_alive(comm);
+                } else if (comm.rank() == busy) {
+                    wait_until(is_over, true);
                 }
                 if (says_so) {
                     comm.barrier();
@@ -383,6 +382,7 @@ TEST_CASE("a rank that keeps itself alive is waited for by TCP, one that does no
                     } catch (joinable::TimedOut const& error) {
                         CHECK(error.missing() == std::vector{busy});
                     }
+                    is_over = true;
                 }
             });
         }
@@ -442,7 +442,7 @@ TEST_CASE("a rank that is stopped is TimedOut on all, and on itself when it goes
         for (int rank = 0; rank < 3; ++rank) {
             all.push_back(processes.start([&](TcpCommunicator& comm) {
                 comm.barrier();
-                comm.set_deadline(2s);
+                comm.set_deadline(4s);
                 auto const start = std::chrono::steady_clock::now();
                 if (comm.rank() == victim) {
                     std::raise(SIGSTOP);
@@ -558,6 +558,11 @@ TEST_CASE("however a group ends, no descriptor and no thread is left") {
         run();
     }
     CHECK(entries("/proc/self/fd") == files);
+    // Who has waited for a thread's end does so until it runs nothing more; it goes a moment later.
+    auto const end = std::chrono::steady_clock::now() + 30s;
+    wait_until([&] {
+        return entries("/proc/self/task") == threads || std::chrono::steady_clock::now() > end;
+    });
     CHECK(entries("/proc/self/task") == threads);
 }
 
@@ -602,6 +607,44 @@ TEST_CASE("a rank that breaks the protocol ends the group, and rank 0 lives on")
         );
         CHECK(socket.send(joinable::detail::bytes_of(header)) == sizeof header);
     }
+}
+
+/// What a rank tells the hub next.
+joinable::detail::FrameHeader next_frame(joinable::detail::Socket const& socket) {
+    joinable::detail::FrameHeader header;
+    auto const end = std::chrono::steady_clock::now() + 60s;
+    REQUIRE(
+        joinable::detail::receive_all(socket, std::as_writable_bytes(std::span{&header, 1}), end)
+    );
+    std::vector<std::byte> body(header.bytes);
+    REQUIRE(joinable::detail::receive_all(socket, body, end));
+    return header;
+}
+
+TEST_CASE("an abort returns when it is settled what all ranks throw") {
+    using joinable::detail::FrameKind;
+    using joinable::detail::Socket;
+    int handles[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) == 0);
+    Watchdog const watchdog{1};
+    Socket hub{handles[0]}; // which has heard of something else before
+    std::atomic<bool> has_returned{false};
+    std::jthread const aborts{[&] {
+        joinable::detail::TcpRank rank{Socket{handles[1]}, 1, 2, 60s};
+        rank.abort({FailureKind::mismatch, {1}, "mine"});
+        has_returned = true;
+        CHECK_THROWS_WITH_AS((void)rank.post({}, {}, {}), "first", joinable::PeerFailed);
+    }};
+    CHECK(next_frame(hub).kind == FrameKind::abort);
+    std::this_thread::sleep_for(20ms); // it would return meanwhile if it did not wait for an answer
+    CHECK_FALSE(has_returned);
+    auto const reason = joinable::detail::packed({FailureKind::peer_failed, {0}, "first"});
+    joinable::detail::FrameHeader end;
+    end.kind = FrameKind::end;
+    end.bytes = reason.size();
+    CHECK(hub.send(joinable::detail::bytes_of(end), reason) == sizeof end + reason.size());
+    CHECK(next_frame(hub).kind == FrameKind::leave);
+    hub.close();
 }
 
 } // namespace

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <span>
 #include <string>
@@ -58,6 +59,13 @@ Socket raw_connection(std::uint16_t port) {
 TcpJob test_job(int size) {
     TcpOptions const options = tcp_options(0, size);
     return {size, options.job, options.secret};
+}
+/// Where it listens.
+std::uint16_t port_of(Socket const& socket) {
+    sockaddr_in at{};
+    socklen_t size = sizeof at;
+    REQUIRE(::getsockname(socket.handle(), reinterpret_cast<sockaddr*>(&at), &size) == 0);
+    return ntohs(at.sin_port);
 }
 /// What rank 0 answers, up to the end of the connection.
 std::string answer(Socket const& socket) {
@@ -261,14 +269,14 @@ TEST_CASE("ranks that do not come are named on all that wait for them") {
                 times_out([&] {
                     TcpCommunicator::attach(
                         std::move(listener),
-                        with_timeout(tcp_options(0, 3), missing == 1 ? 3s : 60s)
+                        with_timeout(tcp_options(0, 3), missing == 1 ? 5s : 60s)
                     );
                 });
             },
             [&](std::uint16_t port) {
                 times_out([&] { // whichever has less patience
                     TcpCommunicator::attach(with_timeout(
-                        at_port(tcp_options(present, 3), port), missing == 1 ? 60s : 1s
+                        at_port(tcp_options(present, 3), port), missing == 1 ? 60s : 5s
                     ));
                 });
             }
@@ -276,13 +284,24 @@ TEST_CASE("ranks that do not come are named on all that wait for them") {
     }
 }
 
-/// One that nobody listens at.
-std::uint16_t free_port() {
-    return TcpListener{"127.0.0.1"}.port();
-}
+/// A port that nobody listens at until a rank 0 does, and that the system gives to nobody else.
+class FreePort {
+public:
+    FreePort() : socket_{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)} {
+        socket_.set(SOL_SOCKET, SO_REUSEADDR, 1); // as rank 0 sets it: then both may have it
+        sockaddr_in at{};
+        at.sin_family = AF_INET;
+        REQUIRE(::bind(socket_.handle(), reinterpret_cast<sockaddr*>(&at), sizeof at) == 0);
+    }
+    [[nodiscard]] std::uint16_t number() const { return port_of(socket_); }
+
+private:
+    Socket socket_;
+};
 
 TEST_CASE("a rank 0 that never listens is named, and one that listens late is found") {
-    std::uint16_t const port = free_port();
+    FreePort const free;
+    std::uint16_t const port = free.number();
     Watchdog const watchdog{2};
     try {
         TcpCommunicator::attach(with_timeout(at_port(tcp_options(1, 2), port), 200ms));
@@ -301,10 +320,7 @@ TEST_CASE("a rank 0 that never listens is named, and one that listens late is fo
 TEST_CASE("another program at the port is not taken for rank 0") {
     Watchdog const watchdog{2};
     Socket const server = joinable::detail::listen_at("127.0.0.1", 0);
-    sockaddr_in at{};
-    socklen_t size = sizeof at;
-    ::getsockname(server.handle(), reinterpret_cast<sockaddr*>(&at), &size);
-    std::uint16_t const port = ntohs(at.sin_port);
+    std::uint16_t const port = port_of(server);
     {
         std::jthread const talks{[&] {
             joinable::detail::wait_for(server, POLLIN, std::chrono::steady_clock::now() + 30s);
@@ -337,6 +353,67 @@ std::vector<int> missing_at_meeting(Socket const& socket) {
     std::vector<int> ranks(header.bytes / sizeof(int));
     REQUIRE(joinable::detail::receive_all(socket, std::as_writable_bytes(std::span{ranks}), end));
     return ranks;
+}
+
+/// What happens when a hub of two ranks finds, all at once, that rank 0 has said `said` and that rank 1
+/// has connected before: returns what rank 1 is told after its welcome, and rank 0.
+std::pair<joinable::detail::FrameKind, joinable::detail::FrameKind>
+told_by_hub(std::vector<std::byte> const& said) {
+    Watchdog const watchdog{2};
+    int ends[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+    Socket rank_0{ends[0]};
+    send_all(rank_0, said);
+    Socket listener = joinable::detail::listen_at("127.0.0.1", 0);
+    Socket const rank_1 = raw_connection(port_of(listener));
+    send_all(rank_1, joinable::detail::hello_of(1, test_job(2)));
+    joinable::detail::Hub hub{std::move(listener), Socket{ends[1]}, test_job(2)};
+    std::jthread const thread{[&] { hub.run(); }};
+    auto const next = [](Socket const& socket, auto& into) {
+        auto const end = std::chrono::steady_clock::now() + 30s;
+        auto const bytes = std::as_writable_bytes(std::span{&into, 1});
+        CHECK(joinable::detail::receive_all(socket, bytes, end));
+    };
+    joinable::detail::Greeting greeting;
+    next(rank_1, greeting);
+    joinable::detail::FrameHeader told_1;
+    next(rank_1, told_1);
+    joinable::detail::FrameHeader told_0;
+    next(rank_0, told_0);
+    rank_0.close(); // so the hub ends
+    return {told_1.kind, told_0.kind};
+}
+
+std::vector<std::byte> joined(std::initializer_list<std::span<std::byte const>> parts) {
+    std::vector<std::byte> all;
+    for (auto const part : parts) {
+        all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+}
+
+TEST_CASE("a rank that has connected before rank 0 leaves is told why all ends") {
+    using joinable::detail::FrameKind;
+    auto const reason =
+        joinable::detail::packed({joinable::FailureKind::mismatch, {0}, "no such model"});
+    joinable::detail::FrameHeader abort;
+    abort.kind = FrameKind::abort;
+    abort.bytes = reason.size();
+    joinable::detail::FrameHeader leave;
+    leave.kind = FrameKind::leave;
+    auto const said =
+        joined({joinable::detail::bytes_of(abort), reason, joinable::detail::bytes_of(leave)});
+    CHECK(told_by_hub(said) == std::pair{FrameKind::end, FrameKind::end});
+}
+
+TEST_CASE("a rank that has connected before somebody's time is over is not missing") {
+    using joinable::detail::FrameKind;
+    joinable::detail::FrameHeader overdue;
+    overdue.kind = FrameKind::overdue;
+    overdue.sequence = joinable::detail::meeting;
+    overdue.count = 1;
+    auto const said = joined({joinable::detail::bytes_of(overdue)});
+    CHECK(told_by_hub(said) == std::pair{FrameKind::start, FrameKind::start});
 }
 
 TEST_CASE("a rank that dies before all have come fails those that are there") {
@@ -474,7 +551,8 @@ TEST_CASE("rank, job and the place of rank 0 come from what a launcher sets") {
 }
 
 TEST_CASE("processes meet by their environment alone") {
-    std::string const port = std::to_string(free_port());
+    FreePort const free;
+    std::string const port = std::to_string(free.number());
     Processes processes;
     for (int rank = 0; rank < 3; ++rank) {
         processes.start([&] {

@@ -98,22 +98,19 @@ private:
         if (leaving_) { // the kernel does not tell when something has been delivered
             next = (std::min)(*leaving_, Clock::now() + std::chrono::milliseconds{1});
         }
-        wait_for_any(polled_, next);
+        // Who was not seen to have said something may have said it before the last turn read this.
+        auto const overdue = std::exchange(overdue_, {});
+        wait_for_any(polled_, overdue.empty() ? next : Clock::now());
         for (int rank = 0; rank < size(); ++rank) {
             if (polled_[static_cast<std::size_t>(rank)].revents != 0) {
                 attend_to(rank);
             }
         }
-        for (Overdue const& one : std::exchange(overdue_, {})) {
+        for (Overdue const& one : overdue) {
             judge(one.rank, one.header, one.meanwhile);
         }
-        if (lobby_) {
-            lobby_->look(
-                [this](int rank) { return member(rank).has_come; },
-                [this](int rank, Socket socket) { admit(rank, std::move(socket)); }
-            );
-            start_if_all_are_here();
-        }
+        look_into_lobby();
+        start_if_all_are_here();
         return !leaving_ || !is_over();
     }
 
@@ -302,6 +299,14 @@ private:
 
     // -- coming and going -------------------------------------------------------------------------
 
+    void look_into_lobby() {
+        if (lobby_) {
+            lobby_->look(
+                [this](int rank) { return member(rank).has_come; },
+                [this](int rank, Socket socket) { admit(rank, std::move(socket)); }
+            );
+        }
+    }
     void admit(int rank, Socket socket) {
         Member& one = member(rank);
         one.socket = std::move(socket);
@@ -326,6 +331,7 @@ private:
         end(reason);
         if (rank == 0 && !leaving_) {
             leaving_ = Clock::now() + tcp_patience;
+            look_into_lobby(); // who has come is told why all ends, not that nobody is here
             lobby_.reset();
         }
     }
@@ -355,7 +361,7 @@ private:
     std::optional<AbortReason> end_;
     std::optional<TimePoint> leaving_; ///< until when, after rank 0 has left
     std::vector<pollfd> polled_;
-    std::vector<Overdue> overdue_; ///< in this turn
+    std::vector<Overdue> overdue_; ///< to be judged in the next turn
 };
 
 } // namespace joinable::inline v0::detail

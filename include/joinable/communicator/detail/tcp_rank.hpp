@@ -91,8 +91,8 @@ public:
         throw_if_over(is_done(sequence));
     }
 
-    /// What all ranks throw is the first reason that reaches the hub: this rank hears of it when it
-    /// waits. Returns when the reason is on its way there.
+    /// What all ranks throw is the first reason that reaches the hub. Returns when the hub has said
+    /// which that is: what others do because of what this rank does next cannot be before it.
     void abort(AbortReason const& reason) {
         if (is_spent()) {
             return;
@@ -103,7 +103,7 @@ public:
         header.kind = FrameKind::abort;
         send(header, packed(reason));
         auto const end = is_alone_ ? Clock::now() : Clock::now() + tcp_patience;
-        while (!over_ && !outbox_.is_empty() && Clock::now() < end) {
+        while (!over_ && Clock::now() < end) {
             pump(end);
         }
     }

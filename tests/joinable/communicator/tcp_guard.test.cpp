@@ -3,24 +3,25 @@
 #include <joinable/tcp.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <doctest/doctest.h>
 #include <support/all_reducer.hpp>
+#include <support/keep_alive.hpp>
 #include <support/tcp_ranks.hpp>
+#include <support/wait_until.hpp>
 
 #include <joinable/join/guard.hpp>
 
 namespace {
 
 using namespace joinable_tests;
-using namespace std::chrono_literals;
 using joinable::TcpCommunicator;
 using joinable::ThreadCommunicator;
 
@@ -233,18 +234,17 @@ TEST_CASE("a process that is killed in a guard over TCP is named on all others")
 }
 
 TEST_CASE("a guard over TCP has its own deadline, which a rank renews") {
-    constexpr auto deadline = 1500ms; // a busy machine does not stall a thread for as long
     for (bool const says_so : {true, false}) {
+        std::atomic<bool> is_over{false};
         run_tcp_ranks({3}, [&](TcpCommunicator& comm) {
             AllReducer reducer{comm};
             try {
-                joinable::Join guard{joinable::participants(reducer), {.timeout = deadline}};
+                joinable::Join guard{joinable::participants(reducer), {.timeout = long_deadline}};
                 reducer();
-                for (int i = 0; comm.rank() == 1 && i < 10; ++i) {
-                    std::this_thread::sleep_for(deadline / 6);
-                    if (says_so) {
-                        guard.keep_alive();
-                    }
+                if (comm.rank() == 1 && says_so) {
+                    stay_away_alive(guard);
+                } else if (comm.rank() == 1) {
+                    wait_until(is_over, true);
                 }
                 reducer();
                 CHECK(guard.finish().rounds == 2);
@@ -253,6 +253,7 @@ TEST_CASE("a guard over TCP has its own deadline, which a rank renews") {
                 CHECK(!says_so);
                 CHECK(error.missing() == std::vector{1});
             }
+            is_over = true;
         });
     }
 }

@@ -79,7 +79,12 @@ public:
 
     /// Collective: waits until all ranks have done what is under way, up to the deadline, after which it
     /// aborts. While unwinding it aborts at once. NCCL's handle is freed in any case.
-    ~NcclCommunicator() { close(true); }
+    ~NcclCommunicator() {
+        close(true);
+        if (split_ != nullptr) {
+            static_cast<void>(ncclCommAbort(split_));
+        }
+    }
 
     /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their `key`,
     /// then of their rank here. It inherits deadline, stream and options. An abort of this communicator
@@ -100,15 +105,14 @@ public:
         rank_.begin_call();
         std::unique_ptr<detail::NcclControl> control;
         rank_.over_control([&](detail::NcclControl& whole) { control = whole.split(color, key); });
-        ncclComm_t made = nullptr;
         ncclConfig_t config = config_of(options_);
-        rank_.check(ncclCommSplit(rank_.handle(), color, key, &made, &config), "ncclCommSplit");
+        rank_.check(ncclCommSplit(rank_.handle(), color, key, &split_, &config), "ncclCommSplit");
         rank_.finish_call("splits the communicator");
         NcclOptions options = options_;
         options.device = rank_.device();
         options.stream = rank_.caller();
         options.deadline = rank_.deadline();
-        return NcclCommunicator{std::move(control), options, made};
+        return NcclCommunicator{std::move(control), options, std::exchange(split_, nullptr)};
     }
 
 private:
@@ -183,6 +187,8 @@ private:
     }
 
     NcclOptions options_;
+    /// What NCCL makes of a split that is under way: also if this communicator is aborted meanwhile.
+    ncclComm_t split_ = nullptr;
 };
 
 } // namespace joinable::inline v0

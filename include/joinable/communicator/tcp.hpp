@@ -126,7 +126,8 @@ public:
     }
     void barrier() { post({}, {}, {}).wait(); }
 
-    /// Local. The first reason wins; every wait that cannot complete any more throws it.
+    /// Local. The first reason wins; every wait that cannot complete any more throws it. Returns when
+    /// rank 0 has said which that is, and after 5 s where it does not answer.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
     [[nodiscard]] bool is_spent() const { return rank_.is_spent(); }
 

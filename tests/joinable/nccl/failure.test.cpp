@@ -623,6 +623,26 @@ TEST_CASE("joining that NCCL refuses ends all ranks, and that never ends is Time
     CHECK(fake_nccl::live_communicators() == 0);
 }
 
+TEST_CASE("a split that fails on one rank ends all of them, and nothing of NCCL is left") {
+    for (bool const revokes : {false, true}) {
+        run_nccl_ranks(
+            {2, 3},
+            {.deadline = std::chrono::seconds{60}, .revoke = revokes},
+            [](NcclCommunicator& comm, auto&, cudaStream_t) {
+                if (comm.rank() == 1) {
+                    fake_nccl::fail_next("ncclCommSplit", ncclInternalError);
+                }
+                CHECK_THROWS_WITH_AS(
+                    static_cast<void>(comm.split(0, 0)),
+                    Contains("rank 1: ncclCommSplit: internal error"),
+                    joinable::CommunicationError
+                );
+            }
+        );
+        CHECK(fake_nccl::live_communicators() == 0);
+    }
+}
+
 TEST_CASE("a rank that is gone before the others end does not keep them from ending") {
     Meeting complete{2};
     auto const run = [&] {

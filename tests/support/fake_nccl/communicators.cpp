@@ -40,6 +40,22 @@ void require_no_graphs(Member const& member, char const* function) {
     }
 }
 
+void make_handle(ncclComm_t* place, std::shared_ptr<Member> member) {
+    *place = new ncclComm{std::move(member)};
+    live().insert(*place);
+}
+/// Nothing that is under way goes on.
+void end(Member& member) {
+    member.is_ended = true;
+    member.pending = nullptr;
+    if (ncclComm_t* const place = std::exchange(member.making, nullptr)) {
+        auto part = std::make_shared<Member>();
+        part->world = std::make_shared<World>(1);
+        part->error = ncclInternalError;
+        make_handle(place, std::move(part));
+    }
+    changed().notify_all();
+}
 void free_handle(ncclComm_t comm) {
     end_windows(*comm->member);
     live().erase(comm);
@@ -91,8 +107,7 @@ ncclResult_t ncclCommInitRankConfig(
         member->rank = rank;
         member->is_blocking = config == nullptr || config->blocking != 0; // undefined is blocking
         cudaGetDevice(&member->device);
-        *comm = new ncclComm{member};
-        live().insert(*comm);
+        make_handle(comm, member);
         changed().notify_all();
         return start(lock, *member, [its = std::weak_ptr{member->world}] {
             auto const whole = its.lock();
@@ -127,9 +142,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     std::lock_guard const lock{mutex()};
     Member& member = member_of(comm, "ncclCommAbort");
     require_no_graphs(member, "ncclCommAbort");
-    member.is_ended = true;
-    member.pending = nullptr;
-    changed().notify_all();
+    end(member);
     if (result == ncclSuccess) {
         free_handle(comm);
     }
@@ -140,9 +153,8 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
         if (flags != 0 || member.is_revoked || member.is_finalized) {
             return refuse(ncclInvalidArgument, "it cannot be revoked");
         }
-        member.is_ended = member.is_revoked = true;
-        member.pending = nullptr;
-        changed().notify_all();
+        member.is_revoked = true;
+        end(member);
         return ncclSuccess;
     });
 }
@@ -160,6 +172,7 @@ ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_
         }
         std::size_t const number = member.splits++;
         member.world->splits[number][member.rank] = {color, key};
+        member.making = color == NCCL_SPLIT_NOCOLOR ? nullptr : made;
         changed().notify_all();
         bool const is_blocking = config == nullptr ? member.is_blocking : config->blocking != 0;
         return start(lock, member, [&member, number, color, made, is_blocking] {
@@ -169,6 +182,7 @@ ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_
                 return false;
             }
             *made = nullptr;
+            member.making = nullptr;
             if (color == NCCL_SPLIT_NOCOLOR) {
                 return true;
             }
@@ -190,8 +204,7 @@ ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_
             for (std::size_t k = 0; k < order.size(); ++k) {
                 part->rank = order[k].second == member.rank ? static_cast<int>(k) : part->rank;
             }
-            *made = new ncclComm{part};
-            live().insert(*made);
+            make_handle(made, std::move(part));
             return true;
         });
     });

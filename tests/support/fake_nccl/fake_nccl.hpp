@@ -15,6 +15,8 @@
 ///   does not, or says something else: as NCCL, which compares nothing.
 /// - A non-blocking call is in progress for a while, and goes on only when it is asked: so an event that
 ///   is recorded too early lies before the collective, not behind it.
+/// - A split that is in progress when its communicator is aborted makes a handle all the same, which is
+///   good for nothing but to be aborted, too.
 /// - Calls on a communicator that is in progress are refused, and put it into an error state.
 /// - A handle that was freed, or memory that is not a device's: the program ends with a message.
 namespace joinable_tests::fake_nccl {

@@ -81,6 +81,8 @@ struct Member {
     std::string text;
     int polls = 0;
     std::function<bool()> pending; ///< goes on, if it can; whether it is done
+    ncclComm_t* making =
+        nullptr; ///< where a split that is pending puts its handle, also if it fails
     std::size_t collectives = 0;
     std::size_t splits = 0;
     std::size_t windows = 0; ///< that it asked for

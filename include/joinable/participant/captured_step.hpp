@@ -15,6 +15,7 @@
 #include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/nccl_captures.hpp>
 #include <joinable/communicator/detail/nccl_scaled_sum.hpp>
 #include <joinable/communicator/nccl_graph.hpp>
 #include <joinable/detail/scoped_flag.hpp>
@@ -51,6 +52,8 @@ namespace joinable::inline v0 {
 /// Every round is for training and syncs.
 template <class Passes, class Comm>
 class CapturedStep {
+    static_assert(detail::models_captured_step<Comm>());
+
 public:
     /// Local. `gradients` are of floating-point dtypes in memory of the communicator's device, in the
     /// order in which they are ready; the same on every rank.

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: BSL-1.0
+// EXPECT: CapturedStep: the communicator has to be an NcclCommunicator or an NcclCommunicatorRef,
+// EXPECT: whose collectives a CUDA graph can hold; over another one use DistributedDataParallel
+#include <joinable/communicator/detail/nccl_captures.hpp>
+#include <joinable/communicator/self.hpp>
+
+int main() {
+    static_cast<void>(joinable::detail::models_captured_step<joinable::SelfCommunicator>());
+}

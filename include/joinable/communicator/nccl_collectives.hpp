@@ -127,11 +127,11 @@ protected:
     }
 
     /// What the destructors do: see NcclRank::close.
-    void close(bool owns_handle) noexcept {
+    ncclComm_t close(bool owns_handle) noexcept {
         if (!is_unwinding()) {
             arenas_.deregister_all();
         }
-        rank_.close(is_unwinding(), owns_handle);
+        return rank_.close(is_unwinding(), owns_handle);
     }
 
 private:

@@ -21,8 +21,9 @@
 namespace joinable::inline v0 {
 
 /// An engine's own NCCL communicator, lent. See NcclCollectives. While this object lives, nobody else
-/// uses the handle. When a rank fails the handle is aborted, which frees it: so an engine asks
-/// is_spent() before it destroys it, or has it revoked instead (NcclOptions::revoke).
+/// uses the handle. When a rank fails, until this object has ended on all ranks, the handle is aborted,
+/// which frees it: so an engine ends it by give_back(), which says whether there is a handle to
+/// destroy, or has it revoked instead (NcclOptions::revoke).
 class NcclCommunicatorRef : public NcclCollectives {
 public:
     /// Collective, blocks. `comm` has the ranks of `control` in the same order, and was made with
@@ -64,7 +65,18 @@ public:
 
     /// Collective: waits for the other ranks, up to the deadline, after which it aborts. While unwinding it
     /// aborts at once. Otherwise the handle is its owner's again.
-    ~NcclCommunicatorRef() { close(false); }
+    ~NcclCommunicatorRef() {
+        if (is_lent_) {
+            close(false);
+        }
+    }
+
+    /// Collective. What the destructor does, before it: nothing else may be called after. Returns the
+    /// handle, which is its owner's again; null if a failure of any rank has freed it.
+    [[nodiscard]] ncclComm_t give_back() noexcept {
+        is_lent_ = false;
+        return close(false);
+    }
 
 private:
     void check_members(ncclComm_t comm) {
@@ -115,6 +127,8 @@ private:
             }
         });
     }
+
+    bool is_lent_ = true;
 };
 
 } // namespace joinable::inline v0

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <joinable/nccl.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <exception>
@@ -15,6 +16,7 @@
 #include <support/fake_nccl/memory.hpp>
 #include <support/meeting.hpp>
 #include <support/nccl_ranks.hpp>
+#include <support/wait_until.hpp>
 
 #include <joinable/communicator/process.hpp>
 #include <joinable/communicator/self.hpp>
@@ -206,6 +208,26 @@ TEST_CASE("a lent handle is gone after an abort, unless it is revoked") {
             }
             CHECK((engine.comm != nullptr) == revokes);
             cuda(cudaStreamSynchronize(engine.stream));
+        });
+    }
+}
+
+TEST_CASE("who gives a lent communicator back learns whether another rank has ended it meanwhile") {
+    for (bool const fails : {false, true}) {
+        std::atomic<bool> has_asked{false};
+        run_engines({2}, false, [&](joinable::ThreadCommunicator& hosts, Engine& engine) {
+            NcclCommunicatorRef comm{hosts, engine.comm, engine.stream};
+            if (hosts.rank() == 0) {
+                CHECK_FALSE(comm.is_spent()); // which may be different a moment later
+                has_asked = true;
+            } else {
+                wait_until(has_asked, true);
+                if (fails) {
+                    comm.abort({joinable::FailureKind::peer_failed, {1}, "enough"});
+                }
+            }
+            ncclComm_t const lent = std::exchange(engine.comm, comm.give_back());
+            CHECK(engine.comm == (fails ? nullptr : lent));
         });
     }
 }

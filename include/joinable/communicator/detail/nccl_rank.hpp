@@ -31,8 +31,9 @@ public:
     }
 
     /// Collective. Frees the handle, if it is to, after what is under way on all ranks, within the
-    /// deadline: later it aborts, and at once if `is_unwinding`.
-    void close(bool is_unwinding, bool owns_handle) noexcept {
+    /// deadline: later it aborts, and at once if `is_unwinding`. Returns the handle if it is another
+    /// one's and lives.
+    ncclComm_t close(bool is_unwinding, bool owns_handle) noexcept {
         let_go();
         try {
             if (is_unwinding) {
@@ -56,7 +57,8 @@ public:
         if (owns_handle && handle() != nullptr) { // revoked
             static_cast<void>(ncclCommAbort(handle()));
         }
-        static_cast<void>(give_up());
+        ncclComm_t const left = give_up();
+        return owns_handle ? nullptr : left;
     }
 };
 

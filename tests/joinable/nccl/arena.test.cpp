@@ -14,6 +14,8 @@
 #include <support/fake_cuda/device_model.hpp>
 #include <support/fake_cuda/fake_cuda.hpp>
 #include <support/fake_nccl/memory.hpp>
+#include <support/keep_alive.hpp>
+#include <support/meeting.hpp>
 #include <support/nccl_ranks.hpp>
 #include <support/wait_until.hpp>
 
@@ -176,21 +178,27 @@ TEST_CASE("a registration that fails on one rank ends all of them with its text"
 TEST_CASE(
     "a registration to which a rank does not come is TimedOut, and one that differs a Mismatch"
 ) {
-    run_nccl_ranks({2, 4}, [](NcclCommunicator& comm, auto&, cudaStream_t) {
-        int const last = comm.size() - 1;
-        if (comm.rank() == last) {
-            wait_until([&] { return comm.is_spent(); });
-            return;
-        }
-        Arena const arena = comm.allocate(64);
-        comm.set_deadline(std::chrono::milliseconds{300});
-        try {
-            comm.register_arena(arena);
-            FAIL_CHECK("no exception");
-        } catch (joinable::TimedOut const& error) {
-            CHECK(error.missing() == std::vector{last});
-        }
-    });
+    for (int const world : {2, 4}) {
+        Meeting allocated{world - 1};
+        run_nccl_ranks({world}, [&](NcclCommunicator& comm, auto&, cudaStream_t) {
+            int const last = world - 1;
+            if (comm.rank() == last) {
+                wait_until([&] { return comm.is_spent(); });
+                return;
+            }
+            Arena const arena = comm.allocate(64);
+            allocated.meet();
+            if (comm.rank() == 0) { // gives up
+                comm.set_deadline(long_deadline);
+            }
+            try {
+                comm.register_arena(arena);
+                FAIL_CHECK("no exception");
+            } catch (joinable::TimedOut const& error) {
+                CHECK(error.missing() == std::vector{last});
+            }
+        });
+    }
     run_nccl_ranks({2, 4}, [](NcclCommunicator& comm, auto& hosts, cudaStream_t) {
         Arena const arena = comm.allocate(64);
         auto const call = [&] {

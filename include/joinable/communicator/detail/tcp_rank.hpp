@@ -54,9 +54,6 @@ public:
         while (pending_.size() == most_in_flight) {
             finish(finished_);
         }
-        if (is_aborted_) {
-            wait_until([] { return false; }, next(), [] { return std::string{}; });
-        }
         throw_if_over(false);
         FrameHeader header;
         header.kind = FrameKind::arrival;
@@ -92,12 +89,12 @@ public:
     }
 
     /// What all ranks throw is the first reason that reaches the hub. Returns when the hub has said
-    /// which that is: what others do because of what this rank does next cannot be before it.
+    /// which that is: what others do because of what this rank does next cannot be before it. If it
+    /// does not answer, it is this rank's own.
     void abort(AbortReason const& reason) {
         if (is_spent()) {
             return;
         }
-        is_aborted_ = true;
         own_reason_ = reason;
         FrameHeader header;
         header.kind = FrameKind::abort;
@@ -106,6 +103,10 @@ public:
         while (!over_ && Clock::now() < end) {
             pump(end);
         }
+        if (!over_) {
+            is_alone_ = true;
+            over_ = reason;
+        }
     }
     /// Tells the others that an exception is leaving `what` on this rank.
     void abort_for_exception(std::string const& what) {
@@ -113,7 +114,7 @@ public:
     }
     [[nodiscard]] bool is_spent() {
         look();
-        return over_ || is_aborted_;
+        return over_.has_value();
     }
 
     void keep_alive() {
@@ -168,8 +169,8 @@ private:
     template <class Ready, class Meanwhile>
     void wait_until(Ready const& ready, std::uint64_t sequence, Meanwhile const& meanwhile) {
         look();
-        TimePoint end = is_aborted_ ? Clock::now() + tcp_patience : end_of_wait(deadline_);
-        bool is_asked = is_aborted_; // the hub answers that, too
+        TimePoint end = end_of_wait(deadline_);
+        bool is_asked = false;
         while (!ready() && !over_) {
             std::uint64_t const consumed = inbox_.consumed();
             pump(end);
@@ -200,19 +201,13 @@ private:
     /// Rank 0 is stopped, or cannot be reached: nobody else can tell this rank anything.
     void give_up(std::string const& meanwhile) {
         is_alone_ = true;
-        if (is_aborted_) {
-            over_ = own_reason_;
-            return;
-        }
-        AbortReason const reason = reason_of_delay(
+        abort(reason_of_delay(
             {0},
             "answer for all ranks, which meet there,",
             deadline_ + tcp_patience,
             rank_,
             meanwhile
-        );
-        abort(reason);
-        over_ = over_.value_or(reason);
+        ));
     }
 
     // -- moving -----------------------------------------------------------------------------------
@@ -247,14 +242,12 @@ private:
             }
         );
         if (!goes_on && !over_) {
-            over_ = is_aborted_ ? own_reason_
-                                : AbortReason{
-                                      FailureKind::peer_failed,
-                                      {0},
-                                      "rank 0 failed: its connection broke: its process died, or "
-                                      "its machine is out of "
-                                      "reach"
-                                  };
+            over_ = own_reason_.value_or(AbortReason{
+                FailureKind::peer_failed,
+                {0},
+                "rank 0 failed: its connection broke: its process died, or its machine is out of "
+                "reach"
+            });
         }
         if (!over_ && inbox_.consumed() - told_ >= 16'384) {
             FrameHeader header;
@@ -333,10 +326,9 @@ private:
     bool has_started_ = false;
     std::deque<Pending> pending_; ///< posted, but not finished
     std::uint64_t finished_ = 0;
-    bool is_aborted_ = false; ///< by this rank
-    bool is_alone_ = false;   ///< the hub answers no more
-    AbortReason own_reason_;
-    std::optional<AbortReason> over_; ///< what every wait throws that did not complete before
+    bool is_alone_ = false;                 ///< the hub answers no more
+    std::optional<AbortReason> own_reason_; ///< of this rank's abort
+    std::optional<AbortReason> over_;       ///< what every wait throws that did not complete before
     std::optional<Again> again_;
     bool has_answer_ = false;
     std::vector<int> missing_;

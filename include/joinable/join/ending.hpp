@@ -29,6 +29,12 @@ public:
             }
         }
     }
+    /// Keeps the reason of a failure of the roll calls, which all ranks throw, unless one was kept.
+    void record_end_of_roll_calls() {
+        if (!recorded_) {
+            recorded_ = reason_of(std::current_exception());
+        }
+    }
     void forget() noexcept { recorded_.reset(); }
     /// What peers should be told.
     [[nodiscard]] AbortReason reason() const { return recorded_.value_or(failure_of({})); }

@@ -236,7 +236,7 @@ private:
             return act_on(rounds_.hear());
         } catch (...) {
             if (!ending_.is_over()) { // the communicator failed: the others fail with it
-                ending_.record({});
+                ending_.record_end_of_roll_calls();
                 leave_by_exception();
             }
             throw;

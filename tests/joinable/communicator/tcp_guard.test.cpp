@@ -195,6 +195,33 @@ TEST_CASE("a throw within a round ends the group by TCP, with its text") {
     }
 }
 
+TEST_CASE("what ended the roll calls ends the collectives of the data, in the same words") {
+    // A guard that fails aborts its communicators one after another. Here rank 1 comes between.
+    std::atomic<bool> has_heard{false};
+    run_with_control(3, [&](ThreadCommunicator& data, TcpCommunicator& tcp) {
+        joinable::AbortReason const reason{
+            joinable::FailureKind::contract, {2}, "rank 2 left the loop"
+        };
+        AllReducer reducer{data};
+        joinable::Join guard{joinable::participants(reducer), joinable::control(tcp)};
+        reducer();
+        if (data.rank() == 2) {
+            tcp.abort(reason);
+            wait_until(has_heard, true);
+            data.abort(reason);
+        }
+        auto const wait = [&] { data.rank() == 1 ? (void)reducer() : data.barrier(); };
+        CHECK_THROWS_WITH_AS(wait(), "rank 2 left the loop", joinable::ContractViolation);
+        if (data.rank() == 1) {
+            has_heard = true;
+        }
+        try {
+            guard.finish();
+        } catch (joinable::ContractViolation const&) { // it is over
+        }
+    });
+}
+
 TEST_CASE("a process that is killed in a guard over TCP is named on all others") {
     for (int const world : {2, 4}) {
         for (int victim = 0; victim < world; ++victim) {

@@ -23,19 +23,6 @@
 
 namespace joinable::inline v0::detail {
 
-/// The reason of what a control communicator threw.
-[[nodiscard]] inline AbortReason reason_of(std::exception_ptr const& error) {
-    try {
-        std::rethrow_exception(error);
-    } catch (CommunicationError const& failure) {
-        return {FailureKind::communication, {}, failure.what()};
-    } catch (ContractViolation const& failure) {
-        return {FailureKind::contract, {}, failure.what()};
-    } catch (...) {
-        return failure_of(error);
-    }
-}
-
 /// What has kernels of NCCL for later, in a CUDA graph: NCCL frees no handle as long as there are any,
 /// so they go before it, and before the windows that they use.
 class HoldsNcclKernels {

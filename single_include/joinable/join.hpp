@@ -6962,9 +6962,25 @@ inline AbortReason failure_of(std::exception_ptr const& error) {
     }
 }
 
-/// The same, ready to be thrown elsewhere: without culprits it is `rank` that failed.
+/// The reason of what the communicator threw by which ranks meet: what ended it for all of them.
+inline AbortReason reason_of(std::exception_ptr const& error) {
+    try {
+        std::rethrow_exception(error);
+    } catch (CommunicationError const& failure) {
+        return {FailureKind::communication, {}, failure.what()};
+    } catch (ContractViolation const& failure) {
+        return {FailureKind::contract, {}, failure.what()};
+    } catch (...) {
+        return failure_of(error);
+    }
+}
+
+/// The same, ready to be thrown elsewhere: without culprits it is `rank` that failed, unless all
+/// ranks throw an error that names none.
 inline AbortReason blamed_on(int rank, AbortReason reason) {
-    if (reason.ranks.empty()) {
+    bool const is_of_all =
+        reason.kind == FailureKind::communication || reason.kind == FailureKind::contract;
+    if (reason.ranks.empty() && !is_of_all) {
         reason.ranks = {rank};
         reason.message = concat(
             "rank ",
@@ -6996,6 +7012,12 @@ public:
             if (recorded_->message.empty()) {
                 recorded_->message = text;
             }
+        }
+    }
+    /// Keeps the reason of a failure of the roll calls, which all ranks throw, unless one was kept.
+    void record_end_of_roll_calls() {
+        if (!recorded_) {
+            recorded_ = reason_of(std::current_exception());
         }
     }
     void forget() noexcept { recorded_.reset(); }
@@ -7710,7 +7732,7 @@ private:
             return act_on(rounds_.hear());
         } catch (...) {
             if (!ending_.is_over()) { // the communicator failed: the others fail with it
-                ending_.record({});
+                ending_.record_end_of_roll_calls();
                 leave_by_exception();
             }
             throw;

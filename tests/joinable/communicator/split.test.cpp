@@ -14,6 +14,7 @@
 #include <string>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <malloc.h>
@@ -209,6 +210,43 @@ TEST_CASE("a rank that leaves because of an abort is not what the others hear of
         }
         CHECK_THROWS_WITH_AS((*oldest)->barrier(), "rank 0 gives up", joinable::Mismatch);
     });
+}
+
+TEST_CASE(
+    "a rank that fails in a group because of an abort around it is not what the others hear of"
+) {
+    for (bool const fails_beside_a_work : {false, true}) {
+        run_all_ranks({3, 4, 8}, [&](auto& comm) {
+            using Comm = std::remove_reference_t<decltype(comm)>;
+            std::vector<std::unique_ptr<Comm>> groups;
+            for (int i = 0; i < 20; ++i) {
+                groups.emplace_back(new Comm(comm.split(0, comm.rank())));
+            }
+            auto& oldest = groups.front(); // the one that the abort reaches last
+            std::int32_t value = 0;
+            joinable::Buffer const buffer{&value, 1, DType::i32};
+            if (comm.rank() == 0) {
+                comm.abort({joinable::FailureKind::mismatch, {0}, "rank 0 gives up"});
+                return;
+            }
+            auto const hear_of_it = [&] { comm.receive(buffer, 0).wait(); }; // nobody sends
+            if (comm.rank() == 1 && fails_beside_a_work) {
+                auto const fail = [&] {
+                    auto const work = oldest->receive(buffer, 1);
+                    hear_of_it();
+                };
+                CHECK_THROWS_AS(fail(), joinable::Mismatch);
+            } else if (comm.rank() == 1) {
+                auto const fail = [&] {
+                    std::unique_ptr<Comm> const group = std::move(oldest);
+                    hear_of_it();
+                };
+                CHECK_THROWS_AS(fail(), joinable::Mismatch);
+            } else {
+                CHECK_THROWS_WITH_AS(oldest->barrier(), "rank 0 gives up", joinable::Mismatch);
+            }
+        });
+    }
 }
 
 TEST_CASE("groups end in any order, and none disturbs another") {

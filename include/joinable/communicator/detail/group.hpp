@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -74,8 +75,12 @@ public:
     }
 
     /// `rank` ends the collectives, the messages, and the groups that were split from this one. The
-    /// first writer wins. Returns when nothing can start any more in any of them.
-    void abort(AbortReason const& reason, int rank) const { end(reason, number_of(rank)); }
+    /// first writer wins: of a group around this one, too, whose end may not have reached this one
+    /// when a rank that has heard of it fails here. Returns when nothing can start any more in any of
+    /// them.
+    void abort(AbortReason const& reason, int rank) const {
+        end(ended_by().value_or(reason), number_of(rank));
+    }
 
     /// `rank` takes part no longer: a collective cannot complete any more, but the others still have
     /// their messages and their groups without it. The last that is done with this group: its memory
@@ -116,18 +121,10 @@ public:
     [[nodiscard]] bool is_lost(int peer) const noexcept {
         return shared().end.is_given() || member(peer).has_left.load();
     }
-    /// Why. Whoever ends groups does so from the outermost inwards, and a rank that hears of it may
-    /// leave those within before they are reached: then it leaves because of that.
+    /// Why. A rank that leaves because of what has ended a group around this one says that.
     /// @pre is_lost(peer), or `peer` is the rank that leaves
     [[nodiscard]] AbortReason loss(int peer) const {
-        Group group = *this;
-        while (!group.shared().end.is_given()) {
-            if (group.shared().parent == 0) {
-                return reason_of_leaving(peer);
-            }
-            group = group.group_at(group.shared().parent);
-        }
-        return group.shared().end.reason();
+        return ended_by().value_or(reason_of_leaving(peer));
     }
 
     /// Whether groups have been split from this one, whose errors name other numbers.
@@ -210,6 +207,19 @@ private:
             --rank;
         }
         return rank;
+    }
+
+    /// What has ended this group or one around it. Whoever ends groups does so from the outermost
+    /// inwards, and a rank that hears of it may be faster.
+    [[nodiscard]] std::optional<AbortReason> ended_by() const {
+        Group group = *this;
+        while (!group.shared().end.is_given()) {
+            if (group.shared().parent == 0) {
+                return std::nullopt;
+            }
+            group = group.group_at(group.shared().parent);
+        }
+        return group.shared().end.reason();
     }
 
     void end(AbortReason const& reason, int writer) const {

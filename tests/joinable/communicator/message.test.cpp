@@ -19,6 +19,7 @@
 #include <doctest/doctest.h>
 #include <support/process_ranks.hpp>
 #include <support/shared.hpp>
+#include <support/wait_until.hpp>
 
 #include <joinable/communicator/collectives.hpp>
 
@@ -167,6 +168,30 @@ TEST_CASE("sides that say different things are a Mismatch on both, and no data m
         CHECK(text.find("a send of 5 f32 with tag 4") != std::string::npos);
         CHECK(text.find("a receive of 4 f32 with tag 4") != std::string::npos);
         CHECK(values == std::vector<float>(5, static_cast<float>(comm.rank())));
+    });
+}
+
+TEST_CASE("of two pairs whose sides say different things the first is what all ranks hear of") {
+    run_all_ranks({4}, [](auto& comm) {
+        std::vector<float> values(5);
+        auto const send = [&](int to) { comm.send({values.data(), 5, DType::f32}, to).wait(); };
+        auto const receive = [&](int from) {
+            comm.receive({values.data(), 4, DType::f32}, from).wait();
+        };
+        auto const take_part = [&] {
+            switch (comm.rank()) {
+            case 0: return send(1);
+            case 1: wait_until([&] { return comm.is_spent(); }); return receive(0);
+            case 2: return send(3);
+            default: return receive(2);
+            }
+        };
+        try {
+            take_part();
+            FAIL_CHECK("no exception");
+        } catch (joinable::Mismatch const& error) {
+            CHECK(error.ranks() == std::vector{2, 3});
+        }
     });
 }
 

@@ -271,6 +271,38 @@ TEST_CASE("a rank that is stuck times out, and is killed one deadline after the 
     check_nothing_is_left(before);
 }
 
+TEST_CASE("a rank that is killed because others have failed is not the one that failed") {
+    Shared<std::atomic<int>> heard;
+    Leftovers const before;
+    auto const run = [&] {
+        run_process_ranks({3}, [&](ProcessCommunicator& comm) {
+            if (comm.rank() == 2) { // it never looks
+                comm.set_deadline(std::chrono::milliseconds{100});
+                for (;;) {
+                    pause();
+                }
+            }
+            std::array<std::int32_t, 2> values{};
+            try { // as different counts
+                Buffer const mine{values.data(), comm.rank() == 0 ? 2U : 1U, DType::i32};
+                (comm.rank() == 0 ? comm.send(mine, 1) : comm.receive(mine, 0)).wait();
+            } catch (joinable::Mismatch const&) {
+                end_soon(comm, *heard, 2);
+                throw;
+            }
+        });
+    };
+    std::string text;
+    try {
+        run();
+    } catch (PeerFailed const& error) {
+        text = error.what();
+        CHECK(error.ranks() == std::vector{0, 1});
+    }
+    CHECK(text.find("a receive of 1 i32 with tag 0") != std::string::npos);
+    check_nothing_is_left(before);
+}
+
 TEST_CASE("a rank that says it is alive is waited for") {
     run_process_ranks({2}, [](ProcessCommunicator& comm) {
         comm.barrier();

@@ -96,12 +96,14 @@ public:
             for (std::size_t i = children_.size(); i-- > 0;) {
                 Child const child = children_[i];
                 bool const has_ended = (waited_for_[i].revents & POLLIN) != 0;
-                if (!has_ended && is_over) {
-                    end(child);
-                }
                 if (has_ended || is_over) {
                     children_.erase(children_.begin() + static_cast<std::ptrdiff_t>(i));
-                    note(child.rank, reap(child));
+                    if (has_ended) {
+                        note(child.rank, reap(child));
+                    } else { // no failure of its own, but what follows from that of others
+                        end(child);
+                        reap(child);
+                    }
                     close(child.handle);
                 }
             }
@@ -112,7 +114,8 @@ public:
         }
     }
 
-    /// How the process of `rank` died; empty if it ended as it should.
+    /// How the process of `rank` died; empty if it ended as it should, or had to be killed after a
+    /// failure of others.
     [[nodiscard]] std::string const& death(int rank) const noexcept {
         return deaths_[static_cast<std::size_t>(rank)];
     }

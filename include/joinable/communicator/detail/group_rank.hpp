@@ -79,7 +79,8 @@ public:
     }
 
     /// Leaves a letter for the other side, or delivers at once.
-    /// @throws Mismatch           the other side has another count or dtype; on both.
+    /// @throws Mismatch           the other side has another count or dtype; on both, unless the group
+    ///                            had failed before.
     /// @throws ContractViolation  the memory for this rank's messages is in use.
     [[nodiscard]] Message post_message(bool is_send, int peer, int tag, Buffer buffer) {
         Message message{is_send, peer, tag, buffer};
@@ -91,8 +92,8 @@ public:
         if (other != nullptr) {
             deliver(message, *other);
             throw_away(message);
+            group_.board().room.wake();
         }
-        group_.board().room.wake();
         return message;
     }
 
@@ -159,6 +160,11 @@ private:
         return is_mine;
     }
 
+    void unlock(Mailbox& mailbox) noexcept {
+        mailbox.unlock();
+        group_.board().room.wake(); // whoever waits for it, whatever becomes of this message
+    }
+
     /// Takes the letter of the other side, if there is one, else leaves this side's, if it is written.
     [[nodiscard]] Letter* meet(Message& message) {
         Board& board = group_.board();
@@ -173,7 +179,7 @@ private:
                 !message.is_send, this->rank(), other->tag, {nullptr, other->count, other->dtype}
             };
             if (other->count != message.buffer.count || other->dtype != message.buffer.dtype) {
-                mailbox.unlock();
+                unlock(mailbox);
                 throw_away(message);
                 throw_mismatch(message, theirs);
             }
@@ -182,7 +188,7 @@ private:
         } else if (message.letter != nullptr) {
             mailbox.append(board, *message.letter);
         }
-        mailbox.unlock();
+        unlock(mailbox);
         return other;
     }
 
@@ -206,8 +212,7 @@ private:
             if (waits) {
                 mailbox.remove(board, letter);
             }
-            mailbox.unlock();
-            board.room.wake();
+            unlock(mailbox);
             if (waits) {
                 return false;
             }
@@ -270,7 +275,7 @@ private:
             )
         };
         group_.abort(reason, this->rank());
-        throw_failure(reason);
+        throw_failure(group_.loss(mine.peer)); // which may be another one
     }
 
     Group group_;

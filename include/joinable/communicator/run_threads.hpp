@@ -45,7 +45,9 @@ original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& 
         }
     };
     for (int const rank : ranks) {
-        look_at(errors[static_cast<std::size_t>(rank)]);
+        if (static_cast<std::size_t>(rank) < errors.size()) { // anybody may abort, and name anybody
+            look_at(errors[static_cast<std::size_t>(rank)]);
+        }
     }
     for (std::exception_ptr const& error : errors) {
         look_at(error);

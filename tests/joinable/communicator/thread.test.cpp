@@ -421,6 +421,23 @@ TEST_CASE("run_threads rethrows the original exception, the others see who faile
     }
 }
 
+TEST_CASE("an abort that names ranks which are none takes nothing from the exception") {
+    CHECK_THROWS_WITH_AS(
+        run_ranks(
+            {2},
+            [&](ThreadCommunicator& comm) {
+                if (comm.rank() == 1) {
+                    comm.abort({joinable::FailureKind::peer_failed, {3}, "of another world"});
+                    throw std::out_of_range{"no such word"};
+                }
+                comm.barrier();
+            }
+        ),
+        "no such word",
+        std::out_of_range
+    );
+}
+
 TEST_CASE("a rank that leaves while others wait is named at once") {
     run_all_ranks({2, 4}, [](auto& comm) {
         comm.barrier();

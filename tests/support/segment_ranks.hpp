@@ -44,6 +44,8 @@ public:
         joinable::detail::throw_first_failure(segment_, children);
     }
 
+    [[nodiscard]] joinable::detail::ProcessSegment& segment() noexcept { return segment_; }
+
     /// Where the last copy of a buffer of `rank` ended, in bytes, of those within the first 4 MiB.
     /// @pre what was copied ended in a byte that is not 0
     [[nodiscard]] std::size_t copied(int rank) const {

@@ -9,6 +9,8 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,6 +25,7 @@
 #include <support/process_ranks.hpp>
 #include <support/segment_ranks.hpp>
 #include <support/shared.hpp>
+#include <support/wait_until.hpp>
 
 #include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/run_processes.hpp>
@@ -48,18 +51,21 @@ void check_killed(int world, int culprit, Body const& body) {
     CHECK(Clock::now() - start < std::chrono::seconds{20});
 }
 
-/// Bytes of which one in the middle kills whoever touches it.
+/// Bytes of which one in the middle kills or stops whoever touches it.
 class Trap {
 public:
     static constexpr std::size_t bytes = std::size_t{4} << 20U;
 
-    Trap()
+    explicit Trap(bool only_stops = false)
         : data_{static_cast<std::uint8_t*>(
               mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
           )} {
         mprotect(data_ + bytes / 2, 1, PROT_NONE);
         struct sigaction action{};
         action.sa_handler = [](int) { std::raise(SIGKILL); };
+        if (only_stops) {
+            action.sa_handler = [](int) { std::raise(SIGSTOP); };
+        }
         sigaction(SIGSEGV, &action, nullptr);
     }
     [[nodiscard]] joinable::Buffer buffer() const { return {data_, bytes, DType::u8}; }
@@ -74,6 +80,14 @@ void kill_in(std::chrono::microseconds moment) {
     when.it_value.tv_usec = moment.count();
     std::signal(SIGALRM, [](int) { std::raise(SIGKILL); });
     setitimer(ITIMER_REAL, &when, nullptr);
+}
+
+/// Whether the system has stopped it.
+bool is_stopped(pid_t process) {
+    std::ifstream file{"/proc/" + std::to_string(process) + "/stat"};
+    std::string state;
+    std::getline(file, state);
+    return state.find(") T ") != std::string::npos;
 }
 
 void spin_until(std::atomic<bool> const& flag) {
@@ -144,6 +158,67 @@ TEST_CASE("a rank that is killed while it copies a message fails it, and no half
             }
         });
         CHECK(*named == 1);
+    }
+}
+
+/// Rank 1 is stopped in its `part` of a message with rank 0, which gives up once it is: 'it did not
+/// <missed>'.
+template <class Part>
+void check_stopped(bool sends, std::string const& missed, Part const& part) {
+    Shared<std::atomic<pid_t>> const process;
+    Shared<std::atomic<bool>> const is_posted;
+    Shared<std::array<char, 200>> const text;
+    SegmentRanks ranks{2};
+    auto const run = [&](ProcessCommunicator& comm) {
+        if (comm.rank() == 1) {
+            comm.set_deadline(std::chrono::milliseconds{100});
+            *process = getpid();
+            spin_until(*is_posted);
+            part(comm, ranks);
+            return;
+        }
+        wait_until([&] { return *process != 0; });
+        std::vector<std::uint8_t> bytes(Trap::bytes, 7);
+        joinable::Buffer const buffer{bytes.data(), bytes.size(), DType::u8};
+        auto work = sends ? comm.send(buffer, 1) : comm.receive(buffer, 1);
+        *is_posted = true;
+        wait_until([&] { return is_stopped(*process); });
+        comm.set_deadline(std::chrono::milliseconds{100});
+        try {
+            work.wait();
+            FAIL_CHECK("no exception");
+        } catch (joinable::TimedOut const& error) {
+            std::snprintf(text->data(), text->size(), "%s", error.what());
+            CHECK(error.missing() == std::vector{1});
+            CHECK_THROWS_AS(work.wait(), joinable::TimedOut); // again
+            CHECK(bytes == std::vector<std::uint8_t>(Trap::bytes, 7));
+            throw;
+        }
+    };
+    CHECK_THROWS_AS(ranks.run(run), PeerFailed);
+    CHECK(
+        std::string{text->data()} == "rank 1 did not " + missed +
+                                         " within 0.1 s, while rank 0 waits in a " +
+                                         (sends ? "send" : "receive") + " of 4194304 u8 with tag 0"
+    );
+}
+
+TEST_CASE("a rank that is stopped while it copies a message times out, and no half of it arrives") {
+    for (bool const sends : {false, true}) {
+        check_stopped(sends, "finish its copy", [&](ProcessCommunicator& comm, SegmentRanks&) {
+            Trap const trap{true};
+            (sends ? comm.receive(trap.buffer(), 0) : comm.send(trap.buffer(), 0)).wait();
+        });
+    }
+}
+
+TEST_CASE("a rank that is stopped with a mailbox locked times out") {
+    for (bool const sends : {false, true}) {
+        char const* const missed = sends ? "receive" : "send";
+        check_stopped(sends, missed, [&](ProcessCommunicator&, SegmentRanks& ranks) {
+            CHECK(ranks.segment().group().mailbox(sends ? 0 : 1, sends ? 1 : 0).try_lock());
+            std::raise(SIGSTOP);
+        });
     }
 }
 

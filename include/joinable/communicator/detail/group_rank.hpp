@@ -17,6 +17,7 @@
 #include <joinable/communicator/detail/home.hpp>
 #include <joinable/communicator/detail/lent_memory.hpp>
 #include <joinable/communicator/detail/mailbox.hpp>
+#include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -110,13 +111,11 @@ public:
     /// Blocks until the message is settled; then nobody touches its buffer any more. Whether it was
     /// delivered: if not, group().loss(peer) says why.
     [[nodiscard]] bool finish_message(Message& message) {
+        auto const waits = [&] { return message.letter->state.load() == State::waiting; };
         if (!is_settled(message)) {
             this->wait_for_others(
-                [&] { return is_settled(message); },
-                [&] {
-                    bool const waits = message.letter->state.load() == Letter::State::waiting;
-                    return waits ? std::vector{message.peer} : std::vector<int>{};
-                },
+                [&] { return !waits() || group_.is_lost(message.peer); },
+                [&] { return waits() ? std::vector{message.peer} : std::vector<int>{}; },
                 message.is_send ? "receive" : "send",
                 [&] { return "waits in " + message.text(); }
             );
@@ -145,13 +144,12 @@ private:
         }
     }
 
-    /// Waits until the mailbox is this rank's, or until `gives_up()`. Whether it is this rank's.
-    template <class GivesUp>
-    [[nodiscard]] bool lock(Mailbox& mailbox, int peer, GivesUp const& gives_up) {
+    /// Waits until the mailbox is this rank's, or nothing can come of it. Whether it is this rank's.
+    [[nodiscard]] bool lock(Mailbox& mailbox, int peer) {
         bool is_mine = mailbox.try_lock();
         if (!is_mine) {
             this->wait_for_others(
-                [&] { return (is_mine = mailbox.try_lock()) || gives_up(); },
+                [&] { return (is_mine = mailbox.try_lock()) || group_.is_lost(peer); },
                 [&] { return std::vector{peer}; },
                 "let a mailbox go",
                 [] { return "waits for it"; }
@@ -169,7 +167,7 @@ private:
     [[nodiscard]] Letter* meet(Message& message) {
         Board& board = group_.board();
         Mailbox& mailbox = mailbox_of(message);
-        if (!lock(mailbox, message.peer, [&] { return group_.is_lost(message.peer); })) {
+        if (!lock(mailbox, message.peer)) {
             throw_away(message);
             throw_failure(group_.loss(message.peer));
         }
@@ -201,27 +199,50 @@ private:
         other.state.store(State::done); // from here on it may be gone
     }
 
-    /// Whether the message is delivered: if not, the other side finds it no longer.
-    [[nodiscard]] bool is_delivered(Message const& message) {
+    /// Whether the message is delivered: if not, the other side finds it no longer. Or its process has
+    /// been stopped while it was at it: then the letter is left to it for ever.
+    [[nodiscard]] bool is_delivered(Message& message) {
         Letter& letter = *message.letter;
-        Board& board = group_.board();
-        auto const is_dead = [&] { return board.is_dead(message.peer); };
-        if (Mailbox& mailbox = mailbox_of(message);
-            letter.state.load() == State::waiting && lock(mailbox, message.peer, is_dead)) {
+        Mailbox& mailbox = mailbox_of(message);
+        for (;;) {
+            bool is_locked = false;
+            auto const is_over = [&] {
+                State const state = letter.state.load();
+                return state == State::done || group_.board().is_dead(message.peer) ||
+                       (state == State::waiting && (is_locked = mailbox.try_lock()));
+            };
+            // A thread never stops for long; should it be late, it still copies to this rank's buffer.
+            while (!this->wait(is_over, this->deadline())) {
+                if (!Memory::is_all_in_reach) {
+                    abort_for_copy(message);
+                    message.letter = nullptr;
+                    return false;
+                }
+            }
+            if (!is_locked) {
+                return letter.state.load() == State::done;
+            }
             bool const waits = letter.state.load() == State::waiting;
             if (waits) {
-                mailbox.remove(board, letter);
+                mailbox.remove(group_.board(), letter);
             }
             unlock(mailbox);
             if (waits) {
                 return false;
             }
         }
-        // The other side copies, or has died: then it touches nothing any more.
-        auto const is_over = [&] { return letter.state.load() == State::done || is_dead(); };
-        while (!this->wait(is_over, this->deadline())) {
-        }
-        return letter.state.load() == State::done;
+    }
+    void abort_for_copy(Message const& message) {
+        group_.abort(
+            reason_of_delay(
+                {message.peer},
+                "finish its copy",
+                this->deadline(),
+                this->rank(),
+                "waits in " + message.text()
+            ),
+            this->rank()
+        );
     }
 
     /// Whether the other side finds the buffer itself: then there is no copy of it.

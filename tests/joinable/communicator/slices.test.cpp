@@ -9,7 +9,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
+#include <thread>
 #include <vector>
+
+#include <sys/mman.h>
 
 #include <doctest/doctest.h>
 
@@ -282,6 +285,98 @@ TEST_CASE("a collective in which all have arrived ends well, though a rank fails
         );
         CHECK_THROWS_WITH_AS(comm.barrier(), "it was enough", PeerFailed);
     });
+}
+
+/// Elements in memory that only this rank reaches. Where it touches those of its own share of the
+/// first slice, it is held until the gate is open.
+class Gate {
+public:
+    struct State {
+        std::atomic<bool> is_reached{false};
+        std::atomic<bool> is_open{false};
+    };
+    Gate(State& shared, int rank, int world) {
+        bool const is_crowded = static_cast<unsigned>(world) > std::thread::hardware_concurrency();
+        namespace tuning = joinable::detail::tuning;
+        std::size_t const slice = is_crowded ? tuning::crowded_slice_bytes : tuning::slice_bytes;
+        std::size_t const middle =
+            slice * static_cast<std::size_t>(2 * rank + 1) / static_cast<std::size_t>(2 * world);
+        data_ = static_cast<std::byte*>(mmap(
+            nullptr,
+            many * sizeof(float),
+            PROT_READ | PROT_WRITE,
+            MAP_PRIVATE | MAP_ANONYMOUS,
+            -1,
+            0
+        ));
+        closed = data_ + middle / page * page;
+        state = &shared;
+        mprotect(closed, page, PROT_NONE);
+        struct sigaction action{};
+        action.sa_handler = [](int) {
+            state->is_reached = true;
+            while (!state->is_open) {
+            }
+            mprotect(closed, page, PROT_READ | PROT_WRITE);
+        };
+        sigaction(SIGSEGV, &action, nullptr);
+    }
+    [[nodiscard]] Buffer buffer() const { return {data_, many, DType::f32}; }
+
+private:
+    static constexpr std::size_t page = 4096;
+    static inline std::byte* closed = nullptr; // for the signal handler
+    static inline State* state = nullptr;
+    std::byte* data_; // gone with the process
+};
+
+TEST_CASE("nobody touches an arena any more after a rank has heard that its slices are lost") {
+    Shared<Gate::State> gate;
+    Shared<std::atomic<bool>> is_over;
+    Shared<std::atomic<int>> named;
+    auto const run = [&](ProcessCommunicator& comm) {
+        Elements<float> const values{comm, true, many, [](std::size_t) { return 1.0F; }};
+        Elements<float> const elsewhere{comm, false, many, [](std::size_t) { return 1.0F; }};
+        comm.barrier();
+        if (comm.rank() == 1) {
+            Gate const held{*gate, 1, 3};
+            CHECK_THROWS_AS(comm.all_reduce(held.buffer(), ReduceOp::sum).wait(), PeerFailed);
+            *is_over = true;
+            return;
+        }
+        auto work =
+            comm.all_reduce((comm.rank() == 0 ? values : elsewhere).buffer(), ReduceOp::sum);
+        while (!gate->is_reached) {
+            static_cast<void>(work.test());
+        }
+        if (comm.rank() == 2) {
+            std::raise(SIGKILL);
+        }
+        bool is_lost = false;
+        auto const look = [&] {
+            try {
+                static_cast<void>(work.test());
+            } catch (PeerFailed const& error) {
+                is_lost = true;
+                *named = error.rank();
+                std::fill(values.data(), values.data() + many, 5.0F);
+            }
+        };
+        wait_until([&] { return comm.is_spent(); });
+        for (int i = 0; i < 100 && !is_lost; ++i) {
+            look();
+        }
+        gate->is_open = true;
+        while (!is_lost) {
+            look();
+        }
+        wait_until([&] { return is_over->load(); });
+        CHECK(values.are([](std::size_t) { return 5.0F; }));
+    };
+    CHECK_THROWS_WITH_AS(
+        run_process_ranks({3}, run), "rank 2 failed: its process was killed by signal 9", PeerFailed
+    );
+    CHECK(*named == 2);
 }
 
 TEST_CASE("who has failed and does not come for its slices is given up, and gives up itself") {

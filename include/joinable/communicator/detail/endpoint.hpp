@@ -170,6 +170,9 @@ public:
             if (!pending.pipeline.advance(board_, pending.said, rank_, memory_)) {
                 if (pending.pipeline.is_lost(board_)) {
                     give_up(sequence);
+                    if (!pending.pipeline.is_in_use(board_)) {
+                        throw_failure(board_.reason());
+                    }
                 }
                 return false;
             }
@@ -303,7 +306,8 @@ private:
         Pipeline const& pipeline = pending_of(sequence).pipeline;
         auto const is_over = [&] {
             return is_done(sequence) || pipeline.can_advance(board_, rank_) ||
-                   pipeline.is_lost(board_);
+                   (pipeline.is_lost(board_) &&
+                    (!has_given_up(sequence) || !pipeline.is_in_use(board_)));
         };
         wait_for_others(
             is_over,
@@ -313,13 +317,17 @@ private:
         );
         if (!is_over()) { // the deadline of a group that had failed before
             give_up(sequence);
+            throw_failure(board_.reason());
         }
     }
-    /// @pre the board is spent
-    [[noreturn]] void give_up(std::uint64_t sequence) {
-        board_.progress(rank_, sequence).has_given_up.store(true);
-        board_.room.wake();
-        throw_failure(board_.reason());
+    [[nodiscard]] bool has_given_up(std::uint64_t sequence) noexcept {
+        return board_.progress(rank_, sequence).has_given_up.load();
+    }
+    void give_up(std::uint64_t sequence) noexcept {
+        if (!has_given_up(sequence)) {
+            board_.progress(rank_, sequence).has_given_up.store(true);
+            board_.room.wake();
+        }
     }
 
     /// The slot of the next collective is free when every rank has finished what used it before.

@@ -107,10 +107,14 @@ public:
                 board.room.wake();
                 moves = true;
             }
-            if (computed_ < lent_by_all(board)) {
-                auto const [begin, end] = slices_.range(computed_, rank, rank + 1);
-                exchange.run(begin, end);
-                mine.done.store(++computed_);
+            if (can_compute(board)) {
+                board.begin_computing(rank, Worker::rank, sequence_);
+                if (!is_given_up(board)) { // whoever gives up from here on waits for the end
+                    auto const [begin, end] = slices_.range(computed_, rank, rank + 1);
+                    exchange.run(begin, end);
+                    mine.done.store(++computed_);
+                }
+                board.end_computing(rank, Worker::rank);
                 board.room.wake();
                 moves = true;
             }
@@ -126,7 +130,7 @@ public:
     }
 
     [[nodiscard]] bool can_advance(Board& board, int rank) const noexcept {
-        return lent_ < limit_of_lending(board, rank) || computed_ < lent_by_all(board) ||
+        return lent_ < limit_of_lending(board, rank) || can_compute(board) ||
                taken_ < done_by_all(board);
     }
 
@@ -145,28 +149,57 @@ public:
     }
 
     /// Whether this rank, which cannot advance, never will: because some rank that is not through has
-    /// died or has given up, or because the deadline of one for which it waits is over.
+    /// died, because one has given up, or because the deadline of one for which it waits is over.
     [[nodiscard]] bool is_lost(Board& board) const {
         if (!board.is_spent()) {
             return false;
         }
         for (int rank = 0; rank < board.size(); ++rank) {
             ChunkProgress const& its = board.progress(rank, sequence_);
-            if ((board.is_dead(rank) || its.has_given_up.load()) &&
-                (its.lent.load() != count_ || its.done.load() != count_)) {
+            if (board.is_dead(rank) && (its.lent.load() != count_ || its.done.load() != count_)) {
                 return true;
             }
         }
+        if (is_given_up(board)) {
+            return true;
+        }
         AbortReason const reason = board.reason();
         std::vector<int> const ranks = holding_up(board);
-        return reason.kind == FailureKind::timed_out &&
-               std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
-                   auto const& overdue = reason.ranks;
-                   return std::find(overdue.begin(), overdue.end(), rank) != overdue.end();
-               });
+        return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
+            return is_overdue(reason, rank);
+        });
+    }
+    /// Whether some rank still computes a slice, and with it in this rank's memory. Not one that has
+    /// died, or whose deadline is over: its process has been stopped.
+    /// @pre this rank has told that it gives up, so that nobody begins another one
+    [[nodiscard]] bool is_in_use(Board& board) const {
+        AbortReason const reason = board.reason();
+        for (int const rank : board.computing(sequence_)) {
+            if (!board.is_dead(rank) && !is_overdue(reason, rank)) {
+                return true;
+            }
+        }
+        return false;
     }
 
 private:
+    [[nodiscard]] static bool is_overdue(AbortReason const& reason, int rank) noexcept {
+        return reason.kind == FailureKind::timed_out &&
+               std::find(reason.ranks.begin(), reason.ranks.end(), rank) != reason.ranks.end();
+    }
+    /// By any rank: then it does not expect anybody in its memory any more.
+    [[nodiscard]] bool is_given_up(Board& board) const noexcept {
+        for (int rank = 0; rank < board.size(); ++rank) {
+            if (board.progress(rank, sequence_).has_given_up.load()) {
+                return true;
+            }
+        }
+        return false;
+    }
+    [[nodiscard]] bool can_compute(Board& board) const noexcept {
+        return computed_ < lent_by_all(board) && !is_given_up(board);
+    }
+
     /// As bytes. Its own share a rank reads and writes where it is.
     template <class Copy>
     void for_shares_of_others(std::size_t slice, int rank, Copy const& copy) const {

@@ -1,10 +1,22 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <unistd.h>
+
 namespace joinable_tests {
 
 /// A group of ranks that has not ended after so many seconds hangs, however busy the machine is. More
 /// than any deadline, and less than what ctest gives a test (see CMakeLists.txt).
 inline constexpr int seconds_to_hang = 300;
+
+/// Ends this process, and with it its children, when what it is there for hangs: a thread must not be
+/// there at fork.
+class Alarm {
+public:
+    Alarm() { alarm(seconds_to_hang); }
+    ~Alarm() { alarm(0); }
+    Alarm(Alarm const&) = delete;
+    Alarm& operator=(Alarm const&) = delete;
+};
 
 } // namespace joinable_tests

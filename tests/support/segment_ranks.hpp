@@ -6,8 +6,6 @@
 #include <cstdio>
 #include <cstring>
 
-#include <unistd.h>
-
 #include <support/failed_checks.hpp>
 #include <support/hang.hpp>
 
@@ -24,7 +22,7 @@ public:
     /// As run_processes, with a limit in time, and with checks that fail here.
     template <class Body>
     void run(Body const& body) {
-        alarm(seconds_to_hang);
+        Alarm const at_hang;
         std::fflush(nullptr); // or each rank prints what is not printed yet
         joinable::detail::ChildProcesses children{segment_};
         auto const checked = [&](joinable::ProcessCommunicator& comm) {
@@ -40,7 +38,6 @@ public:
             }
         }
         children.wait();
-        alarm(0);
         joinable::detail::throw_first_failure(segment_, children);
     }
 

@@ -28,6 +28,7 @@
 #include <doctest/doctest.h>
 #include <support/keep_alive.hpp>
 #include <support/process_ranks.hpp>
+#include <support/segment_ranks.hpp>
 #include <support/shared.hpp>
 #include <support/wait_until.hpp>
 
@@ -478,7 +479,7 @@ TEST_CASE("a check that fails in a rank fails here") {
 }
 
 TEST_CASE("the memory that ranks share has no name that could be left behind") {
-    run_process_ranks({2}, [](ProcessCommunicator& comm) {
+    SegmentRanks{2}.run([](ProcessCommunicator& comm) { // shares nothing else
         comm.barrier();
         CHECK(mappings_with("/dev/zero (deleted)") == 1);
         CHECK(mappings_with("/dev/shm") == 0);

@@ -247,7 +247,7 @@ TEST_CASE("a rank that is killed with a mailbox locked stops nobody") {
     };
     for (bool const is_late : {false, true}) {
         *named = 0;
-        alarm(seconds_to_hang);
+        Alarm const at_hang;
         auto const run = [&] {
             ProcessSegment segment{2};
             ChildProcesses children{segment};
@@ -265,7 +265,6 @@ TEST_CASE("a rank that is killed with a mailbox locked stops nobody") {
         CHECK_THROWS_WITH_AS(
             run(), "rank 1 failed: its process was killed by signal 9", PeerFailed
         );
-        alarm(0);
         CHECK(*named == 1);
     }
 }

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -396,6 +397,43 @@ TEST_CASE("a killed rank has the number that it has in the group of whoever hear
     CHECK((*named)[0] == 103); // no member of its groups: as all are numbered
     CHECK((*named)[1] == 103);
     CHECK((*named)[2] == 100);
+}
+
+TEST_CASE(
+    "what a rank was about to end all groups with is what all hear, though it is killed meanwhile"
+) {
+    Shared<std::atomic<pid_t>> const process;
+    Shared<std::atomic<int>> const named;
+    for (int attempt = 0; attempt < 5; ++attempt) {
+        *process = *named = 0;
+        check_killed(4, 0, [&](ProcessCommunicator& comm) {
+            std::vector<std::unique_ptr<ProcessCommunicator>> groups;
+            for (int i = 0; i < 50; ++i) {
+                groups.emplace_back(new ProcessCommunicator(comm.split(0, comm.rank())));
+            }
+            if (comm.rank() == 0) {
+                *process = getpid();
+                comm.abort({joinable::FailureKind::mismatch, {3}, "rank 0 gives up"});
+                for (;;) {
+                    pause();
+                }
+            }
+            if (comm.rank() == 1) {
+                wait_until([&] { return *process != 0; });
+                while (!comm.is_spent()) {
+                }
+                kill(*process, SIGKILL);
+            }
+            for (auto const& group : groups) { // from the one that the abort reaches last
+                try {
+                    group->barrier();
+                } catch (joinable::Mismatch const& error) {
+                    *named += error.ranks() == std::vector{3} ? 1 : 0;
+                }
+            }
+        });
+        CHECK(*named == 3 * 50);
+    }
 }
 
 TEST_CASE("a message between arenas is not copied into other memory, at whichever side it waits") {

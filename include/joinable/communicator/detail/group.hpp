@@ -92,11 +92,12 @@ public:
     }
 
     /// The rank that has this number among all has died, wherever it was; `death` says how. Ends what
-    /// abort() ends: in groups of which it was a member with its rank there. False if somebody keeps
-    /// other groups locked, who may have died as well: then call it again soon. `burier` is as a Board
+    /// abort() ends: in groups of which it was a member with its rank there, unless it, or another
+    /// one, was about to end them for another reason. False if somebody is at it, or keeps other
+    /// groups locked, who may have died as well: then call it again soon. `burier` is as a Board
     /// says. @pre this is the group from which all others come.
     bool bury(int number, std::string const& death, int burier) const {
-        return bury(number, death, {FailureKind::peer_failed, {}, death}, burier);
+        return bury(number, death, {FailureKind::peer_failed, {}, death}, true, burier);
     }
     /// Endpoint calls it.
     std::chrono::nanoseconds look_for_deaths() const noexcept {
@@ -236,16 +237,24 @@ private:
         unlock();
     }
 
-    bool bury(int number, std::string const& death, AbortReason reason, int burier) const {
+    /// `reason` is that of the group around this one: of this death, or of what was before it.
+    bool bury(
+        int number, std::string const& death, AbortReason reason, bool is_of_death, int burier
+    ) const {
         int const rank = rank_of(number);
-        if (rank >= 0) {
+        if (is_of_death && rank >= 0) {
             reason.ranks = {rank};
             reason.message = concat("rank ", rank, " failed: ", death);
         }
         if (shared().end.take_over(number, reason, burier, [] {})) {
             board_->room.wake();
         }
-        board_->bury(rank, number, reason, burier);
+        if (!shared().end.is_given()) {
+            return false; // another one is at it, or has died there as well
+        }
+        AbortReason const first = shared().end.reason();
+        is_of_death = is_of_death && first.message == reason.message;
+        board_->bury(rank, number, first, burier);
         // This rank itself may hold the list, where it waits in an abort and looks for deaths.
         bool const is_mine = shared().locked_by.load() == burier + 1;
         int holder = number + 1;
@@ -255,7 +264,7 @@ private:
         }
         bool is_everywhere = true;
         for_each_child([&](Group child) {
-            is_everywhere = child.bury(number, death, reason, burier) && is_everywhere;
+            is_everywhere = child.bury(number, death, first, is_of_death, burier) && is_everywhere;
         });
         if (!is_mine) {
             unlock();

@@ -39,9 +39,10 @@ template <class F>
             outcome.state.store(Outcome::returned);
         } catch (...) {
             AbortReason const reason = failure_of(std::current_exception());
-            outcome.reason.store(reason);
+            AbortReason const told = reason_of_exit(segment.group(), rank, reason);
+            outcome.reason.store(reason.ranks.empty() ? reason : told);
             outcome.state.store(Outcome::threw);
-            comm.abort(reason_of_exit(segment.group(), rank, reason));
+            comm.abort(told);
         }
     }
     std::fflush(nullptr
@@ -63,7 +64,7 @@ inline void throw_first_failure(ProcessSegment& segment, ChildProcesses const& c
             return;
         }
         bool const is_own = failures.back().ranks.empty();
-        failures.back() = reason_of_exit(segment.group(), rank, failures.back());
+        failures.back() = blamed_on(rank, failures.back());
         if (is_own) {
             throw PeerFailed{failures.back().ranks, failures.back().message};
         }

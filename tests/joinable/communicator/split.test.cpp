@@ -3,10 +3,12 @@
 #include <joinable/communicator/process.hpp>
 #include <joinable/communicator/thread.hpp>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <fstream>
 #include <memory>
 #include <optional>
@@ -247,6 +249,56 @@ TEST_CASE(
             }
         });
     }
+}
+
+TEST_CASE(
+    "a rank that throws in a group is named on all, though another one of that group fails first"
+) {
+    Shared<std::atomic<bool>> const is_over;
+    Shared<std::array<char, 200>> const text;
+    struct WaitsAtTheEnd {
+        std::atomic<bool> const* is_over;
+        ~WaitsAtTheEnd() {
+            wait_until([&] { return is_over->load(); });
+        }
+    };
+    auto const body = [&](auto& comm) {
+        std::optional<WaitsAtTheEnd> last;
+        if (comm.rank() == 2) {
+            last.emplace(&*is_over);
+        }
+        auto group = comm.split(comm.rank() / 2, -comm.rank()); // 1 and 0, 3 and 2
+        if (comm.rank() == 2) {                                 // 1 there
+            throw std::out_of_range{"no such word"};
+        }
+        if (comm.rank() == 3) {
+            group.barrier();
+        }
+        try {
+            comm.barrier();
+        } catch (joinable::PeerFailed const& error) {
+            if (comm.rank() == 0) {
+                CHECK(error.ranks() == std::vector{2});
+                std::snprintf(text->data(), text->size(), "%s", error.what());
+                *is_over = true;
+            }
+            throw;
+        }
+    };
+    auto const check = [&] {
+        CHECK(
+            std::string{text->data()} ==
+            "rank 2, in a group split off: rank 1 failed: an exception left the scope of its "
+            "communicator"
+        );
+        *is_over = false;
+    };
+    CHECK_THROWS_WITH_AS(run_ranks({4}, body), "no such word", std::out_of_range);
+    check();
+    CHECK_THROWS_WITH_AS(
+        run_process_ranks({4}, body), "rank 2 failed: no such word", joinable::PeerFailed
+    );
+    check();
 }
 
 TEST_CASE("groups end in any order, and none disturbs another") {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -126,6 +127,31 @@ public:
     /// @pre is_lost(peer), or `peer` is the rank that leaves
     [[nodiscard]] AbortReason loss(int peer) const {
         return ended_by().value_or(reason_of_leaving(peer));
+    }
+
+    /// The ranks that `said` names, as this group numbers them, if it is what ended this group or one
+    /// split from it, of which the rank with this number was a member. Nothing, if it is not.
+    [[nodiscard]] std::optional<std::vector<int>>
+    ranks_here(AbortReason const& said, int number) const {
+        if (shared().end.is_given() && shared().end.reason().message == said.message) {
+            return said.ranks;
+        }
+        std::optional<std::vector<int>> found;
+        lock(number);
+        for_each_child([&](Group child) {
+            if (!found && child.rank_of(number) >= 0) {
+                found = child.ranks_here(said, number);
+                if (found) {
+                    std::erase_if(*found, [&](int rank) { return rank >= child.size(); });
+                    std::transform(found->begin(), found->end(), found->begin(), [&](int rank) {
+                        return rank_of(child.number_of(rank));
+                    });
+                    std::sort(found->begin(), found->end());
+                }
+            }
+        });
+        unlock();
+        return found;
     }
 
     /// Whether groups have been split from this one, whose errors name other numbers.
@@ -316,11 +342,16 @@ private:
     return numbers;
 }
 
-/// What the other ranks hear when a failure ends the body of `rank`. Once groups were split off, an
-/// error that names ranks may mean those of such a group: then it is this rank that failed.
+/// What the other ranks hear when a failure ends the body of `rank`. An error that names ranks may
+/// mean those of a group that was split off: it is told in the numbers of all. Where it is not known
+/// which group that was, it is this rank that failed.
 [[nodiscard]] inline AbortReason reason_of_exit(Group group, int rank, AbortReason reason) {
-    if (group.has_split()) {
-        reason.ranks.clear();
+    if (!reason.ranks.empty() && group.has_split()) {
+        std::vector<int> const ranks = group.ranks_here(reason, rank).value_or(std::vector<int>{});
+        if (!ranks.empty() && ranks != reason.ranks) {
+            reason.message = concat(ranks_text(ranks), ", in a group split off: ", reason.message);
+        }
+        reason.ranks = ranks;
     }
     return blamed_on(rank, std::move(reason));
 }

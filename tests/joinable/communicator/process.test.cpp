@@ -423,6 +423,7 @@ TEST_CASE("a rank that is stopped anywhere times out on all others, and is kille
 TEST_CASE("a rank that is stopped within a collective times out on all others, and is killed") {
     Shared<std::atomic<int>> stopped;
     static std::atomic<int>* has_stopped; // for the signal handler
+    static ProcessCommunicator* is_stopped_in;
     has_stopped = &*stopped;
     Shared<std::atomic<int>> named;
     Leftovers const before;
@@ -435,10 +436,11 @@ TEST_CASE("a rank that is stopped within a collective times out on all others, a
                 Buffer const values{arena.data(), bytes / 2, DType::f16}; // takes long
                 comm.barrier();
                 if (comm.rank() == 1) {
-                    comm.set_deadline(std::chrono::milliseconds{100});
                     itimerval when{};
                     when.it_value.tv_usec = 2000 + 700 * attempt;
-                    std::signal(SIGALRM, [](int) {
+                    is_stopped_in = &comm;
+                    std::signal(SIGALRM, [](int) { // only now: until then it may wait for rank 0
+                        is_stopped_in->set_deadline(std::chrono::milliseconds{100});
                         *has_stopped = 1;
                         std::raise(SIGSTOP);
                     });

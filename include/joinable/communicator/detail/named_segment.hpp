@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -124,16 +125,16 @@ public:
     NamedSegment& operator=(NamedSegment const&) = delete;
 
     std::chrono::nanoseconds look_for_deaths() noexcept override {
-        auto const now = std::chrono::steady_clock::now();
-        if (now >= next_look_) {
-            next_look_ = now + between_looks;
+        auto const now = std::chrono::steady_clock::now().time_since_epoch();
+        Ticks next = next_look_.load();
+        if (now >= next && next_look_.compare_exchange_strong(next, now + between_looks)) {
             for (int other = 0; other < board().size(); ++other) {
                 if (other != rank_ && table().member(other).has_died()) {
                     group().bury(other, "its process died", rank_);
                 }
             }
         }
-        return next_look_ - now;
+        return next_look_.load() - now;
     }
 
     void reserve(std::byte const* data, std::size_t bytes) override {
@@ -149,6 +150,7 @@ private:
     /// A death is PeerFailed within a tenth of a second, unless other programs keep this one from its
     /// cores: a wait yields a hundred times before it looks.
     static constexpr std::chrono::milliseconds between_looks{25};
+    using Ticks = std::chrono::steady_clock::duration;
 
     NamedSegment(
         SharedObject object, Mapping memory, std::string path, int rank, Heading const& heading
@@ -346,7 +348,7 @@ private:
     std::string path_;
     int rank_;
     pthread_t thread_ = pthread_self();
-    std::chrono::steady_clock::time_point next_look_{};
+    std::atomic<Ticks> next_look_{Ticks{}}; ///< whichever thread of this rank waits then
 };
 
 } // namespace joinable::inline v0::detail

@@ -11865,8 +11865,12 @@ public:
     }
 
     /// `rank` ends the collectives, the messages, and the groups that were split from this one. The
-    /// first writer wins. Returns when nothing can start any more in any of them.
-    void abort(AbortReason const& reason, int rank) const { end(reason, number_of(rank)); }
+    /// first writer wins: of a group around this one, too, whose end may not have reached this one
+    /// when a rank that has heard of it fails here. Returns when nothing can start any more in any of
+    /// them.
+    void abort(AbortReason const& reason, int rank) const {
+        end(ended_by().value_or(reason), number_of(rank));
+    }
 
     /// `rank` takes part no longer: a collective cannot complete any more, but the others still have
     /// their messages and their groups without it. The last that is done with this group: its memory
@@ -11878,11 +11882,12 @@ public:
     }
 
     /// The rank that has this number among all has died, wherever it was; `death` says how. Ends what
-    /// abort() ends: in groups of which it was a member with its rank there. False if somebody keeps
-    /// other groups locked, who may have died as well: then call it again soon. `burier` is as a Board
+    /// abort() ends: in groups of which it was a member with its rank there, unless it, or another
+    /// one, was about to end them for another reason. False if somebody is at it, or keeps other
+    /// groups locked, who may have died as well: then call it again soon. `burier` is as a Board
     /// says. @pre this is the group from which all others come.
     bool bury(int number, std::string const& death, int burier) const {
-        return bury(number, death, {FailureKind::peer_failed, {}, death}, burier);
+        return bury(number, death, {FailureKind::peer_failed, {}, death}, true, burier);
     }
     /// Endpoint calls it.
     std::chrono::nanoseconds look_for_deaths() const noexcept {
@@ -11907,18 +11912,35 @@ public:
     [[nodiscard]] bool is_lost(int peer) const noexcept {
         return shared().end.is_given() || member(peer).has_left.load();
     }
-    /// Why. Whoever ends groups does so from the outermost inwards, and a rank that hears of it may
-    /// leave those within before they are reached: then it leaves because of that.
+    /// Why. A rank that leaves because of what has ended a group around this one says that.
     /// @pre is_lost(peer), or `peer` is the rank that leaves
     [[nodiscard]] AbortReason loss(int peer) const {
-        Group group = *this;
-        while (!group.shared().end.is_given()) {
-            if (group.shared().parent == 0) {
-                return reason_of_leaving(peer);
-            }
-            group = group.group_at(group.shared().parent);
+        return ended_by().value_or(reason_of_leaving(peer));
+    }
+
+    /// The ranks that `said` names, as this group numbers them, if it is what ended this group or one
+    /// split from it, of which the rank with this number was a member. Nothing, if it is not.
+    [[nodiscard]] std::optional<std::vector<int>>
+    ranks_here(AbortReason const& said, int number) const {
+        if (shared().end.is_given() && shared().end.reason().message == said.message) {
+            return said.ranks;
         }
-        return group.shared().end.reason();
+        std::optional<std::vector<int>> found;
+        lock(number);
+        for_each_child([&](Group child) {
+            if (!found && child.rank_of(number) >= 0) {
+                found = child.ranks_here(said, number);
+                if (found) {
+                    std::erase_if(*found, [&](int rank) { return rank >= child.size(); });
+                    std::transform(found->begin(), found->end(), found->begin(), [&](int rank) {
+                        return rank_of(child.number_of(rank));
+                    });
+                    std::sort(found->begin(), found->end());
+                }
+            }
+        });
+        unlock();
+        return found;
     }
 
     /// Whether groups have been split from this one, whose errors name other numbers.
@@ -12003,6 +12025,19 @@ private:
         return rank;
     }
 
+    /// What has ended this group or one around it. Whoever ends groups does so from the outermost
+    /// inwards, and a rank that hears of it may be faster.
+    [[nodiscard]] std::optional<AbortReason> ended_by() const {
+        Group group = *this;
+        while (!group.shared().end.is_given()) {
+            if (group.shared().parent == 0) {
+                return std::nullopt;
+            }
+            group = group.group_at(group.shared().parent);
+        }
+        return group.shared().end.reason();
+    }
+
     void end(AbortReason const& reason, int writer) const {
         auto const before_sleep = [this] { return look_for_deaths(); };
         shared().end.give(reason, writer, [] {});
@@ -12017,16 +12052,24 @@ private:
         unlock();
     }
 
-    bool bury(int number, std::string const& death, AbortReason reason, int burier) const {
+    /// `reason` is that of the group around this one: of this death, or of what was before it.
+    bool bury(
+        int number, std::string const& death, AbortReason reason, bool is_of_death, int burier
+    ) const {
         int const rank = rank_of(number);
-        if (rank >= 0) {
+        if (is_of_death && rank >= 0) {
             reason.ranks = {rank};
             reason.message = concat("rank ", rank, " failed: ", death);
         }
         if (shared().end.take_over(number, reason, burier, [] {})) {
             board_->room.wake();
         }
-        board_->bury(rank, number, reason, burier);
+        if (!shared().end.is_given()) {
+            return false; // another one is at it, or has died there as well
+        }
+        AbortReason const first = shared().end.reason();
+        is_of_death = is_of_death && first.message == reason.message;
+        board_->bury(rank, number, first, burier);
         // This rank itself may hold the list, where it waits in an abort and looks for deaths.
         bool const is_mine = shared().locked_by.load() == burier + 1;
         int holder = number + 1;
@@ -12036,7 +12079,7 @@ private:
         }
         bool is_everywhere = true;
         for_each_child([&](Group child) {
-            is_everywhere = child.bury(number, death, reason, burier) && is_everywhere;
+            is_everywhere = child.bury(number, death, first, is_of_death, burier) && is_everywhere;
         });
         if (!is_mine) {
             unlock();
@@ -12088,11 +12131,16 @@ private:
     return numbers;
 }
 
-/// What the other ranks hear when a failure ends the body of `rank`. Once groups were split off, an
-/// error that names ranks may mean those of such a group: then it is this rank that failed.
+/// What the other ranks hear when a failure ends the body of `rank`. An error that names ranks may
+/// mean those of a group that was split off: it is told in the numbers of all. Where it is not known
+/// which group that was, it is this rank that failed.
 [[nodiscard]] inline AbortReason reason_of_exit(Group group, int rank, AbortReason reason) {
-    if (group.has_split()) {
-        reason.ranks.clear();
+    if (!reason.ranks.empty() && group.has_split()) {
+        std::vector<int> const ranks = group.ranks_here(reason, rank).value_or(std::vector<int>{});
+        if (!ranks.empty() && ranks != reason.ranks) {
+            reason.message = concat(ranks_text(ranks), ", in a group split off: ", reason.message);
+        }
+        reason.ranks = ranks;
     }
     return blamed_on(rank, std::move(reason));
 }
@@ -13056,10 +13104,14 @@ public:
                 board.room.wake();
                 moves = true;
             }
-            if (computed_ < lent_by_all(board)) {
-                auto const [begin, end] = slices_.range(computed_, rank, rank + 1);
-                exchange.run(begin, end);
-                mine.done.store(++computed_);
+            if (can_compute(board)) {
+                board.begin_computing(rank, Worker::rank, sequence_);
+                if (!is_given_up(board)) { // whoever gives up from here on waits for the end
+                    auto const [begin, end] = slices_.range(computed_, rank, rank + 1);
+                    exchange.run(begin, end);
+                    mine.done.store(++computed_);
+                }
+                board.end_computing(rank, Worker::rank);
                 board.room.wake();
                 moves = true;
             }
@@ -13075,7 +13127,7 @@ public:
     }
 
     [[nodiscard]] bool can_advance(Board& board, int rank) const noexcept {
-        return lent_ < limit_of_lending(board, rank) || computed_ < lent_by_all(board) ||
+        return lent_ < limit_of_lending(board, rank) || can_compute(board) ||
                taken_ < done_by_all(board);
     }
 
@@ -13094,28 +13146,57 @@ public:
     }
 
     /// Whether this rank, which cannot advance, never will: because some rank that is not through has
-    /// died or has given up, or because the deadline of one for which it waits is over.
+    /// died, because one has given up, or because the deadline of one for which it waits is over.
     [[nodiscard]] bool is_lost(Board& board) const {
         if (!board.is_spent()) {
             return false;
         }
         for (int rank = 0; rank < board.size(); ++rank) {
             ChunkProgress const& its = board.progress(rank, sequence_);
-            if ((board.is_dead(rank) || its.has_given_up.load()) &&
-                (its.lent.load() != count_ || its.done.load() != count_)) {
+            if (board.is_dead(rank) && (its.lent.load() != count_ || its.done.load() != count_)) {
                 return true;
             }
         }
+        if (is_given_up(board)) {
+            return true;
+        }
         AbortReason const reason = board.reason();
         std::vector<int> const ranks = holding_up(board);
-        return reason.kind == FailureKind::timed_out &&
-               std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
-                   auto const& overdue = reason.ranks;
-                   return std::find(overdue.begin(), overdue.end(), rank) != overdue.end();
-               });
+        return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
+            return is_overdue(reason, rank);
+        });
+    }
+    /// Whether some rank still computes a slice, and with it in this rank's memory. Not one that has
+    /// died, or whose deadline is over: its process has been stopped.
+    /// @pre this rank has told that it gives up, so that nobody begins another one
+    [[nodiscard]] bool is_in_use(Board& board) const {
+        AbortReason const reason = board.reason();
+        for (int const rank : board.computing(sequence_)) {
+            if (!board.is_dead(rank) && !is_overdue(reason, rank)) {
+                return true;
+            }
+        }
+        return false;
     }
 
 private:
+    [[nodiscard]] static bool is_overdue(AbortReason const& reason, int rank) noexcept {
+        return reason.kind == FailureKind::timed_out &&
+               std::find(reason.ranks.begin(), reason.ranks.end(), rank) != reason.ranks.end();
+    }
+    /// By any rank: then it does not expect anybody in its memory any more.
+    [[nodiscard]] bool is_given_up(Board& board) const noexcept {
+        for (int rank = 0; rank < board.size(); ++rank) {
+            if (board.progress(rank, sequence_).has_given_up.load()) {
+                return true;
+            }
+        }
+        return false;
+    }
+    [[nodiscard]] bool can_compute(Board& board) const noexcept {
+        return computed_ < lent_by_all(board) && !is_given_up(board);
+    }
+
     /// As bytes. Its own share a rank reads and writes where it is.
     template <class Copy>
     void for_shares_of_others(std::size_t slice, int rank, Copy const& copy) const {
@@ -14095,16 +14176,16 @@ public:
     NamedSegment& operator=(NamedSegment const&) = delete;
 
     std::chrono::nanoseconds look_for_deaths() noexcept override {
-        auto const now = std::chrono::steady_clock::now();
-        if (now >= next_look_) {
-            next_look_ = now + between_looks;
+        auto const now = std::chrono::steady_clock::now().time_since_epoch();
+        Ticks next = next_look_.load();
+        if (now >= next && next_look_.compare_exchange_strong(next, now + between_looks)) {
             for (int other = 0; other < board().size(); ++other) {
                 if (other != rank_ && table().member(other).has_died()) {
                     group().bury(other, "its process died", rank_);
                 }
             }
         }
-        return next_look_ - now;
+        return next_look_.load() - now;
     }
 
     void reserve(std::byte const* data, std::size_t bytes) override {
@@ -14120,6 +14201,7 @@ private:
     /// A death is PeerFailed within a tenth of a second, unless other programs keep this one from its
     /// cores: a wait yields a hundred times before it looks.
     static constexpr std::chrono::milliseconds between_looks{25};
+    using Ticks = std::chrono::steady_clock::duration;
 
     NamedSegment(
         SharedObject object, Mapping memory, std::string path, int rank, Heading const& heading
@@ -14317,7 +14399,7 @@ private:
     std::string path_;
     int rank_;
     pthread_t thread_ = pthread_self();
-    std::chrono::steady_clock::time_point next_look_{};
+    std::atomic<Ticks> next_look_{Ticks{}}; ///< whichever thread of this rank waits then
 };
 
 } // namespace joinable::inline v0::detail
@@ -14633,6 +14715,9 @@ public:
             if (!pending.pipeline.advance(board_, pending.said, rank_, memory_)) {
                 if (pending.pipeline.is_lost(board_)) {
                     give_up(sequence);
+                    if (!pending.pipeline.is_in_use(board_)) {
+                        throw_failure(board_.reason());
+                    }
                 }
                 return false;
             }
@@ -14766,7 +14851,8 @@ private:
         Pipeline const& pipeline = pending_of(sequence).pipeline;
         auto const is_over = [&] {
             return is_done(sequence) || pipeline.can_advance(board_, rank_) ||
-                   pipeline.is_lost(board_);
+                   (pipeline.is_lost(board_) &&
+                    (!has_given_up(sequence) || !pipeline.is_in_use(board_)));
         };
         wait_for_others(
             is_over,
@@ -14776,13 +14862,17 @@ private:
         );
         if (!is_over()) { // the deadline of a group that had failed before
             give_up(sequence);
+            throw_failure(board_.reason());
         }
     }
-    /// @pre the board is spent
-    [[noreturn]] void give_up(std::uint64_t sequence) {
-        board_.progress(rank_, sequence).has_given_up.store(true);
-        board_.room.wake();
-        throw_failure(board_.reason());
+    [[nodiscard]] bool has_given_up(std::uint64_t sequence) noexcept {
+        return board_.progress(rank_, sequence).has_given_up.load();
+    }
+    void give_up(std::uint64_t sequence) noexcept {
+        if (!has_given_up(sequence)) {
+            board_.progress(rank_, sequence).has_given_up.store(true);
+            board_.room.wake();
+        }
     }
 
     /// The slot of the next collective is free when every rank has finished what used it before.
@@ -14999,7 +15089,8 @@ public:
     }
 
     /// Leaves a letter for the other side, or delivers at once.
-    /// @throws Mismatch           the other side has another count or dtype; on both.
+    /// @throws Mismatch           the other side has another count or dtype; on both, unless the group
+    ///                            had failed before.
     /// @throws ContractViolation  the memory for this rank's messages is in use.
     [[nodiscard]] Message post_message(bool is_send, int peer, int tag, Buffer buffer) {
         Message message{is_send, peer, tag, buffer};
@@ -15011,8 +15102,8 @@ public:
         if (other != nullptr) {
             deliver(message, *other);
             throw_away(message);
+            group_.board().room.wake();
         }
-        group_.board().room.wake();
         return message;
     }
 
@@ -15029,13 +15120,11 @@ public:
     /// Blocks until the message is settled; then nobody touches its buffer any more. Whether it was
     /// delivered: if not, group().loss(peer) says why.
     [[nodiscard]] bool finish_message(Message& message) {
+        auto const waits = [&] { return message.letter->state.load() == State::waiting; };
         if (!is_settled(message)) {
             this->wait_for_others(
-                [&] { return is_settled(message); },
-                [&] {
-                    bool const waits = message.letter->state.load() == Letter::State::waiting;
-                    return waits ? std::vector{message.peer} : std::vector<int>{};
-                },
+                [&] { return !waits() || group_.is_lost(message.peer); },
+                [&] { return waits() ? std::vector{message.peer} : std::vector<int>{}; },
                 message.is_send ? "receive" : "send",
                 [&] { return "waits in " + message.text(); }
             );
@@ -15064,13 +15153,12 @@ private:
         }
     }
 
-    /// Waits until the mailbox is this rank's, or until `gives_up()`. Whether it is this rank's.
-    template <class GivesUp>
-    [[nodiscard]] bool lock(Mailbox& mailbox, int peer, GivesUp const& gives_up) {
+    /// Waits until the mailbox is this rank's, or nothing can come of it. Whether it is this rank's.
+    [[nodiscard]] bool lock(Mailbox& mailbox, int peer) {
         bool is_mine = mailbox.try_lock();
         if (!is_mine) {
             this->wait_for_others(
-                [&] { return (is_mine = mailbox.try_lock()) || gives_up(); },
+                [&] { return (is_mine = mailbox.try_lock()) || group_.is_lost(peer); },
                 [&] { return std::vector{peer}; },
                 "let a mailbox go",
                 [] { return "waits for it"; }
@@ -15079,11 +15167,16 @@ private:
         return is_mine;
     }
 
+    void unlock(Mailbox& mailbox) noexcept {
+        mailbox.unlock();
+        group_.board().room.wake(); // whoever waits for it, whatever becomes of this message
+    }
+
     /// Takes the letter of the other side, if there is one, else leaves this side's, if it is written.
     [[nodiscard]] Letter* meet(Message& message) {
         Board& board = group_.board();
         Mailbox& mailbox = mailbox_of(message);
-        if (!lock(mailbox, message.peer, [&] { return group_.is_lost(message.peer); })) {
+        if (!lock(mailbox, message.peer)) {
             throw_away(message);
             throw_failure(group_.loss(message.peer));
         }
@@ -15093,7 +15186,7 @@ private:
                 !message.is_send, this->rank(), other->tag, {nullptr, other->count, other->dtype}
             };
             if (other->count != message.buffer.count || other->dtype != message.buffer.dtype) {
-                mailbox.unlock();
+                unlock(mailbox);
                 throw_away(message);
                 throw_mismatch(message, theirs);
             }
@@ -15102,7 +15195,7 @@ private:
         } else if (message.letter != nullptr) {
             mailbox.append(board, *message.letter);
         }
-        mailbox.unlock();
+        unlock(mailbox);
         return other;
     }
 
@@ -15115,28 +15208,50 @@ private:
         other.state.store(State::done); // from here on it may be gone
     }
 
-    /// Whether the message is delivered: if not, the other side finds it no longer.
-    [[nodiscard]] bool is_delivered(Message const& message) {
+    /// Whether the message is delivered: if not, the other side finds it no longer. Or its process has
+    /// been stopped while it was at it: then the letter is left to it for ever.
+    [[nodiscard]] bool is_delivered(Message& message) {
         Letter& letter = *message.letter;
-        Board& board = group_.board();
-        auto const is_dead = [&] { return board.is_dead(message.peer); };
-        if (Mailbox& mailbox = mailbox_of(message);
-            letter.state.load() == State::waiting && lock(mailbox, message.peer, is_dead)) {
+        Mailbox& mailbox = mailbox_of(message);
+        for (;;) {
+            bool is_locked = false;
+            auto const is_over = [&] {
+                State const state = letter.state.load();
+                return state == State::done || group_.board().is_dead(message.peer) ||
+                       (state == State::waiting && (is_locked = mailbox.try_lock()));
+            };
+            // A thread never stops for long; should it be late, it still copies to this rank's buffer.
+            while (!this->wait(is_over, this->deadline())) {
+                if (!Memory::is_all_in_reach) {
+                    abort_for_copy(message);
+                    message.letter = nullptr;
+                    return false;
+                }
+            }
+            if (!is_locked) {
+                return letter.state.load() == State::done;
+            }
             bool const waits = letter.state.load() == State::waiting;
             if (waits) {
-                mailbox.remove(board, letter);
+                mailbox.remove(group_.board(), letter);
             }
-            mailbox.unlock();
-            board.room.wake();
+            unlock(mailbox);
             if (waits) {
                 return false;
             }
         }
-        // The other side copies, or has died: then it touches nothing any more.
-        auto const is_over = [&] { return letter.state.load() == State::done || is_dead(); };
-        while (!this->wait(is_over, this->deadline())) {
-        }
-        return letter.state.load() == State::done;
+    }
+    void abort_for_copy(Message const& message) {
+        group_.abort(
+            reason_of_delay(
+                {message.peer},
+                "finish its copy",
+                this->deadline(),
+                this->rank(),
+                "waits in " + message.text()
+            ),
+            this->rank()
+        );
     }
 
     /// Whether the other side finds the buffer itself: then there is no copy of it.
@@ -15190,7 +15305,7 @@ private:
             )
         };
         group_.abort(reason, this->rank());
-        throw_failure(reason);
+        throw_failure(group_.loss(mine.peer)); // which may be another one
     }
 
     Group group_;
@@ -15737,12 +15852,14 @@ public:
             for (std::size_t i = children_.size(); i-- > 0;) {
                 Child const child = children_[i];
                 bool const has_ended = (waited_for_[i].revents & POLLIN) != 0;
-                if (!has_ended && is_over) {
-                    end(child);
-                }
                 if (has_ended || is_over) {
                     children_.erase(children_.begin() + static_cast<std::ptrdiff_t>(i));
-                    note(child.rank, reap(child));
+                    if (has_ended) {
+                        note(child.rank, reap(child));
+                    } else { // no failure of its own, but what follows from that of others
+                        end(child);
+                        reap(child);
+                    }
                     close(child.handle);
                 }
             }
@@ -15753,7 +15870,8 @@ public:
         }
     }
 
-    /// How the process of `rank` died; empty if it ended as it should.
+    /// How the process of `rank` died; empty if it ended as it should, or had to be killed after a
+    /// failure of others.
     [[nodiscard]] std::string const& death(int rank) const noexcept {
         return deaths_[static_cast<std::size_t>(rank)];
     }
@@ -15955,9 +16073,10 @@ template <class F>
             outcome.state.store(Outcome::returned);
         } catch (...) {
             AbortReason const reason = failure_of(std::current_exception());
-            outcome.reason.store(reason);
+            AbortReason const told = reason_of_exit(segment.group(), rank, reason);
+            outcome.reason.store(reason.ranks.empty() ? reason : told);
             outcome.state.store(Outcome::threw);
-            comm.abort(reason_of_exit(segment.group(), rank, reason));
+            comm.abort(told);
         }
     }
     std::fflush(nullptr
@@ -15979,7 +16098,7 @@ inline void throw_first_failure(ProcessSegment& segment, ChildProcesses const& c
             return;
         }
         bool const is_own = failures.back().ranks.empty();
-        failures.back() = reason_of_exit(segment.group(), rank, failures.back());
+        failures.back() = blamed_on(rank, failures.back());
         if (is_own) {
             throw PeerFailed{failures.back().ranks, failures.back().message};
         }
@@ -16138,7 +16257,9 @@ original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& 
         }
     };
     for (int const rank : ranks) {
-        look_at(errors[static_cast<std::size_t>(rank)]);
+        if (static_cast<std::size_t>(rank) < errors.size()) { // anybody may abort, and name anybody
+            look_at(errors[static_cast<std::size_t>(rank)]);
+        }
     }
     for (std::exception_ptr const& error : errors) {
         look_at(error);

@@ -257,16 +257,13 @@ TEST_CASE(
     Shared<std::atomic<bool>> const is_over;
     Shared<std::array<char, 200>> const text;
     struct WaitsAtTheEnd {
-        std::atomic<bool> const* is_over;
+        std::atomic<bool> const* is_over; ///< null: it does not
         ~WaitsAtTheEnd() {
-            wait_until([&] { return is_over->load(); });
+            wait_until([&] { return is_over == nullptr || is_over->load(); });
         }
     };
     auto const body = [&](auto& comm) {
-        std::optional<WaitsAtTheEnd> last;
-        if (comm.rank() == 2) {
-            last.emplace(&*is_over);
-        }
+        WaitsAtTheEnd const last{comm.rank() == 2 ? &*is_over : nullptr};
         auto group = comm.split(comm.rank() / 2, -comm.rank()); // 1 and 0, 3 and 2
         if (comm.rank() == 2) {                                 // 1 there
             throw std::out_of_range{"no such word"};

@@ -244,6 +244,7 @@ TEST_CASE("a rank that is stuck times out, and is killed one deadline after the 
             comm.barrier();
             if (comm.rank() == 2) {
                 comm.set_deadline(std::chrono::milliseconds{100});
+                ++*waiting;
                 for (;;) {
                     pause();
                 }
@@ -252,7 +253,7 @@ TEST_CASE("a rank that is stuck times out, and is killed one deadline after the 
             auto work = comm.all_reduce({&value, 1, DType::i32}, ReduceOp::sum);
             ++*waiting;
             if (comm.rank() == 0) { // gives up, when the stuck one is the only one to miss
-                wait_until(*waiting, 2);
+                wait_until(*waiting, 3);
                 comm.set_deadline(std::chrono::milliseconds{100});
             }
             try {
@@ -273,16 +274,19 @@ TEST_CASE("a rank that is stuck times out, and is killed one deadline after the 
 }
 
 TEST_CASE("a rank that is killed because others have failed is not the one that failed") {
+    Shared<std::atomic<bool>> is_stuck;
     Shared<std::atomic<int>> heard;
     Leftovers const before;
     auto const run = [&] {
         run_process_ranks({3}, [&](ProcessCommunicator& comm) {
             if (comm.rank() == 2) { // it never looks
                 comm.set_deadline(std::chrono::milliseconds{100});
+                *is_stuck = true;
                 for (;;) {
                     pause();
                 }
             }
+            wait_until(*is_stuck, true); // its deadline counts when the others fail
             std::array<std::int32_t, 2> values{};
             try { // as different counts
                 Buffer const mine{values.data(), comm.rank() == 0 ? 2U : 1U, DType::i32};

@@ -124,6 +124,29 @@ TEST_CASE("a rank that is killed is named on whoever waits for its message") {
     }
 }
 
+TEST_CASE("every message to a rank that was killed fails, however many follow the first") {
+    Shared<std::atomic<int>> const failed;
+    constexpr int messages = 8;
+    for (bool const is_send : {false, true}) {
+        *failed = 0;
+        check_killed(2, 1, [&](ProcessCommunicator& comm) {
+            float value = 0;
+            if (comm.rank() == 1) {
+                std::raise(SIGKILL);
+            }
+            for (int i = 0; i < messages; ++i) {
+                try {
+                    is_send ? comm.send({&value, 1, DType::f32}, 1).wait()
+                            : comm.receive({&value, 1, DType::f32}, 1).wait();
+                } catch (PeerFailed const& error) {
+                    *failed += error.rank() == 1 ? 1 : 0;
+                }
+            }
+        });
+        CHECK(*failed == messages);
+    }
+}
+
 TEST_CASE("a rank that is killed while it copies a message fails it, and no half of it arrives") {
     enum Moment : int { on_arrival, before_arrival, while_it_takes };
     Shared<std::atomic<bool>> const is_posted;

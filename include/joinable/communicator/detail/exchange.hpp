@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <vector>
 
 #include <joinable/communicator/detail/board.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
@@ -218,7 +219,8 @@ disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
             if (sent != expected) {
                 return AbortReason{
                     FailureKind::mismatch,
-                    {from, to},
+                    from == to ? std::vector{from}
+                               : std::vector{(std::min)(from, to), (std::max)(from, to)},
                     concat(
                         "counts differ in ",
                         mine.text(),

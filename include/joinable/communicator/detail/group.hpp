@@ -88,7 +88,7 @@ public:
     /// may be gone after that.
     void leave(int rank) const {
         member(rank).has_left.store(true);
-        board_->abort(loss(rank), number_of(rank));
+        board_->abort(loss(rank), number_of(rank), [this] { return look_for_deaths(); });
         shared().present.fetch_sub(1);
     }
 

@@ -208,8 +208,9 @@ private:
             bool is_locked = false;
             auto const is_over = [&] {
                 State const state = letter.state.load();
-                return state == State::done || group_.board().is_dead(message.peer) ||
-                       (state == State::waiting && (is_locked = mailbox.try_lock()));
+                return state == State::done ||
+                       (state == State::waiting && (is_locked = mailbox.try_lock())) ||
+                       group_.board().is_dead(message.peer); // a letter to it is taken back, too
             };
             // A thread never stops for long; should it be late, it still copies to this rank's buffer.
             while (!this->wait(is_over, this->deadline())) {

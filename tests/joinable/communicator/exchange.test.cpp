@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <numeric>
 #include <string>
 #include <type_traits>
@@ -391,6 +392,7 @@ void check_mismatch(Usual const& usual, Odd const& odd, std::string const& expec
         std::vector<float> in(3 * world, 1);
         std::vector<float> out(3 * world, -1);
         std::string text;
+        std::vector<int> ranks;
         try {
             if (comm.rank() + 1 == comm.size()) {
                 odd(comm, in, out);
@@ -399,9 +401,14 @@ void check_mismatch(Usual const& usual, Odd const& odd, std::string const& expec
             }
         } catch (joinable::Mismatch const& error) {
             text = error.what();
+            ranks = error.ranks();
         }
         CAPTURE(text);
         CHECK(text.find(expected) != std::string::npos);
+        CHECK(!ranks.empty());
+        CHECK(
+            std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>{}) == ranks.end()
+        );
         CHECK(out == std::vector<float>(3 * world, -1));
         CHECK(comm.is_spent());
     });

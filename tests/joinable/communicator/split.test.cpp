@@ -298,6 +298,33 @@ TEST_CASE(
     check();
 }
 
+TEST_CASE("a rank that leaves a group while another one waits in it is named on all as it ends") {
+    Shared<std::atomic<int>> const heard;
+    auto const body = [&](auto& comm) {
+        {
+            auto group = comm.split(comm.rank() / 2, -comm.rank()); // 1 and 0, 3 and 2
+            if (comm.rank() == 3) {                                 // 0 there
+                group.barrier();
+            }
+        }
+        float value = 0;
+        try {
+            comm.receive({&value, 1, DType::f32}, comm.rank() ^ 1).wait();
+        } catch (joinable::PeerFailed const& error) {
+            bool const is_named =
+                error.ranks() == std::vector{2} &&
+                std::string{error.what()} ==
+                    "rank 2, in a group split off: rank 1 left while others wait for it";
+            *heard += is_named ? 1 : 0;
+            throw;
+        }
+    };
+    CHECK_THROWS_AS(run_ranks({4}, body), joinable::PeerFailed);
+    CHECK(*heard == 3);
+    CHECK_THROWS_AS(run_process_ranks({4}, body), joinable::PeerFailed);
+    CHECK(*heard == 6);
+}
+
 TEST_CASE("groups end in any order, and none disturbs another") {
     run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
         using Comm = std::remove_reference_t<decltype(comm)>;

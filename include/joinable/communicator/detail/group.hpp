@@ -129,11 +129,14 @@ public:
         return ended_by().value_or(reason_of_leaving(peer));
     }
 
-    /// The ranks that `said` names, as this group numbers them, if it is what ended this group or one
-    /// split from it, of which the rank with this number was a member. Nothing, if it is not.
+    /// The ranks that `said` names, as this group numbers them, if it is what ended this group, or its
+    /// collectives, or those of one split from it, of which the rank with this number was a member.
+    /// Nothing, if it is not.
     [[nodiscard]] std::optional<std::vector<int>>
     ranks_here(AbortReason const& said, int number) const {
-        if (shared().end.is_given() && shared().end.reason().message == said.message) {
+        auto const is_of = [&](auto const& end) { return end.reason().message == said.message; };
+        if ((shared().end.is_given() && is_of(shared().end)) ||
+            (board_->is_spent() && is_of(*board_))) {
             return said.ranks;
         }
         std::optional<std::vector<int>> found;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <span>
 #include <string>
 #include <thread>
@@ -134,6 +135,15 @@ TEST_CASE("what finds no memory says so, and the next one that fits is made") {
     CHECK(received.letter == nullptr);
     CHECK(rank.finish_message(large));
     CHECK(reduce(9000) == 0);
+}
+
+TEST_CASE("a group that the heap has no place for is no memory, of which all members hear") {
+    TwoRanks const ranks{std::size_t{1} << 20U};
+    auto const heap_is_full = [](std::byte const*, std::size_t) { throw std::bad_alloc{}; };
+    std::vector<std::byte> room(std::size_t{1} << 20U);
+    auto const home = std::make_shared<Home<Room>>(std::span{room}, heap_is_full);
+    GroupRank<Room> rank{ranks.group(0), 0, home};
+    CHECK(rank.make_group({0, 1}) == 0);
 }
 
 TEST_CASE("a room never gives what it has given, and has all of it again in the end") {

@@ -69,7 +69,11 @@ public:
         for (int& member : members) {
             member = group_.number_of(member);
         }
-        std::optional<Group> const made = home_->make(members, members.front());
+        std::optional<Group> made;
+        try {
+            made = home_->make(members, members.front());
+        } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): all members hear of it
+        }
         if (!made) {
             return 0;
         }

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <fstream>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -234,6 +235,39 @@ TEST_CASE("a rank that is stopped while it copies a message times out, and no ha
             (sends ? comm.receive(trap.buffer(), 0) : comm.send(trap.buffer(), 0)).wait();
         });
     }
+}
+
+TEST_CASE("a Mismatch beside a message whose other side is stopped ends the wait for it, too") {
+    Shared<std::atomic<pid_t>> const process;
+    Shared<std::atomic<bool>> const is_posted;
+    Shared<std::atomic<bool>> const has_heard;
+    auto const reduce = [](ProcessCommunicator& comm, std::vector<float>& values) {
+        return comm.all_reduce({values.data(), values.size(), DType::f32}, ReduceOp::sum);
+    };
+    auto const run = [&](ProcessCommunicator& comm) {
+        comm.set_deadline(std::chrono::milliseconds{100});
+        std::vector<float> values(100'000 + static_cast<std::size_t>(comm.rank()));
+        if (comm.rank() == 1) {
+            Trap const trap{true};
+            *process = getpid();
+            spin_until(*is_posted);
+            auto const differs = reduce(comm, values);
+            comm.receive(trap.buffer(), 0).wait();
+            return;
+        }
+        wait_until([&] { return *process != 0; });
+        std::vector<std::uint8_t> bytes(Trap::bytes, 7);
+        auto message = comm.send({bytes.data(), bytes.size(), DType::u8}, 1);
+        *is_posted = true;
+        wait_until([&] { return is_stopped(*process); });
+        auto differs = reduce(comm, values);
+        CHECK_THROWS_AS(message.wait(), joinable::Mismatch);
+        CHECK_THROWS_AS(differs.wait(), joinable::Mismatch);
+        *has_heard = true;
+        throw std::runtime_error{"rank 0 has heard"};
+    };
+    CHECK_THROWS_AS(run_process_ranks({2}, run), PeerFailed);
+    CHECK(*has_heard);
 }
 
 TEST_CASE("a rank that is stopped with a mailbox locked times out") {

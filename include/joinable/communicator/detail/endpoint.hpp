@@ -149,6 +149,7 @@ public:
             case Arrival::complete: break;
             }
             if (auto const reason = disagreement(board_, sequence, pending.said)) {
+                pending.is_refused = true;
                 group_.abort(*reason, rank_);
                 throw_failure(*reason);
             }
@@ -279,6 +280,7 @@ private:
         bool is_sliced = false;  ///< else by chunks
         bool is_done = false;
         bool has_agreed = false;
+        bool is_refused = false; ///< never will: there is nothing to compute
         Cut cut = {};
         Pipeline pipeline = {};
     };
@@ -367,7 +369,8 @@ private:
     }
     [[nodiscard]] bool can_compute(std::uint64_t sequence) noexcept {
         Pending const& pending = pending_of(sequence);
-        return !pending.is_small && !pending.is_done && arrival_of(sequence) == Arrival::complete &&
+        return !pending.is_small && !pending.is_done && !pending.is_refused &&
+               arrival_of(sequence) == Arrival::complete &&
                (!pending.has_agreed ||
                 (pending.is_sliced ? pending.pipeline.can_advance(board_, rank_)
                                    : has_unclaimed(board_, sequence, pending.cut)));

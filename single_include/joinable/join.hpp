@@ -11877,7 +11877,7 @@ public:
     /// may be gone after that.
     void leave(int rank) const {
         member(rank).has_left.store(true);
-        board_->abort(loss(rank), number_of(rank));
+        board_->abort(loss(rank), number_of(rank), [this] { return look_for_deaths(); });
         shared().present.fetch_sub(1);
     }
 
@@ -11918,11 +11918,14 @@ public:
         return ended_by().value_or(reason_of_leaving(peer));
     }
 
-    /// The ranks that `said` names, as this group numbers them, if it is what ended this group or one
-    /// split from it, of which the rank with this number was a member. Nothing, if it is not.
+    /// The ranks that `said` names, as this group numbers them, if it is what ended this group, or its
+    /// collectives, or those of one split from it, of which the rank with this number was a member.
+    /// Nothing, if it is not.
     [[nodiscard]] std::optional<std::vector<int>>
     ranks_here(AbortReason const& said, int number) const {
-        if (shared().end.is_given() && shared().end.reason().message == said.message) {
+        auto const is_of = [&](auto const& end) { return end.reason().message == said.message; };
+        if ((shared().end.is_given() && is_of(shared().end)) ||
+            (board_->is_spent() && is_of(*board_))) {
             return said.ranks;
         }
         std::optional<std::vector<int>> found;
@@ -12832,7 +12835,8 @@ disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
             if (sent != expected) {
                 return AbortReason{
                     FailureKind::mismatch,
-                    {from, to},
+                    from == to ? std::vector{from}
+                               : std::vector{(std::min)(from, to), (std::max)(from, to)},
                     concat(
                         "counts differ in ",
                         mine.text(),
@@ -14694,6 +14698,7 @@ public:
             case Arrival::complete: break;
             }
             if (auto const reason = disagreement(board_, sequence, pending.said)) {
+                pending.is_refused = true;
                 group_.abort(*reason, rank_);
                 throw_failure(*reason);
             }
@@ -14824,6 +14829,7 @@ private:
         bool is_sliced = false;  ///< else by chunks
         bool is_done = false;
         bool has_agreed = false;
+        bool is_refused = false; ///< never will: there is nothing to compute
         Cut cut = {};
         Pipeline pipeline = {};
     };
@@ -14912,7 +14918,8 @@ private:
     }
     [[nodiscard]] bool can_compute(std::uint64_t sequence) noexcept {
         Pending const& pending = pending_of(sequence);
-        return !pending.is_small && !pending.is_done && arrival_of(sequence) == Arrival::complete &&
+        return !pending.is_small && !pending.is_done && !pending.is_refused &&
+               arrival_of(sequence) == Arrival::complete &&
                (!pending.has_agreed ||
                 (pending.is_sliced ? pending.pipeline.can_advance(board_, rank_)
                                    : has_unclaimed(board_, sequence, pending.cut)));
@@ -15078,7 +15085,11 @@ public:
         for (int& member : members) {
             member = group_.number_of(member);
         }
-        std::optional<Group> const made = home_->make(members, members.front());
+        std::optional<Group> made;
+        try {
+            made = home_->make(members, members.front());
+        } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): all members hear of it
+        }
         if (!made) {
             return 0;
         }
@@ -15217,8 +15228,9 @@ private:
             bool is_locked = false;
             auto const is_over = [&] {
                 State const state = letter.state.load();
-                return state == State::done || group_.board().is_dead(message.peer) ||
-                       (state == State::waiting && (is_locked = mailbox.try_lock()));
+                return state == State::done ||
+                       (state == State::waiting && (is_locked = mailbox.try_lock())) ||
+                       group_.board().is_dead(message.peer); // a letter to it is taken back, too
             };
             // A thread never stops for long; should it be late, it still copies to this rank's buffer.
             while (!this->wait(is_over, this->deadline())) {

@@ -36,6 +36,7 @@ public:
     explicit RecordingCommunicator(Comm& inner) : CoreOnly<Comm>{inner} {}
 
     auto all_reduce(joinable::Buffer buffer, joinable::ReduceOp op) {
+        before(buffer);
         log("all_reduce", buffer);
         auto work = this->inner_.all_reduce(buffer, op);
         posted();
@@ -56,6 +57,7 @@ public:
     }
 
     std::vector<std::string> trace;
+    std::function<void(joinable::Buffer)> before = [](auto const&) {}; ///< an all_reduce begins
     std::function<void()> posted = [] {}; ///< called when an all_reduce has begun
 
 private:

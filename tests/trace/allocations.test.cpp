@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // Counts the allocations of each rank: an executable of its own, because it replaces operator new.
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdlib>
 #include <fstream>
@@ -24,8 +25,13 @@ namespace {
 thread_local std::size_t allocations = 0;
 thread_local std::size_t live_bytes = 0;
 thread_local std::size_t peak_bytes = 0;
+thread_local std::size_t allocations_left = static_cast<std::size_t>(-1); ///< of those that work
 
 void* counted(void* memory) {
+    if (allocations_left-- == 0) {
+        std::free(memory);
+        throw std::bad_alloc{};
+    }
     if (memory == nullptr) {
         throw std::bad_alloc{};
     }
@@ -338,6 +344,31 @@ TEST_CASE("a million rounds of two ranks, half of them shadowed by one, grow no 
     });
     std::size_t const after = resident_bytes();
     CHECK(after < before + (std::size_t{1} << 20U));
+}
+
+TEST_CASE("a guard that is out of memory at any point of its construction leaves nothing behind") {
+    run_ranks({1}, [](ThreadCommunicator& comm) {
+        AllReducer reducer{comm};
+        auto const deadline = std::chrono::seconds{50};
+        comm.set_deadline(deadline);
+        bool is_built = false;
+        std::size_t failures = 0;
+        while (!is_built) {
+            try {
+                allocations_left = failures;
+                joinable::Join guard{
+                    joinable::participants(reducer), {.timeout = std::chrono::seconds{40}}
+                };
+                allocations_left = static_cast<std::size_t>(-1);
+                is_built = true;
+                CHECK(reducer() == 1);
+            } catch (std::bad_alloc const&) {
+                ++failures;
+            }
+            CHECK(comm.set_deadline(deadline) == deadline);
+        }
+        CHECK(failures > 5);
+    });
 }
 
 } // namespace

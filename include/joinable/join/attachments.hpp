@@ -71,6 +71,7 @@ public:
     void exchange(
         std::vector<ControlCommunicator*> const& communicators, std::chrono::nanoseconds deadline
     ) {
+        before_.reserve(communicators.size()); // or one could be changed and not restored
         for (ControlCommunicator* communicator : communicators) {
             auto const before = communicator->exchange_deadline(deadline);
             if (!before) {
@@ -113,10 +114,12 @@ public:
                                         "first, or split() the communicator"};
             }
         }
+        mine_.reserve(communicators.size()); // what throws comes before what is to be undone
+        occupied.reserve(occupied.size() + communicators.size());
         for (ControlCommunicator const* communicator : communicators) {
             mine_.push_back(communicator->address());
+            occupied.push_back(communicator->address());
         }
-        occupied.insert(occupied.end(), mine_.begin(), mine_.end());
     }
     void end() noexcept {
         Lock const lock;

@@ -41,8 +41,9 @@ public:
 
     /// Collective: agrees on what must be the same on all ranks, `order` being a digest of what
     /// this class does not know. `local_error` is what this rank's constructor found, if anything.
-    /// @throws PeerFailed  another rank's constructor threw. @throws Mismatch
-    void enter(
+    /// Returns what all other ranks are to throw, if one's constructor found something or they enter
+    /// different guards. Throws what the communicator throws.
+    [[nodiscard]] std::optional<AbortReason> enter(
         std::size_t participants,
         Digest order,
         std::exception_ptr const& local_error,
@@ -70,15 +71,13 @@ public:
                 EntryCode::text
             );
         }
-        if (local_error) {
-            std::rethrow_exception(local_error);
-        }
         if (verdict != Verdict::go_on) {
-            throw_failure(roll_call_.failure());
+            return roll_call_.failure();
         }
         if (code.knows_lengths) {
             exchange_lengths();
         }
+        return {};
     }
 
     // -- saying ----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
 #include <exception>
 #include <optional>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -47,19 +48,28 @@ public:
     Session(Session const&) = delete; // rounds know the options by address
     Session& operator=(Session const&) = delete;
 
-    /// Collective. See Rounds::enter.
+    /// Collective. See Rounds::enter. @throws PeerFailed, Mismatch  on all ranks together, but
+    /// `local_error` where there is one.
     void enter(Digest const& order, std::exception_ptr const& local_error) {
-        rounds_.enter(parts_.count(), order, local_error, ending_.can_abort());
+        auto const failure = fail_together([&] {
+            return rounds_.enter(parts_.count(), order, local_error, ending_.can_abort());
+        });
+        if (local_error) {
+            std::rethrow_exception(local_error);
+        }
+        if (failure) {
+            throw_failure(*failure);
+        }
     }
 
     // -- what participants call ------------------------------------------------------------------
 
     /// Local. Opens a round (the answer comes with `answer`), or begins a part of the open one.
     void announce(std::size_t position, RoundNotice const& notice) {
+        ending_.require_alive();
         if (is_shadowing_) {
             return; // a hook may run the code of active ranks
         }
-        ending_.require_alive();
         require_no_announcement();
         bool const loop_opens_rounds = opened_ && opened_->opening != Opening::notification;
         if (parts_.take_turn(position, loop_opens_rounds)) {
@@ -187,9 +197,10 @@ public:
                 rounds_.announce_failure(reason.message);
                 return;
             }
-            ending_.abort(blamed_on(ending_.control().rank(), reason));
         } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is in flight goes on
+            return;
         }
+        abort();
     }
 
     /// What finish() returned, once it has.
@@ -232,14 +243,27 @@ private:
 
     /// The answer; verdicts that end the guard with an exception are thrown here.
     Verdict hear() {
+        return act_on(fail_together([&] { return rounds_.hear(); }));
+    }
+
+    /// Runs an exchange that all ranks take part in. Where it throws, on this rank alone or because
+    /// the communicator failed, the others cannot go on: they fail with it.
+    template <class F>
+    std::invoke_result_t<F const&> fail_together(F const& exchange) {
         try {
-            return act_on(rounds_.hear());
+            return exchange();
         } catch (...) {
-            if (!ending_.is_over()) { // the communicator failed: the others fail with it
-                ending_.record_end_of_roll_calls();
-                leave_by_exception();
-            }
+            ending_.record_end_of_roll_calls();
+            abort();
             throw;
+        }
+    }
+
+    /// Tells every rank, wherever it waits, why this one leaves.
+    void abort() noexcept {
+        try {
+            ending_.abort(blamed_on(ending_.control().rank(), ending_.reason()));
+        } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is in flight goes on
         }
     }
 

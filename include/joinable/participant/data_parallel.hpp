@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/bucket/broadcast_coalesced.hpp>
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/detail/scoped_flag.hpp>
 #include <joinable/device/host.hpp>
@@ -55,7 +56,7 @@ public:
     /// `buffers` is what joinable::buffers() returns. All ranks agree on counts, extents, dtypes and
     /// options, then take rank 0's values.
     /// @throws ContractViolation  what Reducer refuses, or a buffer that is missing or on another
-    ///         device; the other ranks throw PeerFailed.
+    ///         device, or whatever else fails here, as memory does; the other ranks throw PeerFailed.
     /// @throws Mismatch  ranks have different models; the text names the first parameter or buffer.
     template <class Parameters>
     DistributedDataParallel(
@@ -66,6 +67,7 @@ public:
     )
         : comm_{comm}, averaging_{options.gradient_kind} {
         std::array<detail::Fingerprints, 2> model;
+        std::optional<CoalescedBroadcast> start;
         std::exception_ptr error;
         try {
             auto const list = joinable::parameters(std::forward<Parameters>(parameters));
@@ -73,14 +75,17 @@ public:
             model = {{detail::fingerprints_of(list), detail::fingerprints_of(buffers, "buffer")}};
             reducer_.emplace(comm, list, options);
             module_.emplace(comm, list, std::move(buffers), options);
+            if (options.sync_at_start) {
+                start.emplace(module_->plan_sync());
+            }
         } catch (...) {
             error = std::current_exception();
         }
         detail::ControlOver<Comm> control{comm};
         detail::agree_on_model(control, model, detail::digest_of(options), error);
         reducer_->register_memory();
-        if (options.sync_at_start) {
-            module_->sync(0);
+        if (start) {
+            start->run(comm, 0);
         }
     }
 

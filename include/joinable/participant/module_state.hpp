@@ -48,7 +48,11 @@ public:
     }
 
     /// Collective. Parameters, buffers and attached state as they are on `root`.
-    void sync(int root) {
+    void sync(int root) { plan_sync().run(comm_, root); }
+
+    /// Local: allocates all that sync() needs, so that a rank without the memory can say so before
+    /// the others wait for it.
+    [[nodiscard]] CoalescedBroadcast plan_sync() {
         std::vector<AnyView> views;
         for (AnyParameter const& parameter : parameters_) {
             views.push_back(parameter.value());
@@ -59,7 +63,8 @@ public:
         }
         auto const& state = attached_.views();
         views.insert(views.end(), state.begin(), state.end());
-        broadcast_coalesced(comm_, views, piece_bytes, root);
+        TensorList list = tensor_list(std::move(views));
+        return CoalescedBroadcast{std::move(list), piece_bytes, "tensor", BufferMemory{comm_}};
     }
 
     [[nodiscard]] DataParallelOptions const& options() const noexcept { return options_; }
@@ -82,20 +87,22 @@ public:
     /// Collective. See DistributedDataParallel::attach_state.
     template <class... Ranges>
     void attach(Ranges&&... ranges) {
-        std::optional<FixedTensors> state;
+        std::optional<FixedTensors> all;
+        std::optional<CoalescedBroadcast> broadcast;
         std::array<Fingerprints, 1> fingerprints;
         std::exception_ptr error;
         try {
             TensorList const list = tensor_list(std::forward<Ranges>(ranges)...);
             fingerprints[0] = fingerprints_of(list, "state tensor");
-            state.emplace(list, "state tensor", device_of(comm_).id());
+            all.emplace(attached_).append({list, "state tensor", device_of(comm_).id()});
+            broadcast.emplace(list, piece_bytes, "state tensor", BufferMemory{comm_});
         } catch (...) {
             error = std::current_exception();
         }
         ControlOver<Comm> control{comm_};
         agree_on_model(control, fingerprints, {}, error);
-        broadcast_coalesced(comm_, state->views(), piece_bytes, 0);
-        attached_.append(*state);
+        broadcast->run(comm_, 0);
+        attached_ = std::move(*all);
     }
 
 private:

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -445,6 +446,96 @@ TEST_CASE("a timeout over a communicator without a deadline is refused") {
             Join guard{participants(reducer), {.timeout = std::chrono::seconds{1}}};
         };
         CHECK_THROWS_AS(with_timeout(), joinable::ContractViolation);
+    });
+}
+
+/// What a rank saw of a guard whose message number `nth` it cannot send, if it is the culprit, who
+/// does not leave before all others have ended.
+template <class Guarded>
+void fail_to_send(int size, int culprit, int nth, Guarded const& guarded) {
+    std::atomic<int> ended = 0;
+    over_ranks({size}, [&](RankCommunicator& inner) {
+        inner.set_deadline(std::chrono::seconds{20});
+        RecordingCommunicator comm{inner};
+        bool const is_culprit = comm.rank() == culprit;
+        int sent = 0;
+        comm.before = [&](joinable::Buffer words) {
+            sent += words.dtype == joinable::DType::u64 ? 1 : 0;
+            if (is_culprit && sent == nth) {
+                throw std::bad_alloc{};
+            }
+        };
+        AllReducer reducer{comm};
+        if (is_culprit) {
+            CHECK_THROWS_AS(guarded(comm, reducer), std::bad_alloc);
+            wait_until(ended, size - 1);
+        } else {
+            std::vector<int> named;
+            try {
+                guarded(comm, reducer);
+            } catch (joinable::PeerFailed const& failure) {
+                named = failure.ranks();
+            } catch (joinable::Error const& failure) {
+                MESSAGE(std::string{failure.what()});
+            }
+            CHECK(named == std::vector{culprit});
+            ++ended;
+        }
+    });
+}
+
+TEST_CASE("a rank that cannot send one of a guard's messages fails on all at once") {
+    for (int const size : {2, 3, 4, 8}) {
+        for (int const culprit : {0, size - 1}) {
+            CAPTURE(size);
+            CAPTURE(culprit);
+            fail_to_send(size, culprit, 2, [](auto& comm, auto& reducer) { // the lengths
+                auto const inputs = static_cast<std::size_t>(comm.rank());
+                Join guard{participants(reducer), {.inputs = inputs}};
+            });
+            fail_to_send(size, culprit, 2, [](auto& comm, auto& reducer) { // how guards differ
+                auto const policy = comm.rank() == 1 ? joinable::EndPolicy::throw_early
+                                                     : joinable::EndPolicy::drain;
+                Join guard{participants(reducer), {.end_policy = policy}};
+            });
+            fail_to_send(size, culprit, 3, [](auto& comm, auto& reducer) { // how rounds differ
+                Join guard{participants(reducer)};
+                guard.next(true, {.will_sync = comm.rank() != 1});
+            });
+            fail_to_send(size, culprit, 3, [](auto& comm, auto& reducer) { // who arrives
+                Join guard{participants(reducer)};
+                if (comm.rank() != 0) {
+                    reducer();
+                }
+            });
+        }
+    }
+}
+
+TEST_CASE("a guard that a hook has failed refuses what active ranks call, and runs none of it") {
+    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
+        bool const is_culprit = comm.rank() == 0;
+        AllReducer a{comm};
+        a.ends_its_part = true;
+        a.before_shadow = [](auto const&) { throw Injected{"disk on fire"}; };
+        int steps = 0;
+        joinable::Step step{comm, [&] { ++steps; }};
+        auto const train = [&] {
+            Join guard{participants(a, step)};
+            a();
+        };
+        if (is_culprit) {
+            Join guard{participants(a, step)};
+            CHECK_THROWS_AS(guard.finish(), Injected);
+            CHECK_THROWS_WITH_AS(
+                step.step(),
+                "this guard has ended; construct a new Join for more rounds",
+                joinable::ContractViolation
+            );
+            CHECK(steps == 0);
+        } else {
+            CHECK_THROWS_AS(train(), joinable::PeerFailed);
+        }
     });
 }
 

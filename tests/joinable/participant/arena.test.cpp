@@ -3,11 +3,13 @@
 #include <joinable/participant/data_parallel.hpp>
 
 #include <cstddef>
+#include <new>
 #include <vector>
 
 #include <doctest/doctest.h>
 #include <support/linear_model.hpp>
 #include <support/ranks.hpp>
+#include <support/recording_communicator.hpp>
 #include <support/segment_ranks.hpp>
 
 #include <joinable/join/guard.hpp>
@@ -72,6 +74,61 @@ TEST_CASE("data-parallel process ranks copy no gradient, and train as thread ran
             for (int rank = 0; rank < world; ++rank) {
                 CHECK(ranks.copied(rank) < small);
             }
+        }
+    }
+}
+
+/// A rank that has memory for so many buffers.
+class SmallMemory : public RecordingCommunicator<joinable::ThreadCommunicator> {
+public:
+    using RecordingCommunicator::RecordingCommunicator;
+    [[nodiscard]] joinable::Arena allocate(std::size_t bytes, std::size_t alignment) {
+        if (bytes != 0 && left-- == 0) {
+            throw std::bad_alloc{};
+        }
+        return joinable::Arena{bytes, alignment};
+    }
+    int left = 100;
+};
+
+/// Tries `build` with memory for ever more buffers on `culprit`, until there is enough. Returns how
+/// often it failed: on all ranks, which go on with the same communicator.
+template <class Build>
+int failures_until_there_is_memory(SmallMemory& comm, int culprit, Build const& build) {
+    bool const is_culprit = comm.rank() == culprit;
+    for (int failures = 0;; ++failures) {
+        comm.left = is_culprit ? failures : 100;
+        try {
+            build();
+            comm.left = 100;
+            return failures;
+        } catch (std::bad_alloc const&) {
+            CHECK(is_culprit);
+        } catch (joinable::PeerFailed const& failure) {
+            CHECK(!is_culprit);
+            CHECK(failure.ranks() == std::vector{culprit});
+        }
+    }
+}
+
+TEST_CASE("a rank without memory for a model or its state fails on all, which then try again") {
+    for (int const size : {1, 2, 3, 4, 8}) {
+        for (int const culprit : {0, size - 1}) {
+            run_ranks({size}, [&](joinable::ThreadCommunicator& inner) {
+                SmallMemory comm{inner};
+                Params params = make_params({3, 4}, static_cast<float>(comm.rank()));
+                std::vector<std::vector<float>> running(1, std::vector<float>(2));
+                int const failures = failures_until_there_is_memory(comm, culprit, [&] {
+                    joinable::DistributedDataParallel{comm, params, joinable::buffers(running)};
+                });
+                CHECK(failures == 3); // for buckets, for buffers, and for rank 0's values
+                joinable::DistributedDataParallel ddp{comm, params, joinable::buffers(running)};
+                CHECK(params[1].value == std::vector<float>(4, 0.0F));
+                std::vector<std::vector<float>> state(1, std::vector<float>(2, 7.0F));
+                CHECK(failures_until_there_is_memory(comm, culprit, [&] {
+                          ddp.attach_state(state);
+                      }) == 1);
+            });
         }
     }
 }

@@ -6,7 +6,6 @@
 #include <exception>
 #include <optional>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -51,9 +50,13 @@ public:
     /// Collective. See Rounds::enter. @throws PeerFailed, Mismatch  on all ranks together, but
     /// `local_error` where there is one.
     void enter(Digest const& order, std::exception_ptr const& local_error) {
-        auto const failure = fail_together([&] {
-            return rounds_.enter(parts_.count(), order, local_error, ending_.can_abort());
-        });
+        std::optional<AbortReason> failure;
+        try {
+            failure = rounds_.enter(parts_.count(), order, local_error, ending_.can_abort());
+        } catch (...) {
+            fail_together();
+            throw;
+        }
         if (local_error) {
             std::rethrow_exception(local_error);
         }
@@ -243,20 +246,21 @@ private:
 
     /// The answer; verdicts that end the guard with an exception are thrown here.
     Verdict hear() {
-        return act_on(fail_together([&] { return rounds_.hear(); }));
-    }
-
-    /// Runs an exchange that all ranks take part in. Where it throws, on this rank alone or because
-    /// the communicator failed, the others cannot go on: they fail with it.
-    template <class F>
-    std::invoke_result_t<F const&> fail_together(F const& exchange) {
+        Verdict verdict{};
         try {
-            return exchange();
+            verdict = rounds_.hear();
         } catch (...) {
-            ending_.record_end_of_roll_calls();
-            abort();
+            fail_together();
             throw;
         }
+        return act_on(verdict);
+    }
+
+    /// After an exchange that all ranks take part in has thrown, on this rank alone or because the
+    /// communicator failed: the others cannot go on.
+    void fail_together() {
+        ending_.record_end_of_roll_calls();
+        abort();
     }
 
     /// Tells every rank, wherever it waits, why this one leaves.

@@ -7243,8 +7243,9 @@ public:
 
     /// Collective: agrees on what must be the same on all ranks, `order` being a digest of what
     /// this class does not know. `local_error` is what this rank's constructor found, if anything.
-    /// @throws PeerFailed  another rank's constructor threw. @throws Mismatch
-    void enter(
+    /// Returns what all other ranks are to throw, if one's constructor found something or they enter
+    /// different guards. Throws what the communicator throws.
+    [[nodiscard]] std::optional<AbortReason> enter(
         std::size_t participants,
         Digest order,
         std::exception_ptr const& local_error,
@@ -7272,15 +7273,13 @@ public:
                 EntryCode::text
             );
         }
-        if (local_error) {
-            std::rethrow_exception(local_error);
-        }
         if (verdict != Verdict::go_on) {
-            throw_failure(roll_call_.failure());
+            return roll_call_.failure();
         }
         if (code.knows_lengths) {
             exchange_lengths();
         }
+        return {};
     }
 
     // -- saying ----------------------------------------------------------------------------------
@@ -7543,19 +7542,32 @@ public:
     Session(Session const&) = delete; // rounds know the options by address
     Session& operator=(Session const&) = delete;
 
-    /// Collective. See Rounds::enter.
+    /// Collective. See Rounds::enter. @throws PeerFailed, Mismatch  on all ranks together, but
+    /// `local_error` where there is one.
     void enter(Digest const& order, std::exception_ptr const& local_error) {
-        rounds_.enter(parts_.count(), order, local_error, ending_.can_abort());
+        std::optional<AbortReason> failure;
+        try {
+            failure = rounds_.enter(parts_.count(), order, local_error, ending_.can_abort());
+        } catch (...) {
+            fail_together();
+            throw;
+        }
+        if (local_error) {
+            std::rethrow_exception(local_error);
+        }
+        if (failure) {
+            throw_failure(*failure);
+        }
     }
 
     // -- what participants call ------------------------------------------------------------------
 
     /// Local. Opens a round (the answer comes with `answer`), or begins a part of the open one.
     void announce(std::size_t position, RoundNotice const& notice) {
+        ending_.require_alive();
         if (is_shadowing_) {
             return; // a hook may run the code of active ranks
         }
-        ending_.require_alive();
         require_no_announcement();
         bool const loop_opens_rounds = opened_ && opened_->opening != Opening::notification;
         if (parts_.take_turn(position, loop_opens_rounds)) {
@@ -7683,9 +7695,10 @@ public:
                 rounds_.announce_failure(reason.message);
                 return;
             }
-            ending_.abort(blamed_on(ending_.control().rank(), reason));
         } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is in flight goes on
+            return;
         }
+        abort();
     }
 
     /// What finish() returned, once it has.
@@ -7728,14 +7741,28 @@ private:
 
     /// The answer; verdicts that end the guard with an exception are thrown here.
     Verdict hear() {
+        Verdict verdict{};
         try {
-            return act_on(rounds_.hear());
+            verdict = rounds_.hear();
         } catch (...) {
-            if (!ending_.is_over()) { // the communicator failed: the others fail with it
-                ending_.record_end_of_roll_calls();
-                leave_by_exception();
-            }
+            fail_together();
             throw;
+        }
+        return act_on(verdict);
+    }
+
+    /// After an exchange that all ranks take part in has thrown, on this rank alone or because the
+    /// communicator failed: the others cannot go on.
+    void fail_together() {
+        ending_.record_end_of_roll_calls();
+        abort();
+    }
+
+    /// Tells every rank, wherever it waits, why this one leaves.
+    void abort() noexcept {
+        try {
+            ending_.abort(blamed_on(ending_.control().rank(), ending_.reason()));
+        } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is in flight goes on
         }
     }
 
@@ -8281,6 +8308,7 @@ public:
     void exchange(
         std::vector<ControlCommunicator*> const& communicators, std::chrono::nanoseconds deadline
     ) {
+        before_.reserve(communicators.size()); // or one could be changed and not restored
         for (ControlCommunicator* communicator : communicators) {
             auto const before = communicator->exchange_deadline(deadline);
             if (!before) {
@@ -8323,10 +8351,12 @@ public:
                                         "first, or split() the communicator"};
             }
         }
+        mine_.reserve(communicators.size()); // what throws comes before what is to be undone
+        occupied.reserve(occupied.size() + communicators.size());
         for (ControlCommunicator const* communicator : communicators) {
             mine_.push_back(communicator->address());
+            occupied.push_back(communicator->address());
         }
-        occupied.insert(occupied.end(), mine_.begin(), mine_.end());
     }
     void end() noexcept {
         Lock const lock;
@@ -9366,7 +9396,11 @@ public:
     }
 
     /// Collective. Parameters, buffers and attached state as they are on `root`.
-    void sync(int root) {
+    void sync(int root) { plan_sync().run(comm_, root); }
+
+    /// Local: allocates all that sync() needs, so that a rank without the memory can say so before
+    /// the others wait for it.
+    [[nodiscard]] CoalescedBroadcast plan_sync() {
         std::vector<AnyView> views;
         for (AnyParameter const& parameter : parameters_) {
             views.push_back(parameter.value());
@@ -9377,7 +9411,8 @@ public:
         }
         auto const& state = attached_.views();
         views.insert(views.end(), state.begin(), state.end());
-        broadcast_coalesced(comm_, views, piece_bytes, root);
+        TensorList list = tensor_list(std::move(views));
+        return CoalescedBroadcast{std::move(list), piece_bytes, "tensor", BufferMemory{comm_}};
     }
 
     [[nodiscard]] DataParallelOptions const& options() const noexcept { return options_; }
@@ -9400,20 +9435,22 @@ public:
     /// Collective. See DistributedDataParallel::attach_state.
     template <class... Ranges>
     void attach(Ranges&&... ranges) {
-        std::optional<FixedTensors> state;
+        std::optional<FixedTensors> all;
+        std::optional<CoalescedBroadcast> broadcast;
         std::array<Fingerprints, 1> fingerprints;
         std::exception_ptr error;
         try {
             TensorList const list = tensor_list(std::forward<Ranges>(ranges)...);
             fingerprints[0] = fingerprints_of(list, "state tensor");
-            state.emplace(list, "state tensor", device_of(comm_).id());
+            all.emplace(attached_).append({list, "state tensor", device_of(comm_).id()});
+            broadcast.emplace(list, piece_bytes, "state tensor", BufferMemory{comm_});
         } catch (...) {
             error = std::current_exception();
         }
         ControlOver<Comm> control{comm_};
         agree_on_model(control, fingerprints, {}, error);
-        broadcast_coalesced(comm_, state->views(), piece_bytes, 0);
-        attached_.append(*state);
+        broadcast->run(comm_, 0);
+        attached_ = std::move(*all);
     }
 
 private:
@@ -9461,7 +9498,7 @@ public:
     /// `buffers` is what joinable::buffers() returns. All ranks agree on counts, extents, dtypes and
     /// options, then take rank 0's values.
     /// @throws ContractViolation  what Reducer refuses, or a buffer that is missing or on another
-    ///         device; the other ranks throw PeerFailed.
+    ///         device, or whatever else fails here, as memory does; the other ranks throw PeerFailed.
     /// @throws Mismatch  ranks have different models; the text names the first parameter or buffer.
     template <class Parameters>
     DistributedDataParallel(
@@ -9472,6 +9509,7 @@ public:
     )
         : comm_{comm}, averaging_{options.gradient_kind} {
         std::array<detail::Fingerprints, 2> model;
+        std::optional<CoalescedBroadcast> start;
         std::exception_ptr error;
         try {
             auto const list = joinable::parameters(std::forward<Parameters>(parameters));
@@ -9479,14 +9517,17 @@ public:
             model = {{detail::fingerprints_of(list), detail::fingerprints_of(buffers, "buffer")}};
             reducer_.emplace(comm, list, options);
             module_.emplace(comm, list, std::move(buffers), options);
+            if (options.sync_at_start) {
+                start.emplace(module_->plan_sync());
+            }
         } catch (...) {
             error = std::current_exception();
         }
         detail::ControlOver<Comm> control{comm};
         detail::agree_on_model(control, model, detail::digest_of(options), error);
         reducer_->register_memory();
-        if (options.sync_at_start) {
-            module_->sync(0);
+        if (start) {
+            start->run(comm, 0);
         }
     }
 

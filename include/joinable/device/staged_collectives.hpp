@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/communicator.hpp>
@@ -32,7 +35,7 @@ public:
             inner_.wait();
             if (!std::exchange(is_copied_, true)) {
                 owner_.comm_.device_memory().download(
-                    owner_.staging_.data(), host_.data, host_.bytes()
+                    owner_.stagings_.back().device.data(), host_.data, host_.bytes()
                 );
             }
         }
@@ -55,23 +58,32 @@ public:
     }
 
 private:
+    /// A few bytes, which nobody registers: no arenas of the communicator. The device's is freed first,
+    /// which waits for all that the device does: a rank that fails may have a copy under way.
+    struct Staging {
+        Arena host;
+        Arena device;
+    };
+
     Buffer staged(Buffer host) {
+        constexpr std::size_t least = 1024;
         Device& memory = comm_.device_memory();
-        if (staging_.bytes() < host.bytes()) {
-            // A few bytes, which nobody registers: not an arena of the communicator.
-            staging_ = memory.allocate(host.bytes(), Arena::default_alignment);
-            copy_ = memory.allocate_staging(host.bytes());
+        if (stagings_.empty() || stagings_.back().host.bytes() < host.bytes()) {
+            std::size_t const bytes = (std::max)(host.bytes(), least);
+            Arena copy = memory.allocate_staging(bytes);
+            stagings_.push_back({std::move(copy), memory.allocate(bytes, Arena::default_alignment)}
+            );
         }
+        Staging const& staging = stagings_.back();
         if (host.count != 0) {
-            std::memcpy(copy_.data(), host.data, host.bytes());
+            std::memcpy(staging.host.data(), host.data, host.bytes());
         }
-        memory.upload(copy_.data(), staging_.data(), host.bytes());
-        return {staging_.data(), host.count, host.dtype};
+        memory.upload(staging.host.data(), staging.device.data(), host.bytes());
+        return {staging.device.data(), host.count, host.dtype};
     }
 
     Comm& comm_;
-    Arena staging_;
-    Arena copy_; ///< on the host
+    std::vector<Staging> stagings_; ///< the last one is in use; nothing is freed before the end
 };
 
 } // namespace joinable::inline v0::detail

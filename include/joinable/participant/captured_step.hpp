@@ -66,8 +66,8 @@ public:
     )
         : comm_{comm}, gradients_{std::move(gradients)}, passes_{std::move(passes)},
           averaging_{kind}, graph_{comm},
-          factors_{comm.device_memory().allocate(sizeof(Factors), Arena::default_alignment)},
-          staging_{comm.device_memory().allocate_staging(max_turns * sizeof(Factors))} {
+          staging_{comm.device_memory().allocate_staging(max_turns * sizeof(Factors))},
+          factors_{comm.device_memory().allocate(sizeof(Factors), Arena::default_alignment)} {
         for (Buffer const& gradient : gradients_) {
             detail::check_memory(gradient);
             graph_.rank().check_memory(gradient);
@@ -245,8 +245,8 @@ private:
     Passes passes_;
     detail::Averaging averaging_;
     detail::NcclGraph graph_;
-    Arena factors_; ///< on the device, where graphs read them
     Arena staging_; ///< on the host: those of each turn, as a launch may read them late
+    Arena factors_; ///< on the device, where graphs read them; freed first, which waits for them
     std::array<detail::NcclLaunch*, max_turns> turns_{}; ///< under way, or null
     std::size_t next_ = 0;
     JoinState state_;

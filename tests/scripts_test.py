@@ -124,7 +124,10 @@ class Budget(Copy):
     script = "tests/budget/check_budget.py"
 
     def test_what_became_expensive_fails_and_says_what_to_do(self):
-        self.append("include/joinable/config.hpp", "#include <regex>\n")
+        self.append(
+            "include/joinable/config.hpp",
+            "#include <regex>\n[[gnu::used]] inline char emitted[8192] = {1};\n",
+        )
         path = self.root / "tests/budget/budget.json"
         budget = json.loads(path.read_text())
         budget["four_hooks"]["limit"]["added"] = 1
@@ -134,6 +137,7 @@ class Budget(Copy):
         self.assertNotEqual(status, 0)
         self.assertIn("check_budget.py --update and say why", output)
         self.assertIn("but the limit is 1: make it cheaper", output)
+        self.assertRegex(output, "tcp: object_bytes is [0-9]+, but the limit is 4096")
         self.assertIn("<regex>, which is not among the std_headers", output)
         self.assertIn("<regex> is reached, but must not be", output)
 

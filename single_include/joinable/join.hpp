@@ -3696,14 +3696,19 @@ public:
 
 namespace detail {
 
-inline HostDevice the_host; ///< has no state
+/// The one device of the host; it has no state. Local to a function, so that a file that includes
+/// this header and uses no device emits neither the object nor the kernels behind its table.
+[[nodiscard]] inline HostDevice& the_host() noexcept {
+    static HostDevice host;
+    return host;
+}
 
 /// The device whose memory a communicator moves.
 template <Communicator Comm>
 [[nodiscard]] Device& device_of(Comm& comm) noexcept {
     if constexpr (reduces_host_memory<Comm>) {
         (void)comm;
-        return the_host;
+        return the_host();
     } else {
         static_assert(
             gives_device<Comm>,
@@ -4610,7 +4615,7 @@ public:
     }
 
 private:
-    Device* device_ = &detail::the_host;
+    Device* device_ = &detail::the_host();
     void* comm_ = nullptr;
     Arena (*make_)(void* comm, std::size_t bytes) = nullptr;
 };
@@ -7487,13 +7492,17 @@ private:
     std::atomic<Ticks> next_{(std::numeric_limits<Ticks>::min)()};
 };
 
-inline OncePerMinute skew_warnings; ///< of this process, however many guards and ranks it runs
+/// Shared by all guards and ranks of this process.
+[[nodiscard]] inline OncePerMinute& skew_warnings() noexcept {
+    static OncePerMinute warnings;
+    return warnings;
+}
 
 /// Tells the user that this rank has been shadowing for long: it costs time, and is often a sign
 /// of badly dealt data.
 inline void warn_of_skew(JoinOptions const& options, int rank, std::size_t shadow_rounds) {
     if (shadow_rounds <= options.skew_limit || !options.warn ||
-        !skew_warnings.allows(std::chrono::steady_clock::now())) {
+        !skew_warnings().allows(std::chrono::steady_clock::now())) {
         return;
     }
     options.warn(concat(
@@ -8342,44 +8351,63 @@ public:
 
     /// @throws ContractViolation  one of them is inside a guard.
     void begin(std::vector<ControlCommunicator*> const& communicators) {
-        Lock const lock;
+        Occupied& occupied = in_guards();
+        Lock const lock{occupied.busy};
+        std::vector<void const*>& all = occupied.addresses;
         for (ControlCommunicator const* communicator : communicators) {
-            if (std::find(occupied.begin(), occupied.end(), communicator->address()) !=
-                occupied.end()) {
-                throw ContractViolation{"a second Join over a communicator that is inside a guard "
-                                        "already; end that one "
-                                        "first, or split() the communicator"};
+            if (std::find(all.begin(), all.end(), communicator->address()) != all.end()) {
+                throw ContractViolation{
+                    "a second Join over a communicator that is inside a guard already; end that "
+                    "one first, or split() the communicator"
+                };
             }
         }
         mine_.reserve(communicators.size()); // what throws comes before what is to be undone
-        occupied.reserve(occupied.size() + communicators.size());
+        all.reserve(all.size() + communicators.size());
         for (ControlCommunicator const* communicator : communicators) {
             mine_.push_back(communicator->address());
-            occupied.push_back(communicator->address());
+            all.push_back(communicator->address());
         }
     }
     void end() noexcept {
-        Lock const lock;
+        if (mine_.empty()) {
+            return;
+        }
+        Occupied& occupied = in_guards();
+        Lock const lock{occupied.busy};
+        std::vector<void const*>& all = occupied.addresses;
         for (void const* address : mine_) {
-            occupied.erase(std::find(occupied.begin(), occupied.end(), address));
+            all.erase(std::find(all.begin(), all.end(), address));
         }
         mine_.clear();
     }
 
 private:
+    /// The communicators that are inside guards of this process.
+    struct Occupied {
+        std::atomic_flag busy{};
+        std::vector<void const*> addresses;
+    };
+    static Occupied& in_guards() noexcept {
+        static Occupied occupied;
+        return occupied;
+    }
+
     /// Held for a few dozen instructions, at both ends of a guard.
-    struct Lock {
-        Lock() noexcept {
-            while (busy.test_and_set(std::memory_order_acquire)) {
+    class Lock {
+    public:
+        explicit Lock(std::atomic_flag& busy) noexcept : busy_{busy} {
+            while (busy_.test_and_set(std::memory_order_acquire)) {
                 cpu_relax();
             }
         }
         Lock(Lock const&) = delete;
         Lock& operator=(Lock const&) = delete;
-        ~Lock() { busy.clear(std::memory_order_release); }
+        ~Lock() { busy_.clear(std::memory_order_release); }
+
+    private:
+        std::atomic_flag& busy_;
     };
-    static inline std::atomic_flag busy{};
-    static inline std::vector<void const*> occupied;
 
     std::vector<void const*> mine_;
 };

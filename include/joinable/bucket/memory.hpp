@@ -30,7 +30,7 @@ public:
     }
 
 private:
-    Device* device_ = &detail::the_host;
+    Device* device_ = &detail::the_host();
     void* comm_ = nullptr;
     Arena (*make_)(void* comm, std::size_t bytes) = nullptr;
 };

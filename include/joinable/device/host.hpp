@@ -41,14 +41,19 @@ public:
 
 namespace detail {
 
-inline HostDevice the_host; ///< has no state
+/// The one device of the host; it has no state. Local to a function, so that a file that includes
+/// this header and uses no device emits neither the object nor the kernels behind its table.
+[[nodiscard]] inline HostDevice& the_host() noexcept {
+    static HostDevice host;
+    return host;
+}
 
 /// The device whose memory a communicator moves.
 template <Communicator Comm>
 [[nodiscard]] Device& device_of(Comm& comm) noexcept {
     if constexpr (reduces_host_memory<Comm>) {
         (void)comm;
-        return the_host;
+        return the_host();
     } else {
         static_assert(
             gives_device<Comm>,

@@ -105,44 +105,63 @@ public:
 
     /// @throws ContractViolation  one of them is inside a guard.
     void begin(std::vector<ControlCommunicator*> const& communicators) {
-        Lock const lock;
+        Occupied& occupied = in_guards();
+        Lock const lock{occupied.busy};
+        std::vector<void const*>& all = occupied.addresses;
         for (ControlCommunicator const* communicator : communicators) {
-            if (std::find(occupied.begin(), occupied.end(), communicator->address()) !=
-                occupied.end()) {
-                throw ContractViolation{"a second Join over a communicator that is inside a guard "
-                                        "already; end that one "
-                                        "first, or split() the communicator"};
+            if (std::find(all.begin(), all.end(), communicator->address()) != all.end()) {
+                throw ContractViolation{
+                    "a second Join over a communicator that is inside a guard already; end that "
+                    "one first, or split() the communicator"
+                };
             }
         }
         mine_.reserve(communicators.size()); // what throws comes before what is to be undone
-        occupied.reserve(occupied.size() + communicators.size());
+        all.reserve(all.size() + communicators.size());
         for (ControlCommunicator const* communicator : communicators) {
             mine_.push_back(communicator->address());
-            occupied.push_back(communicator->address());
+            all.push_back(communicator->address());
         }
     }
     void end() noexcept {
-        Lock const lock;
+        if (mine_.empty()) {
+            return;
+        }
+        Occupied& occupied = in_guards();
+        Lock const lock{occupied.busy};
+        std::vector<void const*>& all = occupied.addresses;
         for (void const* address : mine_) {
-            occupied.erase(std::find(occupied.begin(), occupied.end(), address));
+            all.erase(std::find(all.begin(), all.end(), address));
         }
         mine_.clear();
     }
 
 private:
+    /// The communicators that are inside guards of this process.
+    struct Occupied {
+        std::atomic_flag busy{};
+        std::vector<void const*> addresses;
+    };
+    static Occupied& in_guards() noexcept {
+        static Occupied occupied;
+        return occupied;
+    }
+
     /// Held for a few dozen instructions, at both ends of a guard.
-    struct Lock {
-        Lock() noexcept {
-            while (busy.test_and_set(std::memory_order_acquire)) {
+    class Lock {
+    public:
+        explicit Lock(std::atomic_flag& busy) noexcept : busy_{busy} {
+            while (busy_.test_and_set(std::memory_order_acquire)) {
                 cpu_relax();
             }
         }
         Lock(Lock const&) = delete;
         Lock& operator=(Lock const&) = delete;
-        ~Lock() { busy.clear(std::memory_order_release); }
+        ~Lock() { busy_.clear(std::memory_order_release); }
+
+    private:
+        std::atomic_flag& busy_;
     };
-    static inline std::atomic_flag busy{};
-    static inline std::vector<void const*> occupied;
 
     std::vector<void const*> mine_;
 };

@@ -28,13 +28,17 @@ private:
     std::atomic<Ticks> next_{(std::numeric_limits<Ticks>::min)()};
 };
 
-inline OncePerMinute skew_warnings; ///< of this process, however many guards and ranks it runs
+/// Shared by all guards and ranks of this process.
+[[nodiscard]] inline OncePerMinute& skew_warnings() noexcept {
+    static OncePerMinute warnings;
+    return warnings;
+}
 
 /// Tells the user that this rank has been shadowing for long: it costs time, and is often a sign
 /// of badly dealt data.
 inline void warn_of_skew(JoinOptions const& options, int rank, std::size_t shadow_rounds) {
     if (shadow_rounds <= options.skew_limit || !options.warn ||
-        !skew_warnings.allows(std::chrono::steady_clock::now())) {
+        !skew_warnings().allows(std::chrono::steady_clock::now())) {
         return;
     }
     options.warn(concat(

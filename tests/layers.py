@@ -18,10 +18,10 @@ PAGE = ROOT / "docs/architecture.md"
 LAYERS = [
     (r"(config|fwd)\.hpp", 0),
     (r"error\.hpp|detail/.*", 1),
-    (r"tensor/(dtype|traits|tensor|parameter|shape|buffer)\.hpp", 2),
-    (r"communicator/(arena|communicator|capabilities|make_arena|work)\.hpp", 2),
+    (r"tensor/(dtype|traits|tensor|parameter|shape|buffer|reduce_op)\.hpp", 2),
+    (r"communicator/(arena|communicator|capabilities|work)\.hpp", 2),
     (r"device/device\.hpp", 2),
-    (r"device/(host|staged_collectives)\.hpp", 4),
+    (r"device/(host|staged_collectives)\.hpp|communicator/(device_of|make_arena)\.hpp", 4),
     (r"tensor/.*|hook/.*|bucket/(.*assignment|options|.*_view|tensor_size)\.hpp|join/options\.hpp", 3),
     (r"join/(guard|hooks|attachments|explain)\.hpp|participant/.*", 5),
     (r"communicator/detail/nccl_arenas\.hpp", 5),

@@ -12,6 +12,7 @@
 #include <joinable/error.hpp>
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/reduce_op.hpp>
 #include <joinable/tensor/shape.hpp>
 #include <joinable/tensor/traits.hpp>
 #include <joinable/tensor/tensor.hpp>
@@ -28,6 +29,7 @@
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/device/host.hpp>
+#include <joinable/communicator/device_of.hpp>
 #include <joinable/communicator/make_arena.hpp>
 #include <joinable/communicator/collectives.hpp>
 #include <joinable/hook/join_hook.hpp>

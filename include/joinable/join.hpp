@@ -12,14 +12,12 @@
 #include <joinable/bucket/fixed_assignment.hpp>
 #include <joinable/communicator/environment.hpp>
 #include <joinable/communicator/process.hpp>
-#include <joinable/communicator/process_work.hpp>
 #include <joinable/communicator/progress_thread.hpp>
 #include <joinable/communicator/run_processes.hpp>
 #include <joinable/communicator/run_threads.hpp>
 #include <joinable/communicator/self.hpp>
 #include <joinable/communicator/shared_buffer.hpp>
 #include <joinable/communicator/thread.hpp>
-#include <joinable/communicator/thread_work.hpp>
 #include <joinable/data/shard.hpp>
 #include <joinable/data/shard_by_weight.hpp>
 #include <joinable/data/shuffle.hpp>

@@ -489,6 +489,22 @@ struct ConstBuffer {
 
 } // namespace joinable::inline v0
 
+// ---- joinable/tensor/reduce_op.hpp
+
+namespace joinable::inline v0 {
+
+/// How a reduction combines two elements. Sums and products of integers wrap around; the bit
+/// operations are for integers only.
+enum class ReduceOp : std::uint8_t { sum, product, min, max, bit_and, bit_or };
+
+/// The enumerator's name, for error texts.
+[[nodiscard]] constexpr std::string_view name_of(ReduceOp op) noexcept {
+    constexpr std::string_view names[] = {"sum", "product", "min", "max", "bit_and", "bit_or"};
+    return names[static_cast<std::size_t>(op)];
+}
+
+} // namespace joinable::inline v0
+
 // ---- joinable/detail/text.hpp
 
 namespace joinable::inline v0::detail {
@@ -2881,6 +2897,27 @@ template <class... Ranges>
     return list;
 }
 
+namespace detail {
+
+/// How error texts call a parameter.
+inline std::string describe_parameter(ParameterList const& parameters, std::size_t i) {
+    auto const name = parameters[i].name();
+    return name.empty() ? concat("parameter ", i) : concat("parameter ", i, " (", name, ")");
+}
+
+/// Throws ContractViolation unless parameter `i` has a value on `device`.
+inline void check_value(ParameterList const& parameters, std::size_t i, DeviceId device) {
+    AnyView const value = parameters[i].value();
+    if (!value || value.device() != device) {
+        throw ContractViolation{
+            describe_parameter(parameters, i) +
+            (value ? " is not on " + to_text(device) : " has no value")
+        };
+    }
+}
+
+} // namespace detail
+
 } // namespace joinable::inline v0
 
 // ---- joinable/tensor/tensor_list.hpp
@@ -3051,16 +3088,6 @@ struct CompletedWork {
 // ---- joinable/communicator/communicator.hpp
 
 namespace joinable::inline v0 {
-
-/// How a reduction combines two elements. Sums and products of integers wrap around; the bit
-/// operations are for integers only.
-enum class ReduceOp : std::uint8_t { sum, product, min, max, bit_and, bit_or };
-
-/// The enumerator's name, for error texts.
-[[nodiscard]] constexpr std::string_view name_of(ReduceOp op) noexcept {
-    constexpr std::string_view names[] = {"sum", "product", "min", "max", "bit_and", "bit_or"};
-    return names[static_cast<std::size_t>(op)];
-}
 
 /// How long a collective waits for the other ranks unless set_deadline() says otherwise.
 inline constexpr std::chrono::nanoseconds default_deadline = std::chrono::minutes{5};
@@ -3506,7 +3533,15 @@ concept SharesMemory = Communicator<C> && detail::has_share<C>;
 namespace joinable::inline v0 {
 
 namespace detail {
-struct Section;
+
+/// A range of bytes, and where it is to be.
+struct Section {
+    std::size_t from;
+    std::size_t to;
+    std::size_t bytes;
+    std::size_t position; ///< how many sections are to be before it
+};
+
 } // namespace detail
 
 /// Memory of one kind, and who touches it: what keeps buckets where gradients are. Operations run in
@@ -3547,29 +3582,11 @@ public:
     virtual void download(void const* from, void* to, std::size_t bytes) = 0;
 };
 
-namespace detail {
-
-/// Not asked of communicators of host memory, which need no device_memory().
-template <class C>
-concept gives_device = requires(C& comm) {
-    { comm.device_memory() } -> std::convertible_to<Device&>;
-};
-
-} // namespace detail
-
 } // namespace joinable::inline v0
 
 // ---- joinable/bucket/detail/permute_sections.hpp
 
 namespace joinable::inline v0::detail {
-
-/// A range of bytes, and where it is to be.
-struct Section {
-    std::size_t from;
-    std::size_t to;
-    std::size_t bytes;
-    std::size_t position; ///< how many sections are to be before it
-};
 
 /// Exchanges two ranges that do not overlap, through the stack.
 inline void swap_bytes(std::byte* a, std::byte* b, std::size_t bytes) noexcept {
@@ -3703,6 +3720,20 @@ namespace detail {
     return host;
 }
 
+} // namespace detail
+
+} // namespace joinable::inline v0
+
+// ---- joinable/communicator/device_of.hpp
+
+namespace joinable::inline v0::detail {
+
+/// Not asked of communicators of host memory, which need no device_memory().
+template <class C>
+concept gives_device = requires(C& comm) {
+    { comm.device_memory() } -> std::convertible_to<Device&>;
+};
+
 /// The device whose memory a communicator moves.
 template <Communicator Comm>
 [[nodiscard]] Device& device_of(Comm& comm) noexcept {
@@ -3720,9 +3751,7 @@ template <Communicator Comm>
     }
 }
 
-} // namespace detail
-
-} // namespace joinable::inline v0
+} // namespace joinable::inline v0::detail
 
 // ---- joinable/communicator/make_arena.hpp
 
@@ -4637,23 +4666,6 @@ struct Bucket {
 };
 
 namespace detail {
-
-/// How error texts call a parameter.
-inline std::string describe_parameter(ParameterList const& parameters, std::size_t i) {
-    auto const name = parameters[i].name();
-    return name.empty() ? concat("parameter ", i) : concat("parameter ", i, " (", name, ")");
-}
-
-/// Throws ContractViolation unless parameter `i` has a value on `device`.
-inline void check_value(ParameterList const& parameters, std::size_t i, DeviceId device) {
-    AnyView const value = parameters[i].value();
-    if (!value || value.device() != device) {
-        throw ContractViolation{
-            describe_parameter(parameters, i) +
-            (value ? " is not on " + to_text(device) : " has no value")
-        };
-    }
-}
 
 /// A gradient is laid out like its value where that is dense, so that both are read in the same
 /// order; else row-major.
@@ -10581,8 +10593,8 @@ template <class Lookup>
 // ---- joinable/communicator/detail/checks.hpp
 
 /// @file
-/// What every communicator checks on its own rank before any data moves. All throw
-/// ContractViolation.
+/// What every communicator checks before any data moves: on its own rank, which throws
+/// ContractViolation, and of what all ranks said, which throws Mismatch on all of them.
 
 namespace joinable::inline v0::detail {
 
@@ -10768,42 +10780,34 @@ inline void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int
     check_count("this rank's own part", counts[static_cast<std::size_t>(rank)], part.count);
 }
 
+/// What each rank asks for, in bytes, by rank: all of them must ask for the same. `doing` says what
+/// they do.
+/// @throws Mismatch  on all ranks, which have the same sizes here.
+inline void
+check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing = "share memory") {
+    std::vector<int> ranks;
+    std::string text =
+        concat("ranks ", doing, " of different sizes: rank 0 of ", sizes[0], " bytes");
+    for (std::size_t rank = 1; rank < sizes.size(); ++rank) {
+        if (sizes[rank] != sizes[0]) {
+            ranks.push_back(static_cast<int>(rank));
+            text += concat(", rank ", rank, " of ", sizes[rank]);
+        }
+    }
+    if (!ranks.empty()) {
+        throw Mismatch{ranks, text + "; give the same count of the same elements on every rank"};
+    }
+}
+
 } // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/tuning.hpp
-
-/// @file
-/// Where one way of doing a thing becomes better than another. None of these changes a result.
-/// tests/benchmarks/tune.py measures each number beside others and prints this table anew.
-
-namespace joinable::inline v0::detail::tuning {
-
-/// Up to so many bytes every rank combines all contributions for itself, beyond ranks share the work.
-inline constexpr std::size_t slot_bytes = 2048;
-/// Up to so many bytes in all, each rank has one chunk; beyond there are several, to take over.
-inline constexpr std::size_t one_chunk_bytes = std::size_t{256} << 10U;
-inline constexpr std::size_t chunks_per_rank = 4;
-inline constexpr std::size_t largest_chunk_bytes = std::size_t{256} << 10U;
-
-/// A message of which some rank's buffer is out of the others' reach moves in slices of so many bytes,
-/// unless all of it fits in so many of them. Where ranks share cores, each meeting costs a switch.
-inline constexpr std::size_t slice_bytes = std::size_t{128} << 10U;
-inline constexpr std::size_t crowded_slice_bytes = std::size_t{512} << 10U;
-inline constexpr std::size_t slices_per_ring = 4;
-
-/// How often a wait looks before it yields its core: where every rank has one, and where not.
-inline constexpr int spins = 200;
-inline constexpr int crowded_spins = 20;
-/// How often it yields before it sleeps.
-inline constexpr int yields = 100;
-
-} // namespace joinable::inline v0::detail::tuning
 
 // ---- joinable/communicator/detail/descriptor.hpp
 
 namespace joinable::inline v0::detail {
 
-/// In this order: up to `reduce` a small message fits on its arrival line.
+/// Ranks that one communicator on the host may have: a root fits into 13 bits of an arrival.
+inline constexpr int max_ranks = 1 << 13;
+
 enum class Collective : std::uint8_t {
     all_reduce,
     broadcast,
@@ -10855,11 +10859,6 @@ struct Descriptor {
                collective == Collective::scaled_all_reduce;
     }
 
-    /// Then every rank combines for itself what all contribute; else ranks share the work by chunks.
-    [[nodiscard]] bool is_small() const noexcept {
-        return count * size_of(dtype) <= tuning::slot_bytes && collective <= Collective::reduce;
-    }
-
     [[nodiscard]] std::string text() const {
         std::string said = concat(name_of(collective));
         if (has_counts) {
@@ -10880,6 +10879,49 @@ struct Descriptor {
     }
 };
 
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/tuning.hpp
+
+/// @file
+/// Where one way of doing a thing becomes better than another. None of these changes a result.
+/// tests/benchmarks/tune.py measures each number beside others and prints this table anew.
+
+namespace joinable::inline v0::detail::tuning {
+
+/// Up to so many bytes every rank combines all contributions for itself, beyond ranks share the work.
+inline constexpr std::size_t slot_bytes = 2048;
+/// Up to so many bytes in all, each rank has one chunk; beyond there are several, to take over.
+inline constexpr std::size_t one_chunk_bytes = std::size_t{256} << 10U;
+inline constexpr std::size_t chunks_per_rank = 4;
+inline constexpr std::size_t largest_chunk_bytes = std::size_t{256} << 10U;
+
+/// A message of which some rank's buffer is out of the others' reach moves in slices of so many bytes,
+/// unless all of it fits in so many of them. Where ranks share cores, each meeting costs a switch.
+inline constexpr std::size_t slice_bytes = std::size_t{128} << 10U;
+inline constexpr std::size_t crowded_slice_bytes = std::size_t{512} << 10U;
+inline constexpr std::size_t slices_per_ring = 4;
+
+/// How often a wait looks before it yields its core: where every rank has one, and where not.
+inline constexpr int spins = 200;
+inline constexpr int crowded_spins = 20;
+/// How often it yields before it sleeps.
+inline constexpr int yields = 100;
+
+} // namespace joinable::inline v0::detail::tuning
+
+// ---- joinable/communicator/detail/arrival_line.hpp
+
+namespace joinable::inline v0::detail {
+
+/// Whether every rank combines for itself what all contribute; else ranks share the work by chunks.
+[[nodiscard]] inline bool is_small(Descriptor const& said) noexcept {
+    bool const leaves_all_with_one_share =
+        said.collective == Collective::all_reduce || said.collective == Collective::broadcast ||
+        said.collective == Collective::barrier || said.collective == Collective::reduce;
+    return leaves_all_with_one_share && said.count * size_of(said.dtype) <= tuning::slot_bytes;
+}
+
 /// One rank's arrival in one collective, on one cache line: a small message needs no other.
 ///
 /// `word` holds, from the top: frozen (1 bit), whether there are counts (1), root (13), descriptor
@@ -10892,7 +10934,6 @@ struct alignas(64) ArrivalLine {
     std::array<std::uint64_t, 7> payload{};
 
     static constexpr std::size_t inline_bytes = 56;
-    static constexpr int max_ranks = 1 << 13;
     // What a large collective has there.
     static constexpr std::size_t count = 0;
     static constexpr std::size_t in = 1;  ///< where the input is, as a place of the board
@@ -10946,7 +10987,7 @@ public:
         kind_ = reason.kind;
         ranks_.fill(0);
         for (int const rank : reason.ranks) {
-            if (rank >= 0 && rank < ArrivalLine::max_ranks) {
+            if (rank >= 0 && rank < max_ranks) {
                 auto const at = static_cast<std::size_t>(rank);
                 ranks_[at / 64] |= std::uint64_t{1} << at % 64;
             }
@@ -10967,7 +11008,7 @@ public:
 
     [[nodiscard]] AbortReason load() const {
         AbortReason reason{kind_, {}, std::string{text_.data(), length_}};
-        for (int rank = 0; rank < ArrivalLine::max_ranks; ++rank) {
+        for (int rank = 0; rank < max_ranks; ++rank) {
             auto const at = static_cast<std::size_t>(rank);
             if ((ranks_[at / 64] >> at % 64 & 1U) != 0) {
                 reason.ranks.push_back(rank);
@@ -10978,7 +11019,7 @@ public:
 
 private:
     FailureKind kind_ = FailureKind::communication;
-    std::array<std::uint64_t, ArrivalLine::max_ranks / 64> ranks_{}; ///< a bit for each
+    std::array<std::uint64_t, max_ranks / 64> ranks_{}; ///< a bit for each
     std::size_t length_ = 0;
     std::array<char, max_text> text_{};
 };
@@ -10991,10 +11032,10 @@ namespace joinable::inline v0::detail {
 
 /// Why something ended for all: the first to say so wins, and what it takes to end it is done once.
 /// It lies in memory that processes share, and whoever is at it may be killed: so writers have
-/// numbers, below ArrivalLine::max_ranks, which no two processes share.
+/// numbers, below max_ranks, which no two processes share.
 class FirstReason {
 public:
-    static constexpr int nobody = ArrivalLine::max_ranks; ///< a writer that does not die
+    static constexpr int nobody = max_ranks; ///< a writer that does not die
 
     /// Whether it was the first. `close()` runs after the reason is written. If not, some other writer
     /// may still be at it, or have died: then take_over() is called for it.
@@ -11051,6 +11092,19 @@ private:
     std::atomic<int> state_{open};
     StoredReason reason_;
 };
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/deadline.hpp
+
+namespace joinable::inline v0::detail {
+
+/// When a wait that starts now ends. A year stands for any longer time: the sum would overflow.
+[[nodiscard]] inline std::chrono::steady_clock::time_point
+end_of_wait(std::chrono::nanoseconds deadline) noexcept {
+    constexpr std::chrono::nanoseconds year = std::chrono::hours{24 * 365};
+    return std::chrono::steady_clock::now() + (std::min)(deadline, year);
+}
 
 } // namespace joinable::inline v0::detail
 
@@ -11114,13 +11168,6 @@ inline void futex_wake_all(FutexWord&) noexcept {}
 // ---- joinable/communicator/detail/waiting.hpp
 
 namespace joinable::inline v0::detail {
-
-/// When a wait that starts now ends. A year stands for any longer time: the sum would overflow.
-[[nodiscard]] inline std::chrono::steady_clock::time_point
-end_of_wait(std::chrono::nanoseconds deadline) noexcept {
-    constexpr std::chrono::nanoseconds year = std::chrono::hours{24 * 365};
-    return std::chrono::steady_clock::now() + (std::min)(deadline, year);
-}
 
 /// How a thread sleeps that others wake in any case: until the deadline.
 struct SleepThrough {
@@ -11234,13 +11281,10 @@ public:
 
     /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
     static int checked(int size) {
-        if (size < 1 || size > ArrivalLine::max_ranks) {
-            throw ContractViolation{concat(
-                "a group needs between 1 and ",
-                ArrivalLine::max_ranks,
-                " ranks, but was given ",
-                size
-            )};
+        if (size < 1 || size > max_ranks) {
+            throw ContractViolation{
+                concat("a group needs between 1 and ", max_ranks, " ranks, but was given ", size)
+            };
         }
         return size;
     }
@@ -13365,7 +13409,7 @@ private:
     bool compute(std::uint64_t sequence) {
         ArrivalLine const& line = board_.line(rank_, sequence);
         Descriptor const said = ArrivalLine::decode(line.word.load(), line.payload);
-        if (said.is_small() || disagreement(board_, sequence, said)) {
+        if (is_small(said) || disagreement(board_, sequence, said)) {
             return false; // the rank itself tells the others
         }
         if (Pipeline::is_needed(board_, sequence)) {
@@ -13697,6 +13741,999 @@ private:
         }
         return {rank_, rank_.post(said, in, out, tell)};
     }
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/lent_memory.hpp
+
+/// @file
+/// Where the other ranks find the buffers of a large collective until it is done.
+
+namespace joinable::inline v0::detail {
+
+struct LentAddresses {
+    void const* in = nullptr;
+    void* out = nullptr;
+    std::size_t ring = 0; ///< 0: of all; else of so many bytes, to which slices are copied in turn
+};
+
+/// Threads read and write each other's buffers where they are.
+class OwnMemory {
+public:
+    static constexpr bool needs_slices = false;
+
+    OwnMemory() = default;
+    explicit OwnMemory(std::shared_ptr<Heap> const&) noexcept {}
+
+    [[nodiscard]] static bool lend(std::uint64_t, ConstBuffer, Buffer, std::size_t) noexcept {
+        return true;
+    }
+    [[nodiscard]] static LentAddresses lent(std::uint64_t, ConstBuffer in, Buffer out) noexcept {
+        return {in.data, out.data};
+    }
+    [[nodiscard]] static LentAddresses own(std::uint64_t) noexcept { return {}; }
+    static void copy_in(std::uint64_t, std::size_t, std::size_t) noexcept {}
+    static void copy_out(std::uint64_t, std::size_t, std::size_t) noexcept {}
+    static void give_back(std::uint64_t) noexcept {}
+};
+
+/// Processes read and write buffers where they are in arenas, and copies of others: in memory that all
+/// of them can find.
+class StagedMemory {
+public:
+    static constexpr bool needs_slices = true;
+
+    explicit StagedMemory(std::shared_ptr<Room> room) noexcept : room_{std::move(room)} {}
+    /// Of one that nobody else uses.
+    explicit StagedMemory(std::span<std::byte> memory)
+        : StagedMemory{std::make_shared<Room>(memory)} {}
+    StagedMemory(StagedMemory&&) = default;
+    StagedMemory& operator=(StagedMemory&&) = delete;
+    ~StagedMemory() { // the collectives that are left will never be
+        for (Loan const& loan : loans_) {
+            free(loan);
+        }
+    }
+
+    /// See Room.
+    [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) {
+        return room_->arena(bytes, alignment);
+    }
+
+    /// Copies the input to where there is room, unless it lies in an arena. A message that is larger
+    /// than `ring` bytes only gets a ring of so many, if that is not 0: then its input and its output
+    /// are the same, or there is only one of them. False: there is no room until something is given
+    /// back. Linear in the elements.
+    /// @throws ContractViolation  there will never be room. Throws what the Room throws.
+    [[nodiscard]] bool
+    lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size_t ring = 0) {
+        bool const copies_in = !room_->reaches(in);
+        bool const copies_out = !room_->reaches(out);
+        bool const is_in_place = in.data == out.data && copies_in;
+        std::size_t const in_bytes = copies_in ? in_cache_lines(in.bytes()) : 0;
+        std::size_t const out_at = is_in_place ? 0 : in_bytes;
+        std::size_t const out_end = copies_out ? out_at + in_cache_lines(out.bytes()) : 0;
+        std::size_t const all = (std::max)(in_bytes, out_end);
+        bool const is_sliced = ring != 0 && all > ring;
+        std::size_t const bytes = is_sliced ? ring : all;
+        if (bytes > room_->size()) {
+            throw ContractViolation{concat(
+                "a collective of ",
+                bytes,
+                " bytes does not fit in the ",
+                room_->size(),
+                " bytes that a process rank shares: cut it into smaller ones"
+            )};
+        }
+        std::byte* const copies = bytes == 0 ? nullptr : room_->allocate(bytes);
+        if (bytes != 0 && copies == nullptr) {
+            return false;
+        }
+        Loan& loan = loans_[sequence % loans_.size()];
+        loan = {copies, bytes, {}, copies_in ? in : ConstBuffer{}, copies_out ? out : Buffer{}};
+        if (is_sliced) {
+            loan.at = {copies, copies, ring};
+            return true;
+        }
+        loan.at = {copies_in ? copies : in.data, copies_out ? copies + out_at : out.data};
+        copy(copies, loan.in.data, loan.in.bytes());
+        return true;
+    }
+    [[nodiscard]] LentAddresses lent(std::uint64_t sequence, ConstBuffer, Buffer) const noexcept {
+        return loans_[sequence % loans_.size()].at;
+    }
+
+    /// Where the rank itself has the buffers of a collective that moves in slices.
+    [[nodiscard]] LentAddresses own(std::uint64_t sequence) const noexcept {
+        Loan const& loan = loans_[sequence % loans_.size()];
+        return loan.at.ring == 0 ? loan.at : LentAddresses{loan.in.data, loan.out.data};
+    }
+    /// The bytes [begin, end) of the input to their place in the ring. They do not pass its end.
+    void copy_in(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept {
+        Loan const& loan = loans_[sequence % loans_.size()];
+        if (loan.in.count != 0) {
+            auto const* const from = static_cast<std::byte const*>(loan.in.data) + begin;
+            copy(loan.copies + begin % loan.bytes, from, end - begin);
+        }
+    }
+    /// The same from the ring to the output.
+    void copy_out(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept {
+        Loan const& loan = loans_[sequence % loans_.size()];
+        if (loan.out.count != 0) {
+            auto* const to = static_cast<std::byte*>(loan.out.data) + begin;
+            copy(to, loan.copies + begin % loan.bytes, end - begin);
+        }
+    }
+
+    /// Copies the output to the rank's own buffer, unless it was written there.
+    void give_back(std::uint64_t sequence) noexcept {
+        Loan& loan = loans_[sequence % loans_.size()];
+        if (loan.at.ring == 0) {
+            copy(loan.out.data, loan.at.out, loan.out.bytes());
+        }
+        free(loan);
+        loan = {};
+    }
+
+private:
+    struct Loan {
+        std::byte* copies = nullptr; ///< null: there are none
+        std::size_t bytes = 0;
+        LentAddresses at = {};
+        ConstBuffer in = {}; ///< what is copied there
+        Buffer out = {};     ///< what is copied back
+    };
+    static void copy(void* to, void const* from, std::size_t bytes) noexcept {
+        if (bytes != 0) {
+            std::memcpy(to, from, bytes);
+        }
+    }
+    void free(Loan const& loan) noexcept {
+        if (loan.copies != nullptr) {
+            room_->free(loan.copies, loan.bytes);
+        }
+    }
+
+    std::shared_ptr<Room> room_;
+    std::array<Loan, Board::max_in_flight> loans_{};
+};
+
+/// Where the buffers of a rank are that has its memory from `Memory`.
+template <class Memory>
+using LentBy = std::conditional_t<Memory::is_all_in_reach, OwnMemory, StagedMemory>;
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/endpoint.hpp
+
+namespace joinable::inline v0::detail {
+
+/// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
+/// an abort(reason, rank) that may reach further than the board, and a look_for_deaths() that buries
+/// ranks where nobody else does, and returns for how long it need not be called; copies of it are the
+/// same group. `Memory` is where the other ranks find this one's buffers.
+template <class Group, class Memory = OwnMemory>
+class Endpoint {
+public:
+    Endpoint(Group group, int rank, Memory memory = {}) noexcept
+        : group_{group}, board_{group_.board()}, rank_{rank}, memory_{std::move(memory)} {}
+    Endpoint(Endpoint const&) = delete;
+    Endpoint& operator=(Endpoint const&) = delete;
+
+    [[nodiscard]] int rank() const noexcept { return rank_; }
+    [[nodiscard]] int size() const noexcept { return board_.size(); }
+
+    [[nodiscard]] std::chrono::nanoseconds deadline() const noexcept { return deadline_; }
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        return std::exchange(deadline_, deadline);
+    }
+
+    void abort(AbortReason const& reason) { group_.abort(reason, rank_); }
+
+    void keep_alive() noexcept { board_.alive_at(rank_).store(now().time_since_epoch().count()); }
+
+    /// Who has not arrived in this rank's oldest unfinished collective.
+    [[nodiscard]] std::vector<int> missing() const {
+        return retired_ == next_ ? std::vector<int>{} : board_.missing(retired_);
+    }
+
+    /// See the Memory, where it has arenas.
+    [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) {
+        return memory_.allocate(bytes, alignment);
+    }
+
+    /// Arrives in the next collective and returns its number. In one by counts, `tell(sends,
+    /// expects)` fills this rank's tables.
+    template <class Tell>
+    std::uint64_t post(Descriptor const& said, ConstBuffer in, Buffer out, Tell const& tell) {
+        make_room();
+        std::uint64_t const sequence = next_;
+        std::size_t const bytes = said.count * size_of(said.dtype);
+        bool const is_small = detail::is_small(said);
+        bool const is_on_line = is_small && bytes <= ArrivalLine::inline_bytes;
+        pending_of(sequence) = {said, out.data, is_small, is_on_line};
+        ArrivalLine& line = board_.line(rank_, sequence);
+        std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
+        if ((old & ArrivalLine::frozen) != 0) {
+            throw_failure(board_.reason());
+        }
+        if (!is_on_line) {
+            line.payload[ArrivalLine::count] = said.count;
+        }
+        if (!is_small) {
+            std::size_t const ring = Slices::fit(said.collective) ? Slices::ring_bytes(board_) : 0;
+            while (!memory_.lend(sequence, in, out, ring)) {
+                if (retired_ == next_) {
+                    throw ContractViolation{
+                        "a collective finds no place in the memory that a rank shares: wait for "
+                        "messages and for collectives of other groups that are under way"
+                    };
+                }
+                finish(retired_);
+            }
+            LentAddresses const at = memory_.lent(sequence, in, out);
+            line.payload[ArrivalLine::in] = board_.place_of(at.in);
+            line.payload[ArrivalLine::out] = board_.place_of(at.out);
+            line.payload[ArrivalLine::factor] = std::bit_cast<std::uint64_t>(said.factor);
+            line.payload[ArrivalLine::ring] = at.ring;
+            if (said.has_counts) {
+                tell(board_.sends(rank_, sequence), board_.expects(rank_, sequence));
+            }
+            board_.progress(rank_, sequence).reset();
+        } else if (in.count != 0) {
+            std::memcpy(contribution(board_, sequence, rank_, is_on_line), in.data, bytes);
+        }
+        std::uint64_t const word = ArrivalLine::encode(sequence, said, is_on_line);
+        if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
+            throw_failure(board_.reason());
+        }
+        ++next_;
+        board_.room.wake();
+        if (!is_small && board_.helpers_room.has_sleepers() &&
+            arrival_of(sequence) == Arrival::complete) {
+            board_.helpers_room.wake(); // whoever comes last
+        }
+        return sequence;
+    }
+
+    [[nodiscard]] bool is_done(std::uint64_t sequence) const noexcept {
+        return sequence < retired_ || pending_[sequence % Board::max_in_flight].is_done;
+    }
+
+    /// Makes progress, by not more than this rank's own share if that is not computed yet: so a rank
+    /// that tests amid other work does no more of it than the others. Also by slices of other
+    /// collectives, for which other ranks may wait. Whether its buffers are final.
+    [[nodiscard]] bool test(std::uint64_t sequence) {
+        Pending const& pending = pending_of(sequence);
+        bool const is_first =
+            !is_done(sequence) && (!pending.has_agreed || has_own_share(sequence, pending));
+        if (try_finish(sequence, is_first ? 1 : size())) {
+            return true;
+        }
+        for (std::uint64_t other = retired_; Memory::needs_slices && other != next_; ++other) {
+            if (other != sequence && has_slices(other)) {
+                advance_other(other);
+            }
+        }
+        group_.look_for_deaths(); // who polls may never wait
+        return false;
+    }
+
+    /// Makes progress, by that many shares. Whether this rank's buffers are final.
+    [[nodiscard]] bool try_finish(std::uint64_t sequence, int shares) {
+        if (is_done(sequence)) {
+            return true;
+        }
+        Pending& pending = pending_of(sequence);
+        if (!pending.has_agreed) {
+            switch (arrival_of(sequence)) {
+            case Arrival::waiting: return false;
+            case Arrival::never: throw_failure(board_.reason());
+            case Arrival::complete: break;
+            }
+            if (auto const reason = disagreement(board_, sequence, pending.said)) {
+                pending.is_refused = true;
+                group_.abort(*reason, rank_);
+                throw_failure(*reason);
+            }
+            pending.is_sliced = !pending.is_small && Pipeline::is_needed(board_, sequence);
+            if (pending.is_sliced) {
+                pending.pipeline = Pipeline{board_, sequence, pending.said};
+            } else if (!pending.is_small) {
+                pending.cut = Cut{
+                    Exchange{board_, sequence, pending.said}, size_of(pending.said.dtype), size()
+                };
+            }
+            pending.has_agreed = true;
+        }
+        if (pending.is_small) {
+            combine_contributions(
+                board_, sequence, pending.said, pending.is_on_line, rank_, pending.out
+            );
+        } else if (pending.is_sliced) {
+            if (!pending.pipeline.advance(board_, pending.said, rank_, memory_)) {
+                if (pending.pipeline.is_lost(board_)) {
+                    give_up(sequence);
+                    if (!pending.pipeline.is_in_use(board_)) {
+                        throw_failure(board_.reason());
+                    }
+                }
+                return false;
+            }
+            memory_.give_back(sequence);
+        } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_, shares)) {
+            memory_.give_back(sequence);
+        } else if (shares == size() && chunks_are_lost(board_, sequence, pending.cut)) {
+            throw_failure(board_.reason());
+        } else {
+            return false;
+        }
+        pending.is_done = true;
+        retire();
+        return true;
+    }
+
+    void finish(std::uint64_t sequence) {
+        if (try_finish(sequence, size())) {
+            return;
+        }
+        Pending const& pending = pending_of(sequence);
+        wait_for_others(
+            [&] { return arrival_of(sequence) != Arrival::waiting; },
+            [&] { return board_.missing(sequence); },
+            "arrive",
+            [&] { return "waits in " + pending.said.text(); }
+        );
+        while (!try_finish(sequence, size())) { // all have arrived
+            if (pending.is_sliced) {
+                wait_for_slices(sequence);
+                continue;
+            }
+            auto const is_over = [&] { // the last chunks are being computed
+                return chunks_are_done(board_, sequence, pending.cut) ||
+                       chunks_are_lost(board_, sequence, pending.cut);
+            };
+            // A thread never stops for long; should it be late, it still writes to this rank's buffer.
+            if (!wait(is_over, deadline_) && Memory::needs_slices) {
+                give_up_on_computing(sequence);
+            }
+        }
+    }
+
+    /// Waits until `ready()` or until the deadline. It begins anew when a rank that holds this one
+    /// up says that it is alive. `holding_up()` lists those ranks; if none is left at the deadline,
+    /// the wait is over without an answer.
+    /// @throws TimedOut  after aborting the group: they "did not <do>", while this rank `does()`.
+    template <class Ready, class HoldingUp, class Does>
+    void wait_for_others(
+        Ready const& ready, HoldingUp const& holding_up, char const* to_do, Does const& does
+    ) {
+        auto const start = now();
+        std::chrono::nanoseconds left = deadline_;
+        while (!wait(ready, left)) {
+            std::vector<int> overdue = holding_up();
+            if (overdue.empty()) {
+                return;
+            }
+            left = deadline_;
+            std::erase_if(overdue, [&](int rank) {
+                std::chrono::steady_clock::time_point const alive{
+                    std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
+                };
+                std::chrono::nanoseconds const waited = now() - (std::max)(start, alive);
+                bool const is_alive = waited < deadline_;
+                if (is_alive) {
+                    left = (std::min)(left, deadline_ - waited);
+                }
+                return is_alive;
+            });
+            if (!overdue.empty()) {
+                abort_for(overdue, to_do, does());
+            }
+        }
+    }
+
+    /// Whether `ready()` before the deadline. Meanwhile this rank's other collectives get on; each
+    /// time that one does, the deadline begins anew.
+    template <class Ready>
+    bool wait(Ready const& ready, std::chrono::nanoseconds deadline) {
+        for (;;) {
+            std::uint64_t other = next_;
+            auto const is_ready_or_free = [&] {
+                return ready() || (other = find_other()) != next_;
+            };
+            if (!board_.room.wait(is_ready_or_free, deadline, [&] {
+                    return group_.look_for_deaths();
+                })) {
+                return false;
+            }
+            if (other == next_) {
+                return true;
+            }
+            advance_other(other);
+        }
+    }
+
+private:
+    struct Pending {
+        Descriptor said;
+        void* out = nullptr;
+        bool is_small = false;   ///< every rank combines it for itself
+        bool is_on_line = false; ///< it needs no slot either
+        bool is_sliced = false;  ///< else by chunks
+        bool is_done = false;
+        bool has_agreed = false;
+        bool is_refused = false; ///< never will: there is nothing to compute
+        Cut cut = {};
+        Pipeline pipeline = {};
+    };
+    enum class Arrival : std::uint8_t { waiting, complete, never };
+
+    [[nodiscard]] static std::chrono::steady_clock::time_point now() noexcept {
+        return std::chrono::steady_clock::now();
+    }
+    [[nodiscard]] Pending& pending_of(std::uint64_t sequence) noexcept {
+        return pending_[sequence % Board::max_in_flight];
+    }
+
+    /// Ranks that have not finished a chunk at the deadline: their processes have been stopped.
+    void give_up_on_computing(std::uint64_t sequence) {
+        std::vector<int> const overdue = board_.computing(sequence);
+        if (!overdue.empty()) {
+            abort_for(overdue, "finish its share", "waits in " + pending_of(sequence).said.text());
+        }
+        for (int const rank : overdue) {
+            board_.give_up_on(rank);
+        }
+    }
+    /// Until the pipeline gets on, or never will.
+    void wait_for_slices(std::uint64_t sequence) {
+        Pipeline const& pipeline = pending_of(sequence).pipeline;
+        auto const is_over = [&] {
+            return is_done(sequence) || pipeline.can_advance(board_, rank_) ||
+                   (pipeline.is_lost(board_) &&
+                    (!has_given_up(sequence) || !pipeline.is_in_use(board_)));
+        };
+        wait_for_others(
+            is_over,
+            [&] { return board_.is_spent() ? std::vector<int>{} : pipeline.holding_up(board_); },
+            "copy a slice",
+            [&] { return "waits in " + pending_of(sequence).said.text(); }
+        );
+        if (!is_over()) { // the deadline of a group that had failed before
+            give_up(sequence);
+            throw_failure(board_.reason());
+        }
+    }
+    [[nodiscard]] bool has_given_up(std::uint64_t sequence) noexcept {
+        return board_.progress(rank_, sequence).has_given_up.load();
+    }
+    void give_up(std::uint64_t sequence) noexcept {
+        if (!has_given_up(sequence)) {
+            board_.progress(rank_, sequence).has_given_up.store(true);
+            board_.room.wake();
+        }
+    }
+
+    /// The slot of the next collective is free when every rank has finished what used it before.
+    void make_room() {
+        constexpr std::uint64_t max_in_flight = Board::max_in_flight;
+        if (next_ < max_in_flight + all_retired_) {
+            return;
+        }
+        if (retired_ + max_in_flight <= next_) {
+            finish(retired_);
+        }
+        auto const others_have_room = [&] {
+            all_retired_ = next_;
+            for (int rank = 0; rank < size(); ++rank) {
+                all_retired_ = (std::min)(all_retired_, board_.let_go(rank));
+            }
+            return next_ < max_in_flight + all_retired_ || board_.is_spent();
+        };
+        wait_for_others(
+            others_have_room,
+            [&] { return board_.holding_up(next_); },
+            "finish a collective",
+            [] { return "posts another one"; }
+        );
+        if (board_.is_spent()) {
+            throw_failure(board_.reason());
+        }
+    }
+
+    /// The first collective of this rank in which it can compute; without one, the next one's number.
+    [[nodiscard]] std::uint64_t find_other() noexcept {
+        std::uint64_t other = retired_;
+        while (other != next_ && !can_compute(other)) {
+            ++other;
+        }
+        return other;
+    }
+    [[nodiscard]] bool can_compute(std::uint64_t sequence) noexcept {
+        Pending const& pending = pending_of(sequence);
+        return !pending.is_small && !pending.is_done && !pending.is_refused &&
+               arrival_of(sequence) == Arrival::complete &&
+               (!pending.has_agreed ||
+                (pending.is_sliced ? pending.pipeline.can_advance(board_, rank_)
+                                   : has_unclaimed(board_, sequence, pending.cut)));
+    }
+    /// For this rank to copy or to compute.
+    [[nodiscard]] bool has_slices(std::uint64_t sequence) noexcept {
+        Pending const& pending = pending_of(sequence);
+        return can_compute(sequence) &&
+               (pending.has_agreed ? pending.is_sliced : Pipeline::is_needed(board_, sequence));
+    }
+    void advance_other(std::uint64_t sequence) noexcept {
+        try {
+            static_cast<void>(try_finish(sequence, size()));
+        } catch (...) { // NOLINT(bugprone-empty-catch): its own wait() throws it
+        }
+    }
+    [[nodiscard]] bool has_own_share(std::uint64_t sequence, Pending const& pending) noexcept {
+        return !pending.is_small && has_unclaimed(board_, sequence, pending.cut, rank_);
+    }
+    [[nodiscard]] Arrival arrival_of(std::uint64_t sequence) noexcept {
+        for (int rank = 0; rank < size(); ++rank) {
+            std::uint64_t const word = board_.line(rank, sequence).word.load();
+            if ((word & ArrivalLine::sequence_mask) != (sequence & ArrivalLine::sequence_mask)) {
+                return (word & ArrivalLine::frozen) != 0 ? Arrival::never : Arrival::waiting;
+            }
+        }
+        return Arrival::complete;
+    }
+
+    void retire() noexcept {
+        std::uint64_t retired = retired_;
+        while (retired < next_ && pending_of(retired).is_done) {
+            ++retired;
+        }
+        if (retired != retired_) {
+            retired_ = retired;
+            board_.retired(rank_).store(retired);
+            board_.room.wake();
+        }
+    }
+
+    void
+    abort_for(std::vector<int> const& overdue, char const* to_do, std::string const& meanwhile) {
+        group_.abort(reason_of_delay(overdue, to_do, deadline_, rank_, meanwhile), rank_);
+    }
+
+    Group group_;
+    Board& board_;
+    int rank_;
+    Memory memory_;
+    std::chrono::nanoseconds deadline_ = default_deadline;
+    std::uint64_t next_ = 0;        ///< sequence number of the next collective
+    std::uint64_t retired_ = 0;     ///< all before are finished on this rank
+    std::uint64_t all_retired_ = 0; ///< on all ranks, as far as known
+    std::array<Pending, Board::max_in_flight> pending_{};
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/home.hpp
+
+namespace joinable::inline v0::detail {
+
+/// The memory of a rank (Room) or of all thread ranks together (Heap), and the groups that lie in
+/// it. It lives as long as one of the communicators that use it. Any thread may call it.
+template <class Memory>
+class Home {
+public:
+    template <class... Arguments>
+    explicit Home(Arguments const&... arguments) : memory_{arguments...} {}
+    ~Home() {
+        for (Owned const& owned : groups_) {
+            give_back(owned);
+        }
+    }
+    Home(Home const&) = delete;
+    Home& operator=(Home const&) = delete;
+
+    [[nodiscard]] Memory& memory() noexcept { return memory_; }
+
+    /// A group of ranks with these `numbers` among all, made by the one with the number `maker`;
+    /// nothing where there is no memory. Takes back the memory of groups that all have left.
+    [[nodiscard]] std::optional<Group> make(std::span<int const> numbers, int maker) {
+        std::lock_guard const lock{mutex_};
+        for (std::size_t i = groups_.size(); i-- > 0;) { // groups before those they were split from
+            if (groups_[i].group.retire(maker)) {
+                give_back(groups_[i]);
+                groups_.erase(groups_.begin() + static_cast<std::ptrdiff_t>(i));
+            }
+        }
+        std::size_t const bytes = Group::bytes_for(static_cast<int>(numbers.size()));
+        groups_.reserve(groups_.size() + 1);
+        std::byte* const block = memory_.allocate(bytes);
+        if (block == nullptr) {
+            return std::nullopt;
+        }
+        groups_.push_back({Group::create(numbers, {block, bytes}), bytes});
+        return groups_.back().group;
+    }
+
+private:
+    struct Owned {
+        Group group;
+        std::size_t bytes;
+    };
+    void give_back(Owned const& owned) noexcept {
+        memory_.free(reinterpret_cast<std::byte*>(&owned.group.board()), owned.bytes);
+    }
+
+    Memory memory_;
+    std::mutex mutex_;
+    std::vector<Owned> groups_;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/group_rank.hpp
+
+namespace joinable::inline v0::detail {
+
+/// What one side knows of its message.
+struct Message {
+    bool is_send = false;
+    int peer = -1; ///< the rank of the other side
+    int tag = 0;
+    Buffer buffer = {};
+    Letter* letter = nullptr; ///< while it waits; without one it is delivered
+
+    [[nodiscard]] std::string text() const {
+        return text_of(is_send, tag, buffer.count, buffer.dtype);
+    }
+};
+
+/// One rank of a group: what its communicator and its works have in common.
+///
+/// Of a message whoever comes second copies: so nothing has to make progress, and whoever computes
+/// holds up nobody. Where ranks do not reach each other's buffers, whoever comes first leaves a copy
+/// in memory that both reach, or room for one.
+template <class Memory>
+class GroupRank : public Endpoint<Group, LentBy<Memory>> {
+    using Base = Endpoint<Group, LentBy<Memory>>;
+
+public:
+    GroupRank(Group group, int rank, std::shared_ptr<Home<Memory>> home)
+        : Base{group, rank, LentBy<Memory>{std::shared_ptr<Memory>{home, &home->memory()}}},
+          group_{group}, home_{std::move(home)} {}
+
+    [[nodiscard]] Group const& group() const noexcept { return group_; }
+    [[nodiscard]] std::shared_ptr<Home<Memory>> const& home() const noexcept { return home_; }
+
+    /// Tells the others that an exception is leaving `what` on this rank.
+    void abort_for_exception(std::string const& what) {
+        group_.abort(
+            blamed_on(this->rank(), {FailureKind::peer_failed, {}, "an exception left " + what}),
+            this->rank()
+        );
+    }
+
+    /// The group of these ranks of this group, in their order, of which this is the first; as its
+    /// place relative to this board. 0: there is no memory.
+    /// @throws PeerFailed, ...  this group was aborted.
+    [[nodiscard]] std::uint64_t make_group(std::vector<int> members) {
+        for (int& member : members) {
+            member = group_.number_of(member);
+        }
+        std::optional<Group> made;
+        try {
+            made = home_->make(members, members.front());
+        } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): all members hear of it
+        }
+        if (!made) {
+            return 0;
+        }
+        if (!group_.adopt(*made, members.front())) {
+            throw_failure(group_.loss(this->rank()));
+        }
+        return group_.board().place_of(&made->board());
+    }
+
+    /// Leaves a letter for the other side, or delivers at once.
+    /// @throws Mismatch           the other side has another count or dtype; on both, unless the group
+    ///                            had failed before.
+    /// @throws ContractViolation  the memory for this rank's messages is in use.
+    [[nodiscard]] Message post_message(bool is_send, int peer, int tag, Buffer buffer) {
+        Message message{is_send, peer, tag, buffer};
+        Letter* other = meet(message);
+        if (other == nullptr) {
+            message.letter = &write_letter(message);
+            other = meet(message); // which may have come meanwhile
+        }
+        if (other != nullptr) {
+            deliver(message, *other);
+            throw_away(message);
+            group_.board().room.wake();
+        }
+        return message;
+    }
+
+    /// Whether waiting for the message would return at once, or throw.
+    [[nodiscard]] bool is_settled(Message const& message) const noexcept {
+        switch (message.letter->state.load()) {
+        case Letter::State::waiting: return group_.is_lost(message.peer);
+        case Letter::State::taken: return group_.board().is_dead(message.peer);
+        case Letter::State::done: break;
+        }
+        return true;
+    }
+
+    /// Blocks until the message is settled; then nobody touches its buffer any more. Whether it was
+    /// delivered: if not, group().loss(peer) says why.
+    [[nodiscard]] bool finish_message(Message& message) {
+        auto const waits = [&] { return message.letter->state.load() == State::waiting; };
+        if (!is_settled(message)) {
+            this->wait_for_others(
+                [&] { return !waits() || group_.is_lost(message.peer); },
+                [&] { return waits() ? std::vector{message.peer} : std::vector<int>{}; },
+                message.is_send ? "receive" : "send",
+                [&] { return "waits in " + message.text(); }
+            );
+        }
+        bool const has_come = is_delivered(message);
+        if (has_come && !message.is_send && !is_in_reach(message.buffer)) {
+            copy(message.buffer.data, data_of(*message.letter), message.buffer.bytes());
+        }
+        throw_away(message);
+        return has_come;
+    }
+
+private:
+    using State = Letter::State;
+
+    [[nodiscard]] Mailbox& mailbox_of(Message const& message) noexcept {
+        return message.is_send ? group_.mailbox(this->rank(), message.peer)
+                               : group_.mailbox(message.peer, this->rank());
+    }
+    [[nodiscard]] std::byte* data_of(Letter const& letter) noexcept {
+        return group_.board().place_at(letter.data);
+    }
+    static void copy(void* to, void const* from, std::size_t bytes) noexcept {
+        if (bytes != 0) {
+            std::memmove(to, from, bytes); // a rank may send to itself
+        }
+    }
+
+    /// Waits until the mailbox is this rank's, or nothing can come of it. Whether it is this rank's.
+    [[nodiscard]] bool lock(Mailbox& mailbox, int peer) {
+        bool is_mine = mailbox.try_lock();
+        if (!is_mine) {
+            this->wait_for_others(
+                [&] { return (is_mine = mailbox.try_lock()) || group_.is_lost(peer); },
+                [&] { return std::vector{peer}; },
+                "let a mailbox go",
+                [] { return "waits for it"; }
+            );
+        }
+        return is_mine;
+    }
+
+    void unlock(Mailbox& mailbox) noexcept {
+        mailbox.unlock();
+        group_.board().room.wake(); // whoever waits for it, whatever becomes of this message
+    }
+
+    /// Takes the letter of the other side, if there is one, else leaves this side's, if it is written.
+    [[nodiscard]] Letter* meet(Message& message) {
+        Board& board = group_.board();
+        Mailbox& mailbox = mailbox_of(message);
+        if (!lock(mailbox, message.peer)) {
+            throw_away(message);
+            throw_failure(group_.loss(message.peer));
+        }
+        Letter* const other = mailbox.find(board, message.is_send, message.tag);
+        if (other != nullptr) {
+            Message const theirs{
+                !message.is_send, this->rank(), other->tag, {nullptr, other->count, other->dtype}
+            };
+            if (other->count != message.buffer.count || other->dtype != message.buffer.dtype) {
+                unlock(mailbox);
+                throw_away(message);
+                throw_mismatch(message, theirs);
+            }
+            mailbox.remove(board, *other);
+            other->state.store(State::taken);
+        } else if (message.letter != nullptr) {
+            mailbox.append(board, *message.letter);
+        }
+        unlock(mailbox);
+        return other;
+    }
+
+    void deliver(Message const& message, Letter& other) noexcept {
+        if (message.is_send) {
+            copy(data_of(other), message.buffer.data, message.buffer.bytes());
+        } else {
+            copy(message.buffer.data, data_of(other), message.buffer.bytes());
+        }
+        other.state.store(State::done); // from here on it may be gone
+    }
+
+    /// Whether the message is delivered: if not, the other side finds it no longer. Or its process has
+    /// been stopped while it was at it: then the letter is left to it for ever.
+    [[nodiscard]] bool is_delivered(Message& message) {
+        Letter& letter = *message.letter;
+        Mailbox& mailbox = mailbox_of(message);
+        for (;;) {
+            bool is_locked = false;
+            auto const is_over = [&] {
+                State const state = letter.state.load();
+                return state == State::done ||
+                       (state == State::waiting && (is_locked = mailbox.try_lock())) ||
+                       group_.board().is_dead(message.peer); // a letter to it is taken back, too
+            };
+            // A thread never stops for long; should it be late, it still copies to this rank's buffer.
+            while (!this->wait(is_over, this->deadline())) {
+                if (!Memory::is_all_in_reach) {
+                    abort_for_copy(message);
+                    message.letter = nullptr;
+                    return false;
+                }
+            }
+            if (!is_locked) {
+                return letter.state.load() == State::done;
+            }
+            bool const waits = letter.state.load() == State::waiting;
+            if (waits) {
+                mailbox.remove(group_.board(), letter);
+            }
+            unlock(mailbox);
+            if (waits) {
+                return false;
+            }
+        }
+    }
+    void abort_for_copy(Message const& message) {
+        group_.abort(
+            reason_of_delay(
+                {message.peer},
+                "finish its copy",
+                this->deadline(),
+                this->rank(),
+                "waits in " + message.text()
+            ),
+            this->rank()
+        );
+    }
+
+    /// Whether the other side finds the buffer itself: then there is no copy of it.
+    [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
+        return home_->memory().reaches(buffer);
+    }
+    [[nodiscard]] std::size_t bytes_of(Message const& message) const noexcept {
+        return sizeof(Letter) + (is_in_reach(message.buffer) ? 0 : message.buffer.bytes());
+    }
+    [[nodiscard]] Letter& write_letter(Message const& message) {
+        std::byte* const memory = home_->memory().allocate(bytes_of(message));
+        if (memory == nullptr) {
+            throw ContractViolation{concat(
+                message.text(),
+                " finds no place in the memory that a rank shares: wait for what is under way, or "
+                "cut it into smaller ones"
+            )};
+        }
+        void* data = message.buffer.data;
+        if (!is_in_reach(message.buffer)) {
+            data = memory + sizeof(Letter);
+            if (message.is_send) {
+                copy(data, message.buffer.data, message.buffer.bytes());
+            }
+        }
+        return detail::write_letter(
+            memory, message.is_send, message.tag, message.buffer, group_.board().place_of(data)
+        );
+    }
+    void throw_away(Message& message) noexcept {
+        if (message.letter != nullptr) {
+            auto* const memory = reinterpret_cast<std::byte*>(message.letter);
+            home_->memory().free(memory, bytes_of(message));
+            message.letter = nullptr;
+        }
+    }
+
+    [[noreturn]] void throw_mismatch(Message const& mine, Message const& theirs) {
+        AbortReason const reason{
+            FailureKind::mismatch,
+            {this->rank(), mine.peer},
+            concat(
+                "messages between rank ",
+                this->rank(),
+                " and rank ",
+                mine.peer,
+                ": ",
+                mine.text(),
+                " meets ",
+                theirs.text()
+            )
+        };
+        group_.abort(reason, this->rank());
+        throw_failure(group_.loss(mine.peer)); // which may be another one
+    }
+
+    Group group_;
+    std::shared_ptr<Home<Memory>> home_;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/group_work.hpp
+
+namespace joinable::inline v0::detail {
+
+template <class Rank, class Work>
+class BoardCommunicator;
+
+/// A collective or a message of one rank. Destroyed unfinished it waits up to the deadline; while
+/// unwinding it aborts. When it is gone, no other rank touches this rank's buffers.
+template <class Memory>
+class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] GroupWork {
+public:
+    GroupWork(GroupWork&& other) noexcept
+        : rank_{std::exchange(other.rank_, nullptr)}, sequence_{other.sequence_},
+          message_{other.message_}, is_lost_{other.is_lost_}, exceptions_{other.exceptions_} {}
+    GroupWork& operator=(GroupWork&&) = delete;
+
+    ~GroupWork() {
+        if (rank_ == nullptr ||
+            (is_message() ? message_.letter == nullptr : rank_->is_done(sequence_))) {
+            return;
+        }
+        try {
+            if (std::uncaught_exceptions() > exceptions_) {
+                rank_->abort_for_exception(is_message() ? "a message" : "a collective");
+            }
+            wait();
+        } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
+        }
+    }
+
+    /// Blocks until this rank's buffers are final. Waiting again returns at once, or throws again.
+    /// @throws Mismatch  ranks said different things; no data moved.
+    /// @throws TimedOut, PeerFailed, ...  what the communicator was aborted with, unless every rank
+    ///         had arrived before and none died over its share of the work.
+    void wait() {
+        if (!is_message()) {
+            rank_->finish(sequence_);
+        } else if (message_.letter != nullptr) {
+            is_lost_ = !rank_->finish_message(message_);
+        }
+        if (is_lost_) {
+            throw_failure(rank_->group().loss(message_.peer));
+        }
+    }
+    /// Makes progress; true once wait() would return at once. @throws as wait() does.
+    [[nodiscard]] bool test() {
+        if (!is_message()) {
+            return rank_->test(sequence_);
+        }
+        if (message_.letter != nullptr && !rank_->is_settled(message_)) {
+            rank_->group().look_for_deaths(); // who polls may never wait
+            return false;
+        }
+        wait();
+        return true;
+    }
+
+private:
+    template <class, class>
+    friend class BoardCommunicator;
+    GroupWork(GroupRank<Memory>& rank, std::uint64_t sequence) noexcept
+        : rank_{&rank}, sequence_{sequence} {}
+    GroupWork(GroupRank<Memory>& rank, Message const& message) noexcept
+        : rank_{&rank}, message_{message} {}
+
+    [[nodiscard]] bool is_message() const noexcept { return message_.peer >= 0; }
+
+    GroupRank<Memory>* rank_;
+    std::uint64_t sequence_ = 0;
+    Message message_;
+    bool is_lost_ = false;
+    int exceptions_ = std::uncaught_exceptions();
 };
 
 } // namespace joinable::inline v0::detail
@@ -14479,922 +15516,6 @@ private:
 
 #endif
 
-// ---- joinable/communicator/detail/lent_memory.hpp
-
-/// @file
-/// Where the other ranks find the buffers of a large collective until it is done.
-
-namespace joinable::inline v0::detail {
-
-struct LentAddresses {
-    void const* in = nullptr;
-    void* out = nullptr;
-    std::size_t ring = 0; ///< 0: of all; else of so many bytes, to which slices are copied in turn
-};
-
-/// Threads read and write each other's buffers where they are.
-class OwnMemory {
-public:
-    static constexpr bool needs_slices = false;
-
-    OwnMemory() = default;
-    explicit OwnMemory(std::shared_ptr<Heap> const&) noexcept {}
-
-    [[nodiscard]] static bool lend(std::uint64_t, ConstBuffer, Buffer, std::size_t) noexcept {
-        return true;
-    }
-    [[nodiscard]] static LentAddresses lent(std::uint64_t, ConstBuffer in, Buffer out) noexcept {
-        return {in.data, out.data};
-    }
-    [[nodiscard]] static LentAddresses own(std::uint64_t) noexcept { return {}; }
-    static void copy_in(std::uint64_t, std::size_t, std::size_t) noexcept {}
-    static void copy_out(std::uint64_t, std::size_t, std::size_t) noexcept {}
-    static void give_back(std::uint64_t) noexcept {}
-};
-
-/// Processes read and write buffers where they are in arenas, and copies of others: in memory that all
-/// of them can find.
-class StagedMemory {
-public:
-    static constexpr bool needs_slices = true;
-
-    explicit StagedMemory(std::shared_ptr<Room> room) noexcept : room_{std::move(room)} {}
-    /// Of one that nobody else uses.
-    explicit StagedMemory(std::span<std::byte> memory)
-        : StagedMemory{std::make_shared<Room>(memory)} {}
-    StagedMemory(StagedMemory&&) = default;
-    StagedMemory& operator=(StagedMemory&&) = delete;
-    ~StagedMemory() { // the collectives that are left will never be
-        for (Loan const& loan : loans_) {
-            free(loan);
-        }
-    }
-
-    /// See Room.
-    [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) {
-        return room_->arena(bytes, alignment);
-    }
-
-    /// Copies the input to where there is room, unless it lies in an arena. A message that is larger
-    /// than `ring` bytes only gets a ring of so many, if that is not 0: then its input and its output
-    /// are the same, or there is only one of them. False: there is no room until something is given
-    /// back. Linear in the elements.
-    /// @throws ContractViolation  there will never be room. Throws what the Room throws.
-    [[nodiscard]] bool
-    lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size_t ring = 0) {
-        bool const copies_in = !room_->reaches(in);
-        bool const copies_out = !room_->reaches(out);
-        bool const is_in_place = in.data == out.data && copies_in;
-        std::size_t const in_bytes = copies_in ? in_cache_lines(in.bytes()) : 0;
-        std::size_t const out_at = is_in_place ? 0 : in_bytes;
-        std::size_t const out_end = copies_out ? out_at + in_cache_lines(out.bytes()) : 0;
-        std::size_t const all = (std::max)(in_bytes, out_end);
-        bool const is_sliced = ring != 0 && all > ring;
-        std::size_t const bytes = is_sliced ? ring : all;
-        if (bytes > room_->size()) {
-            throw ContractViolation{concat(
-                "a collective of ",
-                bytes,
-                " bytes does not fit in the ",
-                room_->size(),
-                " bytes that a process rank shares: cut it into smaller ones"
-            )};
-        }
-        std::byte* const copies = bytes == 0 ? nullptr : room_->allocate(bytes);
-        if (bytes != 0 && copies == nullptr) {
-            return false;
-        }
-        Loan& loan = loans_[sequence % loans_.size()];
-        loan = {copies, bytes, {}, copies_in ? in : ConstBuffer{}, copies_out ? out : Buffer{}};
-        if (is_sliced) {
-            loan.at = {copies, copies, ring};
-            return true;
-        }
-        loan.at = {copies_in ? copies : in.data, copies_out ? copies + out_at : out.data};
-        copy(copies, loan.in.data, loan.in.bytes());
-        return true;
-    }
-    [[nodiscard]] LentAddresses lent(std::uint64_t sequence, ConstBuffer, Buffer) const noexcept {
-        return loans_[sequence % loans_.size()].at;
-    }
-
-    /// Where the rank itself has the buffers of a collective that moves in slices.
-    [[nodiscard]] LentAddresses own(std::uint64_t sequence) const noexcept {
-        Loan const& loan = loans_[sequence % loans_.size()];
-        return loan.at.ring == 0 ? loan.at : LentAddresses{loan.in.data, loan.out.data};
-    }
-    /// The bytes [begin, end) of the input to their place in the ring. They do not pass its end.
-    void copy_in(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept {
-        Loan const& loan = loans_[sequence % loans_.size()];
-        if (loan.in.count != 0) {
-            auto const* const from = static_cast<std::byte const*>(loan.in.data) + begin;
-            copy(loan.copies + begin % loan.bytes, from, end - begin);
-        }
-    }
-    /// The same from the ring to the output.
-    void copy_out(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept {
-        Loan const& loan = loans_[sequence % loans_.size()];
-        if (loan.out.count != 0) {
-            auto* const to = static_cast<std::byte*>(loan.out.data) + begin;
-            copy(to, loan.copies + begin % loan.bytes, end - begin);
-        }
-    }
-
-    /// Copies the output to the rank's own buffer, unless it was written there.
-    void give_back(std::uint64_t sequence) noexcept {
-        Loan& loan = loans_[sequence % loans_.size()];
-        if (loan.at.ring == 0) {
-            copy(loan.out.data, loan.at.out, loan.out.bytes());
-        }
-        free(loan);
-        loan = {};
-    }
-
-private:
-    struct Loan {
-        std::byte* copies = nullptr; ///< null: there are none
-        std::size_t bytes = 0;
-        LentAddresses at = {};
-        ConstBuffer in = {}; ///< what is copied there
-        Buffer out = {};     ///< what is copied back
-    };
-    static void copy(void* to, void const* from, std::size_t bytes) noexcept {
-        if (bytes != 0) {
-            std::memcpy(to, from, bytes);
-        }
-    }
-    void free(Loan const& loan) noexcept {
-        if (loan.copies != nullptr) {
-            room_->free(loan.copies, loan.bytes);
-        }
-    }
-
-    std::shared_ptr<Room> room_;
-    std::array<Loan, Board::max_in_flight> loans_{};
-};
-
-/// Where the buffers of a rank are that has its memory from `Memory`.
-template <class Memory>
-using LentBy = std::conditional_t<Memory::is_all_in_reach, OwnMemory, StagedMemory>;
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/endpoint.hpp
-
-namespace joinable::inline v0::detail {
-
-/// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
-/// an abort(reason, rank) that may reach further than the board, and a look_for_deaths() that buries
-/// ranks where nobody else does, and returns for how long it need not be called; copies of it are the
-/// same group. `Memory` is where the other ranks find this one's buffers.
-template <class Group, class Memory = OwnMemory>
-class Endpoint {
-public:
-    Endpoint(Group group, int rank, Memory memory = {}) noexcept
-        : group_{group}, board_{group_.board()}, rank_{rank}, memory_{std::move(memory)} {}
-    Endpoint(Endpoint const&) = delete;
-    Endpoint& operator=(Endpoint const&) = delete;
-
-    [[nodiscard]] int rank() const noexcept { return rank_; }
-    [[nodiscard]] int size() const noexcept { return board_.size(); }
-
-    [[nodiscard]] std::chrono::nanoseconds deadline() const noexcept { return deadline_; }
-    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
-        return std::exchange(deadline_, deadline);
-    }
-
-    void abort(AbortReason const& reason) { group_.abort(reason, rank_); }
-
-    void keep_alive() noexcept { board_.alive_at(rank_).store(now().time_since_epoch().count()); }
-
-    /// Who has not arrived in this rank's oldest unfinished collective.
-    [[nodiscard]] std::vector<int> missing() const {
-        return retired_ == next_ ? std::vector<int>{} : board_.missing(retired_);
-    }
-
-    /// See the Memory, where it has arenas.
-    [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) {
-        return memory_.allocate(bytes, alignment);
-    }
-
-    /// Arrives in the next collective and returns its number. In one by counts, `tell(sends,
-    /// expects)` fills this rank's tables.
-    template <class Tell>
-    std::uint64_t post(Descriptor const& said, ConstBuffer in, Buffer out, Tell const& tell) {
-        make_room();
-        std::uint64_t const sequence = next_;
-        std::size_t const bytes = said.count * size_of(said.dtype);
-        bool const is_small = said.is_small();
-        bool const is_on_line = is_small && bytes <= ArrivalLine::inline_bytes;
-        pending_of(sequence) = {said, out.data, is_small, is_on_line};
-        ArrivalLine& line = board_.line(rank_, sequence);
-        std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
-        if ((old & ArrivalLine::frozen) != 0) {
-            throw_failure(board_.reason());
-        }
-        if (!is_on_line) {
-            line.payload[ArrivalLine::count] = said.count;
-        }
-        if (!is_small) {
-            std::size_t const ring = Slices::fit(said.collective) ? Slices::ring_bytes(board_) : 0;
-            while (!memory_.lend(sequence, in, out, ring)) {
-                if (retired_ == next_) {
-                    throw ContractViolation{
-                        "a collective finds no place in the memory that a rank shares: wait for "
-                        "messages and for collectives of other groups that are under way"
-                    };
-                }
-                finish(retired_);
-            }
-            LentAddresses const at = memory_.lent(sequence, in, out);
-            line.payload[ArrivalLine::in] = board_.place_of(at.in);
-            line.payload[ArrivalLine::out] = board_.place_of(at.out);
-            line.payload[ArrivalLine::factor] = std::bit_cast<std::uint64_t>(said.factor);
-            line.payload[ArrivalLine::ring] = at.ring;
-            if (said.has_counts) {
-                tell(board_.sends(rank_, sequence), board_.expects(rank_, sequence));
-            }
-            board_.progress(rank_, sequence).reset();
-        } else if (in.count != 0) {
-            std::memcpy(contribution(board_, sequence, rank_, is_on_line), in.data, bytes);
-        }
-        std::uint64_t const word = ArrivalLine::encode(sequence, said, is_on_line);
-        if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
-            throw_failure(board_.reason());
-        }
-        ++next_;
-        board_.room.wake();
-        if (!is_small && board_.helpers_room.has_sleepers() &&
-            arrival_of(sequence) == Arrival::complete) {
-            board_.helpers_room.wake(); // whoever comes last
-        }
-        return sequence;
-    }
-
-    [[nodiscard]] bool is_done(std::uint64_t sequence) const noexcept {
-        return sequence < retired_ || pending_[sequence % Board::max_in_flight].is_done;
-    }
-
-    /// Makes progress, by not more than this rank's own share if that is not computed yet: so a rank
-    /// that tests amid other work does no more of it than the others. Also by slices of other
-    /// collectives, for which other ranks may wait. Whether its buffers are final.
-    [[nodiscard]] bool test(std::uint64_t sequence) {
-        Pending const& pending = pending_of(sequence);
-        bool const is_first =
-            !is_done(sequence) && (!pending.has_agreed || has_own_share(sequence, pending));
-        if (try_finish(sequence, is_first ? 1 : size())) {
-            return true;
-        }
-        for (std::uint64_t other = retired_; Memory::needs_slices && other != next_; ++other) {
-            if (other != sequence && has_slices(other)) {
-                advance_other(other);
-            }
-        }
-        group_.look_for_deaths(); // who polls may never wait
-        return false;
-    }
-
-    /// Makes progress, by that many shares. Whether this rank's buffers are final.
-    [[nodiscard]] bool try_finish(std::uint64_t sequence, int shares) {
-        if (is_done(sequence)) {
-            return true;
-        }
-        Pending& pending = pending_of(sequence);
-        if (!pending.has_agreed) {
-            switch (arrival_of(sequence)) {
-            case Arrival::waiting: return false;
-            case Arrival::never: throw_failure(board_.reason());
-            case Arrival::complete: break;
-            }
-            if (auto const reason = disagreement(board_, sequence, pending.said)) {
-                pending.is_refused = true;
-                group_.abort(*reason, rank_);
-                throw_failure(*reason);
-            }
-            pending.is_sliced = !pending.is_small && Pipeline::is_needed(board_, sequence);
-            if (pending.is_sliced) {
-                pending.pipeline = Pipeline{board_, sequence, pending.said};
-            } else if (!pending.is_small) {
-                pending.cut = Cut{
-                    Exchange{board_, sequence, pending.said}, size_of(pending.said.dtype), size()
-                };
-            }
-            pending.has_agreed = true;
-        }
-        if (pending.is_small) {
-            combine_contributions(
-                board_, sequence, pending.said, pending.is_on_line, rank_, pending.out
-            );
-        } else if (pending.is_sliced) {
-            if (!pending.pipeline.advance(board_, pending.said, rank_, memory_)) {
-                if (pending.pipeline.is_lost(board_)) {
-                    give_up(sequence);
-                    if (!pending.pipeline.is_in_use(board_)) {
-                        throw_failure(board_.reason());
-                    }
-                }
-                return false;
-            }
-            memory_.give_back(sequence);
-        } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_, shares)) {
-            memory_.give_back(sequence);
-        } else if (shares == size() && chunks_are_lost(board_, sequence, pending.cut)) {
-            throw_failure(board_.reason());
-        } else {
-            return false;
-        }
-        pending.is_done = true;
-        retire();
-        return true;
-    }
-
-    void finish(std::uint64_t sequence) {
-        if (try_finish(sequence, size())) {
-            return;
-        }
-        Pending const& pending = pending_of(sequence);
-        wait_for_others(
-            [&] { return arrival_of(sequence) != Arrival::waiting; },
-            [&] { return board_.missing(sequence); },
-            "arrive",
-            [&] { return "waits in " + pending.said.text(); }
-        );
-        while (!try_finish(sequence, size())) { // all have arrived
-            if (pending.is_sliced) {
-                wait_for_slices(sequence);
-                continue;
-            }
-            auto const is_over = [&] { // the last chunks are being computed
-                return chunks_are_done(board_, sequence, pending.cut) ||
-                       chunks_are_lost(board_, sequence, pending.cut);
-            };
-            // A thread never stops for long; should it be late, it still writes to this rank's buffer.
-            if (!wait(is_over, deadline_) && Memory::needs_slices) {
-                give_up_on_computing(sequence);
-            }
-        }
-    }
-
-    /// Waits until `ready()` or until the deadline. It begins anew when a rank that holds this one
-    /// up says that it is alive. `holding_up()` lists those ranks; if none is left at the deadline,
-    /// the wait is over without an answer.
-    /// @throws TimedOut  after aborting the group: they "did not <do>", while this rank `does()`.
-    template <class Ready, class HoldingUp, class Does>
-    void wait_for_others(
-        Ready const& ready, HoldingUp const& holding_up, char const* to_do, Does const& does
-    ) {
-        auto const start = now();
-        std::chrono::nanoseconds left = deadline_;
-        while (!wait(ready, left)) {
-            std::vector<int> overdue = holding_up();
-            if (overdue.empty()) {
-                return;
-            }
-            left = deadline_;
-            std::erase_if(overdue, [&](int rank) {
-                std::chrono::steady_clock::time_point const alive{
-                    std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
-                };
-                std::chrono::nanoseconds const waited = now() - (std::max)(start, alive);
-                bool const is_alive = waited < deadline_;
-                if (is_alive) {
-                    left = (std::min)(left, deadline_ - waited);
-                }
-                return is_alive;
-            });
-            if (!overdue.empty()) {
-                abort_for(overdue, to_do, does());
-            }
-        }
-    }
-
-    /// Whether `ready()` before the deadline. Meanwhile this rank's other collectives get on; each
-    /// time that one does, the deadline begins anew.
-    template <class Ready>
-    bool wait(Ready const& ready, std::chrono::nanoseconds deadline) {
-        for (;;) {
-            std::uint64_t other = next_;
-            auto const is_ready_or_free = [&] {
-                return ready() || (other = find_other()) != next_;
-            };
-            if (!board_.room.wait(is_ready_or_free, deadline, [&] {
-                    return group_.look_for_deaths();
-                })) {
-                return false;
-            }
-            if (other == next_) {
-                return true;
-            }
-            advance_other(other);
-        }
-    }
-
-private:
-    struct Pending {
-        Descriptor said;
-        void* out = nullptr;
-        bool is_small = false;   ///< every rank combines it for itself
-        bool is_on_line = false; ///< it needs no slot either
-        bool is_sliced = false;  ///< else by chunks
-        bool is_done = false;
-        bool has_agreed = false;
-        bool is_refused = false; ///< never will: there is nothing to compute
-        Cut cut = {};
-        Pipeline pipeline = {};
-    };
-    enum class Arrival : std::uint8_t { waiting, complete, never };
-
-    [[nodiscard]] static std::chrono::steady_clock::time_point now() noexcept {
-        return std::chrono::steady_clock::now();
-    }
-    [[nodiscard]] Pending& pending_of(std::uint64_t sequence) noexcept {
-        return pending_[sequence % Board::max_in_flight];
-    }
-
-    /// Ranks that have not finished a chunk at the deadline: their processes have been stopped.
-    void give_up_on_computing(std::uint64_t sequence) {
-        std::vector<int> const overdue = board_.computing(sequence);
-        if (!overdue.empty()) {
-            abort_for(overdue, "finish its share", "waits in " + pending_of(sequence).said.text());
-        }
-        for (int const rank : overdue) {
-            board_.give_up_on(rank);
-        }
-    }
-    /// Until the pipeline gets on, or never will.
-    void wait_for_slices(std::uint64_t sequence) {
-        Pipeline const& pipeline = pending_of(sequence).pipeline;
-        auto const is_over = [&] {
-            return is_done(sequence) || pipeline.can_advance(board_, rank_) ||
-                   (pipeline.is_lost(board_) &&
-                    (!has_given_up(sequence) || !pipeline.is_in_use(board_)));
-        };
-        wait_for_others(
-            is_over,
-            [&] { return board_.is_spent() ? std::vector<int>{} : pipeline.holding_up(board_); },
-            "copy a slice",
-            [&] { return "waits in " + pending_of(sequence).said.text(); }
-        );
-        if (!is_over()) { // the deadline of a group that had failed before
-            give_up(sequence);
-            throw_failure(board_.reason());
-        }
-    }
-    [[nodiscard]] bool has_given_up(std::uint64_t sequence) noexcept {
-        return board_.progress(rank_, sequence).has_given_up.load();
-    }
-    void give_up(std::uint64_t sequence) noexcept {
-        if (!has_given_up(sequence)) {
-            board_.progress(rank_, sequence).has_given_up.store(true);
-            board_.room.wake();
-        }
-    }
-
-    /// The slot of the next collective is free when every rank has finished what used it before.
-    void make_room() {
-        constexpr std::uint64_t max_in_flight = Board::max_in_flight;
-        if (next_ < max_in_flight + all_retired_) {
-            return;
-        }
-        if (retired_ + max_in_flight <= next_) {
-            finish(retired_);
-        }
-        auto const others_have_room = [&] {
-            all_retired_ = next_;
-            for (int rank = 0; rank < size(); ++rank) {
-                all_retired_ = (std::min)(all_retired_, board_.let_go(rank));
-            }
-            return next_ < max_in_flight + all_retired_ || board_.is_spent();
-        };
-        wait_for_others(
-            others_have_room,
-            [&] { return board_.holding_up(next_); },
-            "finish a collective",
-            [] { return "posts another one"; }
-        );
-        if (board_.is_spent()) {
-            throw_failure(board_.reason());
-        }
-    }
-
-    /// The first collective of this rank in which it can compute; without one, the next one's number.
-    [[nodiscard]] std::uint64_t find_other() noexcept {
-        std::uint64_t other = retired_;
-        while (other != next_ && !can_compute(other)) {
-            ++other;
-        }
-        return other;
-    }
-    [[nodiscard]] bool can_compute(std::uint64_t sequence) noexcept {
-        Pending const& pending = pending_of(sequence);
-        return !pending.is_small && !pending.is_done && !pending.is_refused &&
-               arrival_of(sequence) == Arrival::complete &&
-               (!pending.has_agreed ||
-                (pending.is_sliced ? pending.pipeline.can_advance(board_, rank_)
-                                   : has_unclaimed(board_, sequence, pending.cut)));
-    }
-    /// For this rank to copy or to compute.
-    [[nodiscard]] bool has_slices(std::uint64_t sequence) noexcept {
-        Pending const& pending = pending_of(sequence);
-        return can_compute(sequence) &&
-               (pending.has_agreed ? pending.is_sliced : Pipeline::is_needed(board_, sequence));
-    }
-    void advance_other(std::uint64_t sequence) noexcept {
-        try {
-            static_cast<void>(try_finish(sequence, size()));
-        } catch (...) { // NOLINT(bugprone-empty-catch): its own wait() throws it
-        }
-    }
-    [[nodiscard]] bool has_own_share(std::uint64_t sequence, Pending const& pending) noexcept {
-        return !pending.is_small && has_unclaimed(board_, sequence, pending.cut, rank_);
-    }
-    [[nodiscard]] Arrival arrival_of(std::uint64_t sequence) noexcept {
-        for (int rank = 0; rank < size(); ++rank) {
-            std::uint64_t const word = board_.line(rank, sequence).word.load();
-            if ((word & ArrivalLine::sequence_mask) != (sequence & ArrivalLine::sequence_mask)) {
-                return (word & ArrivalLine::frozen) != 0 ? Arrival::never : Arrival::waiting;
-            }
-        }
-        return Arrival::complete;
-    }
-
-    void retire() noexcept {
-        std::uint64_t retired = retired_;
-        while (retired < next_ && pending_of(retired).is_done) {
-            ++retired;
-        }
-        if (retired != retired_) {
-            retired_ = retired;
-            board_.retired(rank_).store(retired);
-            board_.room.wake();
-        }
-    }
-
-    void
-    abort_for(std::vector<int> const& overdue, char const* to_do, std::string const& meanwhile) {
-        group_.abort(reason_of_delay(overdue, to_do, deadline_, rank_, meanwhile), rank_);
-    }
-
-    Group group_;
-    Board& board_;
-    int rank_;
-    Memory memory_;
-    std::chrono::nanoseconds deadline_ = default_deadline;
-    std::uint64_t next_ = 0;        ///< sequence number of the next collective
-    std::uint64_t retired_ = 0;     ///< all before are finished on this rank
-    std::uint64_t all_retired_ = 0; ///< on all ranks, as far as known
-    std::array<Pending, Board::max_in_flight> pending_{};
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/home.hpp
-
-namespace joinable::inline v0::detail {
-
-/// The memory of a rank (Room) or of all thread ranks together (Heap), and the groups that lie in
-/// it. It lives as long as one of the communicators that use it. Any thread may call it.
-template <class Memory>
-class Home {
-public:
-    template <class... Arguments>
-    explicit Home(Arguments const&... arguments) : memory_{arguments...} {}
-    ~Home() {
-        for (Owned const& owned : groups_) {
-            give_back(owned);
-        }
-    }
-    Home(Home const&) = delete;
-    Home& operator=(Home const&) = delete;
-
-    [[nodiscard]] Memory& memory() noexcept { return memory_; }
-
-    /// A group of ranks with these `numbers` among all, made by the one with the number `maker`;
-    /// nothing where there is no memory. Takes back the memory of groups that all have left.
-    [[nodiscard]] std::optional<Group> make(std::span<int const> numbers, int maker) {
-        std::lock_guard const lock{mutex_};
-        for (std::size_t i = groups_.size(); i-- > 0;) { // groups before those they were split from
-            if (groups_[i].group.retire(maker)) {
-                give_back(groups_[i]);
-                groups_.erase(groups_.begin() + static_cast<std::ptrdiff_t>(i));
-            }
-        }
-        std::size_t const bytes = Group::bytes_for(static_cast<int>(numbers.size()));
-        groups_.reserve(groups_.size() + 1);
-        std::byte* const block = memory_.allocate(bytes);
-        if (block == nullptr) {
-            return std::nullopt;
-        }
-        groups_.push_back({Group::create(numbers, {block, bytes}), bytes});
-        return groups_.back().group;
-    }
-
-private:
-    struct Owned {
-        Group group;
-        std::size_t bytes;
-    };
-    void give_back(Owned const& owned) noexcept {
-        memory_.free(reinterpret_cast<std::byte*>(&owned.group.board()), owned.bytes);
-    }
-
-    Memory memory_;
-    std::mutex mutex_;
-    std::vector<Owned> groups_;
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/group_rank.hpp
-
-namespace joinable::inline v0::detail {
-
-/// What one side knows of its message.
-struct Message {
-    bool is_send = false;
-    int peer = -1; ///< the rank of the other side
-    int tag = 0;
-    Buffer buffer = {};
-    Letter* letter = nullptr; ///< while it waits; without one it is delivered
-
-    [[nodiscard]] std::string text() const {
-        return text_of(is_send, tag, buffer.count, buffer.dtype);
-    }
-};
-
-/// One rank of a group: what its communicator and its works have in common.
-///
-/// Of a message whoever comes second copies: so nothing has to make progress, and whoever computes
-/// holds up nobody. Where ranks do not reach each other's buffers, whoever comes first leaves a copy
-/// in memory that both reach, or room for one.
-template <class Memory>
-class GroupRank : public Endpoint<Group, LentBy<Memory>> {
-    using Base = Endpoint<Group, LentBy<Memory>>;
-
-public:
-    GroupRank(Group group, int rank, std::shared_ptr<Home<Memory>> home)
-        : Base{group, rank, LentBy<Memory>{std::shared_ptr<Memory>{home, &home->memory()}}},
-          group_{group}, home_{std::move(home)} {}
-
-    [[nodiscard]] Group const& group() const noexcept { return group_; }
-    [[nodiscard]] std::shared_ptr<Home<Memory>> const& home() const noexcept { return home_; }
-
-    /// Tells the others that an exception is leaving `what` on this rank.
-    void abort_for_exception(std::string const& what) {
-        group_.abort(
-            blamed_on(this->rank(), {FailureKind::peer_failed, {}, "an exception left " + what}),
-            this->rank()
-        );
-    }
-
-    /// The group of these ranks of this group, in their order, of which this is the first; as its
-    /// place relative to this board. 0: there is no memory.
-    /// @throws PeerFailed, ...  this group was aborted.
-    [[nodiscard]] std::uint64_t make_group(std::vector<int> members) {
-        for (int& member : members) {
-            member = group_.number_of(member);
-        }
-        std::optional<Group> made;
-        try {
-            made = home_->make(members, members.front());
-        } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): all members hear of it
-        }
-        if (!made) {
-            return 0;
-        }
-        if (!group_.adopt(*made, members.front())) {
-            throw_failure(group_.loss(this->rank()));
-        }
-        return group_.board().place_of(&made->board());
-    }
-
-    /// Leaves a letter for the other side, or delivers at once.
-    /// @throws Mismatch           the other side has another count or dtype; on both, unless the group
-    ///                            had failed before.
-    /// @throws ContractViolation  the memory for this rank's messages is in use.
-    [[nodiscard]] Message post_message(bool is_send, int peer, int tag, Buffer buffer) {
-        Message message{is_send, peer, tag, buffer};
-        Letter* other = meet(message);
-        if (other == nullptr) {
-            message.letter = &write_letter(message);
-            other = meet(message); // which may have come meanwhile
-        }
-        if (other != nullptr) {
-            deliver(message, *other);
-            throw_away(message);
-            group_.board().room.wake();
-        }
-        return message;
-    }
-
-    /// Whether waiting for the message would return at once, or throw.
-    [[nodiscard]] bool is_settled(Message const& message) const noexcept {
-        switch (message.letter->state.load()) {
-        case Letter::State::waiting: return group_.is_lost(message.peer);
-        case Letter::State::taken: return group_.board().is_dead(message.peer);
-        case Letter::State::done: break;
-        }
-        return true;
-    }
-
-    /// Blocks until the message is settled; then nobody touches its buffer any more. Whether it was
-    /// delivered: if not, group().loss(peer) says why.
-    [[nodiscard]] bool finish_message(Message& message) {
-        auto const waits = [&] { return message.letter->state.load() == State::waiting; };
-        if (!is_settled(message)) {
-            this->wait_for_others(
-                [&] { return !waits() || group_.is_lost(message.peer); },
-                [&] { return waits() ? std::vector{message.peer} : std::vector<int>{}; },
-                message.is_send ? "receive" : "send",
-                [&] { return "waits in " + message.text(); }
-            );
-        }
-        bool const has_come = is_delivered(message);
-        if (has_come && !message.is_send && !is_in_reach(message.buffer)) {
-            copy(message.buffer.data, data_of(*message.letter), message.buffer.bytes());
-        }
-        throw_away(message);
-        return has_come;
-    }
-
-private:
-    using State = Letter::State;
-
-    [[nodiscard]] Mailbox& mailbox_of(Message const& message) noexcept {
-        return message.is_send ? group_.mailbox(this->rank(), message.peer)
-                               : group_.mailbox(message.peer, this->rank());
-    }
-    [[nodiscard]] std::byte* data_of(Letter const& letter) noexcept {
-        return group_.board().place_at(letter.data);
-    }
-    static void copy(void* to, void const* from, std::size_t bytes) noexcept {
-        if (bytes != 0) {
-            std::memmove(to, from, bytes); // a rank may send to itself
-        }
-    }
-
-    /// Waits until the mailbox is this rank's, or nothing can come of it. Whether it is this rank's.
-    [[nodiscard]] bool lock(Mailbox& mailbox, int peer) {
-        bool is_mine = mailbox.try_lock();
-        if (!is_mine) {
-            this->wait_for_others(
-                [&] { return (is_mine = mailbox.try_lock()) || group_.is_lost(peer); },
-                [&] { return std::vector{peer}; },
-                "let a mailbox go",
-                [] { return "waits for it"; }
-            );
-        }
-        return is_mine;
-    }
-
-    void unlock(Mailbox& mailbox) noexcept {
-        mailbox.unlock();
-        group_.board().room.wake(); // whoever waits for it, whatever becomes of this message
-    }
-
-    /// Takes the letter of the other side, if there is one, else leaves this side's, if it is written.
-    [[nodiscard]] Letter* meet(Message& message) {
-        Board& board = group_.board();
-        Mailbox& mailbox = mailbox_of(message);
-        if (!lock(mailbox, message.peer)) {
-            throw_away(message);
-            throw_failure(group_.loss(message.peer));
-        }
-        Letter* const other = mailbox.find(board, message.is_send, message.tag);
-        if (other != nullptr) {
-            Message const theirs{
-                !message.is_send, this->rank(), other->tag, {nullptr, other->count, other->dtype}
-            };
-            if (other->count != message.buffer.count || other->dtype != message.buffer.dtype) {
-                unlock(mailbox);
-                throw_away(message);
-                throw_mismatch(message, theirs);
-            }
-            mailbox.remove(board, *other);
-            other->state.store(State::taken);
-        } else if (message.letter != nullptr) {
-            mailbox.append(board, *message.letter);
-        }
-        unlock(mailbox);
-        return other;
-    }
-
-    void deliver(Message const& message, Letter& other) noexcept {
-        if (message.is_send) {
-            copy(data_of(other), message.buffer.data, message.buffer.bytes());
-        } else {
-            copy(message.buffer.data, data_of(other), message.buffer.bytes());
-        }
-        other.state.store(State::done); // from here on it may be gone
-    }
-
-    /// Whether the message is delivered: if not, the other side finds it no longer. Or its process has
-    /// been stopped while it was at it: then the letter is left to it for ever.
-    [[nodiscard]] bool is_delivered(Message& message) {
-        Letter& letter = *message.letter;
-        Mailbox& mailbox = mailbox_of(message);
-        for (;;) {
-            bool is_locked = false;
-            auto const is_over = [&] {
-                State const state = letter.state.load();
-                return state == State::done ||
-                       (state == State::waiting && (is_locked = mailbox.try_lock())) ||
-                       group_.board().is_dead(message.peer); // a letter to it is taken back, too
-            };
-            // A thread never stops for long; should it be late, it still copies to this rank's buffer.
-            while (!this->wait(is_over, this->deadline())) {
-                if (!Memory::is_all_in_reach) {
-                    abort_for_copy(message);
-                    message.letter = nullptr;
-                    return false;
-                }
-            }
-            if (!is_locked) {
-                return letter.state.load() == State::done;
-            }
-            bool const waits = letter.state.load() == State::waiting;
-            if (waits) {
-                mailbox.remove(group_.board(), letter);
-            }
-            unlock(mailbox);
-            if (waits) {
-                return false;
-            }
-        }
-    }
-    void abort_for_copy(Message const& message) {
-        group_.abort(
-            reason_of_delay(
-                {message.peer},
-                "finish its copy",
-                this->deadline(),
-                this->rank(),
-                "waits in " + message.text()
-            ),
-            this->rank()
-        );
-    }
-
-    /// Whether the other side finds the buffer itself: then there is no copy of it.
-    [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
-        return home_->memory().reaches(buffer);
-    }
-    [[nodiscard]] std::size_t bytes_of(Message const& message) const noexcept {
-        return sizeof(Letter) + (is_in_reach(message.buffer) ? 0 : message.buffer.bytes());
-    }
-    [[nodiscard]] Letter& write_letter(Message const& message) {
-        std::byte* const memory = home_->memory().allocate(bytes_of(message));
-        if (memory == nullptr) {
-            throw ContractViolation{concat(
-                message.text(),
-                " finds no place in the memory that a rank shares: wait for what is under way, or "
-                "cut it into smaller ones"
-            )};
-        }
-        void* data = message.buffer.data;
-        if (!is_in_reach(message.buffer)) {
-            data = memory + sizeof(Letter);
-            if (message.is_send) {
-                copy(data, message.buffer.data, message.buffer.bytes());
-            }
-        }
-        return detail::write_letter(
-            memory, message.is_send, message.tag, message.buffer, group_.board().place_of(data)
-        );
-    }
-    void throw_away(Message& message) noexcept {
-        if (message.letter != nullptr) {
-            auto* const memory = reinterpret_cast<std::byte*>(message.letter);
-            home_->memory().free(memory, bytes_of(message));
-            message.letter = nullptr;
-        }
-    }
-
-    [[noreturn]] void throw_mismatch(Message const& mine, Message const& theirs) {
-        AbortReason const reason{
-            FailureKind::mismatch,
-            {this->rank(), mine.peer},
-            concat(
-                "messages between rank ",
-                this->rank(),
-                " and rank ",
-                mine.peer,
-                ": ",
-                mine.text(),
-                " meets ",
-                theirs.text()
-            )
-        };
-        group_.abort(reason, this->rank());
-        throw_failure(group_.loss(mine.peer)); // which may be another one
-    }
-
-    Group group_;
-    std::shared_ptr<Home<Memory>> home_;
-};
-
-} // namespace joinable::inline v0::detail
-
 // ---- joinable/communicator/detail/process_rank.hpp
 
 #if defined(__linux__) // elsewhere there are no process ranks
@@ -15438,72 +15559,6 @@ private:
 } // namespace joinable::inline v0::detail
 
 #endif
-
-// ---- joinable/communicator/detail/sharing.hpp
-
-namespace joinable::inline v0::detail {
-
-/// What each rank asks for, in bytes, by rank: all of them must ask for the same. `doing` says what
-/// they do.
-/// @throws Mismatch  on all ranks, which have the same sizes here.
-inline void
-check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing = "share memory") {
-    std::vector<int> ranks;
-    std::string text =
-        concat("ranks ", doing, " of different sizes: rank 0 of ", sizes[0], " bytes");
-    for (std::size_t rank = 1; rank < sizes.size(); ++rank) {
-        if (sizes[rank] != sizes[0]) {
-            ranks.push_back(static_cast<int>(rank));
-            text += concat(", rank ", rank, " of ", sizes[rank]);
-        }
-    }
-    if (!ranks.empty()) {
-        throw Mismatch{ranks, text + "; give the same count of the same elements on every rank"};
-    }
-}
-
-/// Memory from the heap that all ranks have, which are threads; it is there until the last rank's
-/// arena is gone. Collective, blocks.
-/// @throws Mismatch        see check_same_size.
-/// @throws std::bad_alloc  on all ranks.
-template <class Comm>
-[[nodiscard]] Arena share_heap(Comm& comm, std::size_t bytes) {
-    struct Owned {
-        Arena memory;
-        std::atomic<int> owners;
-    };
-    std::unique_ptr<Owned> made;
-    if (comm.rank() == 0) {
-        try {
-            made.reset(new Owned{Arena{bytes}, comm.size()});
-        } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): the null pointer says so
-        }
-    }
-    auto const ranks = static_cast<std::size_t>(comm.size());
-    std::array<std::uint64_t, 2> const mine{bytes, reinterpret_cast<std::uintptr_t>(made.get())};
-    std::vector<std::array<std::uint64_t, 2>> all(ranks);
-    comm.all_gather({mine.data(), 2, DType::u64}, {all.data(), 2 * ranks, DType::u64}).wait();
-    std::vector<std::uint64_t> sizes;
-    for (auto const& said : all) {
-        sizes.push_back(said[0]);
-    }
-    check_same_size(sizes);
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): rank 0's, of the same process
-    auto* const owned = reinterpret_cast<Owned*>(static_cast<std::uintptr_t>(all[0][1]));
-    if (owned == nullptr) {
-        throw std::bad_alloc{};
-    }
-    static_cast<void>(made.release()); // now every rank owns it
-    auto const release = [](void* its, std::byte*, std::size_t) noexcept {
-        auto* const shared = static_cast<Owned*>(its);
-        if (shared->owners.fetch_sub(1) == 1) {
-            delete shared;
-        }
-    };
-    return {owned->memory.data(), bytes, release, owned};
-}
-
-} // namespace joinable::inline v0::detail
 
 // ---- joinable/communicator/detail/shared_mapping.hpp
 
@@ -15596,98 +15651,15 @@ template <class Comm>
 
 #endif
 
-// ---- joinable/communicator/detail/group_work.hpp
+// ---- joinable/communicator/process.hpp
 
-namespace joinable::inline v0::detail {
-
-template <class Rank, class Work>
-class BoardCommunicator;
-
-/// A collective or a message of one rank. Destroyed unfinished it waits up to the deadline; while
-/// unwinding it aborts. When it is gone, no other rank touches this rank's buffers.
-template <class Memory>
-class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] GroupWork {
-public:
-    GroupWork(GroupWork&& other) noexcept
-        : rank_{std::exchange(other.rank_, nullptr)}, sequence_{other.sequence_},
-          message_{other.message_}, is_lost_{other.is_lost_}, exceptions_{other.exceptions_} {}
-    GroupWork& operator=(GroupWork&&) = delete;
-
-    ~GroupWork() {
-        if (rank_ == nullptr ||
-            (is_message() ? message_.letter == nullptr : rank_->is_done(sequence_))) {
-            return;
-        }
-        try {
-            if (std::uncaught_exceptions() > exceptions_) {
-                rank_->abort_for_exception(is_message() ? "a message" : "a collective");
-            }
-            wait();
-        } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
-        }
-    }
-
-    /// Blocks until this rank's buffers are final. Waiting again returns at once, or throws again.
-    /// @throws Mismatch  ranks said different things; no data moved.
-    /// @throws TimedOut, PeerFailed, ...  what the communicator was aborted with, unless every rank
-    ///         had arrived before and none died over its share of the work.
-    void wait() {
-        if (!is_message()) {
-            rank_->finish(sequence_);
-        } else if (message_.letter != nullptr) {
-            is_lost_ = !rank_->finish_message(message_);
-        }
-        if (is_lost_) {
-            throw_failure(rank_->group().loss(message_.peer));
-        }
-    }
-    /// Makes progress; true once wait() would return at once. @throws as wait() does.
-    [[nodiscard]] bool test() {
-        if (!is_message()) {
-            return rank_->test(sequence_);
-        }
-        if (message_.letter != nullptr && !rank_->is_settled(message_)) {
-            rank_->group().look_for_deaths(); // who polls may never wait
-            return false;
-        }
-        wait();
-        return true;
-    }
-
-private:
-    template <class, class>
-    friend class BoardCommunicator;
-    GroupWork(GroupRank<Memory>& rank, std::uint64_t sequence) noexcept
-        : rank_{&rank}, sequence_{sequence} {}
-    GroupWork(GroupRank<Memory>& rank, Message const& message) noexcept
-        : rank_{&rank}, message_{message} {}
-
-    [[nodiscard]] bool is_message() const noexcept { return message_.peer >= 0; }
-
-    GroupRank<Memory>* rank_;
-    std::uint64_t sequence_ = 0;
-    Message message_;
-    bool is_lost_ = false;
-    int exceptions_ = std::uncaught_exceptions();
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/process_work.hpp
+#if defined(__linux__) // elsewhere there are no process ranks
 
 namespace joinable::inline v0 {
 
 /// A collective or a message between process ranks. wait() and test() are those of the class behind
 /// it, which all ranks of this machine share.
 using ProcessWork = detail::GroupWork<detail::Room>;
-
-} // namespace joinable::inline v0
-
-// ---- joinable/communicator/process.hpp
-
-#if defined(__linux__) // elsewhere there are no process ranks
-
-namespace joinable::inline v0 {
 
 namespace detail {
 
@@ -16254,19 +16226,60 @@ void run_processes(int world_size, F body) {
 
 #endif
 
-// ---- joinable/communicator/thread_work.hpp
+// ---- joinable/communicator/detail/sharing.hpp
+
+namespace joinable::inline v0::detail {
+
+/// Memory from the heap that all ranks have, which are threads; it is there until the last rank's
+/// arena is gone. Collective, blocks.
+/// @throws Mismatch        see check_same_size.
+/// @throws std::bad_alloc  on all ranks.
+template <class Comm>
+[[nodiscard]] Arena share_heap(Comm& comm, std::size_t bytes) {
+    struct Owned {
+        Arena memory;
+        std::atomic<int> owners;
+    };
+    std::unique_ptr<Owned> made;
+    if (comm.rank() == 0) {
+        try {
+            made.reset(new Owned{Arena{bytes}, comm.size()});
+        } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): the null pointer says so
+        }
+    }
+    auto const ranks = static_cast<std::size_t>(comm.size());
+    std::array<std::uint64_t, 2> const mine{bytes, reinterpret_cast<std::uintptr_t>(made.get())};
+    std::vector<std::array<std::uint64_t, 2>> all(ranks);
+    comm.all_gather({mine.data(), 2, DType::u64}, {all.data(), 2 * ranks, DType::u64}).wait();
+    std::vector<std::uint64_t> sizes;
+    for (auto const& said : all) {
+        sizes.push_back(said[0]);
+    }
+    check_same_size(sizes);
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): rank 0's, of the same process
+    auto* const owned = reinterpret_cast<Owned*>(static_cast<std::uintptr_t>(all[0][1]));
+    if (owned == nullptr) {
+        throw std::bad_alloc{};
+    }
+    static_cast<void>(made.release()); // now every rank owns it
+    auto const release = [](void* its, std::byte*, std::size_t) noexcept {
+        auto* const shared = static_cast<Owned*>(its);
+        if (shared->owners.fetch_sub(1) == 1) {
+            delete shared;
+        }
+    };
+    return {owned->memory.data(), bytes, release, owned};
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/thread.hpp
 
 namespace joinable::inline v0 {
 
 /// A collective or a message between thread ranks. wait() and test() are those of the class behind
 /// it, which all ranks of this machine share.
 using ThreadWork = detail::GroupWork<detail::Heap>;
-
-} // namespace joinable::inline v0
-
-// ---- joinable/communicator/thread.hpp
-
-namespace joinable::inline v0 {
 
 /// Ranks are threads of this process: made by run_threads(), one object per rank.
 ///

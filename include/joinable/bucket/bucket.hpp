@@ -11,7 +11,6 @@
 #include <vector>
 
 #include <joinable/bucket/assignment.hpp>
-#include <joinable/bucket/detail/permute_sections.hpp>
 #include <joinable/bucket/memory.hpp>
 #include <joinable/bucket/options.hpp>
 #include <joinable/communicator/arena.hpp>
@@ -34,23 +33,6 @@ struct Bucket {
 };
 
 namespace detail {
-
-/// How error texts call a parameter.
-inline std::string describe_parameter(ParameterList const& parameters, std::size_t i) {
-    auto const name = parameters[i].name();
-    return name.empty() ? concat("parameter ", i) : concat("parameter ", i, " (", name, ")");
-}
-
-/// Throws ContractViolation unless parameter `i` has a value on `device`.
-inline void check_value(ParameterList const& parameters, std::size_t i, DeviceId device) {
-    AnyView const value = parameters[i].value();
-    if (!value || value.device() != device) {
-        throw ContractViolation{
-            describe_parameter(parameters, i) +
-            (value ? " is not on " + to_text(device) : " has no value")
-        };
-    }
-}
 
 /// A gradient is laid out like its value where that is dense, so that both are read in the same
 /// order; else row-major.

@@ -3,8 +3,6 @@
 
 #include <chrono>
 #include <concepts>
-#include <cstdint>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -12,18 +10,9 @@
 #include <joinable/communicator/work.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/reduce_op.hpp>
 
 namespace joinable::inline v0 {
-
-/// How a reduction combines two elements. Sums and products of integers wrap around; the bit
-/// operations are for integers only.
-enum class ReduceOp : std::uint8_t { sum, product, min, max, bit_and, bit_or };
-
-/// The enumerator's name, for error texts.
-[[nodiscard]] constexpr std::string_view name_of(ReduceOp op) noexcept {
-    constexpr std::string_view names[] = {"sum", "product", "min", "max", "bit_and", "bit_or"};
-    return names[static_cast<std::size_t>(op)];
-}
 
 /// How long a collective waits for the other ranks unless set_deadline() says otherwise.
 inline constexpr std::chrono::nanoseconds default_deadline = std::chrono::minutes{5};

@@ -6,7 +6,7 @@
 #include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/device/device.hpp>
+#include <joinable/communicator/device_of.hpp>
 
 namespace joinable::inline v0 {
 

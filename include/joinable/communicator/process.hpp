@@ -10,15 +10,20 @@
 #include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/board_communicator.hpp>
+#include <joinable/communicator/detail/group_memory.hpp>
+#include <joinable/communicator/detail/group_work.hpp>
 #include <joinable/communicator/detail/named_segment.hpp>
 #include <joinable/communicator/detail/process_rank.hpp>
 #include <joinable/communicator/detail/shared_mapping.hpp>
 #include <joinable/communicator/environment.hpp>
-#include <joinable/communicator/process_work.hpp>
 
 #if defined(__linux__) // elsewhere there are no process ranks
 
 namespace joinable::inline v0 {
+
+/// A collective or a message between process ranks. wait() and test() are those of the class behind
+/// it, which all ranks of this machine share.
+using ProcessWork = detail::GroupWork<detail::Room>;
 
 namespace detail {
 

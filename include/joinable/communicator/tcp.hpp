@@ -160,11 +160,10 @@ private:
     }
 
     static void check(TcpOptions const& options) {
-        if (options.rank < 0 || options.rank >= options.size ||
-            options.size > detail::ArrivalLine::max_ranks) {
+        if (options.rank < 0 || options.rank >= options.size || options.size > detail::max_ranks) {
             throw ContractViolation{detail::concat(
                 "expected a rank from 0 to below the world size, which is at most ",
-                detail::ArrivalLine::max_ranks,
+                detail::max_ranks,
                 ", but was given rank ",
                 options.rank,
                 " of ",

@@ -10,11 +10,15 @@
 #include <joinable/communicator/detail/group.hpp>
 #include <joinable/communicator/detail/group_memory.hpp>
 #include <joinable/communicator/detail/group_rank.hpp>
+#include <joinable/communicator/detail/group_work.hpp>
 #include <joinable/communicator/detail/home.hpp>
 #include <joinable/communicator/detail/sharing.hpp>
-#include <joinable/communicator/thread_work.hpp>
 
 namespace joinable::inline v0 {
+
+/// A collective or a message between thread ranks. wait() and test() are those of the class behind
+/// it, which all ranks of this machine share.
+using ThreadWork = detail::GroupWork<detail::Heap>;
 
 /// Ranks are threads of this process: made by run_threads(), one object per rank.
 ///

@@ -16,7 +16,6 @@
 #include <joinable/device/cuda_copy.hpp>
 #include <joinable/device/cuda_runtime_copies.hpp>
 #include <joinable/device/device.hpp>
-#include <joinable/device/staged_collectives.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/copy.hpp>

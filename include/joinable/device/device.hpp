@@ -12,7 +12,15 @@
 namespace joinable::inline v0 {
 
 namespace detail {
-struct Section;
+
+/// A range of bytes, and where it is to be.
+struct Section {
+    std::size_t from;
+    std::size_t to;
+    std::size_t bytes;
+    std::size_t position; ///< how many sections are to be before it
+};
+
 } // namespace detail
 
 /// Memory of one kind, and who touches it: what keeps buckets where gradients are. Operations run in
@@ -52,15 +60,5 @@ public:
     /// To the host, in the order of submissions; blocks until it is done.
     virtual void download(void const* from, void* to, std::size_t bytes) = 0;
 };
-
-namespace detail {
-
-/// Not asked of communicators of host memory, which need no device_memory().
-template <class C>
-concept gives_device = requires(C& comm) {
-    { comm.device_memory() } -> std::convertible_to<Device&>;
-};
-
-} // namespace detail
 
 } // namespace joinable::inline v0

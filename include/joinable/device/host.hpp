@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <joinable/bucket/detail/permute_sections.hpp>
-#include <joinable/communicator/communicator.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/tensor/copy.hpp>
 
@@ -46,23 +45,6 @@ namespace detail {
 [[nodiscard]] inline HostDevice& the_host() noexcept {
     static HostDevice host;
     return host;
-}
-
-/// The device whose memory a communicator moves.
-template <Communicator Comm>
-[[nodiscard]] Device& device_of(Comm& comm) noexcept {
-    if constexpr (reduces_host_memory<Comm>) {
-        (void)comm;
-        return the_host();
-    } else {
-        static_assert(
-            gives_device<Comm>,
-            "a communicator that moves device memory needs a member 'device_type& "
-            "device_memory()', "
-            "where device_type derives from joinable::Device; CudaDevice is in <joinable/cuda.hpp>"
-        );
-        return comm.device_memory();
-    }
 }
 
 } // namespace detail

@@ -10,6 +10,7 @@
 #include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/host_collectives.hpp>
+#include <joinable/communicator/device_of.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/tensor/buffer.hpp>
 

@@ -17,8 +17,8 @@
 
 #include <joinable/bucket/broadcast_coalesced.hpp>
 #include <joinable/bucket/reducer.hpp>
+#include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/scoped_flag.hpp>
-#include <joinable/device/host.hpp>
 #include <joinable/join/result.hpp>
 #include <joinable/joinable.hpp>
 #include <joinable/participant/averaging.hpp>

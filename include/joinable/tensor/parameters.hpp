@@ -3,10 +3,13 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/detail/handle_list.hpp>
 #include <joinable/tensor/parameter.hpp>
@@ -126,5 +129,26 @@ template <class... Ranges>
     (detail::append(list, std::forward<Ranges>(ranges)), ...);
     return list;
 }
+
+namespace detail {
+
+/// How error texts call a parameter.
+inline std::string describe_parameter(ParameterList const& parameters, std::size_t i) {
+    auto const name = parameters[i].name();
+    return name.empty() ? concat("parameter ", i) : concat("parameter ", i, " (", name, ")");
+}
+
+/// Throws ContractViolation unless parameter `i` has a value on `device`.
+inline void check_value(ParameterList const& parameters, std::size_t i, DeviceId device) {
+    AnyView const value = parameters[i].value();
+    if (!value || value.device() != device) {
+        throw ContractViolation{
+            describe_parameter(parameters, i) +
+            (value ? " is not on " + to_text(device) : " has no value")
+        };
+    }
+}
+
+} // namespace detail
 
 } // namespace joinable::inline v0

@@ -7,15 +7,9 @@
 #include <cstring>
 #include <vector>
 
-namespace joinable::inline v0::detail {
+#include <joinable/device/device.hpp>
 
-/// A range of bytes, and where it is to be.
-struct Section {
-    std::size_t from;
-    std::size_t to;
-    std::size_t bytes;
-    std::size_t position; ///< how many sections are to be before it
-};
+namespace joinable::inline v0::detail {
 
 /// Exchanges two ranges that do not overlap, through the stack.
 inline void swap_bytes(std::byte* a, std::byte* b, std::size_t bytes) noexcept {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/arrival_line.hpp>
 #include <joinable/communicator/detail/first_reason.hpp>
 #include <joinable/communicator/detail/tuning.hpp>
 #include <joinable/communicator/detail/waiting.hpp>
@@ -49,13 +49,10 @@ public:
 
     /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
     static int checked(int size) {
-        if (size < 1 || size > ArrivalLine::max_ranks) {
-            throw ContractViolation{concat(
-                "a group needs between 1 and ",
-                ArrivalLine::max_ranks,
-                " ranks, but was given ",
-                size
-            )};
+        if (size < 1 || size > max_ranks) {
+            throw ContractViolation{
+                concat("a group needs between 1 and ", max_ranks, " ranks, but was given ", size)
+            };
         }
         return size;
     }

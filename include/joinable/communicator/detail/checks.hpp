@@ -2,17 +2,22 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
 #include <joinable/tensor/dtype.hpp>
 
 /// @file
-/// What every communicator checks on its own rank before any data moves. All throw
-/// ContractViolation.
+/// What every communicator checks before any data moves: on its own rank, which throws
+/// ContractViolation, and of what all ranks said, which throws Mismatch on all of them.
 
 namespace joinable::inline v0::detail {
 
@@ -196,6 +201,25 @@ inline void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int
     check_same_dtype(part, whole);
     check_counts(counts, whole, size);
     check_count("this rank's own part", counts[static_cast<std::size_t>(rank)], part.count);
+}
+
+/// What each rank asks for, in bytes, by rank: all of them must ask for the same. `doing` says what
+/// they do.
+/// @throws Mismatch  on all ranks, which have the same sizes here.
+inline void
+check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing = "share memory") {
+    std::vector<int> ranks;
+    std::string text =
+        concat("ranks ", doing, " of different sizes: rank 0 of ", sizes[0], " bytes");
+    for (std::size_t rank = 1; rank < sizes.size(); ++rank) {
+        if (sizes[rank] != sizes[0]) {
+            ranks.push_back(static_cast<int>(rank));
+            text += concat(", rank ", rank, " of ", sizes[rank]);
+        }
+    }
+    if (!ranks.empty()) {
+        throw Mismatch{ranks, text + "; give the same count of the same elements on every rank"};
+    }
 }
 
 } // namespace joinable::inline v0::detail

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/communicator/detail/tuning.hpp>
 #include <joinable/detail/text.hpp>
 
 namespace joinable::inline v0::detail {
 
-/// In this order: up to `reduce` a small message fits on its arrival line.
+/// Ranks that one communicator on the host may have: a root fits into 13 bits of an arrival.
+inline constexpr int max_ranks = 1 << 13;
+
 enum class Collective : std::uint8_t {
     all_reduce,
     broadcast,
@@ -66,11 +65,6 @@ struct Descriptor {
                collective == Collective::scaled_all_reduce;
     }
 
-    /// Then every rank combines for itself what all contribute; else ranks share the work by chunks.
-    [[nodiscard]] bool is_small() const noexcept {
-        return count * size_of(dtype) <= tuning::slot_bytes && collective <= Collective::reduce;
-    }
-
     [[nodiscard]] std::string text() const {
         std::string said = concat(name_of(collective));
         if (has_counts) {
@@ -88,56 +82,6 @@ struct Descriptor {
             said += concat(" to rank ", root);
         }
         return said;
-    }
-};
-
-/// One rank's arrival in one collective, on one cache line: a small message needs no other.
-///
-/// `word` holds, from the top: frozen (1 bit), whether there are counts (1), root (13), descriptor
-/// (11), inline count (7: 0 means that payload begins with the count instead, which matters unless
-/// there are counts), sequence number (31). Arriving is one compare-and-swap on it, aborting sets
-/// the frozen bit: so whether a rank has arrived before an abort is decided in one step, and every
-/// rank sees the same.
-struct alignas(64) ArrivalLine {
-    std::atomic<std::uint64_t> word{empty};
-    std::array<std::uint64_t, 7> payload{};
-
-    static constexpr std::size_t inline_bytes = 56;
-    static constexpr int max_ranks = 1 << 13;
-    // What a large collective has there.
-    static constexpr std::size_t count = 0;
-    static constexpr std::size_t in = 1;  ///< where the input is, as a place of the board
-    static constexpr std::size_t out = 2; ///< and the output
-    static constexpr std::size_t factor = 3;
-    static constexpr std::size_t ring = 4; ///< 0, or both are in a ring of so many bytes
-    static constexpr std::uint64_t frozen = std::uint64_t{1} << 63U;
-    static constexpr std::uint64_t sequence_mask = (std::uint64_t{1} << 31U) - 1;
-    static constexpr std::uint64_t empty = sequence_mask; ///< no collective of a fresh ring slot
-
-    static std::uint64_t
-    encode(std::uint64_t sequence, Descriptor const& said, bool is_inline) noexcept {
-        std::uint64_t const inline_count = is_inline ? said.count + 1 : 0;
-        return (sequence & sequence_mask) | inline_count << 31U |
-               static_cast<std::uint64_t>(said.collective) << 38U |
-               static_cast<std::uint64_t>(said.dtype) << 42U |
-               static_cast<std::uint64_t>(said.op) << 46U |
-               static_cast<std::uint64_t>(said.root) << 49U |
-               static_cast<std::uint64_t>(said.has_counts) << 62U;
-    }
-    [[nodiscard]] static bool tells_count(std::uint64_t word) noexcept {
-        return (word >> 31U & 0x7fU) == 0 && (word >> 62U & 1U) == 0;
-    }
-    [[nodiscard]] static Descriptor
-    decode(std::uint64_t word, std::array<std::uint64_t, 7> const& payload) noexcept {
-        std::uint64_t const inline_count = word >> 31U & 0x7fU;
-        return {
-            static_cast<Collective>(word >> 38U & 0xfU),
-            static_cast<DType>(word >> 42U & 0xfU),
-            static_cast<ReduceOp>(word >> 46U & 0x7U),
-            static_cast<int>(word >> 49U & 0x1fffU),
-            static_cast<std::size_t>(inline_count != 0 ? inline_count - 1 : payload[count]),
-            (word >> 62U & 1U) != 0
-        };
     }
 };
 

@@ -66,7 +66,7 @@ public:
         make_room();
         std::uint64_t const sequence = next_;
         std::size_t const bytes = said.count * size_of(said.dtype);
-        bool const is_small = said.is_small();
+        bool const is_small = detail::is_small(said);
         bool const is_on_line = is_small && bytes <= ArrivalLine::inline_bytes;
         pending_of(sequence) = {said, out.data, is_small, is_on_line};
         ArrivalLine& line = board_.line(rank_, sequence);

@@ -12,10 +12,10 @@ namespace joinable::inline v0::detail {
 
 /// Why something ended for all: the first to say so wins, and what it takes to end it is done once.
 /// It lies in memory that processes share, and whoever is at it may be killed: so writers have
-/// numbers, below ArrivalLine::max_ranks, which no two processes share.
+/// numbers, below max_ranks, which no two processes share.
 class FirstReason {
 public:
-    static constexpr int nobody = ArrivalLine::max_ranks; ///< a writer that does not die
+    static constexpr int nobody = max_ranks; ///< a writer that does not die
 
     /// Whether it was the first. `close()` runs after the reason is written. If not, some other writer
     /// may still be at it, or have died: then take_over() is called for it.

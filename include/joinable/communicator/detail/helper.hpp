@@ -66,7 +66,7 @@ private:
     bool compute(std::uint64_t sequence) {
         ArrivalLine const& line = board_.line(rank_, sequence);
         Descriptor const said = ArrivalLine::decode(line.word.load(), line.payload);
-        if (said.is_small() || disagreement(board_, sequence, said)) {
+        if (is_small(said) || disagreement(board_, sequence, said)) {
             return false; // the rank itself tells the others
         }
         if (Pipeline::is_needed(board_, sequence)) {

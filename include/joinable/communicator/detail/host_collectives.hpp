@@ -2,7 +2,7 @@
 #pragma once
 
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/device/device.hpp>
+#include <joinable/communicator/device_of.hpp>
 #include <joinable/tensor/buffer.hpp>
 
 namespace joinable::inline v0::detail {

@@ -15,11 +15,11 @@
 
 #include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/nccl_api.hpp>
 #include <joinable/communicator/detail/nccl_control.hpp>
 #include <joinable/communicator/detail/nccl_rank.hpp>
 #include <joinable/communicator/detail/nccl_registration.hpp>
-#include <joinable/communicator/detail/sharing.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/cuda_device.hpp>
 #include <joinable/error.hpp>

@@ -8,11 +8,11 @@
 #include <span>
 #include <type_traits>
 
-#include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/halves.hpp>
 #include <joinable/communicator/detail/lanes.hpp>
 #include <joinable/config.hpp>
 #include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/reduce_op.hpp>
 
 namespace joinable::inline v0::detail {
 

@@ -9,7 +9,7 @@
 
 #include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/communicator/detail/sharing.hpp>
+#include <joinable/communicator/detail/checks.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 

@@ -7,36 +7,13 @@
 #include <cstdint>
 #include <memory>
 #include <new>
-#include <span>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include <joinable/communicator/arena.hpp>
-#include <joinable/detail/text.hpp>
-#include <joinable/error.hpp>
+#include <joinable/communicator/detail/checks.hpp>
 #include <joinable/tensor/dtype.hpp>
 
 namespace joinable::inline v0::detail {
-
-/// What each rank asks for, in bytes, by rank: all of them must ask for the same. `doing` says what
-/// they do.
-/// @throws Mismatch  on all ranks, which have the same sizes here.
-inline void
-check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing = "share memory") {
-    std::vector<int> ranks;
-    std::string text =
-        concat("ranks ", doing, " of different sizes: rank 0 of ", sizes[0], " bytes");
-    for (std::size_t rank = 1; rank < sizes.size(); ++rank) {
-        if (sizes[rank] != sizes[0]) {
-            ranks.push_back(static_cast<int>(rank));
-            text += concat(", rank ", rank, " of ", sizes[rank]);
-        }
-    }
-    if (!ranks.empty()) {
-        throw Mismatch{ranks, text + "; give the same count of the same elements on every rank"};
-    }
-}
 
 /// Memory from the heap that all ranks have, which are threads; it is there until the last rank's
 /// arena is gone. Collective, blocks.

@@ -23,7 +23,7 @@ public:
         kind_ = reason.kind;
         ranks_.fill(0);
         for (int const rank : reason.ranks) {
-            if (rank >= 0 && rank < ArrivalLine::max_ranks) {
+            if (rank >= 0 && rank < max_ranks) {
                 auto const at = static_cast<std::size_t>(rank);
                 ranks_[at / 64] |= std::uint64_t{1} << at % 64;
             }
@@ -44,7 +44,7 @@ public:
 
     [[nodiscard]] AbortReason load() const {
         AbortReason reason{kind_, {}, std::string{text_.data(), length_}};
-        for (int rank = 0; rank < ArrivalLine::max_ranks; ++rank) {
+        for (int rank = 0; rank < max_ranks; ++rank) {
             auto const at = static_cast<std::size_t>(rank);
             if ((ranks_[at / 64] >> at % 64 & 1U) != 0) {
                 reason.ranks.push_back(rank);
@@ -55,7 +55,7 @@ public:
 
 private:
     FailureKind kind_ = FailureKind::communication;
-    std::array<std::uint64_t, ArrivalLine::max_ranks / 64> ranks_{}; ///< a bit for each
+    std::array<std::uint64_t, max_ranks / 64> ranks_{}; ///< a bit for each
     std::size_t length_ = 0;
     std::array<char, max_text> text_{};
 };

@@ -7,18 +7,12 @@
 #include <cstdint>
 #include <thread>
 
+#include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/futex.hpp>
 #include <joinable/communicator/detail/tuning.hpp>
 #include <joinable/config.hpp>
 
 namespace joinable::inline v0::detail {
-
-/// When a wait that starts now ends. A year stands for any longer time: the sum would overflow.
-[[nodiscard]] inline std::chrono::steady_clock::time_point
-end_of_wait(std::chrono::nanoseconds deadline) noexcept {
-    constexpr std::chrono::nanoseconds year = std::chrono::hours{24 * 365};
-    return std::chrono::steady_clock::now() + (std::min)(deadline, year);
-}
 
 /// How a thread sleeps that others wake in any case: until the deadline.
 struct SleepThrough {

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSL-1.0
 """Checks the architecture: which header may include which, and that none is forgotten.
 
-  python3 tests/layers.py            checks, the picture in docs/architecture.md too
+  python3 tests/layers.py            checks, the picture in include/joinable/README.md too
   python3 tests/layers.py --picture  draws that picture anew from the includes
 """
 import argparse
@@ -12,7 +12,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 INCLUDE = ROOT / "include"
-PAGE = ROOT / "docs/architecture.md"
+PAGE = ROOT / "include/joinable/README.md"
 
 # A header includes lower layers, or its own layer without cycles. The first match counts.
 LAYERS = [

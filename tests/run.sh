@@ -44,7 +44,7 @@ if $all; then
     step "single header is up to date"
     python3 single_include/amalgamate.py --check
     step "reference"
-    python3 docs/build.py
+    python3 tests/reference/build.py
     step "the scripts fail when they should"
     python3 tests/scripts_test.py
     step "formatting"

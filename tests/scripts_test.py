@@ -17,7 +17,7 @@ class Copy(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = pathlib.Path(folder.name)
-        for name in ("include", "single_include", "tests", "examples", "docs"):
+        for name in ("include", "single_include", "tests", "examples"):
             shutil.copytree(ROOT / name, self.root / name)
         for name in ("CMakeLists.txt", "README.md"):
             shutil.copy(ROOT / name, self.root)
@@ -100,8 +100,8 @@ class Layers(Copy):
 
 
 @unittest.skipUnless(shutil.which("doxygen"), "doxygen is not installed")
-class Docs(Copy):
-    script = "docs/build.py"
+class Reference(Copy):
+    script = "tests/reference/build.py"
 
     def test_what_lacks_a_docstring_or_a_table_fails(self):
         self.append(

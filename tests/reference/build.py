@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSL-1.0
-"""Writes the reference to build/doxygen/html by doxygen docs/Doxyfile, and fails on its warnings.
+"""Writes the reference to build/doxygen/html by doxygen, and fails on its warnings.
 
 No errors are members of classes and deduction guides without a docstring (trivial ones have none),
 and that doxygen knows nothing of std::ranges, where it sees a specialisation. One error is added: a
@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 OUTPUT = ROOT / "build/doxygen"
 NO_ERRORS = [
     r"Member \w+\(.*\) -> .* is not documented",
@@ -21,7 +21,7 @@ NO_ERRORS = [
 
 OUTPUT.mkdir(parents=True, exist_ok=True)
 result = subprocess.run(
-    ["doxygen", "docs/Doxyfile"], cwd=ROOT, capture_output=True, text=True, check=False
+    ["doxygen", "tests/reference/Doxyfile"], cwd=ROOT, capture_output=True, text=True, check=False
 )
 warnings = [
     line for line in result.stderr.splitlines() if not any(re.search(p, line) for p in NO_ERRORS)

@@ -18,7 +18,7 @@ namespace train_text {
 
 /// Without files this much of the repository's text is read: 4 ranks train on it in some seconds,
 /// whatever the repository grows to.
-inline constexpr std::size_t default_limit_bytes = 300'000;
+inline constexpr std::size_t default_limit_bytes = 200'000;
 
 /// Takes one of these words.
 template <class Choice>

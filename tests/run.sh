@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSL-1.0
 # Installs what the tests need, builds and runs them in Release and under sanitizers.
-# --all adds: layers, the single header, reference, formatting, clang 14 and 19, cost of including,
+# --all adds: layers, links, the single header, reference, formatting, clang 14 and 19, cost of including,
 # thread sanitizer, headers alone, nvcc; what this machine cannot have is skipped and named. Each step
 # says what the one before it took; the last lines are ctest's.
 set -euo pipefail
@@ -41,6 +41,8 @@ if $all; then
     install doxygen
     step "layers and their picture"
     python3 tests/layers.py
+    step "links of the pages"
+    python3 tests/links.py
     step "single header is up to date"
     python3 single_include/amalgamate.py --check
     step "reference"

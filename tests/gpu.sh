@@ -124,7 +124,7 @@ $has_gpu && nvcc+=(-arch=native)
 programs=()
 if has_header doctest/doctest.h; then
     programs+=("cuda_kernels kernel_test doctest")
-    compile kernel_test "${nvcc[@]}" tests/joinable/device/cuda_kernels.test.cu &
+    compile kernel_test "${nvcc[@]}" tests/joinable/device/cuda/kernels.test.cu &
     compile doctest "$cxx" tests/support/main.cpp &
 else
     skip "doctest is not here, so test_cuda_kernels is not built"

@@ -1,9 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSL-1.0
-"""Checks the architecture: which header may include which, and that none is forgotten.
+"""Checks the architecture: the rooms of include/joinable, and which room may include which.
 
-  python3 tests/layers.py            checks, the picture in include/joinable/README.md too
-  python3 tests/layers.py --picture  draws that picture anew from the includes
+  python3 tests/layers.py          checks
+  python3 tests/layers.py --write  draws the picture in include/joinable/README.md anew, and the
+                                   lists of headers in CMakeLists.txt
+
+A room is a folder; X/detail/ belongs to X. The rules:
+  R1  A room includes what its row of ROOMS names, and the table has no circle.
+  R2  X/detail/ is included by X and the rooms inside X alone.
+  R3  A header for users declares in namespace v0, one in detail/ or in an inner room in v0::detail.
+  R4  No transport includes another one, but NCCL the one whose from_environment() it uses.
+  R5  System headers of one room are included by no other one: see OWNED.
+  R6  No #if but where systems differ: see SYSTEMS_DIFFER. Macros are defined in config.hpp.
+  R7  Nothing at namespace scope is initialised when a program starts.
+  R8  Umbrellas include, and nothing else.
 """
 import argparse
 import pathlib
@@ -13,84 +24,178 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 INCLUDE = ROOT / "include"
 PAGE = ROOT / "include/joinable/README.md"
+LISTS = ROOT / "CMakeLists.txt"
 
-# A header includes lower layers, or its own layer without cycles. The first match counts.
-LAYERS = [
-    (r"(config|fwd)\.hpp", 0),
-    (r"error\.hpp|detail/.*", 1),
-    (r"tensor/(dtype|traits|tensor|parameter|shape|buffer|reduce_op)\.hpp", 2),
-    (r"communicator/(arena|communicator|capabilities|work)\.hpp", 2),
-    (r"device/device\.hpp", 2),
-    (r"device/(host|staged_collectives)\.hpp|communicator/(device_of|make_arena)\.hpp", 4),
-    (r"tensor/.*|hook/.*|bucket/(.*assignment|options|.*_view|tensor_size)\.hpp|join/options\.hpp", 3),
-    (r"join/(guard|hooks|attachments|explain)\.hpp|participant/.*", 5),
-    (r"communicator/detail/nccl_arenas\.hpp", 5),
-    (r"joinable\.hpp|join/.*|bucket/.*|communicator/(detail/.*|nccl_(options|work|group)\.hpp)", 4),
-    (r"communicator/.*", 5),
-    (r"data/.*", 3),
-    (r"device/cuda_.*", 5),
-    (r"(core|join|cuda|nccl|nccl_graphs|nvtx|tcp)\.hpp|interop/.*", 6),
-]
+# What each room includes. An inner room is for the library only: users include none of its headers.
+MEMORY = "communicator/shared_memory"
+ROOMS = {
+    "base": "",
+    "tensor": "base",
+    "reduction": "base tensor",
+    "device": "base tensor reduction",
+    "device/cuda": "base tensor device",
+    "hook": "base",
+    "communicator": "base tensor device",
+    f"{MEMORY}/board": "base tensor device communicator",
+    f"{MEMORY}/engine": f"base tensor reduction device communicator {MEMORY}/board",
+    f"{MEMORY}/group": f"base tensor device communicator {MEMORY}/board {MEMORY}/engine",
+    f"{MEMORY}/process": f"base device communicator {MEMORY}/board {MEMORY}/group",
+    MEMORY: f"base device communicator {MEMORY}/board {MEMORY}/engine {MEMORY}/group {MEMORY}/process",
+    "communicator/tcp": "base reduction communicator",
+    "communicator/nccl": f"base tensor device device/cuda communicator {MEMORY}",
+    "agreement": "tensor device communicator",
+    "bucket": "base tensor device communicator agreement",
+    "join": "base hook communicator agreement",
+    "participant": "base tensor hook communicator communicator/nccl agreement bucket join",
+    "data": "base communicator",
+    "interop": "tensor bucket data",
+}
+INNER = {"reduction", "agreement", *(room for room in ROOMS if room.startswith(f"{MEMORY}/"))}
+TRANSPORTS = {MEMORY, "communicator/tcp", "communicator/nccl"}
+OWNED = {
+    r"sys/.*|linux/.*|pthread\.h": {f"{MEMORY}/board", f"{MEMORY}/process", MEMORY, "communicator/tcp"},
+    r"cuda.*": {"device/cuda", "communicator/nccl"},
+    r"nccl\.h": {"communicator/nccl"},
+    r"nvtx3/.*|range/v3/.*": {"interop"},
+}
 # Nobody gets these unasked: they need other libraries, and may refuse a compiler; or a network.
 OPT_IN = re.compile(
-    r"interop/|participant/captured_step\.hpp|cuda\.hpp|device/(cuda|staged)_|(communicator/(detail/)?)?(nccl|tcp)[_.]|(participant/)?nvtx[_.]"
+    r"interop/|device/cuda/|communicator/(nccl|tcp)/|participant/(captured_step|detail/captures)\.hpp|"
+    r"agreement/staged_collectives\.hpp|(cuda|nccl|nccl_graphs|nvtx|tcp)\.hpp"
 )
-HAS_CONDITIONS = {"config.hpp", "communicator/detail/futex.hpp"}  # what differs between systems
-# A header that is empty elsewhere: one condition around all that comes after our own headers.
-LINUX_ONLY = (
-    r"\n#if defined\(__linux__\) // elsewhere there are no (?:process ranks|such sockets)\n(.*)\n#endif\n$"
-)
-REFUSAL = r"^#if .*\n#error .*\n#endif\n"
-TITLES = [
-    "configuration",
-    "errors and small tools",
-    "what tensors and communicators are",
-    "tensors, hooks and plans: nothing communicates yet",
-    "one rank's side of the protocol",
-    "what users name: guard, participants, communicators",
-    "umbrellas",
-]
+SYSTEMS_DIFFER = {
+    "config.hpp", # compilers, too
+    "communicator/shared_memory/board/futex.hpp", # which config.hpp must not include
+    "communicator/shared_memory/process.hpp", # these four are empty where there is no Linux
+    "communicator/shared_memory/run_processes.hpp",
+    "communicator/tcp/communicator.hpp",
+    "communicator/tcp/listener.hpp",
+}
+REFUSAL = r"^#if .*\n#error .*\n#endif\n" # of a compiler that an opt-in header cannot have
 # What core.hpp leaves to join.hpp: own communicators, and what plans before anything communicates.
 NOT_FOR_GUARDS = (
-    "communicator/", "data/", "bucket/bucketed_view", "bucket/fixed_assignment", "detail/kept_range"
+    "reduction/", "communicator/", "data/", "bucket/bucketed_view", "bucket/fixed_assignment",
+    "detail/kept_range",
 )
+# Until models are agreed on in agreement/.
+NOT_YET = {("participant/detail/verify.hpp", "join/detail/roll_call.hpp")}
 NOT_IN_CORE = {"thread", "mutex", "condition_variable", "ranges", "iostream", "regex"}
 
 errors = []
-unknown = set()
-
-
-def layer(header):
-    for pattern, number in LAYERS:
-        if re.fullmatch(pattern, header):
-            return number
-    unknown.add(header)
-    return 99
-
-
 headers = {str(p.relative_to(INCLUDE / "joinable")): p.read_text() for p in sorted(INCLUDE.rglob("*.hpp"))}
 includes = {
-    name: re.findall(r"#include <joinable/(.*)>", text) for name, text in headers.items()
+    name: re.findall(r"(?m)^#include <joinable/(.*)>", text) for name, text in headers.items()
 }
+allowed = {room: row.split() for room, row in ROOMS.items()}
 
-for name, text in headers.items():
+
+def room_of(header):
+    """The folder, without detail/. Headers beside the rooms are umbrellas, or what all are based on."""
+    folder = str(pathlib.PurePath(header).parent)
+    if folder == "." and header not in ("config.hpp", "fwd.hpp", "error.hpp"):
+        return "umbrella"
+    return re.sub(r"/?detail$", "", folder).strip(".") or "base"
+
+
+def inside(header, folder):
+    return header.startswith(folder + "/")
+
+
+used = {room: set() for room in ROOMS} # by room, the rooms that its headers include
+for name in headers:
+    room = room_of(name)
+    if room == "umbrella":
+        continue
+    if room not in ROOMS:
+        errors.append(f"{name}: its folder is no room of tests/layers.py")
+        continue
     for included in includes[name]:
+        other = room_of(included)
         if included not in headers:
             errors.append(f"{name}: includes {included}, which does not exist")
-        elif layer(included) > layer(name):
-            errors.append(f"{name} (layer {layer(name)}) includes {included} (layer {layer(included)})")
-        elif OPT_IN.match(included) and not OPT_IN.match(name):
+            continue
+        if OPT_IN.match(included) and not OPT_IN.match(name):
             errors.append(f"{name}: includes {included}, which is opt-in: only users' sources include it")
+        if other != room and other not in allowed[room]:
+            errors.append(f"R1 {name}: {room} does not include {other}, but it includes {included}")
+        elif other != room:
+            used[room].add(other)
+        owner = re.match(r"(.*?)/?detail/", included)
+        if (name, included) not in NOT_YET and owner and owner.group(1) and not inside(name, owner.group(1)):
+            errors.append(f"R2 {name}: includes {included}, which is for {owner.group(1)}/ alone")
+        if {room, other} <= TRANSPORTS and room != other and (room, other) != ("communicator/nccl", MEMORY):
+            errors.append(f"R4 {name}: a transport includes another one, {included}")
+for room, rooms in allowed.items():
+    for other in rooms:
+        if other not in ROOMS:
+            errors.append(f"R1 the row of {room} names {other}, which is no room")
+        elif other not in used[room]:
+            errors.append(f"R1 the row of {room} names {other}, but no header there includes it: remove it")
+
+
+def level(room, path=()):
+    """How many rooms lie below; computed, not written."""
+    if room in path:
+        errors.append("R1 circle: " + " -> ".join([*path[path.index(room):], room]))
+        return 0
+    return 1 + max((level(other, (*path, room)) for other in allowed.get(room, ())), default=-1)
+
+
+levels = {room: level(room) for room in ROOMS}
+
+
+def at_namespace_scope(text):
+    """The text without what stands in braces that open no namespace."""
+    kept, depth, scopes = [], 0, []
+    for part in re.split(r"([{}])", re.sub(r"//[^\n]*|\"(\\.|[^\"\\])*\"", "", text)):
+        if part == "{":
+            is_namespace = not depth and re.search(r"namespace[\w:\s]*$", "".join(kept[-1:]))
+            scopes.append(bool(is_namespace))
+            depth += not is_namespace
+            kept.append(";")
+        elif part == "}":
+            depth -= not scopes.pop() if scopes else 0
+            kept.append(";" if not depth else "")
+        elif not depth:
+            kept.append(part)
+    return "".join(kept)
+
+
+for name, text in headers.items():
+    room = room_of(name)
+    code = re.sub(REFUSAL, "", text, flags=re.M) if OPT_IN.match(name) else text
     if re.search(r'^\s*#\s*include\s+"', text, re.M):
         errors.append(f"{name}: includes are written <joinable/...>, or this check cannot see them")
     if not text.startswith("// SPDX-License-Identifier: BSL-1.0\n#pragma once\n"):
         errors.append(f"{name}: starts without the SPDX line and #pragma once")
-    code = re.sub(REFUSAL, "", text, flags=re.M) if OPT_IN.match(name) else text
-    code = re.sub(LINUX_ONLY, r"\n\1", code, flags=re.S)
-    if name not in HAS_CONDITIONS and re.search(r"^\s*#\s*(if|ifdef|ifndef|define)\b", code, re.M):
-        errors.append(f"{name}: preprocessor conditions and macros belong in config.hpp")
-    public = re.sub(r"namespace detail \{.*?\} // namespace detail", "", text, flags=re.S)
-    if "v0::detail {" not in text:
+    if room == "umbrella":
+        rest = re.sub(r"(?m)^\s*//.*$|^#pragma once$|^#include <.*>.*$", "", text)
+        if rest.strip():
+            errors.append(f"R8 {name}: an umbrella includes, and nothing else: {rest.strip().splitlines()[0]}")
+        continue
+    is_inner = "/detail/" in f"/{name}" or room in INNER
+    if is_inner and re.search(r"^namespace joinable::inline v0 \{", text, re.M):
+        errors.append(f"R3 {name}: declares in v0, but what is not for users is in v0::detail")
+    if not is_inner and not re.search(r"^namespace joinable::inline v0(::detail)? \{", text, re.M) and room != "base":
+        errors.append(f"R3 {name}: declares nothing in namespace joinable::inline v0")
+    for system in re.findall(r"(?m)^#include <(?!joinable/)(.*)>", text):
+        for pattern, owners in OWNED.items():
+            if re.fullmatch(pattern, system) and not {room, name} & owners:
+                errors.append(f"R5 {name}: includes <{system}>, which only {', '.join(sorted(owners))} may")
+    if name not in SYSTEMS_DIFFER and re.search(r"^\s*#\s*(if|ifdef|ifndef)\b", code, re.M):
+        errors.append(f"R6 {name}: what differs between compilers and systems belongs in config.hpp")
+    if name != "config.hpp" and re.search(r"^\s*#\s*define\b", code, re.M):
+        errors.append(f"R6 {name}: macros are defined in config.hpp")
+    for statement in at_namespace_scope(code).split(";"):
+        said = " ".join(statement.split())
+        declared, _, value = said.partition("=")
+        is_object = re.search(r"(^| )(inline|static) (?!.*\b(constexpr|namespace|using)\b)[^(]*$", declared)
+        if is_object and not re.fullmatch(r" *(nullptr|\d+)", value):
+            errors.append(f"R7 {name}: an object at namespace scope, which each file would emit: {said}")
+    for line in re.findall(r"(?m)^\s*(?:static inline|inline static) (?!constexpr)(?!\w[^;=]*\().*$", code):
+        errors.append(f"R7 {name}: a static member, which each file would emit: {line.strip()}")
+    if not is_inner:
+        public = re.sub(r"namespace detail \{.*?\} // namespace detail", "", text, flags=re.S)
         lines = public.split("\n")
         for i, line in enumerate(lines):
             if re.match(r"concept [A-Z]", line) and not any(
@@ -136,75 +241,72 @@ for name in core:
         if header in NOT_IN_CORE:
             errors.append(f"{name}: core.hpp must not include <{header}>")
 
-listed = set(re.findall(r"include/joinable/(\S+\.hpp)", (ROOT / "CMakeLists.txt").read_text()))
-for name in set(headers) ^ listed:
-    errors.append(f"{name}: on disk and in the list of CMakeLists.txt must be the same")
-
 for folder in ("tests", "examples"):
     for path in sorted(p for e in ("*.cpp", "*.hpp") for p in (ROOT / folder).rglob(e)):
         if not path.read_text().startswith("// SPDX-License-Identifier: BSL-1.0\n"):
             errors.append(f"{path.relative_to(ROOT)}: starts without the SPDX line")
 
 
-
 def picture():
-    """A mermaid chart: a box per layer, in it a node per folder, arrows that the others do not imply."""
-    nodes = {}  # (layer, folder) -> headers
-    known = [name for name in headers if layer(name) < len(TITLES)]
-    for name in known:
-        nodes.setdefault((layer(name), str(pathlib.PurePath(name).parent)), []).append(name)
-    node_of = {name: node for node, names in nodes.items() for name in names}
-    below = {node: set() for node in nodes}
-    for name in known:
-        below[node_of[name]].update(node_of[i] for i in includes[name] if i in node_of)
-
-    def beneath(node, path=()):
-        direct = below[node] - {node, *path}
-        return direct.union(*(beneath(other, (*path, node)) for other in direct))
-
-    def identifier(node):
-        return f"{'top' if node[1] == '.' else node[1].replace('/', '_')}{node[0]}"
+    """A mermaid chart: a node per room, higher ones first, and the arrows that others do not imply."""
+    def beneath(room):
+        return used[room].union(*(beneath(other) for other in used[room]))
 
     lines = ["```mermaid", "flowchart TB"]
-    for number in sorted({node[0] for node in nodes}, reverse=True):
-        lines.append(f'    subgraph layer{number} ["{number}: {TITLES[number]}"]')
-        for node in sorted(node for node in nodes if node[0] == number):
-            folder = "" if node[1] == "." else f"<b>{node[1]}/</b><br>"
-            names = [pathlib.PurePath(name).stem for name in nodes[node]]
+    for number in sorted(set(levels.values()), reverse=True):
+        lines.append(f"    subgraph level{number} [{number}]")
+        for room in (room for room in ROOMS if levels[room] == number):
+            names = [pathlib.PurePath(name).stem for name in headers
+                     if room_of(name) == room and "/detail/" not in f"/{name}"]
+            more = sum(room_of(name) == room and "/detail/" in f"/{name}" for name in headers)
+            names += [f"detail/ ({more})"] if more else []
             rows = [", ".join(names[i : i + 3]) for i in range(0, len(names), 3)]
-            lines.append(f'        {identifier(node)}["{folder}{"<br>".join(rows)}"]')
+            lines.append(f'        {room.replace("/", "_")}["<b>{room}</b><br>{"<br>".join(rows)}"]')
         lines.append("    end")
-    for node in sorted(nodes, reverse=True):
-        direct = below[node] - {node}
-        implied = set().union(*(beneath(other, (node,)) for other in direct))
-        for other in sorted(direct):
-            # two folders of a layer may include each other's headers: neither arrow implies the other
-            if other not in implied or other[0] == node[0]:
-                lines.append(f"    {identifier(node)} --> {identifier(other)}")
+    for room in sorted(ROOMS, key=lambda room: -levels[room]):
+        implied = set().union(*(beneath(other) for other in used[room]))
+        for other in sorted(used[room] - implied):
+            lines.append(f"    {room.replace('/', '_')} --> {other.replace('/', '_')}")
     return "\n".join([*lines, "```"])
 
 
-def drawn(page):
-    """`page` with the picture of the headers between its markers."""
+def with_picture(page):
     parts = re.fullmatch(r"(.*<!-- picture[^\n]*-->\n).*?(<!-- end of picture -->.*)", page, re.S)
     if not parts:
         sys.exit(f"{PAGE.relative_to(ROOT)}: has no lines <!-- picture --> and <!-- end of picture -->")
     return f"{parts.group(1)}\n{picture()}\n\n{parts.group(2)}"
 
 
-parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-parser.add_argument("--picture", action="store_true", help="draw the picture anew")
-page = PAGE.read_text()
-if parser.parse_args().picture:
-    PAGE.write_text(drawn(page))
-elif drawn(page) != page:
-    errors.append(
-        f"{PAGE.relative_to(ROOT)}: its picture is not what the headers include now: "
-        "run python3 tests/layers.py --picture and commit the result"
-    )
+def with_lists(text):
+    """The headers that users get, and those that they ask for, where the marks are."""
+    for mark, is_opt_in in (("headers", False), ("opt-in headers", True)):
+        names = [name for name in sorted(headers) if bool(OPT_IN.match(name)) == is_opt_in]
+        rows = "".join(f"            include/joinable/{name}\n" for name in names)
+        text, found = re.subn(
+            rf"( *# {mark}: [^\n]*\n)(?: *include/joinable/\S+\n)*",
+            lambda match: match.group(1) + rows, text, count=1
+        )
+        if not found:
+            sys.exit(f"{LISTS.relative_to(ROOT)}: has no line '# {mark}: ...' before their list")
+    return text
 
-errors += [f"{name}: no layer is given for it in tests/layers.py" for name in sorted(unknown)]
-for error in errors:
+
+parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+parser.add_argument("--write", action="store_true", help="draw the picture and write the lists anew")
+write = parser.parse_args().write
+for path, renewed in ((PAGE, with_picture), (LISTS, with_lists)):
+    before = path.read_text()
+    after = renewed(before)
+    if write:
+        path.write_text(after)
+    elif after != before:
+        errors.append(
+            f"{path.relative_to(ROOT)}: is not what the headers are now: "
+            "run python3 tests/layers.py --write and commit the result"
+        )
+
+for error in dict.fromkeys(errors):
     print(error, file=sys.stderr)
-print(f"{len(headers)} headers in 7 layers: " + (f"{len(errors)} errors" if errors else "as designed"))
+rooms = f"{len(headers)} headers, {len(ROOMS)} rooms, {max(levels.values()) + 1} levels: "
+print(rooms + (f"{len(errors)} errors" if errors else "as designed"))
 sys.exit(bool(errors))

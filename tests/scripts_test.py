@@ -71,9 +71,21 @@ class Amalgamate(Copy):
         self.assertEqual(first, (self.root / self.single).read_bytes())
         self.assertNotIn(str(self.root).encode(), first)
 
+    def test_what_is_included_under_a_condition_is_pasted_under_it(self):
+        self.append(
+            "include/joinable/join.hpp",
+            "#if defined(__linux__)\n#include <joinable/tcp.hpp>\n#endif\n",
+        )
+        self.passes(self.script)
+        text = (self.root / self.single).read_text(encoding="utf-8")
+        hub = text[text.index("// ---- joinable/communicator/tcp/detail/hub.hpp\n"):]
+        self.assertTrue(hub.split("\n", 2)[2].startswith("#if defined(__linux__)"), hub[:200])
+
     def test_what_cannot_be_pasted_is_refused(self):
-        self.append("include/joinable/join.hpp", "#if 1\n#include <joinable/core.hpp>\n#endif\n")
-        self.fails(self.script, saying="is included under a condition")
+        self.append(
+            "include/joinable/join.hpp", "#if 1\n#else\n#include <joinable/tcp.hpp>\n#endif\n"
+        )
+        self.fails(self.script, saying="one #if without #else can be pasted")
         self.append("include/joinable/fwd.hpp", '#include "elsewhere.hpp"\n')
         self.fails(self.script, saying="includes are written <joinable/...>")
 
@@ -81,22 +93,92 @@ class Amalgamate(Copy):
 class Layers(Copy):
     script = "tests/layers.py"
 
-    def test_an_include_upwards_fails(self):
+    def add(self, name, text):
+        path = self.root / "include/joinable" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = "" if path.exists() else "// SPDX-License-Identifier: BSL-1.0\n#pragma once\n"
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(head + text)
+
+    def replace(self, name, old, new):
+        path = self.root / name
+        text = path.read_text(encoding="utf-8")
+        self.assertIn(old, text)
+        path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+    def test_the_tree_is_as_designed(self):
         self.passes(self.script)
-        self.append("include/joinable/tensor/shape.hpp", "#include <joinable/join/guard.hpp>\n")
-        self.fails(self.script, saying="includes join/guard.hpp (layer")
+
+    def test_r1_an_include_that_the_row_of_the_room_does_not_name_fails(self):
+        self.add("tensor/shape.hpp", "#include <joinable/join/guard.hpp>\n")
+        self.fails(self.script, saying="R1 tensor/shape.hpp: tensor does not include join")
+
+    def test_r1_a_circle_in_the_table_fails(self):
+        self.replace(self.script, '"hook": "base"', '"hook": "base join"')
+        self.fails(self.script, saying="R1 circle: hook -> join -> hook")
+
+    def test_r1_a_row_that_allows_what_nobody_includes_fails(self):
+        self.replace(self.script, '"hook": "base"', '"hook": "base tensor"')
+        self.fails(self.script, saying="R1 the row of hook names tensor, but no header there includes it")
+
+    def test_r2_detail_of_another_room_fails(self):
+        self.add("participant/step.hpp", "#include <joinable/join/detail/session.hpp>\n")
+        self.fails(self.script, saying="R2 participant/step.hpp: includes join/detail/session.hpp")
+
+    def test_r3_names_in_the_wrong_namespace_fail(self):
+        self.add("join/detail/session.hpp", "namespace joinable::inline v0 {}\n")
+        self.add("reduction/reduce.hpp", "namespace joinable::inline v0 {}\n")
+        self.add("bucket/nothing.hpp", "#include <joinable/config.hpp>\n")
+        self.fails(self.script, saying="R3 join/detail/session.hpp: declares in v0")
+        self.fails(self.script, saying="R3 reduction/reduce.hpp: declares in v0")
+        self.fails(self.script, saying="R3 bucket/nothing.hpp: declares nothing")
+
+    def test_r4_a_transport_that_includes_another_one_fails(self):
+        self.add("communicator/tcp/options.hpp", "#include <joinable/communicator/shared_memory/thread.hpp>\n")
+        self.fails(self.script, saying="R4 communicator/tcp/options.hpp: a transport includes another one")
+
+    def test_r5_a_system_header_of_another_room_fails(self):
+        self.add("bucket/memory.hpp", "#include <cuda_runtime_api.h>\n")
+        self.add("join/guard.hpp", "#include <sys/mman.h>\n")
+        self.fails(self.script, saying="R5 bucket/memory.hpp: includes <cuda_runtime_api.h>")
+        self.fails(self.script, saying="R5 join/guard.hpp: includes <sys/mman.h>")
+
+    def test_r6_conditions_and_macros_outside_config_fail(self):
+        self.add("tensor/shape.hpp", "#if 1\n#endif\n#define SHAPE\n")
+        self.fails(self.script, saying="R6 tensor/shape.hpp: what differs between")
+        self.fails(self.script, saying="R6 tensor/shape.hpp: macros are defined in config.hpp")
+
+    def test_r7_objects_at_namespace_scope_fail_and_functions_do_not(self):
+        self.add(
+            "device/host.hpp",
+            "namespace joinable::inline v0::detail {\n"
+            "inline HostDevice\n    another_host;\ninline std::vector<int> numbers{1, 2};\n"
+            "class Counted {\n    static inline std::vector<int> all;\n};\n}\n",
+        )
+        self.fails(self.script, saying="each file would emit: inline HostDevice another_host")
+        self.fails(self.script, saying="each file would emit: inline std::vector<int> numbers")
+        self.fails(self.script, saying="each file would emit: static inline std::vector<int> all")
+
+    def test_r8_an_umbrella_that_declares_fails(self):
+        self.add("tcp.hpp", "namespace joinable { class More; }\n")
+        self.fails(self.script, saying="R8 tcp.hpp: an umbrella includes, and nothing else")
 
     def test_a_forgotten_header_fails(self):
-        text = "// SPDX-License-Identifier: BSL-1.0\n#pragma once\n"
-        (self.root / "include/joinable/tensor/forgotten.hpp").write_text(text, encoding="utf-8")
+        self.add("tensor/forgotten.hpp", "namespace joinable::inline v0 {}\n")
         self.fails(self.script, saying="join.hpp does not include tensor/forgotten.hpp")
 
-    def test_a_picture_that_is_not_of_the_headers_fails_until_it_is_drawn(self):
-        self.passes(self.script, "--picture")
-        self.append("include/joinable/bucket/options.hpp", "#include <joinable/hook/keywords.hpp>\n")
-        self.fails(self.script, saying="run python3 tests/layers.py --picture")
-        self.passes(self.script, "--picture")
+    def test_what_is_written_from_the_headers_fails_when_it_is_stale(self):
+        self.add("bucket/options.hpp", "#include <joinable/tensor/shape.hpp>\n")
         self.passes(self.script)
+        self.add("join/round.hpp", "#include <joinable/tensor/shape.hpp>\n")
+        self.replace(self.script, '"join": "base hook', '"join": "base tensor hook')
+        self.passes(self.script, "--write")
+        self.replace("CMakeLists.txt", "            include/joinable/fwd.hpp\n", "")
+        self.fails(self.script, saying="CMakeLists.txt: is not what the headers are now")
+        self.passes(self.script, "--write")
+        self.passes(self.script)
+        self.replace("include/joinable/README.md", "<b>bucket</b>", "<b>buckets</b>")
+        self.fails(self.script, saying="run python3 tests/layers.py --write")
 
 
 @unittest.skipUnless(shutil.which("doxygen"), "doxygen is not installed")

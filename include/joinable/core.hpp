@@ -19,13 +19,13 @@
 #include <joinable/tensor/strided_view.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/overlap.hpp>
-#include <joinable/tensor/copy.hpp>
+#include <joinable/device/copy.hpp>
 #include <joinable/tensor/parameter.hpp>
 #include <joinable/tensor/parameters.hpp>
 #include <joinable/tensor/tensor_list.hpp>
 #include <joinable/communicator/work.hpp>
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/communicator/arena.hpp>
+#include <joinable/device/arena.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/device/host.hpp>
@@ -46,8 +46,8 @@
 #include <joinable/join/options.hpp>
 #include <joinable/join/round.hpp>
 #include <joinable/join/result.hpp>
-#include <joinable/join/roll_call.hpp>
-#include <joinable/joinable.hpp>
+#include <joinable/join/detail/roll_call.hpp>
+#include <joinable/join/joinable.hpp>
 #include <joinable/join/participants.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/join/explain.hpp>

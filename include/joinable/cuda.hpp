@@ -4,9 +4,9 @@
 /// @file
 /// Opt-in: memory of CUDA devices. Needs the CUDA Toolkit's headers and libcudart; any C++20 compiler.
 /// Run over a double of the CUDA runtime so far, not on a GPU yet. Kernels are in
-/// device/cuda_kernels.hpp, which one source file compiled by nvcc includes.
+/// device/cuda/kernels.hpp, which one source file compiled by nvcc includes.
 
-#include <joinable/device/cuda_copy.hpp>
-#include <joinable/device/cuda_device.hpp>
-#include <joinable/device/cuda_runtime_copies.hpp>
-#include <joinable/device/staged_collectives.hpp>
+#include <joinable/agreement/staged_collectives.hpp>
+#include <joinable/device/cuda/copy.hpp>
+#include <joinable/device/cuda/device.hpp>
+#include <joinable/device/cuda/runtime_copies.hpp>

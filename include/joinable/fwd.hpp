@@ -33,6 +33,8 @@ struct hook_order;
 
 enum class ReduceOp : std::uint8_t;
 
+class NcclCollectives;
+
 class JoinState;
 class Round;
 class PendingRound;

@@ -5,4 +5,4 @@
 /// Opt-in: ranges for NVIDIA's profilers. Needs NVTX 3, which is headers only and comes with the CUDA
 /// Toolkit: in CMake, the target CUDA::nvtx3.
 
-#include <joinable/participant/nvtx_timeline.hpp>
+#include <joinable/interop/nvtx_timeline.hpp>

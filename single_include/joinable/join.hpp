@@ -182,6 +182,8 @@ struct hook_order;
 
 enum class ReduceOp : std::uint8_t;
 
+class NcclCollectives;
+
 class JoinState;
 class Round;
 class PendingRound;
@@ -1541,7 +1543,7 @@ template <Tensor A, Tensor B>
 
 } // namespace joinable::inline v0
 
-// ---- joinable/tensor/detail/arithmetic.hpp
+// ---- joinable/reduction/arithmetic.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -1711,7 +1713,7 @@ struct Assign {
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/tensor/detail/rows.hpp
+// ---- joinable/reduction/rows.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -1911,7 +1913,7 @@ auto rows_function(InstructionSet set = instruction_set()) noexcept {
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/tensor/detail/transpose.hpp
+// ---- joinable/device/detail/transpose.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -2125,7 +2127,7 @@ auto transpose_function(InstructionSet set = instruction_set()) noexcept {
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/tensor/detail/loops.hpp
+// ---- joinable/device/detail/loops.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -2335,7 +2337,7 @@ void for_all_rows(
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/tensor/copy.hpp
+// ---- joinable/device/copy.hpp
 
 namespace joinable::inline v0 {
 
@@ -3234,7 +3236,7 @@ using work_of =
 
 } // namespace joinable::inline v0
 
-// ---- joinable/communicator/arena.hpp
+// ---- joinable/device/arena.hpp
 
 namespace joinable::inline v0 {
 
@@ -3559,7 +3561,7 @@ public:
     /// Zeroed; may outlive the device. `alignment` is a power of two.
     [[nodiscard]] virtual Arena allocate(std::size_t bytes, std::size_t alignment) = 0;
 
-    // Operations, as the functions of the same names in tensor/copy.hpp. They may be put off until
+    // Operations, as the functions of the same names in device/copy.hpp. They may be put off until
     // submit(): views stay valid until then.
     virtual void copy(AnyView const& from, AnyView const& to) = 0;
     virtual void scale_copy(AnyView const& from, double factor, AnyView const& to) = 0;
@@ -3584,7 +3586,7 @@ public:
 
 } // namespace joinable::inline v0
 
-// ---- joinable/bucket/detail/permute_sections.hpp
+// ---- joinable/device/detail/permute_sections.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -5003,6 +5005,36 @@ struct NoTimeline {
 
 } // namespace joinable::inline v0
 
+// ---- joinable/agreement/host_collectives.hpp
+
+namespace joinable::inline v0::detail {
+
+/// Collectives over a few words on the host, whatever memory the communicator moves: through memory
+/// of its device, see agreement/staged_collectives.hpp, which comes with each device. One at a time.
+template <class Comm>
+class HostCollectives {
+    static_assert(
+        reduces_host_memory<Comm> || !gives_device<Comm>,
+        "words of the host go through a communicator of device memory: include "
+        "<joinable/agreement/staged_collectives.hpp>"
+    );
+
+public:
+    using Work = work_of<Comm>;
+
+    explicit HostCollectives(Comm& comm) noexcept : comm_{comm} {}
+
+    [[nodiscard]] Work all_reduce(Buffer buffer, ReduceOp op) {
+        return comm_.all_reduce(buffer, op);
+    }
+    [[nodiscard]] auto broadcast(Buffer buffer, int root) { return comm_.broadcast(buffer, root); }
+
+private:
+    Comm& comm_;
+};
+
+} // namespace joinable::inline v0::detail
+
 // ---- joinable/bucket/detail/gradients.hpp
 
 namespace joinable::inline v0::detail {
@@ -5590,36 +5622,6 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/host_collectives.hpp
-
-namespace joinable::inline v0::detail {
-
-/// Collectives over a few words on the host, whatever memory the communicator moves: through memory
-/// of its device, see device/staged_collectives.hpp, which comes with each device. One at a time.
-template <class Comm>
-class HostCollectives {
-    static_assert(
-        reduces_host_memory<Comm> || !gives_device<Comm>,
-        "words of the host go through a communicator of device memory: include "
-        "<joinable/device/staged_collectives.hpp>"
-    );
-
-public:
-    using Work = work_of<Comm>;
-
-    explicit HostCollectives(Comm& comm) noexcept : comm_{comm} {}
-
-    [[nodiscard]] Work all_reduce(Buffer buffer, ReduceOp op) {
-        return comm_.all_reduce(buffer, op);
-    }
-    [[nodiscard]] auto broadcast(Buffer buffer, int root) { return comm_.broadcast(buffer, root); }
-
-private:
-    Comm& comm_;
-};
-
-} // namespace joinable::inline v0::detail
-
 // ---- joinable/bucket/reducer.hpp
 
 namespace joinable::inline v0 {
@@ -6034,7 +6036,7 @@ completed(RoundNotice notice, JoinOptions const& options, std::size_t round) noe
 
 } // namespace joinable::inline v0
 
-// ---- joinable/join/agreement.hpp
+// ---- joinable/join/detail/agreement.hpp
 
 /// @file
 /// The words of a roll call, and the verdict that every rank computes from their sum.
@@ -6232,7 +6234,7 @@ enum class Verdict : std::uint8_t { go_on, failed, mismatch, stop, early_end, en
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/join/held.hpp
+// ---- joinable/join/detail/held.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -6451,7 +6453,7 @@ Stream& operator<<(Stream& stream, JoinResult const& result) {
 
 } // namespace joinable::inline v0
 
-// ---- joinable/join/control.hpp
+// ---- joinable/agreement/control.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -6543,7 +6545,7 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/join/schedule.hpp
+// ---- joinable/join/detail/schedule.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -6675,7 +6677,7 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/join/roll_call.hpp
+// ---- joinable/join/detail/roll_call.hpp
 
 /// @file
 /// The agreement that opens every round: one sum of seven words, from which every rank computes
@@ -6901,7 +6903,7 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/join/local_rounds.hpp
+// ---- joinable/join/detail/local_rounds.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -7011,7 +7013,7 @@ inline AbortReason blamed_on(int rank, AbortReason reason) {
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/join/ending.hpp
+// ---- joinable/join/detail/ending.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -7088,7 +7090,7 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/join/parts.hpp
+// ---- joinable/join/detail/parts.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -7236,7 +7238,7 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/join/rounds.hpp
+// ---- joinable/join/detail/rounds.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -7484,7 +7486,7 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/join/skew.hpp
+// ---- joinable/join/detail/skew.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -7531,7 +7533,7 @@ inline void warn_of_skew(JoinOptions const& options, int rank, std::size_t shado
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/join/session.hpp
+// ---- joinable/join/detail/session.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -7919,6 +7921,8 @@ private:
 
 } // namespace joinable::inline v0::detail
 
+// ---- joinable/join/joinable.hpp
+
 namespace joinable::inline v0 {
 
 inline bool Round::is_active(int rank) const {
@@ -7936,12 +7940,6 @@ inline void Round::done() {
         session_->done();
     }
 }
-
-} // namespace joinable::inline v0
-
-// ---- joinable/joinable.hpp
-
-namespace joinable::inline v0 {
 
 namespace detail {
 class Attachment;
@@ -8271,7 +8269,7 @@ template <class T>
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/join/attachments.hpp
+// ---- joinable/join/detail/attachments.hpp
 
 /// @file
 /// What a guard changes outside itself, each undone by a destructor, and what it checks before.
@@ -8466,96 +8464,7 @@ inline void check_same_ranks(std::vector<ControlCommunicator*> const& communicat
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/join/guarded_range.hpp
-
-namespace joinable::inline v0 {
-
-/// The tag of Join::iterate that announces every round one element early.
-inline constexpr struct look_ahead_t {
-} look_ahead{};
-
-namespace detail {
-
-/// The notice of a range whose elements announce nothing special.
-struct DefaultNotice {
-    template <class Element>
-    RoundNotice operator()(Element const&) const noexcept {
-        return {};
-    }
-};
-
-} // namespace detail
-
-/// What Join::iterate returns: an input range that opens a round before each element, and calls
-/// `announce` once for each.
-template <class Guard, class Range, class Announce, bool LooksAhead>
-class GuardedRange {
-    using Inner = decltype(std::begin(std::declval<std::remove_reference_t<Range>&>()));
-    using InnerEnd = decltype(std::end(std::declval<std::remove_reference_t<Range>&>()));
-    static_assert(
-        !LooksAhead || std::forward_iterator<Inner>,
-        "iterate: look_ahead needs a forward range, because it looks at the next element early"
-    );
-
-public:
-    GuardedRange(Guard& guard, Range&& range, Announce announce)
-        : guard_{guard}, range_{std::forward<Range>(range)}, announce_{std::move(announce)} {}
-
-    class iterator {
-    public:
-        iterator(GuardedRange& parent, Inner position, InnerEnd end)
-            : parent_{&parent}, position_{std::move(position)}, end_{std::move(end)},
-              notice_{parent.notice_of(position_, end_)} {
-            open();
-        }
-        decltype(auto) operator*() const { return *position_; }
-        iterator& operator++() {
-            ++position_;
-            if constexpr (!LooksAhead) { // else the notice is known
-                notice_ = parent_->notice_of(position_, end_);
-            }
-            open();
-            return *this;
-        }
-        friend bool operator==(iterator const& it, std::default_sentinel_t) { return it.is_done_; }
-
-    private:
-        void open() {
-            RoundNotice const notice = notice_.value_or(RoundNotice{});
-            if constexpr (LooksAhead) {
-                is_done_ = !parent_->guard_.next_ahead(notice_.has_value(), notice);
-                if (!is_done_) {
-                    notice_ = parent_->notice_of(std::next(position_), end_);
-                    parent_->guard_.announce_ahead(notice_);
-                }
-            } else {
-                is_done_ = !parent_->guard_.next(notice_.has_value(), notice);
-            }
-        }
-
-        GuardedRange* parent_;
-        Inner position_;
-        InnerEnd end_;
-        std::optional<RoundNotice> notice_; ///< none at the end
-        bool is_done_ = false;
-    };
-
-    iterator begin() { return {*this, std::begin(range_), std::end(range_)}; }
-    [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }
-
-private:
-    std::optional<RoundNotice> notice_of(Inner const& position, InnerEnd const& end) {
-        return position == end ? std::nullopt : std::optional<RoundNotice>{announce_(*position)};
-    }
-
-    Guard& guard_;
-    Range range_;
-    Announce announce_;
-};
-
-} // namespace joinable::inline v0
-
-// ---- joinable/join/hooks.hpp
+// ---- joinable/join/detail/hooks.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -8660,6 +8569,95 @@ private:
 };
 
 } // namespace joinable::inline v0::detail
+
+// ---- joinable/join/guarded_range.hpp
+
+namespace joinable::inline v0 {
+
+/// The tag of Join::iterate that announces every round one element early.
+inline constexpr struct look_ahead_t {
+} look_ahead{};
+
+namespace detail {
+
+/// The notice of a range whose elements announce nothing special.
+struct DefaultNotice {
+    template <class Element>
+    RoundNotice operator()(Element const&) const noexcept {
+        return {};
+    }
+};
+
+} // namespace detail
+
+/// What Join::iterate returns: an input range that opens a round before each element, and calls
+/// `announce` once for each.
+template <class Guard, class Range, class Announce, bool LooksAhead>
+class GuardedRange {
+    using Inner = decltype(std::begin(std::declval<std::remove_reference_t<Range>&>()));
+    using InnerEnd = decltype(std::end(std::declval<std::remove_reference_t<Range>&>()));
+    static_assert(
+        !LooksAhead || std::forward_iterator<Inner>,
+        "iterate: look_ahead needs a forward range, because it looks at the next element early"
+    );
+
+public:
+    GuardedRange(Guard& guard, Range&& range, Announce announce)
+        : guard_{guard}, range_{std::forward<Range>(range)}, announce_{std::move(announce)} {}
+
+    class iterator {
+    public:
+        iterator(GuardedRange& parent, Inner position, InnerEnd end)
+            : parent_{&parent}, position_{std::move(position)}, end_{std::move(end)},
+              notice_{parent.notice_of(position_, end_)} {
+            open();
+        }
+        decltype(auto) operator*() const { return *position_; }
+        iterator& operator++() {
+            ++position_;
+            if constexpr (!LooksAhead) { // else the notice is known
+                notice_ = parent_->notice_of(position_, end_);
+            }
+            open();
+            return *this;
+        }
+        friend bool operator==(iterator const& it, std::default_sentinel_t) { return it.is_done_; }
+
+    private:
+        void open() {
+            RoundNotice const notice = notice_.value_or(RoundNotice{});
+            if constexpr (LooksAhead) {
+                is_done_ = !parent_->guard_.next_ahead(notice_.has_value(), notice);
+                if (!is_done_) {
+                    notice_ = parent_->notice_of(std::next(position_), end_);
+                    parent_->guard_.announce_ahead(notice_);
+                }
+            } else {
+                is_done_ = !parent_->guard_.next(notice_.has_value(), notice);
+            }
+        }
+
+        GuardedRange* parent_;
+        Inner position_;
+        InnerEnd end_;
+        std::optional<RoundNotice> notice_; ///< none at the end
+        bool is_done_ = false;
+    };
+
+    iterator begin() { return {*this, std::begin(range_), std::end(range_)}; }
+    [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }
+
+private:
+    std::optional<RoundNotice> notice_of(Inner const& position, InnerEnd const& end) {
+        return position == end ? std::nullopt : std::optional<RoundNotice>{announce_(*position)};
+    }
+
+    Guard& guard_;
+    Range range_;
+    Announce announce_;
+};
+
+} // namespace joinable::inline v0
 
 // ---- joinable/join/guard.hpp
 
@@ -9201,7 +9199,7 @@ struct Averaging {
 } // namespace detail
 } // namespace joinable::inline v0
 
-// ---- joinable/participant/check_parameters.hpp
+// ---- joinable/participant/detail/check_parameters.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -9262,7 +9260,7 @@ inline void check_parameters(ParameterList const& list, DeviceId device) {
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/participant/verify.hpp
+// ---- joinable/participant/detail/verify.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -9402,7 +9400,7 @@ inline void agree_on_model(
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/participant/module_state.hpp
+// ---- joinable/participant/detail/module_state.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -10590,6 +10588,227 @@ template <class Lookup>
 
 } // namespace joinable::inline v0
 
+// ---- joinable/communicator/shared_memory/board/arena_space.hpp
+
+namespace joinable::inline v0::detail {
+
+/// Memory from which the arenas of one rank are cut. One thread at a time. It is there as long as
+/// its owner or an arena: so an arena may outlive its communicator.
+/// @pre the memory itself stays mapped as long as `reserve` exists
+class ArenaSpace {
+public:
+    struct Close {
+        void operator()(ArenaSpace* space) const noexcept {
+            space->is_closed_ = true;
+            space->end_if_unused();
+        }
+    };
+    using Owner = std::unique_ptr<ArenaSpace, Close>;
+    /// Is told what is going to be written, and throws where there is no memory for it.
+    using Reserve = std::function<void(std::byte const* data, std::size_t bytes)>;
+
+    [[nodiscard]] static Owner make(std::span<std::byte> memory, Reserve reserve) {
+        return Owner{new ArenaSpace{memory, std::move(reserve)}};
+    }
+    ArenaSpace(ArenaSpace const&) = delete;
+    ArenaSpace& operator=(ArenaSpace const&) = delete;
+
+    /// The first gap that is large enough, zeroed; nothing where there is none. Linear in the arenas.
+    [[nodiscard]] std::optional<Arena> allocate(std::size_t bytes, std::size_t alignment) {
+        check_alignment(alignment);
+        if (bytes == 0) {
+            return Arena{};
+        }
+        auto const start = reinterpret_cast<std::uintptr_t>(memory_.data());
+        std::size_t end = 0; // of the arena before
+        for (auto next = taken_.begin();; ++next) {
+            std::size_t const begin = (start + end + alignment - 1) / alignment * alignment - start;
+            std::size_t const limit = next == taken_.end() ? memory_.size() : next->begin;
+            if (begin <= limit && bytes <= limit - begin) {
+                std::byte* const data = memory_.data() + begin;
+                reserve_(data, bytes);
+                taken_.insert(next, {begin, begin + bytes});
+                std::memset(data, 0, bytes); // something else may have been there
+                return Arena{data, bytes, &release, this};
+            }
+            if (next == taken_.end()) {
+                return std::nullopt;
+            }
+            end = next->end;
+        }
+    }
+
+    /// Whether all of `bytes` bytes from `data` on lie in this memory.
+    [[nodiscard]] bool holds(void const* data, std::size_t bytes) const noexcept {
+        std::uintptr_t const offset = reinterpret_cast<std::uintptr_t>(data) -
+                                      reinterpret_cast<std::uintptr_t>(memory_.data());
+        return offset <= memory_.size() && bytes <= memory_.size() - offset;
+    }
+
+private:
+    struct Range { ///< as places in the memory
+        std::size_t begin;
+        std::size_t end;
+    };
+
+    ArenaSpace(std::span<std::byte> memory, Reserve reserve) noexcept
+        : memory_{memory}, reserve_{std::move(reserve)} {}
+    ~ArenaSpace() = default;
+
+    static void release(void* context, std::byte* data, std::size_t) noexcept {
+        auto* const space = static_cast<ArenaSpace*>(context);
+        auto const begin = static_cast<std::size_t>(data - space->memory_.data());
+        std::erase_if(space->taken_, [&](Range const& range) { return range.begin == begin; });
+        space->end_if_unused();
+    }
+    void end_if_unused() noexcept {
+        if (is_closed_ && taken_.empty()) {
+            delete this;
+        }
+    }
+
+    std::span<std::byte> memory_;
+    Reserve reserve_;
+    std::vector<Range> taken_; ///< in the order of their places
+    bool is_closed_ = false;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/shared_memory/board/group_memory.hpp
+
+/// @file
+/// Where a rank has the memory that the others find: all in which thread ranks and process ranks
+/// differ. Both give whole cache lines, and take back what they gave.
+
+namespace joinable::inline v0::detail {
+
+inline constexpr std::size_t cache_line = 64;
+
+[[nodiscard]] constexpr std::size_t in_cache_lines(std::size_t bytes) noexcept {
+    return (bytes + cache_line - 1) / cache_line * cache_line;
+}
+
+/// Of thread ranks, which reach everything.
+class Heap {
+public:
+    static constexpr bool is_all_in_reach = true;
+    /// Whether the other ranks find what is there.
+    [[nodiscard]] static bool reaches(ConstBuffer) noexcept { return true; }
+
+    /// @throws std::bad_alloc
+    [[nodiscard]] static std::byte* allocate(std::size_t bytes) {
+        return static_cast<std::byte*>(::operator new(bytes, std::align_val_t{cache_line}));
+    }
+    static void free(std::byte* memory, std::size_t) noexcept {
+        ::operator delete(memory, std::align_val_t{cache_line});
+    }
+};
+
+/// Of a process rank: the part of the shared memory that is its own. Only the rank itself knows what
+/// of it is in use; its communicators may be used by several threads.
+class Room {
+public:
+    static constexpr bool is_all_in_reach = false;
+
+    /// `reserve` is called before bytes are used that were not used before.
+    explicit Room(
+        std::span<std::byte> memory, ArenaSpace::Reserve reserve = [](auto...) {}
+    )
+        : memory_{memory}, reserve_{std::move(reserve)}, gaps_{{0, memory.size()}} {}
+    Room(Room const&) = delete;
+    Room& operator=(Room const&) = delete;
+
+    /// What it could give at once if it were empty, and had arenas if it has them now.
+    [[nodiscard]] std::size_t size() const noexcept { return memory_.size(); }
+
+    /// An arena in the upper half of the memory, which allocate() leaves alone from then on. From the
+    /// heap, where there is no room. Throws what `reserve` throws.
+    [[nodiscard]] Arena arena(std::size_t bytes, std::size_t alignment) {
+        std::lock_guard const lock{mutex_};
+        std::size_t const half = memory_.size() / 2;
+        if (Gap* const last = gaps_.empty() ? nullptr : &gaps_.back();
+            !arenas_ && last != nullptr && last->end == memory_.size() && last->begin <= half) {
+            arenas_ = ArenaSpace::make(memory_.subspan(half), reserve_);
+            memory_ = memory_.first(half);
+            last->end = half;
+        }
+        std::optional<Arena> found;
+        if (arenas_) {
+            found = arenas_->allocate(bytes, alignment);
+        }
+        return found ? std::move(*found) : Arena{bytes, alignment};
+    }
+    /// Whether the other ranks find it where it is: in an arena.
+    [[nodiscard]] bool reaches(ConstBuffer buffer) const noexcept {
+        return arenas_ && arenas_->holds(buffer.data, buffer.bytes());
+    }
+
+    /// The lowest that is free, because memory that was used before is in the caches. Null if there
+    /// is none. Linear in the gaps. Throws what `reserve` throws.
+    [[nodiscard]] std::byte* allocate(std::size_t bytes) {
+        std::size_t const size = in_cache_lines(bytes);
+        std::lock_guard const lock{mutex_};
+        if (gaps_.capacity() < given_ + 2) { // for free(), which must not fail
+            gaps_.reserve(2 * given_ + 16);
+        }
+        auto const gap = std::find_if(gaps_.begin(), gaps_.end(), [&](Gap const& candidate) {
+            return size <= candidate.end - candidate.begin;
+        });
+        if (gap == gaps_.end()) {
+            return nullptr;
+        }
+        std::byte* const found = memory_.data() + gap->begin;
+        if (gap->begin + size > reserved_) {
+            reserve_(memory_.data() + reserved_, gap->begin + size - reserved_);
+            reserved_ = gap->begin + size;
+        }
+        gap->begin += size;
+        if (gap->begin == gap->end) {
+            gaps_.erase(gap);
+        }
+        ++given_;
+        return found;
+    }
+    void free(std::byte* memory, std::size_t bytes) noexcept {
+        auto const begin = static_cast<std::size_t>(memory - memory_.data());
+        std::size_t const end = begin + in_cache_lines(bytes);
+        std::lock_guard const lock{mutex_};
+        --given_;
+        auto const after = std::find_if(gaps_.begin(), gaps_.end(), [&](Gap const& gap) {
+            return begin < gap.begin;
+        });
+        bool const joins_before = after != gaps_.begin() && std::prev(after)->end == begin;
+        bool const joins_after = after != gaps_.end() && after->begin == end;
+        if (joins_before && joins_after) {
+            std::prev(after)->end = after->end;
+            gaps_.erase(after);
+        } else if (joins_before) {
+            std::prev(after)->end = end;
+        } else if (joins_after) {
+            after->begin = begin;
+        } else {
+            gaps_.insert(after, {begin, end});
+        }
+    }
+
+private:
+    struct Gap { ///< as places in the memory
+        std::size_t begin;
+        std::size_t end;
+    };
+
+    std::span<std::byte> memory_; ///< for anything but arenas
+    ArenaSpace::Reserve reserve_;
+    std::size_t reserved_ = 0; ///< of the first bytes
+    ArenaSpace::Owner arenas_; ///< once there was an arena
+    std::mutex mutex_;
+    std::vector<Gap> gaps_; ///< in the order of their places
+    std::size_t given_ = 0;
+};
+
+} // namespace joinable::inline v0::detail
+
 // ---- joinable/communicator/detail/checks.hpp
 
 /// @file
@@ -10598,13 +10817,8 @@ template <class Lookup>
 
 namespace joinable::inline v0::detail {
 
-[[nodiscard]] constexpr bool is_floating(DType dtype) noexcept {
-    return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 ||
-           dtype == DType::f64;
-}
-
 inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
-    if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating(buffer.dtype)) {
+    if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating_point(buffer.dtype)) {
         throw ContractViolation{concat(
             "a reduction with ",
             name_of(op),
@@ -10615,7 +10829,7 @@ inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
 }
 
 inline void check_scaled(ConstBuffer buffer, ReduceOp op) {
-    if (op != ReduceOp::sum || !is_floating(buffer.dtype)) {
+    if (op != ReduceOp::sum || !is_floating_point(buffer.dtype)) {
         throw ContractViolation{concat(
             "a scaled reduction is a sum of floating-point elements, but was asked for ",
             name_of(op),
@@ -10881,7 +11095,7 @@ struct Descriptor {
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/tuning.hpp
+// ---- joinable/communicator/shared_memory/board/tuning.hpp
 
 /// @file
 /// Where one way of doing a thing becomes better than another. None of these changes a result.
@@ -10910,7 +11124,7 @@ inline constexpr int yields = 100;
 
 } // namespace joinable::inline v0::detail::tuning
 
-// ---- joinable/communicator/detail/arrival_line.hpp
+// ---- joinable/communicator/shared_memory/board/arrival_line.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -10973,7 +11187,7 @@ struct alignas(64) ArrivalLine {
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/stored_reason.hpp
+// ---- joinable/communicator/shared_memory/board/stored_reason.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -11026,7 +11240,7 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/first_reason.hpp
+// ---- joinable/communicator/shared_memory/board/first_reason.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -11108,7 +11322,7 @@ end_of_wait(std::chrono::nanoseconds deadline) noexcept {
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/futex.hpp
+// ---- joinable/communicator/shared_memory/board/futex.hpp
 
 #if defined(__linux__)
 #include <climits>
@@ -11165,7 +11379,7 @@ inline void futex_wake_all(FutexWord&) noexcept {}
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/waiting.hpp
+// ---- joinable/communicator/shared_memory/board/waiting.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -11248,7 +11462,7 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/board.hpp
+// ---- joinable/communicator/shared_memory/board/board.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -11558,228 +11772,1230 @@ static_assert(std::is_trivially_destructible_v<Board>);
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/arena_space.hpp
-
-namespace joinable::inline v0::detail {
-
-/// Memory from which the arenas of one rank are cut. One thread at a time. It is there as long as
-/// its owner or an arena: so an arena may outlive its communicator.
-/// @pre the memory itself stays mapped as long as `reserve` exists
-class ArenaSpace {
-public:
-    struct Close {
-        void operator()(ArenaSpace* space) const noexcept {
-            space->is_closed_ = true;
-            space->end_if_unused();
-        }
-    };
-    using Owner = std::unique_ptr<ArenaSpace, Close>;
-    /// Is told what is going to be written, and throws where there is no memory for it.
-    using Reserve = std::function<void(std::byte const* data, std::size_t bytes)>;
-
-    [[nodiscard]] static Owner make(std::span<std::byte> memory, Reserve reserve) {
-        return Owner{new ArenaSpace{memory, std::move(reserve)}};
-    }
-    ArenaSpace(ArenaSpace const&) = delete;
-    ArenaSpace& operator=(ArenaSpace const&) = delete;
-
-    /// The first gap that is large enough, zeroed; nothing where there is none. Linear in the arenas.
-    [[nodiscard]] std::optional<Arena> allocate(std::size_t bytes, std::size_t alignment) {
-        check_alignment(alignment);
-        if (bytes == 0) {
-            return Arena{};
-        }
-        auto const start = reinterpret_cast<std::uintptr_t>(memory_.data());
-        std::size_t end = 0; // of the arena before
-        for (auto next = taken_.begin();; ++next) {
-            std::size_t const begin = (start + end + alignment - 1) / alignment * alignment - start;
-            std::size_t const limit = next == taken_.end() ? memory_.size() : next->begin;
-            if (begin <= limit && bytes <= limit - begin) {
-                std::byte* const data = memory_.data() + begin;
-                reserve_(data, bytes);
-                taken_.insert(next, {begin, begin + bytes});
-                std::memset(data, 0, bytes); // something else may have been there
-                return Arena{data, bytes, &release, this};
-            }
-            if (next == taken_.end()) {
-                return std::nullopt;
-            }
-            end = next->end;
-        }
-    }
-
-    /// Whether all of `bytes` bytes from `data` on lie in this memory.
-    [[nodiscard]] bool holds(void const* data, std::size_t bytes) const noexcept {
-        std::uintptr_t const offset = reinterpret_cast<std::uintptr_t>(data) -
-                                      reinterpret_cast<std::uintptr_t>(memory_.data());
-        return offset <= memory_.size() && bytes <= memory_.size() - offset;
-    }
-
-private:
-    struct Range { ///< as places in the memory
-        std::size_t begin;
-        std::size_t end;
-    };
-
-    ArenaSpace(std::span<std::byte> memory, Reserve reserve) noexcept
-        : memory_{memory}, reserve_{std::move(reserve)} {}
-    ~ArenaSpace() = default;
-
-    static void release(void* context, std::byte* data, std::size_t) noexcept {
-        auto* const space = static_cast<ArenaSpace*>(context);
-        auto const begin = static_cast<std::size_t>(data - space->memory_.data());
-        std::erase_if(space->taken_, [&](Range const& range) { return range.begin == begin; });
-        space->end_if_unused();
-    }
-    void end_if_unused() noexcept {
-        if (is_closed_ && taken_.empty()) {
-            delete this;
-        }
-    }
-
-    std::span<std::byte> memory_;
-    Reserve reserve_;
-    std::vector<Range> taken_; ///< in the order of their places
-    bool is_closed_ = false;
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/group_memory.hpp
+// ---- joinable/communicator/detail/reasons.hpp
 
 /// @file
-/// Where a rank has the memory that the others find: all in which thread ranks and process ranks
-/// differ. Both give whole cache lines, and take back what they gave.
+/// Why a collective ends for all, in the same words over every transport.
 
 namespace joinable::inline v0::detail {
 
-inline constexpr std::size_t cache_line = 64;
-
-[[nodiscard]] constexpr std::size_t in_cache_lines(std::size_t bytes) noexcept {
-    return (bytes + cache_line - 1) / cache_line * cache_line;
+/// `rank` is done with its communicator.
+[[nodiscard]] inline AbortReason reason_of_leaving(int rank) {
+    return {
+        FailureKind::peer_failed, {rank}, concat("rank ", rank, " left while others wait for it")
+    };
 }
 
-/// Of thread ranks, which reach everything.
-class Heap {
-public:
-    static constexpr bool is_all_in_reach = true;
-    /// Whether the other ranks find what is there.
-    [[nodiscard]] static bool reaches(ConstBuffer) noexcept { return true; }
+/// The ranks `overdue` "did not <do>" in time, while `rank` does what `meanwhile` says.
+[[nodiscard]] inline AbortReason reason_of_delay(
+    std::vector<int> const& overdue,
+    std::string_view to_do,
+    std::chrono::nanoseconds deadline,
+    int rank,
+    std::string const& meanwhile
+) {
+    double const seconds = std::chrono::duration<double>(deadline).count();
+    return {
+        FailureKind::timed_out,
+        overdue,
+        concat(
+            ranks_text(overdue),
+            " did not ",
+            to_do,
+            " within ",
+            seconds,
+            " s, while rank ",
+            rank,
+            " ",
+            meanwhile
+        )
+    };
+}
 
-    /// @throws std::bad_alloc
-    [[nodiscard]] static std::byte* allocate(std::size_t bytes) {
-        return static_cast<std::byte*>(::operator new(bytes, std::align_val_t{cache_line}));
+/// Ranks say different things: `said_by(rank)` is a Descriptor.
+template <class SaidBy>
+[[nodiscard]] AbortReason reason_of_difference(int size, SaidBy const& said_by) {
+    AbortReason reason{FailureKind::mismatch, {}, {}};
+    reason.message = "ranks run different collectives: rank 0 " + said_by(0).text();
+    for (int rank = 1; rank < size; ++rank) {
+        if (!(said_by(rank) == said_by(0))) {
+            reason.ranks.push_back(rank);
+            reason.message += concat(", rank ", rank, " ", said_by(rank).text());
+        }
     }
-    static void free(std::byte* memory, std::size_t) noexcept {
-        ::operator delete(memory, std::align_val_t{cache_line});
+    return reason;
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/reduction/halves.hpp
+
+/// @file
+/// Rows of numbers of 16 bits to float and back, the same bits as Half and BFloat16 give, compiled for each
+/// instruction set. Rows do not overlap.
+
+namespace joinable::inline v0::detail {
+
+template <sixteen_bits T>
+struct Widen {
+    static constexpr std::size_t from_bytes = sizeof(T);
+    static constexpr std::size_t to_bytes = sizeof(float);
+    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
+
+    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
+        store<float>(to, Conversion<T>::widen(load<std::uint16_t>(from)));
+    }
+    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
+        EightFloats floats;
+        widen(load<EightHalves>(from), floats);
+        std::memcpy(to, &floats, sizeof(floats));
     }
 };
 
-/// Of a process rank: the part of the shared memory that is its own. Only the rank itself knows what
-/// of it is in use; its communicators may be used by several threads.
-class Room {
-public:
-    static constexpr bool is_all_in_reach = false;
+template <sixteen_bits T>
+struct Narrow {
+    static constexpr std::size_t from_bytes = sizeof(float);
+    static constexpr std::size_t to_bytes = sizeof(T);
+    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
 
-    /// `reserve` is called before bytes are used that were not used before.
-    explicit Room(
-        std::span<std::byte> memory, ArenaSpace::Reserve reserve = [](auto...) {}
-    )
-        : memory_{memory}, reserve_{std::move(reserve)}, gaps_{{0, memory.size()}} {}
-    Room(Room const&) = delete;
-    Room& operator=(Room const&) = delete;
-
-    /// What it could give at once if it were empty, and had arenas if it has them now.
-    [[nodiscard]] std::size_t size() const noexcept { return memory_.size(); }
-
-    /// An arena in the upper half of the memory, which allocate() leaves alone from then on. From the
-    /// heap, where there is no room. Throws what `reserve` throws.
-    [[nodiscard]] Arena arena(std::size_t bytes, std::size_t alignment) {
-        std::lock_guard const lock{mutex_};
-        std::size_t const half = memory_.size() / 2;
-        if (Gap* const last = gaps_.empty() ? nullptr : &gaps_.back();
-            !arenas_ && last != nullptr && last->end == memory_.size() && last->begin <= half) {
-            arenas_ = ArenaSpace::make(memory_.subspan(half), reserve_);
-            memory_ = memory_.first(half);
-            last->end = half;
-        }
-        std::optional<Arena> found;
-        if (arenas_) {
-            found = arenas_->allocate(bytes, alignment);
-        }
-        return found ? std::move(*found) : Arena{bytes, alignment};
+    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
+        store(to, static_cast<std::uint16_t>(Conversion<T>::narrow(load<float>(from))));
     }
-    /// Whether the other ranks find it where it is: in an arena.
-    [[nodiscard]] bool reaches(ConstBuffer buffer) const noexcept {
-        return arenas_ && arenas_->holds(buffer.data, buffer.bytes());
+    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
+        EightFloats floats;
+        EightHalves halves;
+        std::memcpy(&floats, from, sizeof(floats));
+        narrow(floats, halves);
+        store(to, halves);
     }
+};
 
-    /// The lowest that is free, because memory that was used before is in the caches. Null if there
-    /// is none. Linear in the gaps. Throws what `reserve` throws.
-    [[nodiscard]] std::byte* allocate(std::size_t bytes) {
-        std::size_t const size = in_cache_lines(bytes);
-        std::lock_guard const lock{mutex_};
-        if (gaps_.capacity() < given_ + 2) { // for free(), which must not fail
-            gaps_.reserve(2 * given_ + 16);
-        }
-        auto const gap = std::find_if(gaps_.begin(), gaps_.end(), [&](Gap const& candidate) {
-            return size <= candidate.end - candidate.begin;
-        });
-        if (gap == gaps_.end()) {
-            return nullptr;
-        }
-        std::byte* const found = memory_.data() + gap->begin;
-        if (gap->begin + size > reserved_) {
-            reserve_(memory_.data() + reserved_, gap->begin + size - reserved_);
-            reserved_ = gap->begin + size;
-        }
-        gap->begin += size;
-        if (gap->begin == gap->end) {
-            gaps_.erase(gap);
-        }
-        ++given_;
-        return found;
+template <class C>
+[[gnu::always_inline]] inline void convert_from(
+    std::size_t done, std::byte const* __restrict from, std::byte* __restrict to, std::size_t count
+) noexcept {
+    for (std::size_t i = done; i < count; ++i) {
+        C::one(from + i * C::from_bytes, to + i * C::to_bytes);
     }
-    void free(std::byte* memory, std::size_t bytes) noexcept {
-        auto const begin = static_cast<std::size_t>(memory - memory_.data());
-        std::size_t const end = begin + in_cache_lines(bytes);
-        std::lock_guard const lock{mutex_};
-        --given_;
-        auto const after = std::find_if(gaps_.begin(), gaps_.end(), [&](Gap const& gap) {
-            return begin < gap.begin;
-        });
-        bool const joins_before = after != gaps_.begin() && std::prev(after)->end == begin;
-        bool const joins_after = after != gaps_.end() && after->begin == end;
-        if (joins_before && joins_after) {
-            std::prev(after)->end = after->end;
-            gaps_.erase(after);
-        } else if (joins_before) {
-            std::prev(after)->end = end;
-        } else if (joins_after) {
-            after->begin = begin;
+}
+/// By the processor's instruction, where it has one. Returns how many it was applied to.
+template <class C>
+JOINABLE_INLINE_AVX2 std::size_t
+convert_eights(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    std::size_t done = 0;
+    if constexpr (C::has_instruction) {
+        for (; done + 8 <= count; done += 8) {
+            C::eight(from + done * C::from_bytes, to + done * C::to_bytes);
+        }
+    }
+    return done;
+}
+
+template <class C>
+JOINABLE_LOOP void
+convert_baseline(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    convert_from<C>(0, from, to, count);
+}
+template <class C>
+JOINABLE_LOOP_AVX2 void
+convert_avx2(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
+}
+
+template <class C>
+JOINABLE_LOOP_AVX512 void
+convert_avx512(std::byte const* from, std::byte* to, std::size_t count) noexcept {
+    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
+}
+
+/// The function that converts a row on this processor.
+template <class C>
+auto* conversion_function(InstructionSet set) noexcept {
+    switch (set) {
+    case InstructionSet::avx512: return &convert_avx512<C>;
+    case InstructionSet::avx2: return &convert_avx2<C>;
+    case InstructionSet::baseline: break;
+    }
+    return &convert_baseline<C>;
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/reduction/lanes.hpp
+
+/// @file
+/// Elements in registers, and what a reduction does to them. Registers are types of the compiler, and
+/// always inlined: so the same text is compiled for each instruction set, by any optimisation level.
+
+namespace joinable::inline v0::detail {
+
+/// A register of elements.
+template <class T, std::size_t width>
+struct Lanes {
+    using Register [[gnu::vector_size(width)]] = T;
+    static constexpr std::size_t bytes = width;
+    Register numbers;
+
+    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
+        std::memcpy(&numbers, from, width);
+    }
+    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
+        std::memcpy(to, &numbers, width);
+    }
+    template <class Operation>
+    [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
+        operation(numbers, next.numbers);
+    }
+    /// The product is rounded, whatever it is added to: the same bits on every processor.
+    [[gnu::always_inline]] void scale(T factor) noexcept {
+        if constexpr (width == sizeof(T)) {
+            T product;
+            JOINABLE_ROUNDED_PRODUCT(product, numbers[0], factor);
+            numbers[0] = product;
         } else {
-            gaps_.insert(after, {begin, end});
+            JOINABLE_ROUNDED_PRODUCT(numbers, numbers, factor);
         }
     }
+};
 
-private:
-    struct Gap { ///< as places in the memory
-        std::size_t begin;
-        std::size_t end;
-    };
+/// Registers that are computed together: enough for several loads to be on their way.
+template <class L>
+struct FourLanes {
+    static constexpr std::size_t bytes = 4 * L::bytes;
+    L a; // no array: a compiler would keep it in memory
+    L b;
+    L c;
+    L d;
 
-    std::span<std::byte> memory_; ///< for anything but arenas
-    ArenaSpace::Reserve reserve_;
-    std::size_t reserved_ = 0; ///< of the first bytes
-    ArenaSpace::Owner arenas_; ///< once there was an arena
-    std::mutex mutex_;
-    std::vector<Gap> gaps_; ///< in the order of their places
-    std::size_t given_ = 0;
+    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
+        a.load(from);
+        b.load(from + L::bytes);
+        c.load(from + 2 * L::bytes);
+        d.load(from + 3 * L::bytes);
+    }
+    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
+        a.store(to);
+        b.store(to + L::bytes);
+        c.store(to + 2 * L::bytes);
+        d.store(to + 3 * L::bytes);
+    }
+    template <class Operation>
+    [[gnu::always_inline]] void
+    combine(Operation const& operation, FourLanes const& next) noexcept {
+        a.combine(operation, next.a);
+        b.combine(operation, next.b);
+        c.combine(operation, next.c);
+        d.combine(operation, next.d);
+    }
+    template <class T>
+    [[gnu::always_inline]] void scale(T factor) noexcept {
+        a.scale(factor);
+        b.scale(factor);
+        c.scale(factor);
+        d.scale(factor);
+    }
+};
+
+// An operation on registers: `a`, of the lower ranks, becomes what it gives with `b`. `Number<T>` is a type
+// that gives the same bits as T: the fewer there are, the less is to compile.
+
+/// Integers are added and multiplied unsigned, because they wrap around: overflow of signed ones is
+/// undefined, and the reduced value of a rank's data must not be.
+template <class T>
+struct without_sign {
+    using type = T;
+};
+template <std::integral T>
+struct without_sign<T> {
+    using type = bits_of_size<sizeof(T)>;
+};
+
+struct Plus {
+    template <class T>
+    using Number = typename without_sign<T>::type;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a + b;
+    }
+};
+/// Adds what each rank has times a factor of its own. Of floating-point numbers alone.
+struct PlusScaled : Plus {
+    template <class T>
+    using Number = std::conditional_t<std::floating_point<T>, T, float>;
+};
+struct Times {
+    template <class T>
+    using Number = typename without_sign<T>::type;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a * b;
+    }
+};
+/// A NaN of the lowest rank stays, one of another rank is left out, as by `std::min`.
+struct Lesser {
+    template <class T>
+    using Number = T;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = b < a ? b : a;
+    }
+};
+struct Greater {
+    template <class T>
+    using Number = T;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a < b ? b : a;
+    }
+};
+struct BitAnd {
+    template <class>
+    using Number = std::uint8_t;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a & b;
+    }
+};
+struct BitOr {
+    template <class>
+    using Number = std::uint8_t;
+    template <class Register>
+    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
+        a = a | b;
+    }
 };
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/mailbox.hpp
+// ---- joinable/reduction/reduce.hpp
+
+namespace joinable::inline v0::detail {
+
+/// One pass of a reduction: reads every input once, in order, and writes every output. An output may be
+/// one of the inputs; otherwise they do not overlap.
+struct ReductionPass {
+    std::span<std::byte const* const> inputs;
+    std::span<std::byte* const> outputs;
+    std::size_t bytes;
+    double const* factors = nullptr; ///< of the inputs, for PlusScaled
+
+    static constexpr std::size_t most = 16; ///< inputs, and outputs: more are hard on a cache
+};
+
+template <class T, class Operation, class L>
+[[gnu::always_inline]] inline void
+load_input(L& lanes, ReductionPass const& pass, std::size_t input, std::size_t at) noexcept {
+    lanes.load(pass.inputs[input] + at);
+    if constexpr (std::is_same_v<Operation, PlusScaled>) {
+        lanes.scale(static_cast<T>(pass.factors[input]));
+    }
+}
+
+/// Reduces what is from byte `at` on of every input, as long as it fills lanes. All of a lane is read
+/// before something is written. Returns where it ends.
+template <class T, class L, class Operation>
+[[gnu::always_inline]] inline std::size_t
+reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
+    for (; at + L::bytes <= pass.bytes; at += L::bytes) {
+        L result;
+        load_input<T, Operation>(result, pass, 0, at);
+        for (std::size_t i = 1; i < pass.inputs.size(); ++i) {
+            L next;
+            load_input<T, Operation>(next, pass, i, at);
+            result.combine(operation, next);
+        }
+        for (std::byte* const output : pass.outputs) {
+            result.store(output + at);
+        }
+    }
+    return at;
+}
+
+template <class T, std::size_t width, class Operation>
+[[gnu::always_inline]] inline void
+reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
+    std::size_t at = reduce_lanes<T, FourLanes<Lanes<T, width>>>(operation, pass, 0);
+    at = reduce_lanes<T, Lanes<T, width>>(operation, pass, at);
+    if constexpr (width > 16) {
+        at = reduce_lanes<T, Lanes<T, 16>>(operation, pass, at);
+    }
+    reduce_lanes<T, Lanes<T, sizeof(T)>>(operation, pass, at);
+}
+
+// The same for each instruction set. AVX-512 is for float alone, the type of gradients and of what numbers
+// of 16 bits are widened to: it pays in cache, and each function has to be compiled.
+template <class T, class Operation>
+JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
+    reduce_bytes<T, 16>(Operation{}, pass);
+}
+template <class T, class Operation>
+JOINABLE_LOOP_AVX2 void reduce_avx2(ReductionPass const& pass) noexcept {
+    reduce_bytes<T, 32>(Operation{}, pass);
+}
+
+template <class Operation>
+JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
+    reduce_bytes<float, 64>(Operation{}, pass);
+}
+
+/// What a reduction computes in: numbers of 16 bits are widened before.
+template <class T>
+using accumulator_of = std::conditional_t<sixteen_bits<T>, float, T>;
+
+using RunPass = void (*)(ReductionPass const&) noexcept;
+
+template <class Operation>
+RunPass pass_function(DType dtype, InstructionSet set) {
+    return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> RunPass {
+        using T = typename Operation::template Number<accumulator_of<Stored>>;
+        if constexpr (std::is_same_v<T, float>) {
+            if (set == InstructionSet::avx512) {
+                return &reduce_avx512<Operation>;
+            }
+        }
+        return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
+                                               : &reduce_avx2<T, Operation>;
+    });
+}
+
+/// The function that runs passes on this processor, over numbers that are computed in as they are stored.
+inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
+    switch (op) {
+    case ReduceOp::sum: return pass_function<Plus>(dtype, set);
+    case ReduceOp::product: return pass_function<Times>(dtype, set);
+    case ReduceOp::min: return pass_function<Lesser>(dtype, set);
+    case ReduceOp::max: return pass_function<Greater>(dtype, set);
+    case ReduceOp::bit_and: return pass_function<BitAnd>(dtype, set);
+    case ReduceOp::bit_or: break;
+    }
+    return pass_function<BitOr>(dtype, set);
+}
+
+/// Something by number, or nothing. Refers to the function that was given.
+template <class T>
+class Numbered {
+public:
+    Numbered() = default;
+    template <class Function>
+    Numbered(std::size_t number, Function const& function) noexcept
+        : size_{number}, function_{&function}, call_{[](void const* called, std::size_t i) {
+              return (*static_cast<Function const*>(called))(i);
+          }} {}
+
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    [[nodiscard]] T operator[](std::size_t i) const { return call_(function_, i); }
+
+private:
+    std::size_t size_ = 0;
+    void const* function_ = nullptr;
+    T (*call_)(void const*, std::size_t) = nullptr;
+};
+/// Addresses of the inputs of all ranks, or of the places where the result is wanted.
+using Places = Numbered<std::byte*>;
+/// By which the inputs are multiplied before they are added; without any they are not.
+using Factors = Numbered<double>;
+
+/// The function that runs passes of this reduction, scaled or not.
+inline RunPass pass_function(DType dtype, ReduceOp op, bool is_scaled, InstructionSet set) {
+    return is_scaled ? pass_function<PlusScaled>(dtype, set) : pass_function(dtype, op, set);
+}
+
+/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache: where
+/// there are more inputs or outputs than in a pass, or numbers of 16 bits, which accumulate in float and are
+/// rounded once.
+class TiledReduction {
+public:
+    TiledReduction(DType dtype, ReduceOp op, Factors const& factors, InstructionSet set)
+        : factors_{factors} {
+        bool const is_half = dtype == DType::f16;
+        if (is_half || dtype == DType::bf16) {
+            widen_ = is_half ? conversion_function<Widen<Half>>(set)
+                             : conversion_function<Widen<BFloat16>>(set);
+            narrow_ = is_half ? conversion_function<Narrow<Half>>(set)
+                              : conversion_function<Narrow<BFloat16>>(set);
+            dtype = DType::f32;
+        }
+        run_pass_ = pass_function(dtype, op, factors.size() != 0, set);
+    }
+
+    void run(Places const& inputs, Places const& outputs, std::size_t bytes) {
+        for (std::size_t at = 0; at < bytes; at += tile_bytes) {
+            std::size_t const n = (std::min)(tile_bytes, bytes - at);
+            std::byte const* const sum = reduce_tile(inputs, at, n);
+            std::byte* const first = outputs[0] + at;
+            if (narrow_ != nullptr) {
+                narrow_(sum, first, n / sizeof(Half));
+            } else {
+                std::memcpy(first, sum, n);
+            }
+            for (std::size_t i = 1; i < outputs.size(); ++i) {
+                std::memcpy(outputs[i] + at, first, n);
+            }
+        }
+    }
+
+private:
+    static constexpr std::size_t tile_bytes = 2048;
+    using Tile = std::array<std::byte, 2 * tile_bytes>; // has room for numbers that were widened
+
+    /// The unrounded result, in the first tile.
+    std::byte const* reduce_tile(Places const& inputs, std::size_t at, std::size_t n) {
+        bool const widens = widen_ != nullptr;
+        std::byte* const sum = tiles_[0].data();
+        std::array<std::byte const*, ReductionPass::most> from;
+        std::array<double, ReductionPass::most> factors;
+        std::size_t filled = 0;
+        for (std::size_t i = 0; i < inputs.size(); ++i) {
+            from[filled] = inputs[i] + at;
+            factors[filled] = factors_.size() == 0 ? 1.0 : factors_[i];
+            if (widens) {
+                widen_(from[filled], tiles_[filled].data(), n / sizeof(Half));
+                from[filled] = tiles_[filled].data();
+            }
+            ++filled;
+            if (filled == from.size() || i + 1 == inputs.size()) {
+                run_pass_({{from.data(), filled}, {&sum, 1}, widens ? 2 * n : n, factors.data()});
+                from[0] = sum;
+                factors[0] = 1.0;
+                filled = 1;
+            }
+        }
+        return sum;
+    }
+
+    Factors factors_;
+    RunPass run_pass_;
+    void (*widen_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
+    void (*narrow_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
+    alignas(64) std::array<Tile, ReductionPass::most> tiles_;
+};
+
+/// Combines `count` elements of all inputs in rank order and writes them to every output, whoever
+/// computes it and however it was cut: neither arrival nor tuning changes a bit. There is at least one input,
+/// and one output. An output may be one of the inputs; otherwise they do not overlap. With factors it
+/// is a sum of floating-point numbers, each of them multiplied and rounded before; numbers of 16 bits are
+/// multiplied as floats.
+inline void reduce_to(
+    DType dtype,
+    ReduceOp op,
+    Places const& inputs,
+    Places const& outputs,
+    std::size_t count,
+    Factors const& factors = {},
+    InstructionSet set = instruction_set()
+) {
+    std::size_t const bytes = count * size_of(dtype);
+    std::array<std::byte const*, ReductionPass::most> from;
+    std::array<std::byte*, ReductionPass::most> to;
+    if (dtype <= DType::bf16 || inputs.size() > from.size() || outputs.size() > to.size()) {
+        return TiledReduction{dtype, op, factors, set}.run(inputs, outputs, bytes);
+    }
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        from[i] = inputs[i];
+    }
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+        to[i] = outputs[i];
+    }
+    std::array<double, ReductionPass::most> by;
+    for (std::size_t i = 0; i < factors.size(); ++i) {
+        by[i] = factors[i];
+    }
+    pass_function(dtype, op, factors.size() != 0, set)(
+        {{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes, by.data()}
+    );
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/shared_memory/engine/exchange.hpp
+
+/// @file
+/// What happens once all ranks have arrived in a collective: nothing here waits, and any rank can
+/// do it for all.
+
+namespace joinable::inline v0::detail {
+
+/// Stands for a rank: of a block that comes from all of them, reduced, or goes to all of them.
+inline constexpr int every_rank = -1;
+
+/// A part of a large collective: `size` elements, found from `in_at` on in the input of the rank
+/// `from`, and wanted from `out_at` on in the output of the rank `to`.
+struct Block {
+    std::size_t size;
+    int from = every_rank;
+    int to = every_rank;
+    std::size_t in_at = 0;
+    std::size_t out_at = 0;
+};
+
+/// Where one rank finds its buffers itself, if that is not where the others find them.
+struct OwnPlace {
+    int rank = -1;           ///< none
+    std::byte* in = nullptr; ///< only read
+    std::byte* out = nullptr;
+};
+
+/// A collective in which all ranks have arrived, as the blocks that have to be moved or reduced.
+/// Blocks are numbered, and every rank finds the same ones.
+class Exchange {
+public:
+    Exchange(
+        Board& board, std::uint64_t sequence, Descriptor const& said, OwnPlace const& own = {}
+    ) noexcept
+        : board_{board}, sequence_{sequence}, said_{said}, own_{own} {}
+
+    [[nodiscard]] int blocks() const noexcept {
+        switch (said_.collective) {
+        case Collective::all_reduce:
+        case Collective::broadcast:
+        case Collective::barrier:
+        case Collective::scaled_all_reduce:
+        case Collective::reduce: return 1;
+        case Collective::all_to_all: return board_.size() * board_.size();
+        default: return board_.size();
+        }
+    }
+
+    /// The elements of block `b`, without looking for its place.
+    [[nodiscard]] std::size_t size_of_block(int b) const noexcept {
+        switch (said_.collective) {
+        case Collective::all_gather: return share(b, 0);
+        case Collective::gather: return share(b, said_.root);
+        case Collective::reduce_scatter: return share(0, b);
+        case Collective::scatter: return share(said_.root, b);
+        case Collective::all_to_all: return share(b / board_.size(), b % board_.size());
+        default: return said_.count;
+        }
+    }
+
+    /// Linear in the number of ranks.
+    [[nodiscard]] Block block(int b) const noexcept {
+        std::size_t const size = size_of_block(b);
+        auto const before = [&] {
+            std::size_t sum = 0;
+            for (int other = 0; other < b; ++other) {
+                sum += size_of_block(other);
+            }
+            return sum;
+        };
+        switch (said_.collective) {
+        case Collective::broadcast: return {size, said_.root};
+        case Collective::reduce: return {size, every_rank, said_.root};
+        case Collective::all_gather: return {size, b, every_rank, 0, before()};
+        case Collective::gather: return {size, b, said_.root, 0, before()};
+        case Collective::reduce_scatter: return {size, every_rank, b, before(), 0};
+        case Collective::scatter: return {size, said_.root, b, before(), 0};
+        case Collective::all_to_all: {
+            Block found{size, b / board_.size(), b % board_.size()};
+            for (int rank = 0; rank < found.to; ++rank) {
+                found.in_at += share(found.from, rank);
+            }
+            for (int rank = 0; rank < found.from; ++rank) {
+                found.out_at += share(rank, found.to);
+            }
+            return found;
+        }
+        default: return {size};
+        }
+    }
+
+    /// Computes the elements [begin, end) of all blocks, one after another, for all ranks.
+    void run(std::size_t begin, std::size_t end) const {
+        std::size_t first = 0; // of the block, in the same count
+        for (int b = 0; b < blocks() && first < end; ++b) {
+            std::size_t const size = size_of_block(b);
+            std::size_t const from = (std::max)(begin, first);
+            std::size_t const to = (std::min)(end, first + size);
+            if (from < to) {
+                run_part(block(b), from - first, to - first);
+            }
+            first += size;
+        }
+    }
+
+private:
+    /// Elements that rank `from` sends to rank `to`.
+    [[nodiscard]] std::size_t share(int from, int to) const noexcept {
+        return said_.has_counts ? board_.sends(from, sequence_)[static_cast<std::size_t>(to)]
+                                : said_.count;
+    }
+
+    /// Of the byte at `offset` in a rank's input or output; from there on to the end of its slice, if
+    /// the rank has a ring.
+    [[nodiscard]] std::byte* shared(int rank, std::size_t word, std::size_t offset) const noexcept {
+        auto const& said = board_.line(rank, sequence_).payload;
+        std::uint64_t const ring = said[ArrivalLine::ring];
+        return board_.place_at(said[word]) + (ring == 0 ? offset : offset % ring);
+    }
+    [[nodiscard]] std::byte* input(int rank, std::size_t offset) const noexcept {
+        return rank == own_.rank ? own_.in + offset : shared(rank, ArrivalLine::in, offset);
+    }
+    [[nodiscard]] std::byte* output(int rank, std::size_t offset) const noexcept {
+        return rank == own_.rank ? own_.out + offset : shared(rank, ArrivalLine::out, offset);
+    }
+
+    void run_part(Block const& block, std::size_t begin, std::size_t end) const {
+        std::size_t const element = size_of(said_.dtype);
+        auto const from = [&](std::size_t rank) {
+            return input(static_cast<int>(rank), (block.in_at + begin) * element);
+        };
+        auto const to = [&](std::size_t k) {
+            int const rank = block.to == every_rank ? static_cast<int>(k) : block.to;
+            return output(rank, (block.out_at + begin) * element);
+        };
+        auto const ranks = static_cast<std::size_t>(board_.size());
+        std::size_t const outputs = block.to == every_rank ? ranks : 1;
+        bool const is_scaled = said_.collective == Collective::scaled_all_reduce;
+        if (ranks == 1 && from(0) == to(0) && !is_scaled) {
+            return; // a sum over one rank is there already
+        }
+        if (block.from == every_rank) {
+            auto const factor = [&](std::size_t rank) {
+                return std::bit_cast<double>(
+                    board_.line(static_cast<int>(rank), sequence_).payload[ArrivalLine::factor]
+                );
+            };
+            reduce_to(
+                said_.dtype,
+                said_.op,
+                {ranks, from},
+                {outputs, to},
+                end - begin,
+                {is_scaled ? ranks : 0, factor}
+            );
+            return;
+        }
+        std::byte const* const source = from(static_cast<std::size_t>(block.from));
+        for (std::size_t k = 0; k < outputs; ++k) {
+            if (std::byte* const target = to(k); target != source) {
+                std::memcpy(target, source, (end - begin) * element);
+            }
+        }
+    }
+
+    Board& board_;
+    std::uint64_t sequence_;
+    Descriptor const& said_;
+    OwnPlace own_;
+};
+
+/// Whether all ranks have arrived for the same collective. Where there are counts, their tables tell.
+inline bool say_the_same(Board& board, std::uint64_t sequence) noexcept {
+    ArrivalLine const& first = board.line(0, sequence);
+    std::uint64_t const word = first.word.load(std::memory_order_relaxed) & ~ArrivalLine::frozen;
+    for (int rank = 1; rank < board.size(); ++rank) {
+        ArrivalLine const& line = board.line(rank, sequence);
+        if ((line.word.load(std::memory_order_relaxed) & ~ArrivalLine::frozen) != word ||
+            (ArrivalLine::tells_count(word) &&
+             line.payload[ArrivalLine::count] != first.payload[ArrivalLine::count])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/// Why the ranks' words do not fit together, if they do not: every rank computes the same from the
+/// same lines and tables.
+inline std::optional<AbortReason>
+disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
+    auto const said_by = [&](int rank) {
+        ArrivalLine const& line = board.line(rank, sequence);
+        return ArrivalLine::decode(line.word.load(std::memory_order_relaxed), line.payload);
+    };
+    if (!say_the_same(board, sequence)) {
+        return reason_of_difference(board.size(), said_by);
+    }
+    for (int from = 0; mine.has_counts && from < board.size(); ++from) {
+        for (int to = 0; to < board.size(); ++to) {
+            std::size_t const sent = board.sends(from, sequence)[static_cast<std::size_t>(to)];
+            std::size_t const expected =
+                board.expects(to, sequence)[static_cast<std::size_t>(from)];
+            if (sent != expected) {
+                return AbortReason{
+                    FailureKind::mismatch,
+                    from == to ? std::vector{from}
+                               : std::vector{(std::min)(from, to), (std::max)(from, to)},
+                    concat(
+                        "counts differ in ",
+                        mine.text(),
+                        ": rank ",
+                        from,
+                        " has ",
+                        sent,
+                        " elements for rank ",
+                        to,
+                        ", which expects ",
+                        expected
+                    )
+                };
+            }
+        }
+    }
+    return std::nullopt;
+}
+
+/// Where each rank puts what it contributes to a small message.
+[[nodiscard]] inline std::byte*
+contribution(Board& board, std::uint64_t sequence, int rank, bool is_on_line) noexcept {
+    return is_on_line ? reinterpret_cast<std::byte*>(board.line(rank, sequence).payload.data())
+                      : board.slot(rank, sequence);
+}
+
+/// A small message: every rank reads what all contribute and combines it for itself.
+inline void combine_contributions(
+    Board& board,
+    std::uint64_t sequence,
+    Descriptor const& said,
+    bool is_on_line,
+    int rank,
+    void* out
+) {
+    auto const contributed_by = [&](std::size_t from) {
+        return contribution(board, sequence, static_cast<int>(from), is_on_line);
+    };
+    if (said.count == 0 || (said.collective == Collective::reduce && rank != said.root)) {
+        return;
+    }
+    if (said.collective == Collective::broadcast) {
+        auto const* const from = contributed_by(static_cast<std::size_t>(said.root));
+        std::memcpy(out, from, said.count * size_of(said.dtype));
+        return;
+    }
+    auto const in_place = [&](std::size_t) { return static_cast<std::byte*>(out); };
+    auto const ranks = static_cast<std::size_t>(board.size());
+    reduce_to(said.dtype, said.op, {ranks, contributed_by}, {1, in_place}, said.count);
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/shared_memory/engine/chunks.hpp
+
+/// @file
+/// How the ranks that have arrived in a large collective share its work. Each has a share of its own,
+/// so that what it computed last time is still in its caches, and takes over from others when it is
+/// through: so nobody waits for a rank that computes something else.
+
+namespace joinable::inline v0::detail {
+
+/// A large message is cut into `chunks` ranges of `chunk` elements, the same on every rank.
+struct Cut {
+    std::size_t total = 0;
+    std::size_t chunk = 1;
+    std::size_t chunks = 0;
+
+    Cut() = default;
+    Cut(Exchange const& exchange, std::size_t element, int world_size) noexcept {
+        for (int b = 0; b < exchange.blocks(); ++b) {
+            total += exchange.size_of_block(b);
+        }
+        std::size_t const bytes = total * element;
+        auto const ranks = static_cast<std::size_t>(world_size);
+        // One chunk each, as long as taking over half of one would save less than a line between two
+        // processors; else so small that all ranks end together, so large that claiming costs nothing.
+        std::size_t const wanted =
+            bytes <= tuning::one_chunk_bytes
+                ? bytes / ranks
+                : (std::min)(
+                      bytes / (tuning::chunks_per_rank * ranks), tuning::largest_chunk_bytes
+                  );
+        constexpr std::size_t line = 64;
+        chunk = (wanted / line + 1) * line / element;
+        chunks = (total + chunk - 1) / chunk;
+    }
+
+    /// The chunks of a rank's share are those from its first up to the first of the next rank.
+    [[nodiscard]] std::size_t first_of(int rank, int world_size) const noexcept {
+        return chunks * static_cast<std::size_t>(rank) / static_cast<std::size_t>(world_size);
+    }
+    /// How many they are.
+    [[nodiscard]] std::size_t share_of(int rank, int world_size) const noexcept {
+        return first_of(rank + 1, world_size) - first_of(rank, world_size);
+    }
+};
+
+[[nodiscard]] inline bool
+chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
+    std::uint64_t done = 0;
+    for (int rank = 0; rank < board.size(); ++rank) {
+        done += board.progress(rank, sequence).done.load();
+    }
+    return done == cut.chunks;
+}
+
+/// Whether some chunk will never be done: the rank that had claimed it died, and the board says why.
+/// All ranks find the same. @pre all chunks are claimed
+[[nodiscard]] inline bool
+chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
+    return board.is_spent() && board.may_be_lost(sequence) &&
+           !chunks_are_done(board, sequence, cut);
+}
+
+[[nodiscard]] inline bool
+has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut, int owner) noexcept {
+    auto const claimed = board.progress(owner, sequence).claimed.load(std::memory_order_relaxed);
+    return claimed < cut.share_of(owner, board.size());
+}
+/// Of any rank's share.
+[[nodiscard]] inline bool
+has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
+    for (int owner = 0; owner < board.size(); ++owner) {
+        if (has_unclaimed(board, sequence, cut, owner)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/// A worker of `rank` computes chunks until none is left to claim in `shares` shares, of which its own
+/// is the first. Whether all are done, by whomever.
+inline bool run_chunks(
+    Board& board,
+    std::uint64_t sequence,
+    Descriptor const& said,
+    Cut const& cut,
+    int rank,
+    int shares,
+    Worker worker = Worker::rank
+) {
+    int const ranks = board.size();
+    std::uint64_t done = 0;
+    bool computes = false;
+    for (int k = 0; k < shares; ++k) {
+        int const owner = rank + k < ranks ? rank + k : rank + k - ranks;
+        std::size_t const first = cut.first_of(owner, ranks);
+        std::size_t const share = cut.share_of(owner, ranks);
+        std::atomic<std::uint64_t>& claimed = board.progress(owner, sequence).claimed;
+        while (claimed.load(std::memory_order_relaxed) < share) {
+            if (!computes) {
+                board.begin_computing(rank, worker, sequence);
+                computes = true;
+            }
+            std::uint64_t const mine = claimed.fetch_add(1);
+            if (mine >= share) {
+                break;
+            }
+            std::size_t const begin = (first + static_cast<std::size_t>(mine)) * cut.chunk;
+            Exchange{board, sequence, said}.run(begin, (std::min)(cut.total, begin + cut.chunk));
+            ++done;
+        }
+    }
+    if (computes) {
+        if (done != 0) {
+            board.progress(rank, sequence).done.fetch_add(done);
+            board.room.wake();
+        }
+        board.end_computing(rank, worker);
+    }
+    return chunks_are_done(board, sequence, cut);
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/shared_memory/engine/slices.hpp
+
+/// @file
+/// How a large collective gets on where some rank's buffer is out of the others' reach: in slices,
+/// through a ring of each such rank that all reach. A slice is copied in, reduced and copied out while
+/// it is in the caches, and a rank copies the next ones while others are still at the one before. Each
+/// rank has a share of every slice, and nobody takes it over: the rank must come for its copies anyway.
+
+namespace joinable::inline v0::detail {
+
+/// The parts of a message of `total` elements, the same on every rank.
+struct Slices {
+    std::size_t total = 0;
+    std::size_t element = 1; ///< bytes
+    std::size_t chunk = 1;   ///< elements of a slice that one rank computes
+    int ranks = 1;
+
+    Slices() = default;
+    Slices(Board const& board, Descriptor const& said) noexcept
+        : total{said.count}, element{size_of(said.dtype)}, chunk{chunk_bytes(board) / element},
+          ranks{board.size()} {}
+
+    /// Whether such a collective could be cut: every rank finds what belongs together in the same
+    /// place of its buffer.
+    [[nodiscard]] static bool fit(Collective collective) noexcept {
+        return collective == Collective::all_reduce || collective == Collective::broadcast ||
+               collective == Collective::reduce || collective == Collective::scaled_all_reduce;
+    }
+    /// What a rank needs to have slices on their way; smaller messages are not cut.
+    [[nodiscard]] static std::size_t ring_bytes(Board const& board) noexcept {
+        return tuning::slices_per_ring * chunk_bytes(board) *
+               static_cast<std::size_t>(board.size());
+    }
+
+    [[nodiscard]] std::size_t count() const noexcept {
+        std::size_t const slice = chunk * static_cast<std::size_t>(ranks);
+        return (total + slice - 1) / slice;
+    }
+    /// The elements [first, second) of a slice that are shared out to the ranks [from, to).
+    [[nodiscard]] std::pair<std::size_t, std::size_t>
+    range(std::size_t slice, int from, int to) const noexcept {
+        auto const start = [&](int rank) {
+            std::size_t const chunks =
+                slice * static_cast<std::size_t>(ranks) + static_cast<std::size_t>(rank);
+            return (std::min)(total, chunks * chunk);
+        };
+        return {start(from), start(to)};
+    }
+
+private:
+    /// Whole cache lines.
+    [[nodiscard]] static std::size_t chunk_bytes(Board const& board) noexcept {
+        constexpr std::size_t line = 64;
+        std::size_t const slice =
+            board.room.is_crowded() ? tuning::crowded_slice_bytes : tuning::slice_bytes;
+        return (slice / static_cast<std::size_t>(board.size()) / line + 1) * line;
+    }
+};
+
+/// How far one rank has got in it.
+class Pipeline {
+public:
+    Pipeline() = default;
+    /// @pre all ranks have arrived
+    Pipeline(Board& board, std::uint64_t sequence, Descriptor const& said) noexcept
+        : sequence_{sequence}, slices_{board, said}, count_{slices_.count()} {}
+
+    [[nodiscard]] static bool is_needed(Board& board, std::uint64_t sequence) noexcept {
+        for (int rank = 0; rank < board.size(); ++rank) {
+            if (board.line(rank, sequence).payload[ArrivalLine::ring] != 0) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    /// Does all that can be done without the others. Whether this rank's buffers are final. `Memory`
+    /// copies a range of bytes to this rank's ring, and from it.
+    template <class Memory>
+    bool advance(Board& board, Descriptor const& said, int rank, Memory& memory) {
+        ChunkProgress& mine = board.progress(rank, sequence_);
+        auto const own = memory.own(sequence_);
+        auto* const in = static_cast<std::byte*>(const_cast<void*>(own.in)); // is only read
+        OwnPlace const place{rank, in, static_cast<std::byte*>(own.out)};
+        Exchange const exchange{board, sequence_, said, place};
+        for (bool moves = true; moves;) {
+            moves = false;
+            if (lent_ < limit_of_lending(board, rank)) {
+                for_shares_of_others(lent_, rank, [&](std::size_t begin, std::size_t end) {
+                    memory.copy_in(sequence_, begin, end);
+                });
+                mine.lent.store(++lent_);
+                board.room.wake();
+                moves = true;
+            }
+            if (can_compute(board)) {
+                board.begin_computing(rank, Worker::rank, sequence_);
+                if (!is_given_up(board)) { // whoever gives up from here on waits for the end
+                    auto const [begin, end] = slices_.range(computed_, rank, rank + 1);
+                    exchange.run(begin, end);
+                    mine.done.store(++computed_);
+                }
+                board.end_computing(rank, Worker::rank);
+                board.room.wake();
+                moves = true;
+            }
+            if (taken_ < done_by_all(board)) {
+                for_shares_of_others(taken_, rank, [&](std::size_t begin, std::size_t end) {
+                    memory.copy_out(sequence_, begin, end);
+                });
+                ++taken_;
+                moves = true;
+            }
+        }
+        return taken_ == count_;
+    }
+
+    [[nodiscard]] bool can_advance(Board& board, int rank) const noexcept {
+        return lent_ < limit_of_lending(board, rank) || can_compute(board) ||
+               taken_ < done_by_all(board);
+    }
+
+    /// For whom this rank waits, if it cannot advance.
+    [[nodiscard]] std::vector<int> holding_up(Board& board) const {
+        std::uint64_t const done = done_by_all(board);
+        std::uint64_t const lent = lent_by_all(board);
+        std::vector<int> ranks;
+        for (int rank = 0; done != count_ && rank < board.size(); ++rank) {
+            ChunkProgress const& its = board.progress(rank, sequence_);
+            if (done < lent ? its.done.load() == done : its.lent.load() == lent) {
+                ranks.push_back(rank);
+            }
+        }
+        return ranks;
+    }
+
+    /// Whether this rank, which cannot advance, never will: because some rank that is not through has
+    /// died, because one has given up, or because the deadline of one for which it waits is over.
+    [[nodiscard]] bool is_lost(Board& board) const {
+        if (!board.is_spent()) {
+            return false;
+        }
+        for (int rank = 0; rank < board.size(); ++rank) {
+            ChunkProgress const& its = board.progress(rank, sequence_);
+            if (board.is_dead(rank) && (its.lent.load() != count_ || its.done.load() != count_)) {
+                return true;
+            }
+        }
+        if (is_given_up(board)) {
+            return true;
+        }
+        AbortReason const reason = board.reason();
+        std::vector<int> const ranks = holding_up(board);
+        return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
+            return is_overdue(reason, rank);
+        });
+    }
+    /// Whether some rank still computes a slice, and with it in this rank's memory. Not one that has
+    /// died, or whose deadline is over: its process has been stopped.
+    /// @pre this rank has told that it gives up, so that nobody begins another one
+    [[nodiscard]] bool is_in_use(Board& board) const {
+        AbortReason const reason = board.reason();
+        for (int const rank : board.computing(sequence_)) {
+            if (!board.is_dead(rank) && !is_overdue(reason, rank)) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+private:
+    [[nodiscard]] static bool is_overdue(AbortReason const& reason, int rank) noexcept {
+        return reason.kind == FailureKind::timed_out &&
+               std::find(reason.ranks.begin(), reason.ranks.end(), rank) != reason.ranks.end();
+    }
+    /// By any rank: then it does not expect anybody in its memory any more.
+    [[nodiscard]] bool is_given_up(Board& board) const noexcept {
+        for (int rank = 0; rank < board.size(); ++rank) {
+            if (board.progress(rank, sequence_).has_given_up.load()) {
+                return true;
+            }
+        }
+        return false;
+    }
+    [[nodiscard]] bool can_compute(Board& board) const noexcept {
+        return computed_ < lent_by_all(board) && !is_given_up(board);
+    }
+
+    /// As bytes. Its own share a rank reads and writes where it is.
+    template <class Copy>
+    void for_shares_of_others(std::size_t slice, int rank, Copy const& copy) const {
+        for (auto const& [begin, end] :
+             {slices_.range(slice, 0, rank), slices_.range(slice, rank + 1, slices_.ranks)}) {
+            copy(begin * slices_.element, end * slices_.element);
+        }
+    }
+    [[nodiscard]] std::uint64_t limit_of_lending(Board& board, int rank) const noexcept {
+        bool const has_ring = board.line(rank, sequence_).payload[ArrivalLine::ring] != 0;
+        return has_ring ? (std::min)(count_, taken_ + tuning::slices_per_ring) : count_;
+    }
+    /// Of a number that each rank tells.
+    [[nodiscard]] std::uint64_t
+    least(Board& board, std::atomic<std::uint64_t> ChunkProgress::* told) const noexcept {
+        std::uint64_t least = count_;
+        for (int rank = 0; rank < board.size(); ++rank) {
+            least = (std::min)(least, (board.progress(rank, sequence_).*told).load());
+        }
+        return least;
+    }
+    [[nodiscard]] std::uint64_t lent_by_all(Board& board) const noexcept {
+        return least(board, &ChunkProgress::lent);
+    }
+    [[nodiscard]] std::uint64_t done_by_all(Board& board) const noexcept {
+        return least(board, &ChunkProgress::done);
+    }
+
+    std::uint64_t sequence_ = 0;
+    Slices slices_;
+    std::uint64_t count_ = 0;    ///< of slices; how many of them
+    std::uint64_t lent_ = 0;     ///< this rank has copied in
+    std::uint64_t computed_ = 0; ///< have its share done
+    std::uint64_t taken_ = 0;    ///< it has copied out
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/shared_memory/engine/helper.hpp
+
+namespace joinable::inline v0::detail {
+
+/// Computes for a rank beside it, in collectives in which all ranks have arrived. It knows what the
+/// board knows: the rank itself is not asked, and finishes its collectives as always.
+class Helper {
+public:
+    Helper(Board& board, int rank) noexcept : board_{board}, rank_{rank} {}
+
+    /// Until stop().
+    void run() {
+        auto const forever = end_of_wait(SleepThrough{}());
+        while (!stops_.load()) {
+            board_.helpers_room.sleep([&] { return stops_.load() || help(); }, forever);
+        }
+    }
+    void stop() noexcept {
+        stops_.store(true);
+        board_.helpers_room.wake();
+    }
+
+private:
+    /// Computes in the oldest collective in which there is something left. Whether there was one.
+    bool help() {
+        std::uint64_t const first = board_.retired(rank_).load();
+        for (std::uint64_t k = 0; k < Board::max_in_flight; ++k) {
+            std::uint64_t const sequence = first + k;
+            if (!board_.has_arrived(rank_, sequence)) {
+                return false;
+            }
+            if (have_all_arrived(sequence)) {
+                bool const is_still_there = board_.begin_helping(rank_, sequence);
+                bool const has_computed = is_still_there && compute(sequence);
+                board_.end_computing(rank_, Worker::helper);
+                board_.room.wake(); // whoever waits for the slots
+                if (has_computed) {
+                    return true;
+                }
+            }
+        }
+        return false;
+    }
+
+    [[nodiscard]] bool have_all_arrived(std::uint64_t sequence) noexcept {
+        for (int rank = 0; rank < board_.size(); ++rank) {
+            if (!board_.has_arrived(rank, sequence)) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    /// @pre all have arrived, and the slots stay as they are
+    bool compute(std::uint64_t sequence) {
+        ArrivalLine const& line = board_.line(rank_, sequence);
+        Descriptor const said = ArrivalLine::decode(line.word.load(), line.payload);
+        if (is_small(said) || disagreement(board_, sequence, said)) {
+            return false; // the rank itself tells the others
+        }
+        if (Pipeline::is_needed(board_, sequence)) {
+            return false; // it does not know the rank's own memory
+        }
+        Cut const cut{Exchange{board_, sequence, said}, size_of(said.dtype), board_.size()};
+        bool const has_some = has_unclaimed(board_, sequence, cut);
+        if (has_some) {
+            run_chunks(board_, sequence, said, cut, rank_, board_.size(), Worker::helper);
+        }
+        return has_some;
+    }
+
+    Board& board_;
+    int rank_;
+    std::atomic<bool> stops_{false};
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/shared_memory/group/mailbox.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -11869,63 +13085,7 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/reasons.hpp
-
-/// @file
-/// Why a collective ends for all, in the same words over every transport.
-
-namespace joinable::inline v0::detail {
-
-/// `rank` is done with its communicator.
-[[nodiscard]] inline AbortReason reason_of_leaving(int rank) {
-    return {
-        FailureKind::peer_failed, {rank}, concat("rank ", rank, " left while others wait for it")
-    };
-}
-
-/// The ranks `overdue` "did not <do>" in time, while `rank` does what `meanwhile` says.
-[[nodiscard]] inline AbortReason reason_of_delay(
-    std::vector<int> const& overdue,
-    std::string_view to_do,
-    std::chrono::nanoseconds deadline,
-    int rank,
-    std::string const& meanwhile
-) {
-    double const seconds = std::chrono::duration<double>(deadline).count();
-    return {
-        FailureKind::timed_out,
-        overdue,
-        concat(
-            ranks_text(overdue),
-            " did not ",
-            to_do,
-            " within ",
-            seconds,
-            " s, while rank ",
-            rank,
-            " ",
-            meanwhile
-        )
-    };
-}
-
-/// Ranks say different things: `said_by(rank)` is a Descriptor.
-template <class SaidBy>
-[[nodiscard]] AbortReason reason_of_difference(int size, SaidBy const& said_by) {
-    AbortReason reason{FailureKind::mismatch, {}, {}};
-    reason.message = "ranks run different collectives: rank 0 " + said_by(0).text();
-    for (int rank = 1; rank < size; ++rank) {
-        if (!(said_by(rank) == said_by(0))) {
-            reason.ranks.push_back(rank);
-            reason.message += concat(", rank ", rank, " ", said_by(rank).text());
-        }
-    }
-    return reason;
-}
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/group.hpp
+// ---- joinable/communicator/shared_memory/group/group.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -12263,1174 +13423,7 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/halves.hpp
-
-/// @file
-/// Rows of numbers of 16 bits to float and back, the same bits as Half and BFloat16 give, compiled for each
-/// instruction set. Rows do not overlap.
-
-namespace joinable::inline v0::detail {
-
-template <sixteen_bits T>
-struct Widen {
-    static constexpr std::size_t from_bytes = sizeof(T);
-    static constexpr std::size_t to_bytes = sizeof(float);
-    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
-
-    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
-        store<float>(to, Conversion<T>::widen(load<std::uint16_t>(from)));
-    }
-    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
-        EightFloats floats;
-        widen(load<EightHalves>(from), floats);
-        std::memcpy(to, &floats, sizeof(floats));
-    }
-};
-
-template <sixteen_bits T>
-struct Narrow {
-    static constexpr std::size_t from_bytes = sizeof(float);
-    static constexpr std::size_t to_bytes = sizeof(T);
-    static constexpr bool has_instruction = has_half_conversions && std::is_same_v<T, Half>;
-
-    [[gnu::always_inline]] static void one(std::byte const* from, std::byte* to) noexcept {
-        store(to, static_cast<std::uint16_t>(Conversion<T>::narrow(load<float>(from))));
-    }
-    JOINABLE_INLINE_AVX2 static void eight(std::byte const* from, std::byte* to) noexcept {
-        EightFloats floats;
-        EightHalves halves;
-        std::memcpy(&floats, from, sizeof(floats));
-        narrow(floats, halves);
-        store(to, halves);
-    }
-};
-
-template <class C>
-[[gnu::always_inline]] inline void convert_from(
-    std::size_t done, std::byte const* __restrict from, std::byte* __restrict to, std::size_t count
-) noexcept {
-    for (std::size_t i = done; i < count; ++i) {
-        C::one(from + i * C::from_bytes, to + i * C::to_bytes);
-    }
-}
-/// By the processor's instruction, where it has one. Returns how many it was applied to.
-template <class C>
-JOINABLE_INLINE_AVX2 std::size_t
-convert_eights(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-    std::size_t done = 0;
-    if constexpr (C::has_instruction) {
-        for (; done + 8 <= count; done += 8) {
-            C::eight(from + done * C::from_bytes, to + done * C::to_bytes);
-        }
-    }
-    return done;
-}
-
-template <class C>
-JOINABLE_LOOP void
-convert_baseline(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-    convert_from<C>(0, from, to, count);
-}
-template <class C>
-JOINABLE_LOOP_AVX2 void
-convert_avx2(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
-}
-
-template <class C>
-JOINABLE_LOOP_AVX512 void
-convert_avx512(std::byte const* from, std::byte* to, std::size_t count) noexcept {
-    convert_from<C>(convert_eights<C>(from, to, count), from, to, count);
-}
-
-/// The function that converts a row on this processor.
-template <class C>
-auto* conversion_function(InstructionSet set) noexcept {
-    switch (set) {
-    case InstructionSet::avx512: return &convert_avx512<C>;
-    case InstructionSet::avx2: return &convert_avx2<C>;
-    case InstructionSet::baseline: break;
-    }
-    return &convert_baseline<C>;
-}
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/lanes.hpp
-
-/// @file
-/// Elements in registers, and what a reduction does to them. Registers are types of the compiler, and
-/// always inlined: so the same text is compiled for each instruction set, by any optimisation level.
-
-namespace joinable::inline v0::detail {
-
-/// A register of elements.
-template <class T, std::size_t width>
-struct Lanes {
-    using Register [[gnu::vector_size(width)]] = T;
-    static constexpr std::size_t bytes = width;
-    Register numbers;
-
-    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
-        std::memcpy(&numbers, from, width);
-    }
-    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
-        std::memcpy(to, &numbers, width);
-    }
-    template <class Operation>
-    [[gnu::always_inline]] void combine(Operation const& operation, Lanes const& next) noexcept {
-        operation(numbers, next.numbers);
-    }
-    /// The product is rounded, whatever it is added to: the same bits on every processor.
-    [[gnu::always_inline]] void scale(T factor) noexcept {
-        if constexpr (width == sizeof(T)) {
-            T product;
-            JOINABLE_ROUNDED_PRODUCT(product, numbers[0], factor);
-            numbers[0] = product;
-        } else {
-            JOINABLE_ROUNDED_PRODUCT(numbers, numbers, factor);
-        }
-    }
-};
-
-/// Registers that are computed together: enough for several loads to be on their way.
-template <class L>
-struct FourLanes {
-    static constexpr std::size_t bytes = 4 * L::bytes;
-    L a; // no array: a compiler would keep it in memory
-    L b;
-    L c;
-    L d;
-
-    [[gnu::always_inline]] void load(std::byte const* from) noexcept {
-        a.load(from);
-        b.load(from + L::bytes);
-        c.load(from + 2 * L::bytes);
-        d.load(from + 3 * L::bytes);
-    }
-    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
-        a.store(to);
-        b.store(to + L::bytes);
-        c.store(to + 2 * L::bytes);
-        d.store(to + 3 * L::bytes);
-    }
-    template <class Operation>
-    [[gnu::always_inline]] void
-    combine(Operation const& operation, FourLanes const& next) noexcept {
-        a.combine(operation, next.a);
-        b.combine(operation, next.b);
-        c.combine(operation, next.c);
-        d.combine(operation, next.d);
-    }
-    template <class T>
-    [[gnu::always_inline]] void scale(T factor) noexcept {
-        a.scale(factor);
-        b.scale(factor);
-        c.scale(factor);
-        d.scale(factor);
-    }
-};
-
-// An operation on registers: `a`, of the lower ranks, becomes what it gives with `b`. `Number<T>` is a type
-// that gives the same bits as T: the fewer there are, the less is to compile.
-
-/// Integers are added and multiplied unsigned, because they wrap around: overflow of signed ones is
-/// undefined, and the reduced value of a rank's data must not be.
-template <class T>
-struct without_sign {
-    using type = T;
-};
-template <std::integral T>
-struct without_sign<T> {
-    using type = bits_of_size<sizeof(T)>;
-};
-
-struct Plus {
-    template <class T>
-    using Number = typename without_sign<T>::type;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a + b;
-    }
-};
-/// Adds what each rank has times a factor of its own. Of floating-point numbers alone.
-struct PlusScaled : Plus {
-    template <class T>
-    using Number = std::conditional_t<std::floating_point<T>, T, float>;
-};
-struct Times {
-    template <class T>
-    using Number = typename without_sign<T>::type;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a * b;
-    }
-};
-/// A NaN of the lowest rank stays, one of another rank is left out, as by `std::min`.
-struct Lesser {
-    template <class T>
-    using Number = T;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = b < a ? b : a;
-    }
-};
-struct Greater {
-    template <class T>
-    using Number = T;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a < b ? b : a;
-    }
-};
-struct BitAnd {
-    template <class>
-    using Number = std::uint8_t;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a & b;
-    }
-};
-struct BitOr {
-    template <class>
-    using Number = std::uint8_t;
-    template <class Register>
-    [[gnu::always_inline]] void operator()(Register& a, Register const& b) const noexcept {
-        a = a | b;
-    }
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/reduce.hpp
-
-namespace joinable::inline v0::detail {
-
-/// One pass of a reduction: reads every input once, in order, and writes every output. An output may be
-/// one of the inputs; otherwise they do not overlap.
-struct ReductionPass {
-    std::span<std::byte const* const> inputs;
-    std::span<std::byte* const> outputs;
-    std::size_t bytes;
-    double const* factors = nullptr; ///< of the inputs, for PlusScaled
-
-    static constexpr std::size_t most = 16; ///< inputs, and outputs: more are hard on a cache
-};
-
-template <class T, class Operation, class L>
-[[gnu::always_inline]] inline void
-load_input(L& lanes, ReductionPass const& pass, std::size_t input, std::size_t at) noexcept {
-    lanes.load(pass.inputs[input] + at);
-    if constexpr (std::is_same_v<Operation, PlusScaled>) {
-        lanes.scale(static_cast<T>(pass.factors[input]));
-    }
-}
-
-/// Reduces what is from byte `at` on of every input, as long as it fills lanes. All of a lane is read
-/// before something is written. Returns where it ends.
-template <class T, class L, class Operation>
-[[gnu::always_inline]] inline std::size_t
-reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
-    for (; at + L::bytes <= pass.bytes; at += L::bytes) {
-        L result;
-        load_input<T, Operation>(result, pass, 0, at);
-        for (std::size_t i = 1; i < pass.inputs.size(); ++i) {
-            L next;
-            load_input<T, Operation>(next, pass, i, at);
-            result.combine(operation, next);
-        }
-        for (std::byte* const output : pass.outputs) {
-            result.store(output + at);
-        }
-    }
-    return at;
-}
-
-template <class T, std::size_t width, class Operation>
-[[gnu::always_inline]] inline void
-reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
-    std::size_t at = reduce_lanes<T, FourLanes<Lanes<T, width>>>(operation, pass, 0);
-    at = reduce_lanes<T, Lanes<T, width>>(operation, pass, at);
-    if constexpr (width > 16) {
-        at = reduce_lanes<T, Lanes<T, 16>>(operation, pass, at);
-    }
-    reduce_lanes<T, Lanes<T, sizeof(T)>>(operation, pass, at);
-}
-
-// The same for each instruction set. AVX-512 is for float alone, the type of gradients and of what numbers
-// of 16 bits are widened to: it pays in cache, and each function has to be compiled.
-template <class T, class Operation>
-JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
-    reduce_bytes<T, 16>(Operation{}, pass);
-}
-template <class T, class Operation>
-JOINABLE_LOOP_AVX2 void reduce_avx2(ReductionPass const& pass) noexcept {
-    reduce_bytes<T, 32>(Operation{}, pass);
-}
-
-template <class Operation>
-JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
-    reduce_bytes<float, 64>(Operation{}, pass);
-}
-
-/// What a reduction computes in: numbers of 16 bits are widened before.
-template <class T>
-using accumulator_of = std::conditional_t<sixteen_bits<T>, float, T>;
-
-using RunPass = void (*)(ReductionPass const&) noexcept;
-
-template <class Operation>
-RunPass pass_function(DType dtype, InstructionSet set) {
-    return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> RunPass {
-        using T = typename Operation::template Number<accumulator_of<Stored>>;
-        if constexpr (std::is_same_v<T, float>) {
-            if (set == InstructionSet::avx512) {
-                return &reduce_avx512<Operation>;
-            }
-        }
-        return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
-                                               : &reduce_avx2<T, Operation>;
-    });
-}
-
-/// The function that runs passes on this processor, over numbers that are computed in as they are stored.
-inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
-    switch (op) {
-    case ReduceOp::sum: return pass_function<Plus>(dtype, set);
-    case ReduceOp::product: return pass_function<Times>(dtype, set);
-    case ReduceOp::min: return pass_function<Lesser>(dtype, set);
-    case ReduceOp::max: return pass_function<Greater>(dtype, set);
-    case ReduceOp::bit_and: return pass_function<BitAnd>(dtype, set);
-    case ReduceOp::bit_or: break;
-    }
-    return pass_function<BitOr>(dtype, set);
-}
-
-/// Something by number, or nothing. Refers to the function that was given.
-template <class T>
-class Numbered {
-public:
-    Numbered() = default;
-    template <class Function>
-    Numbered(std::size_t number, Function const& function) noexcept
-        : size_{number}, function_{&function}, call_{[](void const* called, std::size_t i) {
-              return (*static_cast<Function const*>(called))(i);
-          }} {}
-
-    [[nodiscard]] std::size_t size() const noexcept { return size_; }
-    [[nodiscard]] T operator[](std::size_t i) const { return call_(function_, i); }
-
-private:
-    std::size_t size_ = 0;
-    void const* function_ = nullptr;
-    T (*call_)(void const*, std::size_t) = nullptr;
-};
-/// Addresses of the inputs of all ranks, or of the places where the result is wanted.
-using Places = Numbered<std::byte*>;
-/// By which the inputs are multiplied before they are added; without any they are not.
-using Factors = Numbered<double>;
-
-/// The function that runs passes of this reduction, scaled or not.
-inline RunPass pass_function(DType dtype, ReduceOp op, bool is_scaled, InstructionSet set) {
-    return is_scaled ? pass_function<PlusScaled>(dtype, set) : pass_function(dtype, op, set);
-}
-
-/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache: where
-/// there are more inputs or outputs than in a pass, or numbers of 16 bits, which accumulate in float and are
-/// rounded once.
-class TiledReduction {
-public:
-    TiledReduction(DType dtype, ReduceOp op, Factors const& factors, InstructionSet set)
-        : factors_{factors} {
-        bool const is_half = dtype == DType::f16;
-        if (is_half || dtype == DType::bf16) {
-            widen_ = is_half ? conversion_function<Widen<Half>>(set)
-                             : conversion_function<Widen<BFloat16>>(set);
-            narrow_ = is_half ? conversion_function<Narrow<Half>>(set)
-                              : conversion_function<Narrow<BFloat16>>(set);
-            dtype = DType::f32;
-        }
-        run_pass_ = pass_function(dtype, op, factors.size() != 0, set);
-    }
-
-    void run(Places const& inputs, Places const& outputs, std::size_t bytes) {
-        for (std::size_t at = 0; at < bytes; at += tile_bytes) {
-            std::size_t const n = (std::min)(tile_bytes, bytes - at);
-            std::byte const* const sum = reduce_tile(inputs, at, n);
-            std::byte* const first = outputs[0] + at;
-            if (narrow_ != nullptr) {
-                narrow_(sum, first, n / sizeof(Half));
-            } else {
-                std::memcpy(first, sum, n);
-            }
-            for (std::size_t i = 1; i < outputs.size(); ++i) {
-                std::memcpy(outputs[i] + at, first, n);
-            }
-        }
-    }
-
-private:
-    static constexpr std::size_t tile_bytes = 2048;
-    using Tile = std::array<std::byte, 2 * tile_bytes>; // has room for numbers that were widened
-
-    /// The unrounded result, in the first tile.
-    std::byte const* reduce_tile(Places const& inputs, std::size_t at, std::size_t n) {
-        bool const widens = widen_ != nullptr;
-        std::byte* const sum = tiles_[0].data();
-        std::array<std::byte const*, ReductionPass::most> from;
-        std::array<double, ReductionPass::most> factors;
-        std::size_t filled = 0;
-        for (std::size_t i = 0; i < inputs.size(); ++i) {
-            from[filled] = inputs[i] + at;
-            factors[filled] = factors_.size() == 0 ? 1.0 : factors_[i];
-            if (widens) {
-                widen_(from[filled], tiles_[filled].data(), n / sizeof(Half));
-                from[filled] = tiles_[filled].data();
-            }
-            ++filled;
-            if (filled == from.size() || i + 1 == inputs.size()) {
-                run_pass_({{from.data(), filled}, {&sum, 1}, widens ? 2 * n : n, factors.data()});
-                from[0] = sum;
-                factors[0] = 1.0;
-                filled = 1;
-            }
-        }
-        return sum;
-    }
-
-    Factors factors_;
-    RunPass run_pass_;
-    void (*widen_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
-    void (*narrow_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
-    alignas(64) std::array<Tile, ReductionPass::most> tiles_;
-};
-
-/// Combines `count` elements of all inputs in rank order and writes them to every output, whoever
-/// computes it and however it was cut: neither arrival nor tuning changes a bit. There is at least one input,
-/// and one output. An output may be one of the inputs; otherwise they do not overlap. With factors it
-/// is a sum of floating-point numbers, each of them multiplied and rounded before; numbers of 16 bits are
-/// multiplied as floats.
-inline void reduce_to(
-    DType dtype,
-    ReduceOp op,
-    Places const& inputs,
-    Places const& outputs,
-    std::size_t count,
-    Factors const& factors = {},
-    InstructionSet set = instruction_set()
-) {
-    std::size_t const bytes = count * size_of(dtype);
-    std::array<std::byte const*, ReductionPass::most> from;
-    std::array<std::byte*, ReductionPass::most> to;
-    if (dtype <= DType::bf16 || inputs.size() > from.size() || outputs.size() > to.size()) {
-        return TiledReduction{dtype, op, factors, set}.run(inputs, outputs, bytes);
-    }
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-        from[i] = inputs[i];
-    }
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-        to[i] = outputs[i];
-    }
-    std::array<double, ReductionPass::most> by;
-    for (std::size_t i = 0; i < factors.size(); ++i) {
-        by[i] = factors[i];
-    }
-    pass_function(dtype, op, factors.size() != 0, set)(
-        {{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes, by.data()}
-    );
-}
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/exchange.hpp
-
-/// @file
-/// What happens once all ranks have arrived in a collective: nothing here waits, and any rank can
-/// do it for all.
-
-namespace joinable::inline v0::detail {
-
-/// Stands for a rank: of a block that comes from all of them, reduced, or goes to all of them.
-inline constexpr int every_rank = -1;
-
-/// A part of a large collective: `size` elements, found from `in_at` on in the input of the rank
-/// `from`, and wanted from `out_at` on in the output of the rank `to`.
-struct Block {
-    std::size_t size;
-    int from = every_rank;
-    int to = every_rank;
-    std::size_t in_at = 0;
-    std::size_t out_at = 0;
-};
-
-/// Where one rank finds its buffers itself, if that is not where the others find them.
-struct OwnPlace {
-    int rank = -1;           ///< none
-    std::byte* in = nullptr; ///< only read
-    std::byte* out = nullptr;
-};
-
-/// A collective in which all ranks have arrived, as the blocks that have to be moved or reduced.
-/// Blocks are numbered, and every rank finds the same ones.
-class Exchange {
-public:
-    Exchange(
-        Board& board, std::uint64_t sequence, Descriptor const& said, OwnPlace const& own = {}
-    ) noexcept
-        : board_{board}, sequence_{sequence}, said_{said}, own_{own} {}
-
-    [[nodiscard]] int blocks() const noexcept {
-        switch (said_.collective) {
-        case Collective::all_reduce:
-        case Collective::broadcast:
-        case Collective::barrier:
-        case Collective::scaled_all_reduce:
-        case Collective::reduce: return 1;
-        case Collective::all_to_all: return board_.size() * board_.size();
-        default: return board_.size();
-        }
-    }
-
-    /// The elements of block `b`, without looking for its place.
-    [[nodiscard]] std::size_t size_of_block(int b) const noexcept {
-        switch (said_.collective) {
-        case Collective::all_gather: return share(b, 0);
-        case Collective::gather: return share(b, said_.root);
-        case Collective::reduce_scatter: return share(0, b);
-        case Collective::scatter: return share(said_.root, b);
-        case Collective::all_to_all: return share(b / board_.size(), b % board_.size());
-        default: return said_.count;
-        }
-    }
-
-    /// Linear in the number of ranks.
-    [[nodiscard]] Block block(int b) const noexcept {
-        std::size_t const size = size_of_block(b);
-        auto const before = [&] {
-            std::size_t sum = 0;
-            for (int other = 0; other < b; ++other) {
-                sum += size_of_block(other);
-            }
-            return sum;
-        };
-        switch (said_.collective) {
-        case Collective::broadcast: return {size, said_.root};
-        case Collective::reduce: return {size, every_rank, said_.root};
-        case Collective::all_gather: return {size, b, every_rank, 0, before()};
-        case Collective::gather: return {size, b, said_.root, 0, before()};
-        case Collective::reduce_scatter: return {size, every_rank, b, before(), 0};
-        case Collective::scatter: return {size, said_.root, b, before(), 0};
-        case Collective::all_to_all: {
-            Block found{size, b / board_.size(), b % board_.size()};
-            for (int rank = 0; rank < found.to; ++rank) {
-                found.in_at += share(found.from, rank);
-            }
-            for (int rank = 0; rank < found.from; ++rank) {
-                found.out_at += share(rank, found.to);
-            }
-            return found;
-        }
-        default: return {size};
-        }
-    }
-
-    /// Computes the elements [begin, end) of all blocks, one after another, for all ranks.
-    void run(std::size_t begin, std::size_t end) const {
-        std::size_t first = 0; // of the block, in the same count
-        for (int b = 0; b < blocks() && first < end; ++b) {
-            std::size_t const size = size_of_block(b);
-            std::size_t const from = (std::max)(begin, first);
-            std::size_t const to = (std::min)(end, first + size);
-            if (from < to) {
-                run_part(block(b), from - first, to - first);
-            }
-            first += size;
-        }
-    }
-
-private:
-    /// Elements that rank `from` sends to rank `to`.
-    [[nodiscard]] std::size_t share(int from, int to) const noexcept {
-        return said_.has_counts ? board_.sends(from, sequence_)[static_cast<std::size_t>(to)]
-                                : said_.count;
-    }
-
-    /// Of the byte at `offset` in a rank's input or output; from there on to the end of its slice, if
-    /// the rank has a ring.
-    [[nodiscard]] std::byte* shared(int rank, std::size_t word, std::size_t offset) const noexcept {
-        auto const& said = board_.line(rank, sequence_).payload;
-        std::uint64_t const ring = said[ArrivalLine::ring];
-        return board_.place_at(said[word]) + (ring == 0 ? offset : offset % ring);
-    }
-    [[nodiscard]] std::byte* input(int rank, std::size_t offset) const noexcept {
-        return rank == own_.rank ? own_.in + offset : shared(rank, ArrivalLine::in, offset);
-    }
-    [[nodiscard]] std::byte* output(int rank, std::size_t offset) const noexcept {
-        return rank == own_.rank ? own_.out + offset : shared(rank, ArrivalLine::out, offset);
-    }
-
-    void run_part(Block const& block, std::size_t begin, std::size_t end) const {
-        std::size_t const element = size_of(said_.dtype);
-        auto const from = [&](std::size_t rank) {
-            return input(static_cast<int>(rank), (block.in_at + begin) * element);
-        };
-        auto const to = [&](std::size_t k) {
-            int const rank = block.to == every_rank ? static_cast<int>(k) : block.to;
-            return output(rank, (block.out_at + begin) * element);
-        };
-        auto const ranks = static_cast<std::size_t>(board_.size());
-        std::size_t const outputs = block.to == every_rank ? ranks : 1;
-        bool const is_scaled = said_.collective == Collective::scaled_all_reduce;
-        if (ranks == 1 && from(0) == to(0) && !is_scaled) {
-            return; // a sum over one rank is there already
-        }
-        if (block.from == every_rank) {
-            auto const factor = [&](std::size_t rank) {
-                return std::bit_cast<double>(
-                    board_.line(static_cast<int>(rank), sequence_).payload[ArrivalLine::factor]
-                );
-            };
-            reduce_to(
-                said_.dtype,
-                said_.op,
-                {ranks, from},
-                {outputs, to},
-                end - begin,
-                {is_scaled ? ranks : 0, factor}
-            );
-            return;
-        }
-        std::byte const* const source = from(static_cast<std::size_t>(block.from));
-        for (std::size_t k = 0; k < outputs; ++k) {
-            if (std::byte* const target = to(k); target != source) {
-                std::memcpy(target, source, (end - begin) * element);
-            }
-        }
-    }
-
-    Board& board_;
-    std::uint64_t sequence_;
-    Descriptor const& said_;
-    OwnPlace own_;
-};
-
-/// Whether all ranks have arrived for the same collective. Where there are counts, their tables tell.
-inline bool say_the_same(Board& board, std::uint64_t sequence) noexcept {
-    ArrivalLine const& first = board.line(0, sequence);
-    std::uint64_t const word = first.word.load(std::memory_order_relaxed) & ~ArrivalLine::frozen;
-    for (int rank = 1; rank < board.size(); ++rank) {
-        ArrivalLine const& line = board.line(rank, sequence);
-        if ((line.word.load(std::memory_order_relaxed) & ~ArrivalLine::frozen) != word ||
-            (ArrivalLine::tells_count(word) &&
-             line.payload[ArrivalLine::count] != first.payload[ArrivalLine::count])) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/// Why the ranks' words do not fit together, if they do not: every rank computes the same from the
-/// same lines and tables.
-inline std::optional<AbortReason>
-disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
-    auto const said_by = [&](int rank) {
-        ArrivalLine const& line = board.line(rank, sequence);
-        return ArrivalLine::decode(line.word.load(std::memory_order_relaxed), line.payload);
-    };
-    if (!say_the_same(board, sequence)) {
-        return reason_of_difference(board.size(), said_by);
-    }
-    for (int from = 0; mine.has_counts && from < board.size(); ++from) {
-        for (int to = 0; to < board.size(); ++to) {
-            std::size_t const sent = board.sends(from, sequence)[static_cast<std::size_t>(to)];
-            std::size_t const expected =
-                board.expects(to, sequence)[static_cast<std::size_t>(from)];
-            if (sent != expected) {
-                return AbortReason{
-                    FailureKind::mismatch,
-                    from == to ? std::vector{from}
-                               : std::vector{(std::min)(from, to), (std::max)(from, to)},
-                    concat(
-                        "counts differ in ",
-                        mine.text(),
-                        ": rank ",
-                        from,
-                        " has ",
-                        sent,
-                        " elements for rank ",
-                        to,
-                        ", which expects ",
-                        expected
-                    )
-                };
-            }
-        }
-    }
-    return std::nullopt;
-}
-
-/// Where each rank puts what it contributes to a small message.
-[[nodiscard]] inline std::byte*
-contribution(Board& board, std::uint64_t sequence, int rank, bool is_on_line) noexcept {
-    return is_on_line ? reinterpret_cast<std::byte*>(board.line(rank, sequence).payload.data())
-                      : board.slot(rank, sequence);
-}
-
-/// A small message: every rank reads what all contribute and combines it for itself.
-inline void combine_contributions(
-    Board& board,
-    std::uint64_t sequence,
-    Descriptor const& said,
-    bool is_on_line,
-    int rank,
-    void* out
-) {
-    auto const contributed_by = [&](std::size_t from) {
-        return contribution(board, sequence, static_cast<int>(from), is_on_line);
-    };
-    if (said.count == 0 || (said.collective == Collective::reduce && rank != said.root)) {
-        return;
-    }
-    if (said.collective == Collective::broadcast) {
-        auto const* const from = contributed_by(static_cast<std::size_t>(said.root));
-        std::memcpy(out, from, said.count * size_of(said.dtype));
-        return;
-    }
-    auto const in_place = [&](std::size_t) { return static_cast<std::byte*>(out); };
-    auto const ranks = static_cast<std::size_t>(board.size());
-    reduce_to(said.dtype, said.op, {ranks, contributed_by}, {1, in_place}, said.count);
-}
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/chunks.hpp
-
-/// @file
-/// How the ranks that have arrived in a large collective share its work. Each has a share of its own,
-/// so that what it computed last time is still in its caches, and takes over from others when it is
-/// through: so nobody waits for a rank that computes something else.
-
-namespace joinable::inline v0::detail {
-
-/// A large message is cut into `chunks` ranges of `chunk` elements, the same on every rank.
-struct Cut {
-    std::size_t total = 0;
-    std::size_t chunk = 1;
-    std::size_t chunks = 0;
-
-    Cut() = default;
-    Cut(Exchange const& exchange, std::size_t element, int world_size) noexcept {
-        for (int b = 0; b < exchange.blocks(); ++b) {
-            total += exchange.size_of_block(b);
-        }
-        std::size_t const bytes = total * element;
-        auto const ranks = static_cast<std::size_t>(world_size);
-        // One chunk each, as long as taking over half of one would save less than a line between two
-        // processors; else so small that all ranks end together, so large that claiming costs nothing.
-        std::size_t const wanted =
-            bytes <= tuning::one_chunk_bytes
-                ? bytes / ranks
-                : (std::min)(
-                      bytes / (tuning::chunks_per_rank * ranks), tuning::largest_chunk_bytes
-                  );
-        constexpr std::size_t line = 64;
-        chunk = (wanted / line + 1) * line / element;
-        chunks = (total + chunk - 1) / chunk;
-    }
-
-    /// The chunks of a rank's share are those from its first up to the first of the next rank.
-    [[nodiscard]] std::size_t first_of(int rank, int world_size) const noexcept {
-        return chunks * static_cast<std::size_t>(rank) / static_cast<std::size_t>(world_size);
-    }
-    /// How many they are.
-    [[nodiscard]] std::size_t share_of(int rank, int world_size) const noexcept {
-        return first_of(rank + 1, world_size) - first_of(rank, world_size);
-    }
-};
-
-[[nodiscard]] inline bool
-chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
-    std::uint64_t done = 0;
-    for (int rank = 0; rank < board.size(); ++rank) {
-        done += board.progress(rank, sequence).done.load();
-    }
-    return done == cut.chunks;
-}
-
-/// Whether some chunk will never be done: the rank that had claimed it died, and the board says why.
-/// All ranks find the same. @pre all chunks are claimed
-[[nodiscard]] inline bool
-chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
-    return board.is_spent() && board.may_be_lost(sequence) &&
-           !chunks_are_done(board, sequence, cut);
-}
-
-[[nodiscard]] inline bool
-has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut, int owner) noexcept {
-    auto const claimed = board.progress(owner, sequence).claimed.load(std::memory_order_relaxed);
-    return claimed < cut.share_of(owner, board.size());
-}
-/// Of any rank's share.
-[[nodiscard]] inline bool
-has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
-    for (int owner = 0; owner < board.size(); ++owner) {
-        if (has_unclaimed(board, sequence, cut, owner)) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/// A worker of `rank` computes chunks until none is left to claim in `shares` shares, of which its own
-/// is the first. Whether all are done, by whomever.
-inline bool run_chunks(
-    Board& board,
-    std::uint64_t sequence,
-    Descriptor const& said,
-    Cut const& cut,
-    int rank,
-    int shares,
-    Worker worker = Worker::rank
-) {
-    int const ranks = board.size();
-    std::uint64_t done = 0;
-    bool computes = false;
-    for (int k = 0; k < shares; ++k) {
-        int const owner = rank + k < ranks ? rank + k : rank + k - ranks;
-        std::size_t const first = cut.first_of(owner, ranks);
-        std::size_t const share = cut.share_of(owner, ranks);
-        std::atomic<std::uint64_t>& claimed = board.progress(owner, sequence).claimed;
-        while (claimed.load(std::memory_order_relaxed) < share) {
-            if (!computes) {
-                board.begin_computing(rank, worker, sequence);
-                computes = true;
-            }
-            std::uint64_t const mine = claimed.fetch_add(1);
-            if (mine >= share) {
-                break;
-            }
-            std::size_t const begin = (first + static_cast<std::size_t>(mine)) * cut.chunk;
-            Exchange{board, sequence, said}.run(begin, (std::min)(cut.total, begin + cut.chunk));
-            ++done;
-        }
-    }
-    if (computes) {
-        if (done != 0) {
-            board.progress(rank, sequence).done.fetch_add(done);
-            board.room.wake();
-        }
-        board.end_computing(rank, worker);
-    }
-    return chunks_are_done(board, sequence, cut);
-}
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/slices.hpp
-
-/// @file
-/// How a large collective gets on where some rank's buffer is out of the others' reach: in slices,
-/// through a ring of each such rank that all reach. A slice is copied in, reduced and copied out while
-/// it is in the caches, and a rank copies the next ones while others are still at the one before. Each
-/// rank has a share of every slice, and nobody takes it over: the rank must come for its copies anyway.
-
-namespace joinable::inline v0::detail {
-
-/// The parts of a message of `total` elements, the same on every rank.
-struct Slices {
-    std::size_t total = 0;
-    std::size_t element = 1; ///< bytes
-    std::size_t chunk = 1;   ///< elements of a slice that one rank computes
-    int ranks = 1;
-
-    Slices() = default;
-    Slices(Board const& board, Descriptor const& said) noexcept
-        : total{said.count}, element{size_of(said.dtype)}, chunk{chunk_bytes(board) / element},
-          ranks{board.size()} {}
-
-    /// Whether such a collective could be cut: every rank finds what belongs together in the same
-    /// place of its buffer.
-    [[nodiscard]] static bool fit(Collective collective) noexcept {
-        return collective == Collective::all_reduce || collective == Collective::broadcast ||
-               collective == Collective::reduce || collective == Collective::scaled_all_reduce;
-    }
-    /// What a rank needs to have slices on their way; smaller messages are not cut.
-    [[nodiscard]] static std::size_t ring_bytes(Board const& board) noexcept {
-        return tuning::slices_per_ring * chunk_bytes(board) *
-               static_cast<std::size_t>(board.size());
-    }
-
-    [[nodiscard]] std::size_t count() const noexcept {
-        std::size_t const slice = chunk * static_cast<std::size_t>(ranks);
-        return (total + slice - 1) / slice;
-    }
-    /// The elements [first, second) of a slice that are shared out to the ranks [from, to).
-    [[nodiscard]] std::pair<std::size_t, std::size_t>
-    range(std::size_t slice, int from, int to) const noexcept {
-        auto const start = [&](int rank) {
-            std::size_t const chunks =
-                slice * static_cast<std::size_t>(ranks) + static_cast<std::size_t>(rank);
-            return (std::min)(total, chunks * chunk);
-        };
-        return {start(from), start(to)};
-    }
-
-private:
-    /// Whole cache lines.
-    [[nodiscard]] static std::size_t chunk_bytes(Board const& board) noexcept {
-        constexpr std::size_t line = 64;
-        std::size_t const slice =
-            board.room.is_crowded() ? tuning::crowded_slice_bytes : tuning::slice_bytes;
-        return (slice / static_cast<std::size_t>(board.size()) / line + 1) * line;
-    }
-};
-
-/// How far one rank has got in it.
-class Pipeline {
-public:
-    Pipeline() = default;
-    /// @pre all ranks have arrived
-    Pipeline(Board& board, std::uint64_t sequence, Descriptor const& said) noexcept
-        : sequence_{sequence}, slices_{board, said}, count_{slices_.count()} {}
-
-    [[nodiscard]] static bool is_needed(Board& board, std::uint64_t sequence) noexcept {
-        for (int rank = 0; rank < board.size(); ++rank) {
-            if (board.line(rank, sequence).payload[ArrivalLine::ring] != 0) {
-                return true;
-            }
-        }
-        return false;
-    }
-
-    /// Does all that can be done without the others. Whether this rank's buffers are final. `Memory`
-    /// copies a range of bytes to this rank's ring, and from it.
-    template <class Memory>
-    bool advance(Board& board, Descriptor const& said, int rank, Memory& memory) {
-        ChunkProgress& mine = board.progress(rank, sequence_);
-        auto const own = memory.own(sequence_);
-        auto* const in = static_cast<std::byte*>(const_cast<void*>(own.in)); // is only read
-        OwnPlace const place{rank, in, static_cast<std::byte*>(own.out)};
-        Exchange const exchange{board, sequence_, said, place};
-        for (bool moves = true; moves;) {
-            moves = false;
-            if (lent_ < limit_of_lending(board, rank)) {
-                for_shares_of_others(lent_, rank, [&](std::size_t begin, std::size_t end) {
-                    memory.copy_in(sequence_, begin, end);
-                });
-                mine.lent.store(++lent_);
-                board.room.wake();
-                moves = true;
-            }
-            if (can_compute(board)) {
-                board.begin_computing(rank, Worker::rank, sequence_);
-                if (!is_given_up(board)) { // whoever gives up from here on waits for the end
-                    auto const [begin, end] = slices_.range(computed_, rank, rank + 1);
-                    exchange.run(begin, end);
-                    mine.done.store(++computed_);
-                }
-                board.end_computing(rank, Worker::rank);
-                board.room.wake();
-                moves = true;
-            }
-            if (taken_ < done_by_all(board)) {
-                for_shares_of_others(taken_, rank, [&](std::size_t begin, std::size_t end) {
-                    memory.copy_out(sequence_, begin, end);
-                });
-                ++taken_;
-                moves = true;
-            }
-        }
-        return taken_ == count_;
-    }
-
-    [[nodiscard]] bool can_advance(Board& board, int rank) const noexcept {
-        return lent_ < limit_of_lending(board, rank) || can_compute(board) ||
-               taken_ < done_by_all(board);
-    }
-
-    /// For whom this rank waits, if it cannot advance.
-    [[nodiscard]] std::vector<int> holding_up(Board& board) const {
-        std::uint64_t const done = done_by_all(board);
-        std::uint64_t const lent = lent_by_all(board);
-        std::vector<int> ranks;
-        for (int rank = 0; done != count_ && rank < board.size(); ++rank) {
-            ChunkProgress const& its = board.progress(rank, sequence_);
-            if (done < lent ? its.done.load() == done : its.lent.load() == lent) {
-                ranks.push_back(rank);
-            }
-        }
-        return ranks;
-    }
-
-    /// Whether this rank, which cannot advance, never will: because some rank that is not through has
-    /// died, because one has given up, or because the deadline of one for which it waits is over.
-    [[nodiscard]] bool is_lost(Board& board) const {
-        if (!board.is_spent()) {
-            return false;
-        }
-        for (int rank = 0; rank < board.size(); ++rank) {
-            ChunkProgress const& its = board.progress(rank, sequence_);
-            if (board.is_dead(rank) && (its.lent.load() != count_ || its.done.load() != count_)) {
-                return true;
-            }
-        }
-        if (is_given_up(board)) {
-            return true;
-        }
-        AbortReason const reason = board.reason();
-        std::vector<int> const ranks = holding_up(board);
-        return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
-            return is_overdue(reason, rank);
-        });
-    }
-    /// Whether some rank still computes a slice, and with it in this rank's memory. Not one that has
-    /// died, or whose deadline is over: its process has been stopped.
-    /// @pre this rank has told that it gives up, so that nobody begins another one
-    [[nodiscard]] bool is_in_use(Board& board) const {
-        AbortReason const reason = board.reason();
-        for (int const rank : board.computing(sequence_)) {
-            if (!board.is_dead(rank) && !is_overdue(reason, rank)) {
-                return true;
-            }
-        }
-        return false;
-    }
-
-private:
-    [[nodiscard]] static bool is_overdue(AbortReason const& reason, int rank) noexcept {
-        return reason.kind == FailureKind::timed_out &&
-               std::find(reason.ranks.begin(), reason.ranks.end(), rank) != reason.ranks.end();
-    }
-    /// By any rank: then it does not expect anybody in its memory any more.
-    [[nodiscard]] bool is_given_up(Board& board) const noexcept {
-        for (int rank = 0; rank < board.size(); ++rank) {
-            if (board.progress(rank, sequence_).has_given_up.load()) {
-                return true;
-            }
-        }
-        return false;
-    }
-    [[nodiscard]] bool can_compute(Board& board) const noexcept {
-        return computed_ < lent_by_all(board) && !is_given_up(board);
-    }
-
-    /// As bytes. Its own share a rank reads and writes where it is.
-    template <class Copy>
-    void for_shares_of_others(std::size_t slice, int rank, Copy const& copy) const {
-        for (auto const& [begin, end] :
-             {slices_.range(slice, 0, rank), slices_.range(slice, rank + 1, slices_.ranks)}) {
-            copy(begin * slices_.element, end * slices_.element);
-        }
-    }
-    [[nodiscard]] std::uint64_t limit_of_lending(Board& board, int rank) const noexcept {
-        bool const has_ring = board.line(rank, sequence_).payload[ArrivalLine::ring] != 0;
-        return has_ring ? (std::min)(count_, taken_ + tuning::slices_per_ring) : count_;
-    }
-    /// Of a number that each rank tells.
-    [[nodiscard]] std::uint64_t
-    least(Board& board, std::atomic<std::uint64_t> ChunkProgress::* told) const noexcept {
-        std::uint64_t least = count_;
-        for (int rank = 0; rank < board.size(); ++rank) {
-            least = (std::min)(least, (board.progress(rank, sequence_).*told).load());
-        }
-        return least;
-    }
-    [[nodiscard]] std::uint64_t lent_by_all(Board& board) const noexcept {
-        return least(board, &ChunkProgress::lent);
-    }
-    [[nodiscard]] std::uint64_t done_by_all(Board& board) const noexcept {
-        return least(board, &ChunkProgress::done);
-    }
-
-    std::uint64_t sequence_ = 0;
-    Slices slices_;
-    std::uint64_t count_ = 0;    ///< of slices; how many of them
-    std::uint64_t lent_ = 0;     ///< this rank has copied in
-    std::uint64_t computed_ = 0; ///< have its share done
-    std::uint64_t taken_ = 0;    ///< it has copied out
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/helper.hpp
-
-namespace joinable::inline v0::detail {
-
-/// Computes for a rank beside it, in collectives in which all ranks have arrived. It knows what the
-/// board knows: the rank itself is not asked, and finishes its collectives as always.
-class Helper {
-public:
-    Helper(Board& board, int rank) noexcept : board_{board}, rank_{rank} {}
-
-    /// Until stop().
-    void run() {
-        auto const forever = end_of_wait(SleepThrough{}());
-        while (!stops_.load()) {
-            board_.helpers_room.sleep([&] { return stops_.load() || help(); }, forever);
-        }
-    }
-    void stop() noexcept {
-        stops_.store(true);
-        board_.helpers_room.wake();
-    }
-
-private:
-    /// Computes in the oldest collective in which there is something left. Whether there was one.
-    bool help() {
-        std::uint64_t const first = board_.retired(rank_).load();
-        for (std::uint64_t k = 0; k < Board::max_in_flight; ++k) {
-            std::uint64_t const sequence = first + k;
-            if (!board_.has_arrived(rank_, sequence)) {
-                return false;
-            }
-            if (have_all_arrived(sequence)) {
-                bool const is_still_there = board_.begin_helping(rank_, sequence);
-                bool const has_computed = is_still_there && compute(sequence);
-                board_.end_computing(rank_, Worker::helper);
-                board_.room.wake(); // whoever waits for the slots
-                if (has_computed) {
-                    return true;
-                }
-            }
-        }
-        return false;
-    }
-
-    [[nodiscard]] bool have_all_arrived(std::uint64_t sequence) noexcept {
-        for (int rank = 0; rank < board_.size(); ++rank) {
-            if (!board_.has_arrived(rank, sequence)) {
-                return false;
-            }
-        }
-        return true;
-    }
-
-    /// @pre all have arrived, and the slots stay as they are
-    bool compute(std::uint64_t sequence) {
-        ArrivalLine const& line = board_.line(rank_, sequence);
-        Descriptor const said = ArrivalLine::decode(line.word.load(), line.payload);
-        if (is_small(said) || disagreement(board_, sequence, said)) {
-            return false; // the rank itself tells the others
-        }
-        if (Pipeline::is_needed(board_, sequence)) {
-            return false; // it does not know the rank's own memory
-        }
-        Cut const cut{Exchange{board_, sequence, said}, size_of(said.dtype), board_.size()};
-        bool const has_some = has_unclaimed(board_, sequence, cut);
-        if (has_some) {
-            run_chunks(board_, sequence, said, cut, rank_, board_.size(), Worker::helper);
-        }
-        return has_some;
-    }
-
-    Board& board_;
-    int rank_;
-    std::atomic<bool> stops_{false};
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/communicator/detail/board_communicator.hpp
+// ---- joinable/communicator/shared_memory/group/board_communicator.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -13745,7 +13738,7 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/lent_memory.hpp
+// ---- joinable/communicator/shared_memory/engine/lent_memory.hpp
 
 /// @file
 /// Where the other ranks find the buffers of a large collective until it is done.
@@ -13905,7 +13898,7 @@ using LentBy = std::conditional_t<Memory::is_all_in_reach, OwnMemory, StagedMemo
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/endpoint.hpp
+// ---- joinable/communicator/shared_memory/engine/endpoint.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -14314,7 +14307,7 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/home.hpp
+// ---- joinable/communicator/shared_memory/group/home.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -14371,7 +14364,7 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/group_rank.hpp
+// ---- joinable/communicator/shared_memory/group/group_rank.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -14661,7 +14654,7 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/group_work.hpp
+// ---- joinable/communicator/shared_memory/group/group_work.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -14738,9 +14731,15 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/detail/members.hpp
+// ---- joinable/communicator/shared_memory/process/members.hpp
 
 #if defined(__linux__) // elsewhere there are no process ranks
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <vector>
 
 #include <cerrno>
 #include <pthread.h>
@@ -14862,9 +14861,17 @@ struct alignas(64) MemberTable {
 
 #endif
 
-// ---- joinable/communicator/detail/process_segment.hpp
+// ---- joinable/communicator/shared_memory/process/process_segment.hpp
 
 #if defined(__linux__) // elsewhere there are no process ranks
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
 
 #include <cerrno>
 #include <cstring>
@@ -14987,9 +14994,17 @@ private:
 
 #endif
 
-// ---- joinable/communicator/detail/shared_object.hpp
+// ---- joinable/communicator/shared_memory/process/shared_object.hpp
 
 #if defined(__linux__) // elsewhere there are no process ranks
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
 
 #include <cerrno>
 #include <cstring>
@@ -15182,9 +15197,22 @@ private:
 
 #endif
 
-// ---- joinable/communicator/detail/named_segment.hpp
+// ---- joinable/communicator/shared_memory/process/named_segment.hpp
 
 #if defined(__linux__) // elsewhere there are no process ranks
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include <cerrno>
 #include <cstring>
@@ -15516,9 +15544,14 @@ private:
 
 #endif
 
-// ---- joinable/communicator/detail/process_rank.hpp
+// ---- joinable/communicator/shared_memory/process/process_rank.hpp
 
 #if defined(__linux__) // elsewhere there are no process ranks
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <utility>
 
 namespace joinable::inline v0::detail {
 
@@ -15560,9 +15593,15 @@ private:
 
 #endif
 
-// ---- joinable/communicator/detail/shared_mapping.hpp
+// ---- joinable/communicator/shared_memory/process/shared_mapping.hpp
 
 #if defined(__linux__) // elsewhere there are no process ranks
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
 
 #include <cerrno>
 #include <cstring>
@@ -15651,7 +15690,7 @@ template <class Comm>
 
 #endif
 
-// ---- joinable/communicator/process.hpp
+// ---- joinable/communicator/shared_memory/process.hpp
 
 #if defined(__linux__) // elsewhere there are no process ranks
 
@@ -15786,7 +15825,7 @@ private:
 
 #endif
 
-// ---- joinable/communicator/progress_thread.hpp
+// ---- joinable/communicator/shared_memory/progress_thread.hpp
 
 namespace joinable::inline v0 {
 
@@ -15820,9 +15859,110 @@ private:
 
 } // namespace joinable::inline v0
 
-// ---- joinable/communicator/detail/child_processes.hpp
+// ---- joinable/communicator/shared_buffer.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+template <class T>
+consteval void check_shared_element() {
+    static_assert(
+        std::is_trivially_copyable_v<T>,
+        "shared_buffer: processes share bytes, so the elements must be trivially copyable: "
+        "numbers, or structures of them, but no containers and no strings"
+    );
+}
+
+template <class T>
+[[nodiscard]] std::size_t bytes_of_elements(std::size_t count) {
+    if (count > (std::numeric_limits<std::size_t>::max)() / sizeof(T)) {
+        throw ContractViolation{
+            concat("a shared buffer of ", count, " elements of ", sizeof(T), " bytes: too many")
+        };
+    }
+    return count * sizeof(T);
+}
+
+} // namespace detail
+
+/// The handle of one rank to elements that all ranks see: made by shared_buffer(), zero at first.
+/// A view in what const means, an owner in how long they live: until the last handle is gone,
+/// whether or not ranks or communicators are. It models Tensor. Each rank that gives it as the output
+/// of a collective writes the result, at its own time: give it on one rank, or meet at a barrier()
+/// before anything else is written there.
+///
+/// What ranks write at the same time is theirs to order, by std::atomic_ref; what a rank wrote
+/// before a barrier() the others see behind it.
+template <class T>
+class SharedBuffer {
+public:
+    using value_type = T;
+
+    SharedBuffer() = default; ///< no elements
+    /// For shared_buffer(). @pre `memory` has room for `count` elements
+    SharedBuffer(Arena memory, std::size_t count) noexcept
+        : memory_{std::move(memory)}, count_{count} {
+        detail::check_shared_element<T>();
+    }
+    SharedBuffer(SharedBuffer&& other) noexcept
+        : memory_{std::move(other.memory_)}, count_{std::exchange(other.count_, 0)} {}
+    SharedBuffer& operator=(SharedBuffer&& other) noexcept {
+        memory_ = std::move(other.memory_);
+        count_ = std::exchange(other.count_, 0);
+        return *this;
+    }
+    ~SharedBuffer() = default;
+
+    [[nodiscard]] T* data() const noexcept { return reinterpret_cast<T*>(memory_.data()); }
+    [[nodiscard]] std::size_t size() const noexcept { return count_; }
+    [[nodiscard]] T* begin() const noexcept { return data(); }
+    [[nodiscard]] T* end() const noexcept { return data() + count_; }
+    /// @pre i < size()
+    [[nodiscard]] T& operator[](std::size_t i) const noexcept { return data()[i]; }
+
+private:
+    Arena memory_;
+    std::size_t count_ = 0;
+};
+
+template <Element U>
+struct tensor_traits<SharedBuffer<U>> {
+    using value_type = U;
+    static U* data(SharedBuffer<U> const& t) noexcept { return t.data(); }
+    static std::array<std::size_t, 1> extents(SharedBuffer<U> const& t) noexcept {
+        return {{t.size()}};
+    }
+};
+
+/// Makes `count` elements that all ranks of `comm` share, all of them zero. Collective, blocks; the
+/// same count on every rank. What torch.multiprocessing's shared tensors are for; memory that is
+/// there before the ranks are, and after, is shared_buffer(count).
+/// @throws Mismatch            ranks give different counts; on all of them.
+/// @throws CommunicationError, std::bad_alloc  there is no such memory; on all ranks.
+template <class T, Communicator Comm>
+[[nodiscard]] SharedBuffer<T> shared_buffer(Comm& comm, std::size_t count) {
+    detail::check_shared_element<T>();
+    static_assert(
+        SharesMemory<Comm>,
+        "shared_buffer: this communicator has no member 'Arena share(std::size_t bytes)'; add it, "
+        "or use one that models SharesMemory: its ranks must be on one machine"
+    );
+    return {comm.share(detail::bytes_of_elements<T>(count)), count};
+}
+
+} // namespace joinable::inline v0
+
+// ---- joinable/communicator/shared_memory/process/child_processes.hpp
 
 #if defined(__linux__) // elsewhere there are no process ranks
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <limits>
+#include <string>
+#include <vector>
 
 #include <cerrno>
 #include <csignal>
@@ -16009,101 +16149,7 @@ private:
 
 #endif
 
-// ---- joinable/communicator/shared_buffer.hpp
-
-namespace joinable::inline v0 {
-
-namespace detail {
-
-template <class T>
-consteval void check_shared_element() {
-    static_assert(
-        std::is_trivially_copyable_v<T>,
-        "shared_buffer: processes share bytes, so the elements must be trivially copyable: "
-        "numbers, or structures of them, but no containers and no strings"
-    );
-}
-
-template <class T>
-[[nodiscard]] std::size_t bytes_of_elements(std::size_t count) {
-    if (count > (std::numeric_limits<std::size_t>::max)() / sizeof(T)) {
-        throw ContractViolation{
-            concat("a shared buffer of ", count, " elements of ", sizeof(T), " bytes: too many")
-        };
-    }
-    return count * sizeof(T);
-}
-
-} // namespace detail
-
-/// The handle of one rank to elements that all ranks see: made by shared_buffer(), zero at first.
-/// A view in what const means, an owner in how long they live: until the last handle is gone,
-/// whether or not ranks or communicators are. It models Tensor. Each rank that gives it as the output
-/// of a collective writes the result, at its own time: give it on one rank, or meet at a barrier()
-/// before anything else is written there.
-///
-/// What ranks write at the same time is theirs to order, by std::atomic_ref; what a rank wrote
-/// before a barrier() the others see behind it.
-template <class T>
-class SharedBuffer {
-public:
-    using value_type = T;
-
-    SharedBuffer() = default; ///< no elements
-    /// For shared_buffer(). @pre `memory` has room for `count` elements
-    SharedBuffer(Arena memory, std::size_t count) noexcept
-        : memory_{std::move(memory)}, count_{count} {
-        detail::check_shared_element<T>();
-    }
-    SharedBuffer(SharedBuffer&& other) noexcept
-        : memory_{std::move(other.memory_)}, count_{std::exchange(other.count_, 0)} {}
-    SharedBuffer& operator=(SharedBuffer&& other) noexcept {
-        memory_ = std::move(other.memory_);
-        count_ = std::exchange(other.count_, 0);
-        return *this;
-    }
-    ~SharedBuffer() = default;
-
-    [[nodiscard]] T* data() const noexcept { return reinterpret_cast<T*>(memory_.data()); }
-    [[nodiscard]] std::size_t size() const noexcept { return count_; }
-    [[nodiscard]] T* begin() const noexcept { return data(); }
-    [[nodiscard]] T* end() const noexcept { return data() + count_; }
-    /// @pre i < size()
-    [[nodiscard]] T& operator[](std::size_t i) const noexcept { return data()[i]; }
-
-private:
-    Arena memory_;
-    std::size_t count_ = 0;
-};
-
-template <Element U>
-struct tensor_traits<SharedBuffer<U>> {
-    using value_type = U;
-    static U* data(SharedBuffer<U> const& t) noexcept { return t.data(); }
-    static std::array<std::size_t, 1> extents(SharedBuffer<U> const& t) noexcept {
-        return {{t.size()}};
-    }
-};
-
-/// Makes `count` elements that all ranks of `comm` share, all of them zero. Collective, blocks; the
-/// same count on every rank. What torch.multiprocessing's shared tensors are for; memory that is
-/// there before the ranks are, and after, is shared_buffer(count).
-/// @throws Mismatch            ranks give different counts; on all of them.
-/// @throws CommunicationError, std::bad_alloc  there is no such memory; on all ranks.
-template <class T, Communicator Comm>
-[[nodiscard]] SharedBuffer<T> shared_buffer(Comm& comm, std::size_t count) {
-    detail::check_shared_element<T>();
-    static_assert(
-        SharesMemory<Comm>,
-        "shared_buffer: this communicator has no member 'Arena share(std::size_t bytes)'; add it, "
-        "or use one that models SharesMemory: its ranks must be on one machine"
-    );
-    return {comm.share(detail::bytes_of_elements<T>(count)), count};
-}
-
-} // namespace joinable::inline v0
-
-// ---- joinable/communicator/run_processes.hpp
+// ---- joinable/communicator/shared_memory/run_processes.hpp
 
 #if defined(__linux__) // elsewhere there are no process ranks
 
@@ -16226,7 +16272,7 @@ void run_processes(int world_size, F body) {
 
 #endif
 
-// ---- joinable/communicator/detail/sharing.hpp
+// ---- joinable/communicator/shared_memory/group/shared_heap.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -16273,7 +16319,7 @@ template <class Comm>
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/thread.hpp
+// ---- joinable/communicator/shared_memory/thread.hpp
 
 namespace joinable::inline v0 {
 
@@ -16320,7 +16366,7 @@ private:
 
 } // namespace joinable::inline v0
 
-// ---- joinable/communicator/run_threads.hpp
+// ---- joinable/communicator/shared_memory/run_threads.hpp
 
 namespace joinable::inline v0 {
 

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <string>
 
-#include <joinable/tensor/copy.hpp>
+#include <joinable/device/copy.hpp>
 
 namespace {
 

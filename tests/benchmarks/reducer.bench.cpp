@@ -10,8 +10,8 @@
 #include <vector>
 
 #include <joinable/bucket/reducer.hpp>
-#include <joinable/communicator/run_threads.hpp>
-#include <joinable/communicator/thread.hpp>
+#include <joinable/communicator/shared_memory/run_threads.hpp>
+#include <joinable/communicator/shared_memory/thread.hpp>
 
 #include "weights.hpp"
 

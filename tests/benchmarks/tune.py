@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSL-1.0
-"""Measures every number of communicator/detail/tuning.hpp beside others, and prints that header anew with the best.
+"""Measures every number of communicator/shared_memory/board/tuning.hpp beside others, and prints that header anew with the best.
 
     python3 tests/benchmarks/tune.py [rounds]
 

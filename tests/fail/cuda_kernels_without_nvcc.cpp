@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // EXPECT: joinable/device/cuda_kernels.hpp has kernels: include it where nvcc compiles
-#include <joinable/device/cuda_kernels.hpp>
+#include <joinable/device/cuda/kernels.hpp>
 
 int main() {
     return joinable::cuda_kernels().run == nullptr ? 1 : 0;

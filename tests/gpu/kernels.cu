@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-#include <joinable/device/cuda_kernels.hpp>
+#include <joinable/device/cuda/kernels.hpp>
 
 namespace joinable_gpu {
 

@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include <joinable/joinable.hpp>
+#include <joinable/join/joinable.hpp>
 
 namespace joinable_tests {
 

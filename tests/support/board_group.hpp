@@ -3,7 +3,7 @@
 
 #include <chrono>
 
-#include <joinable/communicator/detail/board.hpp>
+#include <joinable/communicator/shared_memory/board/board.hpp>
 
 namespace joinable_tests {
 

@@ -12,8 +12,8 @@
 #include <support/fake_cuda/fake_cuda.hpp>
 #include <support/nccl_ranks.hpp>
 
-#include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/capabilities.hpp>
+#include <joinable/device/arena.hpp>
 #include <joinable/nccl.hpp>
 
 namespace joinable_tests {

@@ -20,10 +20,10 @@
 #include <support/failed_checks.hpp>
 #include <support/hang.hpp>
 
-#include <joinable/communicator/detail/members.hpp>
-#include <joinable/communicator/detail/named_segment.hpp>
-#include <joinable/communicator/detail/shared_object.hpp>
-#include <joinable/communicator/process.hpp>
+#include <joinable/communicator/shared_memory/process.hpp>
+#include <joinable/communicator/shared_memory/process/members.hpp>
+#include <joinable/communicator/shared_memory/process/named_segment.hpp>
+#include <joinable/communicator/shared_memory/process/shared_object.hpp>
 
 namespace joinable_tests {
 

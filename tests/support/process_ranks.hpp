@@ -16,7 +16,7 @@
 #include <support/ranks.hpp>
 #include <support/shared.hpp>
 
-#include <joinable/communicator/run_processes.hpp>
+#include <joinable/communicator/shared_memory/run_processes.hpp>
 
 namespace joinable_tests {
 

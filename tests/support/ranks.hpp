@@ -13,8 +13,8 @@
 
 #include <support/hang.hpp>
 
-#include <joinable/communicator/run_threads.hpp>
-#include <joinable/communicator/thread.hpp>
+#include <joinable/communicator/shared_memory/run_threads.hpp>
+#include <joinable/communicator/shared_memory/thread.hpp>
 
 namespace joinable_tests {
 

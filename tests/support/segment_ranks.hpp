@@ -9,7 +9,7 @@
 #include <support/failed_checks.hpp>
 #include <support/hang.hpp>
 
-#include <joinable/communicator/run_processes.hpp>
+#include <joinable/communicator/shared_memory/run_processes.hpp>
 
 namespace joinable_tests {
 

@@ -12,8 +12,8 @@
 
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/memory.hpp>
-#include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/device/arena.hpp>
 #include <joinable/tensor/tensor_list.hpp>
 
 namespace joinable::inline v0 {

@@ -3,10 +3,10 @@
 
 #include <cstddef>
 
-#include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/communicator/make_arena.hpp>
+#include <joinable/device/arena.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/device/host.hpp>
 

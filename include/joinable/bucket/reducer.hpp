@@ -10,17 +10,17 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/agreement/host_collectives.hpp>
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/detail/gradients.hpp>
 #include <joinable/bucket/detail/iteration.hpp>
 #include <joinable/bucket/memory.hpp>
 #include <joinable/bucket/options.hpp>
 #include <joinable/bucket/timeline.hpp>
-#include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/communicator/detail/host_collectives.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/device/arena.hpp>
 
 namespace joinable::inline v0 {
 

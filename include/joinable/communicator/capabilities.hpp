@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <span>
 
-#include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/work.hpp>
+#include <joinable/device/arena.hpp>
 #include <joinable/tensor/buffer.hpp>
 
 /// @file

@@ -3,10 +3,10 @@
 
 #include <cstddef>
 
-#include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/device_of.hpp>
+#include <joinable/device/arena.hpp>
 
 namespace joinable::inline v0 {
 

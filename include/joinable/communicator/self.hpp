@@ -5,12 +5,12 @@
 #include <cstring>
 #include <utility>
 
-#include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/checks.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/device/copy.hpp>
 #include <joinable/tensor/any_view.hpp>
-#include <joinable/tensor/copy.hpp>
 
 namespace joinable::inline v0 {
 

@@ -7,10 +7,10 @@
 #include <type_traits>
 #include <utility>
 
-#include <joinable/communicator/arena.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/traits.hpp>

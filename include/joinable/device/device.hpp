@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include <joinable/communicator/arena.hpp>
+#include <joinable/device/arena.hpp>
 #include <joinable/fwd.hpp>
 #include <joinable/tensor/traits.hpp>
 
@@ -38,7 +38,7 @@ public:
     /// Zeroed; may outlive the device. `alignment` is a power of two.
     [[nodiscard]] virtual Arena allocate(std::size_t bytes, std::size_t alignment) = 0;
 
-    // Operations, as the functions of the same names in tensor/copy.hpp. They may be put off until
+    // Operations, as the functions of the same names in device/copy.hpp. They may be put off until
     // submit(): views stay valid until then.
     virtual void copy(AnyView const& from, AnyView const& to) = 0;
     virtual void scale_copy(AnyView const& from, double factor, AnyView const& to) = 0;

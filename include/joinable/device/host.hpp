@@ -5,9 +5,9 @@
 #include <cstring>
 #include <vector>
 
-#include <joinable/bucket/detail/permute_sections.hpp>
+#include <joinable/device/copy.hpp>
+#include <joinable/device/detail/permute_sections.hpp>
 #include <joinable/device/device.hpp>
-#include <joinable/tensor/copy.hpp>
 
 namespace joinable::inline v0 {
 

@@ -14,11 +14,11 @@
 #include <vector>
 
 #include <joinable/detail/type_name.hpp>
-#include <joinable/join/attachments.hpp>
+#include <joinable/join/detail/attachments.hpp>
+#include <joinable/join/detail/hooks.hpp>
 #include <joinable/join/guarded_range.hpp>
-#include <joinable/join/hooks.hpp>
+#include <joinable/join/joinable.hpp>
 #include <joinable/join/participants.hpp>
-#include <joinable/joinable.hpp>
 
 namespace joinable::inline v0 {
 

@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include <joinable/hook/ordering.hpp>
-#include <joinable/joinable.hpp>
+#include <joinable/join/joinable.hpp>
 
 namespace joinable::inline v0 {
 

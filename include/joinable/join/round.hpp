@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <joinable/join/held.hpp>
+#include <joinable/join/detail/held.hpp>
 #include <joinable/join/options.hpp>
 
 namespace joinable::inline v0 {

@@ -4,7 +4,7 @@
 #include <concepts>
 #include <utility>
 
-#include <joinable/joinable.hpp>
+#include <joinable/join/joinable.hpp>
 
 namespace joinable::inline v0 {
 

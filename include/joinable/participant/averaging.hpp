@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
+#include <joinable/agreement/host_collectives.hpp>
 #include <joinable/bucket/options.hpp>
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/communicator/detail/host_collectives.hpp>
 #include <joinable/error.hpp>
 #include <joinable/hook/keywords.hpp>
 #include <joinable/join/round.hpp>

@@ -1,28 +1,18 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <array>
 #include <cstddef>
-#include <cstring>
-#include <exception>
 #include <utility>
 #include <vector>
 
-#include <cuda_runtime_api.h>
-#include <nccl.h>
-
 #include <joinable/bucket/options.hpp>
-#include <joinable/communicator/arena.hpp>
-#include <joinable/communicator/detail/checks.hpp>
-#include <joinable/communicator/detail/descriptor.hpp>
-#include <joinable/communicator/detail/nccl_captures.hpp>
-#include <joinable/communicator/detail/nccl_scaled_sum.hpp>
-#include <joinable/communicator/nccl_graph.hpp>
+#include <joinable/communicator/nccl/captured_averages.hpp>
 #include <joinable/detail/scoped_flag.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
-#include <joinable/joinable.hpp>
+#include <joinable/join/joinable.hpp>
 #include <joinable/participant/averaging.hpp>
+#include <joinable/participant/detail/captures.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
 
@@ -65,12 +55,9 @@ public:
         GradientKind kind = GradientKind::mean
     )
         : comm_{comm}, gradients_{std::move(gradients)}, passes_{std::move(passes)},
-          averaging_{kind}, graph_{comm},
-          staging_{comm.device_memory().allocate_staging(max_turns * sizeof(Factors))},
-          factors_{comm.device_memory().allocate(sizeof(Factors), Arena::default_alignment)} {
+          averaging_{kind}, averages_{comm} {
         for (Buffer const& gradient : gradients_) {
-            detail::check_memory(gradient);
-            graph_.rank().check_memory(gradient);
+            averages_.check(gradient);
             if (!is_floating_point(gradient.dtype) || gradient.count == 0) {
                 throw ContractViolation{detail::concat(
                     "a captured step averages gradients of floating-point numbers, but was given ",
@@ -85,18 +72,7 @@ public:
     CapturedStep(CapturedStep const&) = delete;
     CapturedStep& operator=(CapturedStep const&) = delete;
     /// Waits for what is under way, up to the deadline; while unwinding it aborts.
-    ~CapturedStep() {
-        for (detail::NcclLaunch*& turn : turns_) {
-            try {
-                if (std::uncaught_exceptions() > exceptions_ && turn != nullptr &&
-                    !turn->is_settled()) {
-                    graph_.rank().abort_for_exception("a captured step");
-                }
-                end(turn);
-            } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are told
-            }
-        }
-    }
+    ~CapturedStep() = default;
 
     /// Collective. A round: enqueues both passes and the averages, and returns; the caller's stream is
     /// behind them. The host waits where it is four rounds ahead.
@@ -131,7 +107,7 @@ public:
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
         /// A rank that was joined all the time has captured no passes.
-        ~Hook() { step_.graph_.let_go(); }
+        ~Hook() { step_.averages_.let_go(); }
         static bool takes_part(Round const& round) noexcept { return round.will_sync(); }
         void main_hook(Round const& round) { step_.run(round, false); }
         void post_hook(bool) noexcept {}
@@ -149,41 +125,12 @@ public:
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
 
 private:
-    /// One number in each of the four dtypes that gradients have.
-    using Factors = std::array<detail::NcclScalar, 4>;
-    static_assert(static_cast<std::size_t>(DType::f64) == 3);
-    static constexpr std::size_t max_turns = 4; ///< by which the host may be ahead
-
     void run(Round const& round, bool is_active) {
         double const factor = averaging_.factor(comm_, round);
-        if (!graph_.is_captured()) {
-            graph_.capture([&] { record(is_active); });
+        if (!averages_.is_captured()) {
+            averages_.capture([&] { record(is_active); });
         }
-        graph_.set_shadow(!is_active || !round.contributes());
-        detail::NcclLaunch*& turn = turns_[next_];
-        std::byte* const staged = staging_.data() + next_ * sizeof(Factors);
-        next_ = (next_ + 1) % turns_.size();
-        end(turn);
-        Factors factors{};
-        for (std::size_t dtype = 0; dtype < factors.size(); ++dtype) {
-            factors[dtype] = detail::nccl_scalar(static_cast<DType>(dtype), factor);
-        }
-        std::memcpy(staged, &factors, sizeof(Factors));
-        turn = &graph_.launch([&](cudaStream_t stream) {
-            graph_.rank().check(
-                cudaMemcpyAsync(
-                    factors_.data(), staged, sizeof(Factors), cudaMemcpyHostToDevice, stream
-                ),
-                "cudaMemcpyAsync"
-            );
-        });
-        graph_.rank().order_before(*turn, graph_.rank().caller());
-    }
-    void end(detail::NcclLaunch*& turn) {
-        if (detail::NcclLaunch* const launch = std::exchange(turn, nullptr)) {
-            graph_.rank().release(*launch);
-            graph_.rank().synchronize(*launch);
-        }
+        averages_.run(factor, !is_active || !round.contributes());
     }
 
     void record(bool is_active) {
@@ -200,7 +147,7 @@ private:
                     "); list the gradients in the order in which they become final"
                 )};
             }
-            add(gradients_[next++]);
+            averages_.add(gradients_[next++]);
         };
         if (is_active) {
             passes_(ready);
@@ -215,42 +162,16 @@ private:
             }
         } else {
             for (Buffer const& gradient : gradients_) {
-                add(gradient);
+                averages_.add(gradient);
             }
         }
     }
-    void add(Buffer gradient) {
-        detail::Descriptor const said{
-            detail::Collective::scaled_all_reduce, gradient.dtype, ReduceOp::sum, 0, gradient.count
-        };
-        graph_.add(said, gradient, [&](ncclComm_t comm, cudaStream_t stream) {
-            std::byte* const factor = factors_.data() + static_cast<std::size_t>(gradient.dtype) *
-                                                            sizeof(detail::NcclScalar);
-            detail::NcclScaledSum const sum{comm, gradient.dtype, factor};
-            return sum.result() != ncclSuccess ? sum.result()
-                                               : ncclAllReduce(
-                                                     gradient.data,
-                                                     gradient.data,
-                                                     gradient.count,
-                                                     detail::nccl_type(gradient.dtype),
-                                                     sum.op(),
-                                                     comm,
-                                                     stream
-                                                 );
-        });
-    }
-
     Comm& comm_;
     std::vector<Buffer> gradients_;
     Passes passes_;
     detail::Averaging averaging_;
-    detail::NcclGraph graph_;
-    Arena staging_; ///< on the host: those of each turn, as a launch may read them late
-    Arena factors_; ///< on the device, where graphs read them; freed first, which waits for them
-    std::array<detail::NcclLaunch*, max_turns> turns_{}; ///< under way, or null
-    std::size_t next_ = 0;
+    detail::NcclCapturedAverages averages_; ///< waits for its runs before the rest is gone
     JoinState state_;
-    int exceptions_ = std::uncaught_exceptions();
 };
 
 template <class Comm, class Passes>

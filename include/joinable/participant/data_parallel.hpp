@@ -19,12 +19,12 @@
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/detail/scoped_flag.hpp>
+#include <joinable/join/joinable.hpp>
 #include <joinable/join/result.hpp>
-#include <joinable/joinable.hpp>
 #include <joinable/participant/averaging.hpp>
-#include <joinable/participant/check_parameters.hpp>
-#include <joinable/participant/module_state.hpp>
-#include <joinable/participant/verify.hpp>
+#include <joinable/participant/detail/check_parameters.hpp>
+#include <joinable/participant/detail/module_state.hpp>
+#include <joinable/participant/detail/verify.hpp>
 
 namespace joinable::inline v0 {
 

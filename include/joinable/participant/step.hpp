@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include <joinable/joinable.hpp>
+#include <joinable/join/joinable.hpp>
 
 namespace joinable::inline v0 {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // What a guard changes outside itself, and what it needs to be its own.
-#include <joinable/join/attachments.hpp>
+#include <joinable/join/detail/attachments.hpp>
 
 #include <algorithm>
 #include <chrono>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-#include <joinable/join/roll_call.hpp>
+#include <joinable/join/detail/roll_call.hpp>
 
 #include <cstdint>
 #include <span>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // Guards whose ranks know at entry how many inputs each of them has.
-#include <joinable/join/schedule.hpp>
+#include <joinable/join/detail/schedule.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-#include <joinable/join/skew.hpp>
+#include <joinable/join/detail/skew.hpp>
 
 #include <chrono>
 #include <mutex>

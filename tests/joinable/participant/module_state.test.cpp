@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-#include <joinable/participant/module_state.hpp>
+#include <joinable/participant/detail/module_state.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -12,9 +12,9 @@
 
 #include <support/fake_cuda/fake_cuda.hpp>
 
-#include <joinable/communicator/thread.hpp>
+#include <joinable/communicator/shared_memory/thread.hpp>
 #include <joinable/cuda.hpp>
-#include <joinable/tensor/copy.hpp>
+#include <joinable/device/copy.hpp>
 
 namespace joinable_tests {
 

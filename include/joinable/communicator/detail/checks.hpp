@@ -21,13 +21,8 @@
 
 namespace joinable::inline v0::detail {
 
-[[nodiscard]] constexpr bool is_floating(DType dtype) noexcept {
-    return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 ||
-           dtype == DType::f64;
-}
-
 inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
-    if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating(buffer.dtype)) {
+    if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating_point(buffer.dtype)) {
         throw ContractViolation{concat(
             "a reduction with ",
             name_of(op),
@@ -38,7 +33,7 @@ inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
 }
 
 inline void check_scaled(ConstBuffer buffer, ReduceOp op) {
-    if (op != ReduceOp::sum || !is_floating(buffer.dtype)) {
+    if (op != ReduceOp::sum || !is_floating_point(buffer.dtype)) {
         throw ContractViolation{concat(
             "a scaled reduction is a sum of floating-point elements, but was asked for ",
             name_of(op),

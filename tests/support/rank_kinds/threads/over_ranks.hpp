@@ -5,7 +5,7 @@
 
 #include <support/ranks.hpp>
 
-#include <joinable/communicator/thread.hpp>
+#include <joinable/communicator/shared_memory/thread.hpp>
 
 /// @file
 /// What tests of guards and participants run over. Each program that has them finds one header of this

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include <joinable/agreement/host_collectives.hpp>
+#include <joinable/communicator/communicator.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// A participant's communicator as the guard sees it: type-erased, so that the type of a guard
+/// does not depend on it, and small, because a guard only sums words and aborts.
+class ControlCommunicator {
+public:
+    ControlCommunicator() = default;
+    ControlCommunicator(ControlCommunicator const&) = delete;
+    ControlCommunicator& operator=(ControlCommunicator const&) = delete;
+    virtual ~ControlCommunicator() = default;
+
+    [[nodiscard]] virtual int rank() const = 0;
+    [[nodiscard]] virtual int size() const = 0;
+    /// Identity: two participants over one communicator object have the same.
+    [[nodiscard]] virtual void const* address() const noexcept = 0;
+
+    /// Starts summing `words` over all ranks, in place. One sum at a time.
+    virtual void post_sum(std::span<std::uint64_t> words) = 0;
+    virtual bool test_sum() = 0;
+    virtual void wait_sum() = 0;
+
+    /// Local. Nothing where the communicator cannot abort.
+    virtual void abort(AbortReason const& reason) = 0;
+    [[nodiscard]] virtual bool can_abort() const noexcept = 0;
+
+    /// Local. False where the communicator cannot renew deadlines.
+    virtual bool keep_alive() = 0;
+
+    /// Local. The deadline that was in force, none where the communicator has no deadline.
+    virtual std::optional<std::chrono::nanoseconds>
+    exchange_deadline(std::chrono::nanoseconds deadline) = 0;
+
+    void sum(std::span<std::uint64_t> words) {
+        post_sum(words);
+        wait_sum();
+    }
+};
+
+template <Communicator Comm>
+class ControlOver final : public ControlCommunicator {
+public:
+    explicit ControlOver(Comm& comm) noexcept : comm_{comm}, host_{comm} {}
+
+    [[nodiscard]] int rank() const override { return comm_.rank(); }
+    [[nodiscard]] int size() const override { return comm_.size(); }
+    [[nodiscard]] void const* address() const noexcept override { return &comm_; }
+
+    void post_sum(std::span<std::uint64_t> words) override {
+        work_.reset();
+        static_cast<void>(work_.emplace( // nvcc 13 warns of a dropped reference to a work, too
+            host_.all_reduce(Buffer{words.data(), words.size(), DType::u64}, ReduceOp::sum)
+        ));
+    }
+    bool test_sum() override { return work_->test(); }
+    void wait_sum() override {
+        work_->wait();
+        work_.reset();
+    }
+
+    void abort(AbortReason const& reason) override {
+        if constexpr (Aborts<Comm>) {
+            comm_.abort(reason);
+        }
+    }
+    [[nodiscard]] bool can_abort() const noexcept override { return Aborts<Comm>; }
+
+    bool keep_alive() override {
+        if constexpr (RenewsDeadline<Comm>) {
+            comm_.keep_alive();
+        }
+        return RenewsDeadline<Comm>;
+    }
+
+    std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds deadline
+    ) override {
+        if constexpr (HasDeadline<Comm>) {
+            return comm_.set_deadline(deadline);
+        } else {
+            return {};
+        }
+    }
+
+private:
+    Comm& comm_;
+    HostCollectives<Comm> host_;
+    std::optional<typename HostCollectives<Comm>::Work> work_;
+};
+
+} // namespace joinable::inline v0::detail

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include <joinable/agreement/host_collectives.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/device_of.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/device/device.hpp>
+#include <joinable/tensor/buffer.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// Of a communicator that moves memory of a device. Nothing else may be in flight on it, or wait()
+/// waits for that, too.
+template <class Comm>
+    requires(!reduces_host_memory<Comm> && gives_device<Comm>)
+class HostCollectives<Comm> {
+public:
+    /// wait() copies the result back. The host's buffer and what made it stay where they are.
+    class Work {
+    public:
+        Work(work_of<Comm> inner, HostCollectives& owner, Buffer host)
+            : inner_{std::move(inner)}, owner_{owner}, host_{host} {}
+
+        void wait() {
+            if constexpr (requires { inner_.synchronize(); }) {
+                inner_.synchronize(
+                ); // with a deadline: wait() orders streams, and the host goes on
+            }
+            inner_.wait();
+            if (!std::exchange(is_copied_, true)) {
+                owner_.comm_.device_memory().download(
+                    owner_.stagings_.back().device.data(), host_.data, host_.bytes()
+                );
+            }
+        }
+        [[nodiscard]] bool test() { return inner_.test(); }
+
+    private:
+        work_of<Comm> inner_;
+        HostCollectives& owner_;
+        Buffer host_;
+        bool is_copied_ = false;
+    };
+
+    explicit HostCollectives(Comm& comm) noexcept : comm_{comm} {}
+
+    [[nodiscard]] Work all_reduce(Buffer buffer, ReduceOp op) {
+        return {comm_.all_reduce(staged(buffer), op), *this, buffer};
+    }
+    [[nodiscard]] Work broadcast(Buffer buffer, int root) {
+        return {comm_.broadcast(staged(buffer), root), *this, buffer};
+    }
+
+private:
+    /// A few bytes, which nobody registers: no arenas of the communicator. The device's is freed first,
+    /// which waits for all that the device does: a rank that fails may have a copy under way.
+    struct Staging {
+        Arena host;
+        Arena device;
+    };
+
+    Buffer staged(Buffer host) {
+        constexpr std::size_t least = 1024;
+        Device& memory = comm_.device_memory();
+        if (stagings_.empty() || stagings_.back().host.bytes() < host.bytes()) {
+            std::size_t const bytes = (std::max)(host.bytes(), least);
+            Arena copy = memory.allocate_staging(bytes);
+            stagings_.push_back({std::move(copy), memory.allocate(bytes, Arena::default_alignment)}
+            );
+        }
+        Staging const& staging = stagings_.back();
+        if (host.count != 0) {
+            std::memcpy(staging.host.data(), host.data, host.bytes());
+        }
+        memory.upload(staging.host.data(), staging.device.data(), host.bytes());
+        return {staging.device.data(), host.count, host.dtype};
+    }
+
+    Comm& comm_;
+    std::vector<Staging> stagings_; ///< the last one is in use; nothing is freed before the end
+};
+
+} // namespace joinable::inline v0::detail

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <joinable/communicator/detail/checks.hpp>
+#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/nccl/detail/api.hpp>
+#include <joinable/communicator/nccl/detail/scaled_sum.hpp>
+#include <joinable/communicator/nccl/graph.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/dtype.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// A CUDA graph of an engine's passes and of the averages of their gradients. The factor of a rank is
+/// read from device memory when the graph runs, so that it may change with each run.
+///
+/// It refers to its communicator, which it must not outlive. One thread at a time.
+class NcclCapturedAverages {
+public:
+    explicit NcclCapturedAverages(NcclCollectives& comm)
+        : graph_{comm},
+          staging_{comm.device_memory().allocate_staging(max_turns * sizeof(Factors))},
+          factors_{comm.device_memory().allocate(sizeof(Factors), Arena::default_alignment)} {}
+    NcclCapturedAverages(NcclCapturedAverages const&) = delete;
+    NcclCapturedAverages& operator=(NcclCapturedAverages const&) = delete;
+    /// Waits for runs that are under way, up to the deadline; while unwinding it aborts.
+    ~NcclCapturedAverages() {
+        for (NcclLaunch*& turn : turns_) {
+            try {
+                if (std::uncaught_exceptions() > exceptions_ && turn != nullptr &&
+                    !turn->is_settled()) {
+                    graph_.rank().abort_for_exception("a captured step");
+                }
+                end(turn);
+            } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are told
+            }
+        }
+    }
+
+    /// @throws ContractViolation  the gradient is not in memory that collectives of the device move.
+    void check(Buffer gradient) const {
+        check_memory(gradient);
+        graph_.rank().check_memory(gradient);
+    }
+
+    [[nodiscard]] bool is_captured() const noexcept { return graph_.is_captured(); }
+    /// See NcclGraph::capture. `body` calls add() where a gradient is final.
+    template <class Body>
+    void capture(Body const& body) {
+        graph_.capture(body);
+    }
+    /// Within capture(): the average of a gradient of a floating-point dtype.
+    void add(Buffer gradient) {
+        Descriptor const said{
+            Collective::scaled_all_reduce, gradient.dtype, ReduceOp::sum, 0, gradient.count
+        };
+        graph_.add(said, gradient, [&](ncclComm_t comm, cudaStream_t stream) {
+            std::byte* const factor =
+                factors_.data() + static_cast<std::size_t>(gradient.dtype) * sizeof(NcclScalar);
+            NcclScaledSum const sum{comm, gradient.dtype, factor};
+            return sum.result() != ncclSuccess ? sum.result()
+                                               : ncclAllReduce(
+                                                     gradient.data,
+                                                     gradient.data,
+                                                     gradient.count,
+                                                     nccl_type(gradient.dtype),
+                                                     sum.op(),
+                                                     comm,
+                                                     stream
+                                                 );
+        });
+    }
+
+    /// Runs the graph behind what is on the caller's stream, whose later work comes after it. A shadow
+    /// contributes zeros and runs none of the engine's nodes. The host waits where it is four runs
+    /// ahead. @pre is_captured()
+    void run(double factor, bool is_shadow) {
+        graph_.set_shadow(is_shadow);
+        NcclLaunch*& turn = turns_[next_];
+        std::byte* const staged = staging_.data() + next_ * sizeof(Factors);
+        next_ = (next_ + 1) % turns_.size();
+        end(turn);
+        Factors factors{};
+        for (std::size_t dtype = 0; dtype < factors.size(); ++dtype) {
+            factors[dtype] = nccl_scalar(static_cast<DType>(dtype), factor);
+        }
+        std::memcpy(staged, &factors, sizeof(Factors));
+        turn = &graph_.launch([&](cudaStream_t stream) {
+            graph_.rank().check(
+                cudaMemcpyAsync(
+                    factors_.data(), staged, sizeof(Factors), cudaMemcpyHostToDevice, stream
+                ),
+                "cudaMemcpyAsync"
+            );
+        });
+        graph_.rank().order_before(*turn, graph_.rank().caller());
+    }
+
+    /// Forgets the graph; runs that are under way go on.
+    void let_go() noexcept { graph_.let_go(); }
+
+private:
+    /// One number in each of the four dtypes that gradients have.
+    using Factors = std::array<NcclScalar, 4>;
+    static_assert(static_cast<std::size_t>(DType::f64) == 3);
+    static constexpr std::size_t max_turns = 4; ///< by which the host may be ahead
+
+    void end(NcclLaunch*& turn) {
+        if (NcclLaunch* const launch = std::exchange(turn, nullptr)) {
+            graph_.rank().release(*launch);
+            graph_.rank().synchronize(*launch);
+        }
+    }
+
+    NcclGraph graph_;
+    Arena staging_; ///< on the host: those of each turn, as a launch may read them late
+    Arena factors_; ///< on the device, where graphs read them; freed first, which waits for them
+    std::array<NcclLaunch*, max_turns> turns_{}; ///< under way, or null
+    std::size_t next_ = 0;
+    int exceptions_ = std::uncaught_exceptions();
+};
+
+} // namespace joinable::inline v0::detail

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/nccl/detail/arenas.hpp>
+#include <joinable/communicator/nccl/detail/control.hpp>
+#include <joinable/communicator/nccl/detail/exchanges.hpp>
+#include <joinable/communicator/nccl/group.hpp>
+#include <joinable/communicator/nccl/options.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/device/cuda/device.hpp>
+
+namespace joinable::inline v0 {
+
+namespace detail {
+class NcclGraph;
+} // namespace detail
+
+/// The members that NcclCommunicator and NcclCommunicatorRef have in common.
+///
+/// Collectives run on the communicator's stream, each behind what was on the caller's stream when it
+/// was called; NcclWork::wait() orders the caller's stream behind it. The host is blocked by barrier(),
+/// synchronize(), split(), allocate(), register_arena(), the constructors, `check`, and while NCCL
+/// launches what came before. Each of these waits ends with the deadline, with an error that NCCL
+/// reports, or with an abort of any rank, which the control communicator carries. Nothing looks while
+/// nobody waits: so wait for streams by synchronize(), not by cudaStreamSynchronize, which waits for
+/// ranks that never come.
+///
+/// All members that take buffers throw ContractViolation before any data moves when counts or dtypes
+/// do not fit, a root is no rank, memory is missing, overlaps, is the host's or another device's, or
+/// the operation is one that NCCL does not have: bit_and, bit_or. How sums are ordered is NCCL's.
+class NcclCollectives : public detail::NcclExchanges {
+public:
+    using device_type = CudaDevice;
+
+    [[nodiscard]] int device() const noexcept { return rank_.device(); }
+    /// Null once the communicator is spent, unless it revokes.
+    [[nodiscard]] ncclComm_t native_handle() const noexcept { return rank_.handle(); }
+    /// That of the collectives.
+    [[nodiscard]] cudaStream_t stream() const noexcept { return rank_.stream(); }
+
+    /// Local. From now on data is made and used on `caller`. Returns the stream on which it was.
+    cudaStream_t set_stream(cudaStream_t caller) noexcept { return rank_.set_caller(caller); }
+    /// What works in the memory of the device, on the caller's stream: for buckets. Without kernels
+    /// (CudaDevice::use_kernels) gradients are scaled by NCCL, on their way.
+    [[nodiscard]] CudaDevice& device_memory() {
+        if (!device_memory_) {
+            device_memory_.emplace(rank_.device(), rank_.caller(), rank_.caller());
+        }
+        device_memory_->set_streams(rank_.caller(), rank_.caller());
+        return *device_memory_;
+    }
+
+    /// Local. Zeroed memory of the device, from NCCL's allocator: what register_arena() takes. Where
+    /// that has none it is the device's own. An arena may outlive the communicator. Where it goes
+    /// first, that makes the host wait for all collectives that are under way, up to the deadline; while
+    /// unwinding it aborts them. A CapturedStep that uses it goes before it.
+    /// @throws ContractViolation  alignment is no power of two. @throws CommunicationError  the
+    ///         device has no room.
+    [[nodiscard]] Arena
+    allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
+        Arena arena = bytes == 0 ? Arena{} : arenas_.allocate(bytes, alignment);
+        return arena.data() != nullptr ? std::move(arena)
+                                       : device_memory().allocate(bytes, alignment);
+    }
+    /// Collective, blocks. Has NCCL map an arena of allocate() for all ranks, so that collectives read
+    /// and write it where it is: as a symmetric window from NCCL 2.27 on. From then on all ranks give
+    /// a collective buffers in it at the same offset. It lasts until the arena goes, or the
+    /// communicator; with NcclOptions::revoke, after a failure, as long as the handle, which the
+    /// arena then has to outlive. Once more is nothing. Returns false, on all ranks, if the arena of
+    /// any rank cannot be registered: then it is used as any other memory.
+    /// @throws Mismatch  ranks give arenas of different sizes; nothing was registered.
+    ///         CommunicationError, PeerFailed, TimedOut  after aborting, on all ranks: NCCL refuses on
+    ///         some of them only, or fails.
+    bool register_arena(Arena const& arena) { return arenas_.enroll(arena); }
+
+    /// Of the hosts: streams go on.
+    void barrier() {
+        rank_.over_control([](detail::NcclControl& control) { control.barrier(); });
+    }
+
+    /// What follows is launched as one when the token goes. The same collectives on every rank.
+    [[nodiscard]] NcclGroup group() { return NcclGroup{rank_}; }
+
+    /// Makes the host wait until everything that was posted has run, and what is on the caller's
+    /// stream, up to the deadline.
+    /// @throws TimedOut, PeerFailed, ...  after which the streams are not stuck any more.
+    void synchronize() { rank_.synchronize(); }
+
+    /// Local. Ends what is under way, here and by the control communicator on all ranks; the first
+    /// reason wins. NCCL's handle is freed, unless it is revoked: an engine whose handle it is must not
+    /// destroy it.
+    void abort(AbortReason const& reason) { rank_.abort(reason); }
+    [[nodiscard]] bool is_spent() const { return rank_.is_spent(); }
+
+    /// Local; for waits that start later. Returns the deadline that was in force.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        return rank_.set_deadline(deadline);
+    }
+    /// Local. Says that this rank is still at work: whoever waits for it does so for one more deadline
+    /// from now. Waits for collectives learn it where the control communicator models SharesMemory,
+    /// those over the control communicator where it models RenewsDeadline.
+    /// @throws ContractViolation  it models neither.
+    void keep_alive() { rank_.keep_alive(); }
+    /// Local. Who has not posted this rank's oldest unfinished collective; none, where the control
+    /// communicator does not model SharesMemory.
+    [[nodiscard]] std::vector<int> missing() const { return rank_.missing(); }
+
+protected:
+    NcclCollectives(std::unique_ptr<detail::NcclControl> control, NcclOptions const& options)
+        : NcclExchanges{std::move(control), options} {}
+    ~NcclCollectives() = default;
+
+    [[nodiscard]] bool is_unwinding() const noexcept {
+        return std::uncaught_exceptions() > exceptions_;
+    }
+
+    /// What the destructors do: see NcclRank::close.
+    ncclComm_t close(bool owns_handle) noexcept {
+        if (!is_unwinding()) {
+            arenas_.deregister_all();
+        }
+        return rank_.close(is_unwinding(), owns_handle);
+    }
+
+private:
+    friend class detail::NcclGraph;
+
+    detail::NcclArenas arenas_{rank_};
+    std::optional<CudaDevice> device_memory_;
+    int exceptions_ = std::uncaught_exceptions();
+};
+
+} // namespace joinable::inline v0

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/checks.hpp>
+#include <joinable/communicator/nccl/detail/api.hpp>
+#include <joinable/communicator/nccl/detail/control.hpp>
+#include <joinable/communicator/nccl/detail/rank.hpp>
+#include <joinable/communicator/nccl/detail/registration.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/device/cuda/device.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// Memory of one rank from NCCL's allocator, in arenas, and its registration. Arenas may outlive this,
+/// and the handle: what is registered is deregistered while the handle lives, or ends with it.
+class NcclArenas {
+public:
+    explicit NcclArenas(NcclRank& rank) noexcept : rank_{rank} {}
+    NcclArenas(NcclArenas const&) = delete;
+    NcclArenas& operator=(NcclArenas const&) = delete;
+    ~NcclArenas() {
+        for (Segment* const segment : segments_) {
+            segment->owner = nullptr;
+        }
+    }
+
+    /// Local. Zeroed; an empty arena where NCCL has none.
+    [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) {
+        check_alignment(alignment);
+        constexpr std::size_t given = 256; // as cudaMalloc, which NCCL may call
+        std::size_t const aligned = (std::max)(alignment, window_alignment);
+        CurrentCudaDevice const current{rank_.device()};
+        auto segment = std::make_unique<Segment>();
+        std::size_t space = bytes + aligned - given;
+        if (space < bytes || is_error(nccl_allocate(&segment->block, space))) {
+            static_cast<void>(cudaGetLastError()); // whoever asks next is not to find it
+            return {};
+        }
+        segments_.push_back(segment.get());
+        segment->owner = this;
+        segment->device = rank_.device();
+        segment->data = segment->block;
+        std::align(aligned, bytes, segment->data, space);
+        auto* const data = static_cast<std::byte*>(segment->data);
+        Arena arena{data, bytes, &release, segment.release()};
+        rank_.check(cudaMemsetAsync(data, 0, bytes, rank_.caller()), "cudaMemsetAsync");
+        rank_.wait_for_caller();
+        return arena;
+    }
+
+    /// See NcclCollectives::register_arena.
+    [[nodiscard]] bool enroll(Arena const& arena) {
+        rank_.begin_call();
+        Segment* const segment = find(arena);
+        if (segment != nullptr && segment->registration != nullptr) {
+            return true;
+        }
+        check_same_size(said_by_all(arena.bytes()), "register arenas");
+        if (count_of_all(segment != nullptr) != ranks()) {
+            return false;
+        }
+        ncclResult_t const result =
+            nccl_register(rank_.handle(), arena.data(), arena.bytes(), &segment->registration);
+        bool const is_refused = result == ncclInvalidUsage || result == ncclInvalidArgument;
+        if (!is_refused) {
+            rank_.check(result, registering);
+        }
+        if (std::size_t const refused = count_of_all(is_refused); refused == ranks()) {
+            segment->registration = nullptr;
+            rank_.throw_if_spent(); // NCCL may have taken it for an error of the communicator
+            return false;
+        } else if (refused != 0) { // the other ranks wait for this one, in NCCL
+            if (is_refused) {
+                rank_.check(result, registering);
+            }
+            rank_.over_control([](NcclControl& control) { control.barrier(); });
+        }
+        rank_.finish_call("registers an arena");
+        if (count_of_all(segment->registration != nullptr) != ranks()) {
+            deregister(*segment);
+            return false;
+        }
+        return true;
+    }
+
+    /// Before the handle ends, or is its owner's again. Waits for what is under way, up to the deadline,
+    /// and has graphs let NCCL's kernels go: these may use what is registered.
+    void deregister_all() noexcept {
+        bool const has_any = std::any_of(segments_.begin(), segments_.end(), [](Segment* segment) {
+            return segment->registration != nullptr;
+        });
+        if (has_any && finish()) {
+            rank_.let_go();
+            for (Segment* const segment : segments_) {
+                deregister(*segment);
+            }
+        }
+    }
+
+private:
+    static constexpr std::string_view registering = "the registration of an arena";
+
+    struct Segment {
+        NcclArenas* owner = nullptr; ///< null: it is gone
+        int device = 0;
+        void* block = nullptr; ///< what NCCL has given
+        void* data = nullptr;
+        void* registration = nullptr; ///< null: none, or of a handle that is gone
+        int exceptions = std::uncaught_exceptions();
+    };
+
+    [[nodiscard]] std::size_t ranks() const noexcept {
+        return static_cast<std::size_t>(rank_.size());
+    }
+    [[nodiscard]] Segment* find(Arena const& arena) const noexcept {
+        auto const found = std::find_if(segments_.begin(), segments_.end(), [&](Segment* segment) {
+            return segment->data == arena.data();
+        });
+        return found == segments_.end() ? nullptr : *found;
+    }
+
+    /// What all ranks say, by rank. Collective over the control communicator.
+    [[nodiscard]] std::span<std::uint64_t const> said_by_all(std::uint64_t mine) {
+        said_.assign(ranks(), 0);
+        said_[static_cast<std::size_t>(rank_.rank())] = mine;
+        rank_.over_control([&](NcclControl& control) { control.sum(said_); });
+        return said_;
+    }
+    /// On how many ranks it is so.
+    [[nodiscard]] std::size_t count_of_all(bool mine) {
+        auto const all = said_by_all(mine ? 1 : 0);
+        return static_cast<std::size_t>(std::count(all.begin(), all.end(), 1U));
+    }
+
+    /// Whether nothing is under way any more and the handle lives.
+    [[nodiscard]] bool finish() noexcept {
+        try {
+            rank_.throw_if_spent();
+            rank_.finish_launches();
+            return rank_.handle() != nullptr;
+        } catch (...) { // it has ended on all ranks, and what was under way with it
+            return false;
+        }
+    }
+    void deregister(Segment& segment) noexcept {
+        if (segment.registration != nullptr) {
+            nccl_deregister(rank_.handle(), segment.registration);
+            segment.registration = nullptr;
+        }
+    }
+
+    void take_back(Segment& segment) noexcept {
+        if (rank_.handle() != nullptr) {
+            if (std::uncaught_exceptions() > segment.exceptions && !rank_.is_idle()) {
+                rank_.abort_for_exception("the scope of an arena"); // nobody may come to wait for
+            }
+            if (finish()) {
+                deregister(segment);
+            }
+        }
+        std::erase(segments_, &segment);
+    }
+    /// Unlike cudaFree, what frees mapped memory waits for nothing that uses it.
+    static void release(void* context, std::byte*, std::size_t) noexcept {
+        std::unique_ptr<Segment> const segment{static_cast<Segment*>(context)};
+        if (segment->owner != nullptr) {
+            segment->owner->take_back(*segment);
+        }
+        try {
+            CurrentCudaDevice const current{segment->device};
+            static_cast<void>(cudaDeviceSynchronize());
+        } catch (...) { // NOLINT(bugprone-empty-catch): a device that is lost uses nothing
+        }
+        nccl_free(segment->block);
+    }
+
+    NcclRank& rank_;
+    std::vector<Segment*> segments_; ///< of arenas that live
+    std::vector<std::uint64_t> said_;
+};
+
+} // namespace joinable::inline v0::detail

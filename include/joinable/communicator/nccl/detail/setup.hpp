@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <unistd.h>
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <joinable/communicator/nccl/detail/api.hpp>
+#include <joinable/communicator/nccl/detail/arrivals.hpp>
+#include <joinable/communicator/nccl/detail/control.hpp>
+#include <joinable/communicator/nccl/detail/rank.hpp>
+#include <joinable/communicator/nccl/options.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+/// @file
+/// What ranks do together before they have an NCCL communicator. All is collective over the control
+/// communicator.
+
+namespace joinable::inline v0::detail {
+
+/// Runs `local()` on every rank. If it throws on some, they throw that, and the others PeerFailed with
+/// the text of the lowest; the control communicator stays usable.
+template <class Local>
+void prepare_together(NcclRank& rank, Local const& local) {
+    std::exception_ptr error;
+    std::array<std::uint8_t, 512> text{};
+    try {
+        local();
+    } catch (std::exception const& failure) {
+        error = std::current_exception();
+        std::string const said = failure.what();
+        std::copy_n(said.begin(), (std::min)(said.size(), text.size() - 1), text.begin());
+    }
+    std::vector<int> failed;
+    rank.over_control([&](NcclControl& control) {
+        std::vector<std::uint64_t> flags(static_cast<std::size_t>(rank.size()));
+        flags[static_cast<std::size_t>(rank.rank())] = error ? 1 : 0;
+        control.sum(flags);
+        for (int other = 0; other < rank.size(); ++other) {
+            if (flags[static_cast<std::size_t>(other)] != 0) {
+                failed.push_back(other);
+            }
+        }
+        if (!failed.empty()) {
+            control.broadcast(text, failed.front());
+        }
+    });
+    if (error) {
+        std::rethrow_exception(error);
+    }
+    if (!failed.empty()) {
+        std::string const said{text.begin(), std::find(text.begin(), text.end(), 0)};
+        throw PeerFailed{
+            failed, concat(ranks_text(failed), " cannot be part of an NCCL communicator: ", said)
+        };
+    }
+}
+
+/// How many lower ranks are on this machine.
+[[nodiscard]] inline int local_rank(NcclRank& rank) {
+    std::array<char, 256> name{};
+    gethostname(name.data(), name.size() - 1);
+    std::uint64_t digest = 14'695'981'039'346'656'037U; // FNV-1a
+    for (char const letter : name) {
+        digest = (digest ^ static_cast<unsigned char>(letter)) * 1'099'511'628'211U;
+    }
+    std::vector<std::uint64_t> digests(static_cast<std::size_t>(rank.size()));
+    digests[static_cast<std::size_t>(rank.rank())] = digest;
+    rank.over_control([&](NcclControl& control) { control.sum(digests); });
+    return static_cast<int>(std::count(digests.begin(), digests.begin() + rank.rank(), digest));
+}
+
+/// What every rank needs before it meets the others: to be called by prepare_together.
+inline void
+prepare_device(NcclRank& rank, NcclOptions const& options, std::optional<cudaStream_t> stream) {
+    if (options.revoke && !can_be_revoked<ncclComm_t>) {
+        throw ContractViolation{concat(
+            "NcclOptions::revoke needs NCCL 2.28.7 or later, but this program was compiled for "
+            "NCCL ",
+            nccl_version_text(NCCL_VERSION_CODE),
+            ": leave it out, or compile with a later header"
+        )};
+    }
+    if (options.device) {
+        check_cuda(cudaSetDevice(*options.device), concat("cudaSetDevice(", *options.device, ")"));
+    }
+    rank.use_device(stream);
+    check_nccl_version();
+}
+
+/// For missing().
+inline void share_arrivals(NcclRank& rank) {
+    rank.over_control([&](NcclControl& control) {
+        rank.set_arrivals(NcclArrivals{
+            control.share(static_cast<std::size_t>(rank.size()) * NcclArrivals::line_bytes)
+        });
+    });
+}
+
+} // namespace joinable::inline v0::detail

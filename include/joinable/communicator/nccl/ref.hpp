@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/nccl/collectives.hpp>
+#include <joinable/communicator/nccl/detail/api.hpp>
+#include <joinable/communicator/nccl/detail/control.hpp>
+#include <joinable/communicator/nccl/detail/rank.hpp>
+#include <joinable/communicator/nccl/detail/setup.hpp>
+#include <joinable/communicator/nccl/options.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable::inline v0 {
+
+/// An engine's own NCCL communicator, lent. See NcclCollectives. While this object lives, nobody else
+/// uses the handle. When a rank fails, until this object has ended on all ranks, the handle is aborted,
+/// which frees it: so an engine ends it by give_back(), which says whether there is a handle to
+/// destroy, or has it revoked instead (NcclOptions::revoke).
+class NcclCommunicatorRef : public NcclCollectives {
+public:
+    /// Collective, blocks. `comm` has the ranks of `control` in the same order, and was made with
+    /// config.blocking = 0: with a blocking one NCCL could block the host for ever. Its collectives run
+    /// on `stream`. Control as for NcclCommunicator; all must outlive this object.
+    /// @throws ContractViolation  the handle is null, is blocking, is of other ranks, or of a device
+    ///         that is not the current one; then PeerFailed on the ranks where it is not.
+    template <Communicator Control>
+    NcclCommunicatorRef(
+        Control& control, ncclComm_t comm, cudaStream_t stream, NcclOptions const& options = {}
+    )
+        : NcclCollectives{
+              std::make_unique<detail::NcclControlOver<Control&>>([&]() -> Control& {
+                  return control;
+              }),
+              options
+          } {
+        [[maybe_unused]] constexpr bool is_control = detail::models_nccl_control<Control>();
+        rank_.set_caller(options.stream.value_or(stream));
+        detail::prepare_together(rank_, [&] {
+            detail::prepare_device(rank_, options, stream);
+            if (comm == nullptr) {
+                throw ContractViolation{
+                    "an NCCL communicator is lent as a handle, but was given a null pointer"
+                };
+            }
+        });
+        rank_.adopt(comm);
+        try {
+            rank_.finish_call("waits for what NCCL does with the communicator");
+            detail::prepare_together(rank_, [&] { check_members(comm); });
+            require_non_blocking(comm);
+            detail::share_arrivals(rank_);
+        } catch (...) {
+            rank_.close(false, false);
+            throw;
+        }
+    }
+
+    /// Collective: waits for the other ranks, up to the deadline, after which it aborts. While unwinding it
+    /// aborts at once. Otherwise the handle is its owner's again.
+    ~NcclCommunicatorRef() {
+        if (is_lent_) {
+            close(false);
+        }
+    }
+
+    /// Collective. What the destructor does, before it: nothing else may be called after. Returns the
+    /// handle, which is its owner's again; null if a failure of any rank has freed it.
+    [[nodiscard]] ncclComm_t give_back() noexcept {
+        is_lent_ = false;
+        return close(false);
+    }
+
+private:
+    void check_members(ncclComm_t comm) {
+        expect("rank", rank(), asked(ncclCommUserRank, "ncclCommUserRank", comm));
+        expect("number of ranks", size(), asked(ncclCommCount, "ncclCommCount", comm));
+        expect("device", device(), asked(ncclCommCuDevice, "ncclCommCuDevice", comm));
+    }
+    template <class Ask>
+    static int asked(Ask ask, std::string_view call, ncclComm_t comm) {
+        int found = -1;
+        if (ncclResult_t const result = ask(comm, &found); detail::is_error(result)) {
+            throw CommunicationError{
+                detail::concat(call, " failed: ", detail::nccl_text(result, comm))
+            };
+        }
+        return found;
+    }
+    static void expect(std::string_view what, int expected, int found) {
+        if (found != expected) {
+            throw ContractViolation{detail::concat(
+                "the NCCL communicator that is lent has ",
+                what,
+                " ",
+                found,
+                ", but ",
+                expected,
+                " was expected: it must have the ranks of the control communicator, and its device "
+                "be the current one"
+            )};
+        }
+    }
+
+    /// NCCL does not tell how a communicator was made. But of a call that only has ranks meet, and makes
+    /// nothing, a blocking one comes back when it is done, another one at once.
+    void require_non_blocking(ncclComm_t comm) {
+        ncclComm_t none = nullptr;
+        ncclResult_t const result = ncclCommSplit(comm, NCCL_SPLIT_NOCOLOR, rank(), &none, nullptr);
+        rank_.check(result, "ncclCommSplit");
+        rank_.finish_call("is lent an NCCL communicator");
+        detail::prepare_together(rank_, [&] {
+            if (result == ncclSuccess) {
+                throw ContractViolation{
+                    "the NCCL communicator that is lent is blocking, so a rank that never comes "
+                    "would "
+                    "block the others for ever: make it by ncclCommInitRankConfig with "
+                    "config.blocking = 0"
+                };
+            }
+        });
+    }
+
+    bool is_lent_ = true;
+};
+
+} // namespace joinable::inline v0

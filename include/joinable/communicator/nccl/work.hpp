@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <exception>
+#include <utility>
+
+#include <cuda_runtime_api.h>
+
+#include <joinable/communicator/nccl/detail/launch.hpp>
+#include <joinable/communicator/nccl/detail/rank.hpp>
+
+namespace joinable::inline v0 {
+
+namespace detail {
+class NcclPosting;
+} // namespace detail
+
+/// A collective or a message on the stream of an NCCL communicator, which it must not outlive.
+///
+/// To wait for it is to order a stream behind it: the host goes on. Destroyed without a wait it makes
+/// the host wait, up to the deadline; while unwinding it aborts. After a wait its buffers may go in
+/// the order of the stream that waits (cudaFreeAsync).
+class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] NcclWork {
+public:
+    NcclWork(NcclWork&& other) noexcept
+        : rank_{std::exchange(other.rank_, nullptr)}, launch_{other.launch_},
+          is_waited_for_{other.is_waited_for_}, exceptions_{other.exceptions_} {}
+    NcclWork& operator=(NcclWork&&) = delete;
+
+    ~NcclWork() {
+        if (rank_ == nullptr) {
+            return;
+        }
+        if (!is_waited_for_ && !launch_->is_settled()) {
+            try {
+                if (std::uncaught_exceptions() > exceptions_) {
+                    rank_->abort_for_exception("a collective");
+                } else {
+                    rank_->synchronize(*launch_);
+                }
+            } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are told
+            }
+        }
+        rank_->release(*launch_);
+    }
+
+    /// What the caller's stream does from here on comes after the collective. The host waits no longer
+    /// than until NCCL has launched it.
+    /// @throws TimedOut, PeerFailed, CommunicationError, ...  what has ended the communicator, unless
+    ///         the results were final before; ContractViolation  its group is still open.
+    void wait() { wait(rank_->caller()); }
+    /// The same for a stream that is not the communicator's caller.
+    void wait(cudaStream_t stream) {
+        rank_->order_before(*launch_, stream);
+        is_waited_for_ = true;
+    }
+    /// True once the results are final. Does not block. @throws as wait() does.
+    [[nodiscard]] bool test() { return rank_->test(*launch_); }
+    /// Makes the host wait until the results are final, up to the deadline.
+    /// @throws as wait() does.
+    void synchronize() {
+        rank_->synchronize(*launch_);
+        is_waited_for_ = true;
+    }
+
+private:
+    friend class detail::NcclPosting;
+    NcclWork(detail::NcclRank& rank, detail::NcclLaunch& launch) noexcept
+        : rank_{&rank}, launch_{&launch} {}
+
+    detail::NcclRank* rank_;
+    detail::NcclLaunch* launch_;
+    bool is_waited_for_ = false;
+    int exceptions_ = std::uncaught_exceptions();
+};
+
+} // namespace joinable::inline v0

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/shared_memory/board/arrival_line.hpp>
+#include <joinable/communicator/shared_memory/board/first_reason.hpp>
+#include <joinable/communicator/shared_memory/board/tuning.hpp>
+#include <joinable/communicator/shared_memory/board/waiting.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// What one rank tells about its share of the chunks of a large collective. It resets this itself
+/// before it arrives, when nobody looks at the collective any more that used the slot before.
+struct alignas(64) ChunkProgress {
+    std::atomic<std::uint64_t> claimed{0}; ///< of its share, by any rank; may count on beyond it
+    std::atomic<std::uint64_t> done{0};    ///< for this rank, of all shares; of slices: of its own
+    std::atomic<std::uint64_t> lent{0};    ///< slices that are in its ring, or were
+    std::atomic<bool> has_given_up{false}; ///< it comes for its slices no more
+
+    void reset() noexcept {
+        claimed.store(0, std::memory_order_relaxed);
+        done.store(0, std::memory_order_relaxed);
+        lent.store(0, std::memory_order_relaxed);
+        has_given_up.store(false, std::memory_order_relaxed);
+    }
+};
+
+/// Who computes for a rank: its own thread, in its waits and tests, or one beside it.
+enum class Worker : std::uint8_t { rank, helper };
+
+/// Where the ranks of one group meet. Knows no threads: ranks are numbers, and whoever waits or
+/// tests does the work. It lies in memory handed to it, with its tables behind it, and holds no
+/// addresses: so ranks may also be processes that share that memory.
+class alignas(64) Board {
+public:
+    using Count = std::size_t;
+    static constexpr std::size_t max_in_flight = 64; ///< collectives; a slot each
+
+    /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
+    static int checked(int size) {
+        if (size < 1 || size > max_ranks) {
+            throw ContractViolation{
+                concat("a group needs between 1 and ", max_ranks, " ranks, but was given ", size)
+            };
+        }
+        return size;
+    }
+
+    /// What create() needs.
+    /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
+    [[nodiscard]] static std::size_t bytes_for(int size) {
+        return counts_at(checked(size)) + counts_per_arrival(size) * arrivals(size) * sizeof(Count);
+    }
+    /// @pre `memory` is aligned for a Board, has bytes_for(size), and outlives what is returned:
+    ///      there is nothing to destroy.
+    static Board& create(int size, std::span<std::byte> memory) {
+        auto* const board = ::new (memory.data()) Board{size};
+        ::new (board->at(lines_at())) ArrivalLine[arrivals(size)];
+        ::new (board->at(ranks_at(size))) RankState[width(size)];
+        ::new (board->at(progress_at(size))) ChunkProgress[arrivals(size)];
+        // The slots and the tables of counts are not touched before they are used.
+        ::new (board->at(counts_at(size))) Count[counts_per_arrival(size) * arrivals(size)];
+        return *board;
+    }
+    /// The board that another process created at `memory`.
+    static Board& at_address(std::byte* memory) noexcept {
+        return *std::launder(reinterpret_cast<Board*>(memory));
+    }
+    Board(Board const&) = delete;
+    Board& operator=(Board const&) = delete;
+
+    [[nodiscard]] int size() const noexcept { return size_; }
+
+    /// How a rank tells the others an address: as the distance from the board, which is the same in
+    /// processes that map the same memory at different addresses.
+    [[nodiscard]] std::uint64_t place_of(void const* address) const noexcept {
+        return reinterpret_cast<std::uintptr_t>(address) - reinterpret_cast<std::uintptr_t>(this);
+    }
+    [[nodiscard]] std::byte* place_at(std::uint64_t place) noexcept {
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): it may lie outside of the board
+        return reinterpret_cast<std::byte*>(
+            reinterpret_cast<std::uintptr_t>(this) + static_cast<std::uintptr_t>(place)
+        );
+    }
+
+    [[nodiscard]] ArrivalLine& line(int rank, std::uint64_t sequence) noexcept {
+        return lines()[arrival(rank, sequence)];
+    }
+    [[nodiscard]] ChunkProgress& progress(int rank, std::uint64_t sequence) noexcept {
+        return std::launder(reinterpret_cast<ChunkProgress*>(at(progress_at(size_)))
+        )[arrival(rank, sequence)];
+    }
+    /// Room for what `rank` contributes, where that is too long for its line and short enough.
+    [[nodiscard]] std::byte* slot(int rank, std::uint64_t sequence) noexcept {
+        return at(slots_at(size_)) + arrival(rank, sequence) * tuning::slot_bytes;
+    }
+
+    /// What `rank` says in a collective by counts: the elements that it sends to each rank, then
+    /// those that it expects from each. Memory that nothing uses is never touched.
+    [[nodiscard]] std::span<Count> sends(int rank, std::uint64_t sequence) noexcept {
+        return counts_of(rank, sequence).first(width(size_));
+    }
+    [[nodiscard]] std::span<Count> expects(int rank, std::uint64_t sequence) noexcept {
+        return counts_of(rank, sequence).last(width(size_));
+    }
+
+    [[nodiscard]] bool has_arrived(int rank, std::uint64_t sequence) noexcept {
+        return (line(rank, sequence).word.load() & ArrivalLine::sequence_mask) ==
+               (sequence & ArrivalLine::sequence_mask);
+    }
+    [[nodiscard]] std::vector<int> missing(std::uint64_t sequence) {
+        std::vector<int> ranks;
+        for (int rank = 0; rank < size_; ++rank) {
+            if (!has_arrived(rank, sequence)) {
+                ranks.push_back(rank);
+            }
+        }
+        return ranks;
+    }
+
+    /// Collectives before this number are finished on `rank`.
+    [[nodiscard]] std::atomic<std::uint64_t>& retired(int rank) noexcept {
+        return state_of(rank).retired;
+    }
+    /// Collectives before this number are not looked at for `rank` any more: once that is so for all
+    /// ranks, their slots are free for others. In this order: a helper that this does not see yet
+    /// sees that its rank has retired the collective, and lets it alone (begin_helping).
+    [[nodiscard]] std::uint64_t let_go(int rank) noexcept {
+        RankState& state = state_of(rank);
+        std::uint64_t const retired = state.retired.load();
+        return (std::min)(retired, computes(state, Worker::helper).load());
+    }
+
+    /// When `rank` last said that it is at work, as the steady clock counts; 0 is never.
+    [[nodiscard]] std::atomic<std::chrono::steady_clock::rep>& alive_at(int rank) noexcept {
+        return state_of(rank).alive_at;
+    }
+
+    /// The ranks that have not finished the collective before which `sequence` cannot start.
+    [[nodiscard]] std::vector<int> holding_up(std::uint64_t sequence) {
+        std::vector<int> ranks;
+        for (int rank = 0; rank < size_; ++rank) {
+            if (let_go(rank) + max_in_flight <= sequence) {
+                ranks.push_back(rank);
+            }
+        }
+        return ranks;
+    }
+
+    /// The first writer wins. Returns when nothing can arrive any more. Writers are numbered as a
+    /// FirstReason says: not by their ranks here, if this is the board of a part of all ranks. Should
+    /// the writer die, then bury() is called for it: by `before_sleep`, where nobody else does.
+    template <class BeforeSleep = SleepThrough>
+    void
+    abort(AbortReason const& reason, int writer, BeforeSleep const& before_sleep = {}) noexcept {
+        reason_.give(reason, writer, [this] { freeze(); });
+        room.wake(); // also those that wait for more than this board's end
+        finish_ending(before_sleep);
+    }
+    /// Returns when nothing can arrive any more. @pre is_ending()
+    template <class BeforeSleep>
+    void finish_ending(BeforeSleep const& before_sleep) noexcept {
+        while (!room.wait([&] { return is_spent(); }, SleepThrough{}(), before_sleep)) {
+        }
+    }
+    /// The writer with this number has died, wherever it was: in an abort, too. Here it was `rank`,
+    /// or no rank, if that is negative. `burier` is the writer who says so, which may be killed
+    /// meanwhile and then be buried itself, or FirstReason::nobody. Each writer may be buried many
+    /// times, by whoever finds it. Returns at once, though another one may not have finished its own
+    /// abort.
+    void bury(int rank, int number, AbortReason const& reason, int burier) noexcept {
+        if (is_spent() && (rank < 0 || is_dead(rank))) {
+            return; // or those who find it would wake each other without end
+        }
+        reason_.take_over(number, reason, burier, [this] { freeze(); });
+        if (rank >= 0) { // after that: whoever sees it asks for the reason
+            state_of(rank).is_dead.store(true);
+            has_lost_.store(true);
+        }
+        room.wake();
+    }
+    [[nodiscard]] bool is_dead(int rank) noexcept { return state_of(rank).is_dead.load(); }
+
+    /// Between these a worker of `rank` may claim chunks of a collective.
+    void begin_computing(int rank, Worker worker, std::uint64_t sequence) noexcept {
+        computes(state_of(rank), worker).store(sequence);
+    }
+    void end_computing(int rank, Worker worker) noexcept {
+        computes(state_of(rank), worker).store(nothing);
+    }
+    /// The same for a helper, which does not know what its rank has finished meanwhile: whether the
+    /// collective is still its rank's, whose slots then stay as they are until the end. End it also
+    /// if not.
+    [[nodiscard]] bool begin_helping(int rank, std::uint64_t sequence) noexcept {
+        begin_computing(rank, Worker::helper, sequence);
+        return retired(rank).load() <= sequence;
+    }
+
+    /// Ranks that may have claimed a chunk of a collective and not finished it.
+    [[nodiscard]] std::vector<int> computing(std::uint64_t sequence) {
+        std::vector<int> ranks;
+        for (int rank = 0; rank < size_; ++rank) {
+            if (may_compute(state_of(rank), sequence)) {
+                ranks.push_back(rank);
+            }
+        }
+        return ranks;
+    }
+    /// Nobody waits for a chunk of `rank` any more.
+    void give_up_on(int rank) noexcept {
+        state_of(rank).is_given_up.store(true);
+        has_lost_.store(true);
+        room.wake();
+    }
+
+    /// Whether some chunk of a collective will never be computed, because a rank died that had
+    /// claimed it or was given up, and no other can still finish one: the same on all ranks.
+    /// @pre all chunks are claimed
+    [[nodiscard]] bool may_be_lost(std::uint64_t sequence) noexcept {
+        bool is_left_undone = false;
+        for (int rank = 0; has_lost_.load() && rank < size_; ++rank) {
+            RankState const& state = state_of(rank);
+            bool const has_claimed = may_compute(state, sequence);
+            if (has_claimed && !state.is_dead.load() && !state.is_given_up.load()) {
+                return false;
+            }
+            is_left_undone = is_left_undone || has_claimed;
+        }
+        return is_left_undone;
+    }
+
+    /// Somebody ends it, or has: true for whoever has failed because of that.
+    [[nodiscard]] bool is_ending() const noexcept { return reason_.has_begun(); }
+    /// True only when nothing can arrive any more: whoever sees it can rely on it.
+    [[nodiscard]] bool is_spent() const noexcept { return reason_.is_given(); }
+    /// @pre some line is frozen
+    [[nodiscard]] AbortReason reason() const { return reason_.reason(); }
+
+private:
+    static constexpr std::uint64_t nothing = ~std::uint64_t{0};
+    struct alignas(64) RankState {
+        std::atomic<std::uint64_t> retired{0};
+        std::atomic<std::chrono::steady_clock::rep> alive_at{0};
+        std::array<std::atomic<std::uint64_t>, 2> computes{nothing, nothing}; ///< by its workers
+        std::atomic<bool> is_dead{false};
+        std::atomic<bool> is_given_up{false}; ///< stuck within a chunk, at somebody's deadline
+    };
+
+    [[nodiscard]] static std::atomic<std::uint64_t>&
+    computes(RankState& state, Worker worker) noexcept {
+        return state.computes[static_cast<std::size_t>(worker)];
+    }
+
+    [[nodiscard]] static bool may_compute(RankState const& state, std::uint64_t sequence) noexcept {
+        return std::any_of(state.computes.begin(), state.computes.end(), [&](auto const& at) {
+            return at.load() == sequence;
+        });
+    }
+
+    void freeze() noexcept {
+        for (std::size_t i = 0; i < arrivals(size_); ++i) {
+            lines()[i].word.fetch_or(ArrivalLine::frozen);
+        }
+    }
+
+    explicit Board(int size) noexcept : room{size}, helpers_room{size}, size_{size} {}
+
+    static constexpr std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
+    static constexpr std::size_t arrivals(int size) noexcept { return width(size) * max_in_flight; }
+    static constexpr std::size_t counts_per_arrival(int size) noexcept { return 2 * width(size); }
+    // What lies behind the board: for each rank its arrival lines, its state, its progress, its slots,
+    // its tables of counts.
+    static constexpr std::size_t lines_at() noexcept { return sizeof(Board); }
+    static constexpr std::size_t ranks_at(int size) noexcept {
+        return lines_at() + arrivals(size) * sizeof(ArrivalLine);
+    }
+    static constexpr std::size_t progress_at(int size) noexcept {
+        return ranks_at(size) + width(size) * sizeof(RankState);
+    }
+    static constexpr std::size_t slots_at(int size) noexcept {
+        return progress_at(size) + arrivals(size) * sizeof(ChunkProgress);
+    }
+    static constexpr std::size_t counts_at(int size) noexcept {
+        return slots_at(size) + arrivals(size) * tuning::slot_bytes;
+    }
+
+    [[nodiscard]] std::byte* at(std::size_t offset) noexcept {
+        return reinterpret_cast<std::byte*>(this) + offset;
+    }
+    [[nodiscard]] ArrivalLine* lines() noexcept {
+        return std::launder(reinterpret_cast<ArrivalLine*>(at(lines_at())));
+    }
+    [[nodiscard]] RankState& state_of(int rank) noexcept {
+        return std::launder(reinterpret_cast<RankState*>(at(ranks_at(size_))))[rank];
+    }
+    [[nodiscard]] static std::size_t arrival(int rank, std::uint64_t sequence) noexcept {
+        return static_cast<std::size_t>(rank) * max_in_flight + sequence % max_in_flight;
+    }
+    [[nodiscard]] std::span<Count> counts_of(int rank, std::uint64_t sequence) noexcept {
+        auto* const counts = std::launder(reinterpret_cast<Count*>(at(counts_at(size_))));
+        std::size_t const n = counts_per_arrival(size_);
+        return {counts + arrival(rank, sequence) * n, n};
+    }
+
+public:
+    WaitingRoom room;
+    WaitingRoom helpers_room; ///< of those that wait for chunks to claim, and for nothing else
+
+private:
+    int size_;
+    std::atomic<bool> has_lost_{false};
+    FirstReason reason_;
+};
+static_assert(std::is_trivially_destructible_v<Board>);
+
+} // namespace joinable::inline v0::detail

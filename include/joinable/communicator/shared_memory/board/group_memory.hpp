@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/shared_memory/board/arena_space.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/tensor/buffer.hpp>
+
+/// @file
+/// Where a rank has the memory that the others find: all in which thread ranks and process ranks
+/// differ. Both give whole cache lines, and take back what they gave.
+
+namespace joinable::inline v0::detail {
+
+inline constexpr std::size_t cache_line = 64;
+
+[[nodiscard]] constexpr std::size_t in_cache_lines(std::size_t bytes) noexcept {
+    return (bytes + cache_line - 1) / cache_line * cache_line;
+}
+
+/// Of thread ranks, which reach everything.
+class Heap {
+public:
+    static constexpr bool is_all_in_reach = true;
+    /// Whether the other ranks find what is there.
+    [[nodiscard]] static bool reaches(ConstBuffer) noexcept { return true; }
+
+    /// @throws std::bad_alloc
+    [[nodiscard]] static std::byte* allocate(std::size_t bytes) {
+        return static_cast<std::byte*>(::operator new(bytes, std::align_val_t{cache_line}));
+    }
+    static void free(std::byte* memory, std::size_t) noexcept {
+        ::operator delete(memory, std::align_val_t{cache_line});
+    }
+};
+
+/// Of a process rank: the part of the shared memory that is its own. Only the rank itself knows what
+/// of it is in use; its communicators may be used by several threads.
+class Room {
+public:
+    static constexpr bool is_all_in_reach = false;
+
+    /// `reserve` is called before bytes are used that were not used before.
+    explicit Room(
+        std::span<std::byte> memory, ArenaSpace::Reserve reserve = [](auto...) {}
+    )
+        : memory_{memory}, reserve_{std::move(reserve)}, gaps_{{0, memory.size()}} {}
+    Room(Room const&) = delete;
+    Room& operator=(Room const&) = delete;
+
+    /// What it could give at once if it were empty, and had arenas if it has them now.
+    [[nodiscard]] std::size_t size() const noexcept { return memory_.size(); }
+
+    /// An arena in the upper half of the memory, which allocate() leaves alone from then on. From the
+    /// heap, where there is no room. Throws what `reserve` throws.
+    [[nodiscard]] Arena arena(std::size_t bytes, std::size_t alignment) {
+        std::lock_guard const lock{mutex_};
+        std::size_t const half = memory_.size() / 2;
+        if (Gap* const last = gaps_.empty() ? nullptr : &gaps_.back();
+            !arenas_ && last != nullptr && last->end == memory_.size() && last->begin <= half) {
+            arenas_ = ArenaSpace::make(memory_.subspan(half), reserve_);
+            memory_ = memory_.first(half);
+            last->end = half;
+        }
+        std::optional<Arena> found;
+        if (arenas_) {
+            found = arenas_->allocate(bytes, alignment);
+        }
+        return found ? std::move(*found) : Arena{bytes, alignment};
+    }
+    /// Whether the other ranks find it where it is: in an arena.
+    [[nodiscard]] bool reaches(ConstBuffer buffer) const noexcept {
+        return arenas_ && arenas_->holds(buffer.data, buffer.bytes());
+    }
+
+    /// The lowest that is free, because memory that was used before is in the caches. Null if there
+    /// is none. Linear in the gaps. Throws what `reserve` throws.
+    [[nodiscard]] std::byte* allocate(std::size_t bytes) {
+        std::size_t const size = in_cache_lines(bytes);
+        std::lock_guard const lock{mutex_};
+        if (gaps_.capacity() < given_ + 2) { // for free(), which must not fail
+            gaps_.reserve(2 * given_ + 16);
+        }
+        auto const gap = std::find_if(gaps_.begin(), gaps_.end(), [&](Gap const& candidate) {
+            return size <= candidate.end - candidate.begin;
+        });
+        if (gap == gaps_.end()) {
+            return nullptr;
+        }
+        std::byte* const found = memory_.data() + gap->begin;
+        if (gap->begin + size > reserved_) {
+            reserve_(memory_.data() + reserved_, gap->begin + size - reserved_);
+            reserved_ = gap->begin + size;
+        }
+        gap->begin += size;
+        if (gap->begin == gap->end) {
+            gaps_.erase(gap);
+        }
+        ++given_;
+        return found;
+    }
+    void free(std::byte* memory, std::size_t bytes) noexcept {
+        auto const begin = static_cast<std::size_t>(memory - memory_.data());
+        std::size_t const end = begin + in_cache_lines(bytes);
+        std::lock_guard const lock{mutex_};
+        --given_;
+        auto const after = std::find_if(gaps_.begin(), gaps_.end(), [&](Gap const& gap) {
+            return begin < gap.begin;
+        });
+        bool const joins_before = after != gaps_.begin() && std::prev(after)->end == begin;
+        bool const joins_after = after != gaps_.end() && after->begin == end;
+        if (joins_before && joins_after) {
+            std::prev(after)->end = after->end;
+            gaps_.erase(after);
+        } else if (joins_before) {
+            std::prev(after)->end = end;
+        } else if (joins_after) {
+            after->begin = begin;
+        } else {
+            gaps_.insert(after, {begin, end});
+        }
+    }
+
+private:
+    struct Gap { ///< as places in the memory
+        std::size_t begin;
+        std::size_t end;
+    };
+
+    std::span<std::byte> memory_; ///< for anything but arenas
+    ArenaSpace::Reserve reserve_;
+    std::size_t reserved_ = 0; ///< of the first bytes
+    ArenaSpace::Owner arenas_; ///< once there was an arena
+    std::mutex mutex_;
+    std::vector<Gap> gaps_; ///< in the order of their places
+    std::size_t given_ = 0;
+};
+
+} // namespace joinable::inline v0::detail

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <thread>
+
+#include <joinable/communicator/detail/deadline.hpp>
+#include <joinable/communicator/shared_memory/board/futex.hpp>
+#include <joinable/communicator/shared_memory/board/tuning.hpp>
+#include <joinable/config.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// How a thread sleeps that others wake in any case: until the deadline.
+struct SleepThrough {
+    constexpr std::chrono::nanoseconds operator()() const noexcept {
+        return (std::chrono::nanoseconds::max)();
+    }
+};
+
+/// Waiting in three stages: spin while an answer usually takes less than a system call, yield so
+/// that more ranks than cores make progress, then sleep. Whoever changes what is waited for pays
+/// one load unless somebody sleeps. May lie in memory that several processes share.
+class WaitingRoom {
+public:
+    /// Spins for some microseconds where every rank has a core: longer would keep a peer waiting
+    /// that shares its core with another program.
+    explicit WaitingRoom(int ranks)
+        : is_crowded_{static_cast<unsigned>(ranks) > std::thread::hardware_concurrency()} {}
+
+    /// Whether there are more ranks than cores.
+    [[nodiscard]] bool is_crowded() const noexcept { return is_crowded_; }
+
+    /// Returns true once `ready()`, false at the deadline. What `ready` reads is changed before
+    /// wake() and read here by sequentially consistent operations: so either the waker sees the
+    /// sleeper, or the sleeper sees the change. `before_sleep()` says for how long to sleep at most;
+    /// it may change what `ready` reads.
+    template <class Ready, class BeforeSleep = SleepThrough>
+    bool wait(
+        Ready const& ready, std::chrono::nanoseconds deadline, BeforeSleep const& before_sleep = {}
+    ) {
+        int const spins = is_crowded_ ? tuning::crowded_spins : tuning::spins;
+        for (int i = 0; i < spins; ++i) {
+            if (ready()) {
+                return true;
+            }
+            cpu_relax();
+        }
+        auto const end = end_of_wait(deadline);
+        for (int i = 0; i < tuning::yields; ++i) {
+            if (ready()) {
+                return true;
+            }
+            std::this_thread::yield();
+        }
+        return sleep(ready, end, before_sleep);
+    }
+    /// The last stage alone, for whoever has nothing to do without an answer.
+    template <class Ready, class BeforeSleep = SleepThrough>
+    bool sleep(
+        Ready const& ready,
+        std::chrono::steady_clock::time_point end,
+        BeforeSleep const& before_sleep = {}
+    ) {
+        sleepers_.fetch_add(1);
+        std::uint32_t seen = wakes_.load(); // before the last look: a wake after it ends the sleep
+        bool is_ready = ready();
+        while (!is_ready && std::chrono::steady_clock::now() < end) {
+            futex_wait(wakes_, seen, (std::min)(end, end_of_wait(before_sleep())));
+            seen = wakes_.load();
+            is_ready = ready();
+        }
+        sleepers_.fetch_sub(1);
+        return is_ready;
+    }
+
+    [[nodiscard]] bool has_sleepers() const noexcept { return sleepers_.load() != 0; }
+    void wake() noexcept {
+        if (has_sleepers()) {
+            wakes_.fetch_add(1);
+            futex_wake_all(wakes_);
+        }
+    }
+
+private:
+    bool is_crowded_;
+    std::atomic<int> sleepers_{0}; ///< and those that were killed in their sleep
+    FutexWord wakes_{0};
+};
+
+} // namespace joinable::inline v0::detail

@@ -1,0 +1,431 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/reasons.hpp>
+#include <joinable/communicator/shared_memory/board/board.hpp>
+#include <joinable/communicator/shared_memory/engine/chunks.hpp>
+#include <joinable/communicator/shared_memory/engine/exchange.hpp>
+#include <joinable/communicator/shared_memory/engine/lent_memory.hpp>
+#include <joinable/communicator/shared_memory/engine/slices.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
+/// an abort(reason, rank) that may reach further than the board, and a look_for_deaths() that buries
+/// ranks where nobody else does, and returns for how long it need not be called; copies of it are the
+/// same group. `Memory` is where the other ranks find this one's buffers.
+template <class Group, class Memory = OwnMemory>
+class Endpoint {
+public:
+    Endpoint(Group group, int rank, Memory memory = {}) noexcept
+        : group_{group}, board_{group_.board()}, rank_{rank}, memory_{std::move(memory)} {}
+    Endpoint(Endpoint const&) = delete;
+    Endpoint& operator=(Endpoint const&) = delete;
+
+    [[nodiscard]] int rank() const noexcept { return rank_; }
+    [[nodiscard]] int size() const noexcept { return board_.size(); }
+
+    [[nodiscard]] std::chrono::nanoseconds deadline() const noexcept { return deadline_; }
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        return std::exchange(deadline_, deadline);
+    }
+
+    void abort(AbortReason const& reason) { group_.abort(reason, rank_); }
+
+    void keep_alive() noexcept { board_.alive_at(rank_).store(now().time_since_epoch().count()); }
+
+    /// Who has not arrived in this rank's oldest unfinished collective.
+    [[nodiscard]] std::vector<int> missing() const {
+        return retired_ == next_ ? std::vector<int>{} : board_.missing(retired_);
+    }
+
+    /// See the Memory, where it has arenas.
+    [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) {
+        return memory_.allocate(bytes, alignment);
+    }
+
+    /// Arrives in the next collective and returns its number. In one by counts, `tell(sends,
+    /// expects)` fills this rank's tables.
+    template <class Tell>
+    std::uint64_t post(Descriptor const& said, ConstBuffer in, Buffer out, Tell const& tell) {
+        make_room();
+        std::uint64_t const sequence = next_;
+        std::size_t const bytes = said.count * size_of(said.dtype);
+        bool const is_small = detail::is_small(said);
+        bool const is_on_line = is_small && bytes <= ArrivalLine::inline_bytes;
+        pending_of(sequence) = {said, out.data, is_small, is_on_line};
+        ArrivalLine& line = board_.line(rank_, sequence);
+        std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
+        if ((old & ArrivalLine::frozen) != 0) {
+            throw_failure(board_.reason());
+        }
+        if (!is_on_line) {
+            line.payload[ArrivalLine::count] = said.count;
+        }
+        if (!is_small) {
+            std::size_t const ring = Slices::fit(said.collective) ? Slices::ring_bytes(board_) : 0;
+            while (!memory_.lend(sequence, in, out, ring)) {
+                if (retired_ == next_) {
+                    throw ContractViolation{
+                        "a collective finds no place in the memory that a rank shares: wait for "
+                        "messages and for collectives of other groups that are under way"
+                    };
+                }
+                finish(retired_);
+            }
+            LentAddresses const at = memory_.lent(sequence, in, out);
+            line.payload[ArrivalLine::in] = board_.place_of(at.in);
+            line.payload[ArrivalLine::out] = board_.place_of(at.out);
+            line.payload[ArrivalLine::factor] = std::bit_cast<std::uint64_t>(said.factor);
+            line.payload[ArrivalLine::ring] = at.ring;
+            if (said.has_counts) {
+                tell(board_.sends(rank_, sequence), board_.expects(rank_, sequence));
+            }
+            board_.progress(rank_, sequence).reset();
+        } else if (in.count != 0) {
+            std::memcpy(contribution(board_, sequence, rank_, is_on_line), in.data, bytes);
+        }
+        std::uint64_t const word = ArrivalLine::encode(sequence, said, is_on_line);
+        if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
+            throw_failure(board_.reason());
+        }
+        ++next_;
+        board_.room.wake();
+        if (!is_small && board_.helpers_room.has_sleepers() &&
+            arrival_of(sequence) == Arrival::complete) {
+            board_.helpers_room.wake(); // whoever comes last
+        }
+        return sequence;
+    }
+
+    [[nodiscard]] bool is_done(std::uint64_t sequence) const noexcept {
+        return sequence < retired_ || pending_[sequence % Board::max_in_flight].is_done;
+    }
+
+    /// Makes progress, by not more than this rank's own share if that is not computed yet: so a rank
+    /// that tests amid other work does no more of it than the others. Also by slices of other
+    /// collectives, for which other ranks may wait. Whether its buffers are final.
+    [[nodiscard]] bool test(std::uint64_t sequence) {
+        Pending const& pending = pending_of(sequence);
+        bool const is_first =
+            !is_done(sequence) && (!pending.has_agreed || has_own_share(sequence, pending));
+        if (try_finish(sequence, is_first ? 1 : size())) {
+            return true;
+        }
+        for (std::uint64_t other = retired_; Memory::needs_slices && other != next_; ++other) {
+            if (other != sequence && has_slices(other)) {
+                advance_other(other);
+            }
+        }
+        group_.look_for_deaths(); // who polls may never wait
+        return false;
+    }
+
+    /// Makes progress, by that many shares. Whether this rank's buffers are final.
+    [[nodiscard]] bool try_finish(std::uint64_t sequence, int shares) {
+        if (is_done(sequence)) {
+            return true;
+        }
+        Pending& pending = pending_of(sequence);
+        if (!pending.has_agreed) {
+            switch (arrival_of(sequence)) {
+            case Arrival::waiting: return false;
+            case Arrival::never: throw_failure(board_.reason());
+            case Arrival::complete: break;
+            }
+            if (auto const reason = disagreement(board_, sequence, pending.said)) {
+                pending.is_refused = true;
+                group_.abort(*reason, rank_);
+                throw_failure(*reason);
+            }
+            pending.is_sliced = !pending.is_small && Pipeline::is_needed(board_, sequence);
+            if (pending.is_sliced) {
+                pending.pipeline = Pipeline{board_, sequence, pending.said};
+            } else if (!pending.is_small) {
+                pending.cut = Cut{
+                    Exchange{board_, sequence, pending.said}, size_of(pending.said.dtype), size()
+                };
+            }
+            pending.has_agreed = true;
+        }
+        if (pending.is_small) {
+            combine_contributions(
+                board_, sequence, pending.said, pending.is_on_line, rank_, pending.out
+            );
+        } else if (pending.is_sliced) {
+            if (!pending.pipeline.advance(board_, pending.said, rank_, memory_)) {
+                if (pending.pipeline.is_lost(board_)) {
+                    give_up(sequence);
+                    if (!pending.pipeline.is_in_use(board_)) {
+                        throw_failure(board_.reason());
+                    }
+                }
+                return false;
+            }
+            memory_.give_back(sequence);
+        } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_, shares)) {
+            memory_.give_back(sequence);
+        } else if (shares == size() && chunks_are_lost(board_, sequence, pending.cut)) {
+            throw_failure(board_.reason());
+        } else {
+            return false;
+        }
+        pending.is_done = true;
+        retire();
+        return true;
+    }
+
+    void finish(std::uint64_t sequence) {
+        if (try_finish(sequence, size())) {
+            return;
+        }
+        Pending const& pending = pending_of(sequence);
+        wait_for_others(
+            [&] { return arrival_of(sequence) != Arrival::waiting; },
+            [&] { return board_.missing(sequence); },
+            "arrive",
+            [&] { return "waits in " + pending.said.text(); }
+        );
+        while (!try_finish(sequence, size())) { // all have arrived
+            if (pending.is_sliced) {
+                wait_for_slices(sequence);
+                continue;
+            }
+            auto const is_over = [&] { // the last chunks are being computed
+                return chunks_are_done(board_, sequence, pending.cut) ||
+                       chunks_are_lost(board_, sequence, pending.cut);
+            };
+            // A thread never stops for long; should it be late, it still writes to this rank's buffer.
+            if (!wait(is_over, deadline_) && Memory::needs_slices) {
+                give_up_on_computing(sequence);
+            }
+        }
+    }
+
+    /// Waits until `ready()` or until the deadline. It begins anew when a rank that holds this one
+    /// up says that it is alive. `holding_up()` lists those ranks; if none is left at the deadline,
+    /// the wait is over without an answer.
+    /// @throws TimedOut  after aborting the group: they "did not <do>", while this rank `does()`.
+    template <class Ready, class HoldingUp, class Does>
+    void wait_for_others(
+        Ready const& ready, HoldingUp const& holding_up, char const* to_do, Does const& does
+    ) {
+        auto const start = now();
+        std::chrono::nanoseconds left = deadline_;
+        while (!wait(ready, left)) {
+            std::vector<int> overdue = holding_up();
+            if (overdue.empty()) {
+                return;
+            }
+            left = deadline_;
+            std::erase_if(overdue, [&](int rank) {
+                std::chrono::steady_clock::time_point const alive{
+                    std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
+                };
+                std::chrono::nanoseconds const waited = now() - (std::max)(start, alive);
+                bool const is_alive = waited < deadline_;
+                if (is_alive) {
+                    left = (std::min)(left, deadline_ - waited);
+                }
+                return is_alive;
+            });
+            if (!overdue.empty()) {
+                abort_for(overdue, to_do, does());
+            }
+        }
+    }
+
+    /// Whether `ready()` before the deadline. Meanwhile this rank's other collectives get on; each
+    /// time that one does, the deadline begins anew.
+    template <class Ready>
+    bool wait(Ready const& ready, std::chrono::nanoseconds deadline) {
+        for (;;) {
+            std::uint64_t other = next_;
+            auto const is_ready_or_free = [&] {
+                return ready() || (other = find_other()) != next_;
+            };
+            if (!board_.room.wait(is_ready_or_free, deadline, [&] {
+                    return group_.look_for_deaths();
+                })) {
+                return false;
+            }
+            if (other == next_) {
+                return true;
+            }
+            advance_other(other);
+        }
+    }
+
+private:
+    struct Pending {
+        Descriptor said;
+        void* out = nullptr;
+        bool is_small = false;   ///< every rank combines it for itself
+        bool is_on_line = false; ///< it needs no slot either
+        bool is_sliced = false;  ///< else by chunks
+        bool is_done = false;
+        bool has_agreed = false;
+        bool is_refused = false; ///< never will: there is nothing to compute
+        Cut cut = {};
+        Pipeline pipeline = {};
+    };
+    enum class Arrival : std::uint8_t { waiting, complete, never };
+
+    [[nodiscard]] static std::chrono::steady_clock::time_point now() noexcept {
+        return std::chrono::steady_clock::now();
+    }
+    [[nodiscard]] Pending& pending_of(std::uint64_t sequence) noexcept {
+        return pending_[sequence % Board::max_in_flight];
+    }
+
+    /// Ranks that have not finished a chunk at the deadline: their processes have been stopped.
+    void give_up_on_computing(std::uint64_t sequence) {
+        std::vector<int> const overdue = board_.computing(sequence);
+        if (!overdue.empty()) {
+            abort_for(overdue, "finish its share", "waits in " + pending_of(sequence).said.text());
+        }
+        for (int const rank : overdue) {
+            board_.give_up_on(rank);
+        }
+    }
+    /// Until the pipeline gets on, or never will.
+    void wait_for_slices(std::uint64_t sequence) {
+        Pipeline const& pipeline = pending_of(sequence).pipeline;
+        auto const is_over = [&] {
+            return is_done(sequence) || pipeline.can_advance(board_, rank_) ||
+                   (pipeline.is_lost(board_) &&
+                    (!has_given_up(sequence) || !pipeline.is_in_use(board_)));
+        };
+        wait_for_others(
+            is_over,
+            [&] { return board_.is_spent() ? std::vector<int>{} : pipeline.holding_up(board_); },
+            "copy a slice",
+            [&] { return "waits in " + pending_of(sequence).said.text(); }
+        );
+        if (!is_over()) { // the deadline of a group that had failed before
+            give_up(sequence);
+            throw_failure(board_.reason());
+        }
+    }
+    [[nodiscard]] bool has_given_up(std::uint64_t sequence) noexcept {
+        return board_.progress(rank_, sequence).has_given_up.load();
+    }
+    void give_up(std::uint64_t sequence) noexcept {
+        if (!has_given_up(sequence)) {
+            board_.progress(rank_, sequence).has_given_up.store(true);
+            board_.room.wake();
+        }
+    }
+
+    /// The slot of the next collective is free when every rank has finished what used it before.
+    void make_room() {
+        constexpr std::uint64_t max_in_flight = Board::max_in_flight;
+        if (next_ < max_in_flight + all_retired_) {
+            return;
+        }
+        if (retired_ + max_in_flight <= next_) {
+            finish(retired_);
+        }
+        auto const others_have_room = [&] {
+            all_retired_ = next_;
+            for (int rank = 0; rank < size(); ++rank) {
+                all_retired_ = (std::min)(all_retired_, board_.let_go(rank));
+            }
+            return next_ < max_in_flight + all_retired_ || board_.is_spent();
+        };
+        wait_for_others(
+            others_have_room,
+            [&] { return board_.holding_up(next_); },
+            "finish a collective",
+            [] { return "posts another one"; }
+        );
+        if (board_.is_spent()) {
+            throw_failure(board_.reason());
+        }
+    }
+
+    /// The first collective of this rank in which it can compute; without one, the next one's number.
+    [[nodiscard]] std::uint64_t find_other() noexcept {
+        std::uint64_t other = retired_;
+        while (other != next_ && !can_compute(other)) {
+            ++other;
+        }
+        return other;
+    }
+    [[nodiscard]] bool can_compute(std::uint64_t sequence) noexcept {
+        Pending const& pending = pending_of(sequence);
+        return !pending.is_small && !pending.is_done && !pending.is_refused &&
+               arrival_of(sequence) == Arrival::complete &&
+               (!pending.has_agreed ||
+                (pending.is_sliced ? pending.pipeline.can_advance(board_, rank_)
+                                   : has_unclaimed(board_, sequence, pending.cut)));
+    }
+    /// For this rank to copy or to compute.
+    [[nodiscard]] bool has_slices(std::uint64_t sequence) noexcept {
+        Pending const& pending = pending_of(sequence);
+        return can_compute(sequence) &&
+               (pending.has_agreed ? pending.is_sliced : Pipeline::is_needed(board_, sequence));
+    }
+    void advance_other(std::uint64_t sequence) noexcept {
+        try {
+            static_cast<void>(try_finish(sequence, size()));
+        } catch (...) { // NOLINT(bugprone-empty-catch): its own wait() throws it
+        }
+    }
+    [[nodiscard]] bool has_own_share(std::uint64_t sequence, Pending const& pending) noexcept {
+        return !pending.is_small && has_unclaimed(board_, sequence, pending.cut, rank_);
+    }
+    [[nodiscard]] Arrival arrival_of(std::uint64_t sequence) noexcept {
+        for (int rank = 0; rank < size(); ++rank) {
+            std::uint64_t const word = board_.line(rank, sequence).word.load();
+            if ((word & ArrivalLine::sequence_mask) != (sequence & ArrivalLine::sequence_mask)) {
+                return (word & ArrivalLine::frozen) != 0 ? Arrival::never : Arrival::waiting;
+            }
+        }
+        return Arrival::complete;
+    }
+
+    void retire() noexcept {
+        std::uint64_t retired = retired_;
+        while (retired < next_ && pending_of(retired).is_done) {
+            ++retired;
+        }
+        if (retired != retired_) {
+            retired_ = retired;
+            board_.retired(rank_).store(retired);
+            board_.room.wake();
+        }
+    }
+
+    void
+    abort_for(std::vector<int> const& overdue, char const* to_do, std::string const& meanwhile) {
+        group_.abort(reason_of_delay(overdue, to_do, deadline_, rank_, meanwhile), rank_);
+    }
+
+    Group group_;
+    Board& board_;
+    int rank_;
+    Memory memory_;
+    std::chrono::nanoseconds deadline_ = default_deadline;
+    std::uint64_t next_ = 0;        ///< sequence number of the next collective
+    std::uint64_t retired_ = 0;     ///< all before are finished on this rank
+    std::uint64_t all_retired_ = 0; ///< on all ranks, as far as known
+    std::array<Pending, Board::max_in_flight> pending_{};
+};
+
+} // namespace joinable::inline v0::detail

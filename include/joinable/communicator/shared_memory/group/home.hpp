@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/shared_memory/group/group.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// The memory of a rank (Room) or of all thread ranks together (Heap), and the groups that lie in
+/// it. It lives as long as one of the communicators that use it. Any thread may call it.
+template <class Memory>
+class Home {
+public:
+    template <class... Arguments>
+    explicit Home(Arguments const&... arguments) : memory_{arguments...} {}
+    ~Home() {
+        for (Owned const& owned : groups_) {
+            give_back(owned);
+        }
+    }
+    Home(Home const&) = delete;
+    Home& operator=(Home const&) = delete;
+
+    [[nodiscard]] Memory& memory() noexcept { return memory_; }
+
+    /// A group of ranks with these `numbers` among all, made by the one with the number `maker`;
+    /// nothing where there is no memory. Takes back the memory of groups that all have left.
+    [[nodiscard]] std::optional<Group> make(std::span<int const> numbers, int maker) {
+        std::lock_guard const lock{mutex_};
+        for (std::size_t i = groups_.size(); i-- > 0;) { // groups before those they were split from
+            if (groups_[i].group.retire(maker)) {
+                give_back(groups_[i]);
+                groups_.erase(groups_.begin() + static_cast<std::ptrdiff_t>(i));
+            }
+        }
+        std::size_t const bytes = Group::bytes_for(static_cast<int>(numbers.size()));
+        groups_.reserve(groups_.size() + 1);
+        std::byte* const block = memory_.allocate(bytes);
+        if (block == nullptr) {
+            return std::nullopt;
+        }
+        groups_.push_back({Group::create(numbers, {block, bytes}), bytes});
+        return groups_.back().group;
+    }
+
+private:
+    struct Owned {
+        Group group;
+        std::size_t bytes;
+    };
+    void give_back(Owned const& owned) noexcept {
+        memory_.free(reinterpret_cast<std::byte*>(&owned.group.board()), owned.bytes);
+    }
+
+    Memory memory_;
+    std::mutex mutex_;
+    std::vector<Owned> groups_;
+};
+
+} // namespace joinable::inline v0::detail

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <string>
+
+#include <joinable/communicator/shared_memory/board/board.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/tensor/buffer.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// One side of a message: a send that waits for its receive, or the other way round. It lies in
+/// memory of the rank that wrote it.
+struct alignas(64) Letter {
+    enum class State : std::uint8_t { waiting, taken, done };
+
+    std::atomic<State> state{State::waiting}; ///< taken: the other side copies
+    bool is_send = false;
+    DType dtype = DType::u8;
+    std::int32_t tag = 0;
+    std::uint64_t count = 0;
+    std::uint64_t data = 0; ///< a place relative to the board; of a send only read
+    std::uint64_t next = 0; ///< the place of the letter after it in the mailbox; 0 is none
+};
+
+/// No member of a template: nvcc 13 looks for an operator new with an alignment there.
+inline Letter& write_letter(
+    std::byte* memory, bool is_send, int tag, ConstBuffer said, std::uint64_t data_place
+) noexcept {
+    auto* const letter = ::new (memory) Letter{};
+    letter->is_send = is_send;
+    letter->dtype = said.dtype;
+    letter->tag = tag;
+    letter->count = said.count;
+    letter->data = data_place;
+    return *letter;
+}
+
+inline std::string text_of(bool is_send, int tag, std::uint64_t count, DType dtype) {
+    return concat(
+        is_send ? "a send of " : "a receive of ",
+        count,
+        " ",
+        joinable::name_of(dtype),
+        " with tag ",
+        tag
+    );
+}
+
+/// The messages from one rank to another: the letters of either that wait for one of the other, in
+/// the order in which they were written. It lies in memory that processes share and holds no
+/// addresses; zeros are an empty one. The lock is between two ranks that would wait for each other
+/// anyway, and nothing is copied under it.
+class Mailbox {
+public:
+    [[nodiscard]] bool try_lock() noexcept { return lock_.exchange(1) == 0; }
+    void unlock() noexcept { lock_.store(0); }
+
+    /// The oldest letter of the other side with this tag; null if there is none. Linear in the
+    /// letters that wait. @pre locked, as for all that follows
+    [[nodiscard]] Letter* find(Board& board, bool is_send, int tag) const noexcept {
+        for (std::uint64_t place = first_; place != 0;) {
+            Letter& letter = at(board, place);
+            if (letter.is_send != is_send && letter.tag == tag) {
+                return &letter;
+            }
+            place = letter.next;
+        }
+        return nullptr;
+    }
+    void append(Board& board, Letter& letter) noexcept {
+        std::uint64_t const place = board.place_of(&letter);
+        (last_ == 0 ? first_ : at(board, last_).next) = place;
+        last_ = place;
+    }
+    void remove(Board& board, Letter& letter) noexcept {
+        std::uint64_t const place = board.place_of(&letter);
+        std::uint64_t before = 0;
+        for (std::uint64_t other = first_; other != place; other = at(board, other).next) {
+            before = other;
+        }
+        (before == 0 ? first_ : at(board, before).next) = letter.next;
+        last_ = last_ == place ? before : last_;
+    }
+
+private:
+    static Letter& at(Board& board, std::uint64_t place) noexcept {
+        return *std::launder(reinterpret_cast<Letter*>(board.place_at(place)));
+    }
+
+    std::atomic<std::uint32_t> lock_{0};
+    std::uint64_t first_ = 0; ///< places of letters; 0 is none
+    std::uint64_t last_ = 0;
+};
+
+} // namespace joinable::inline v0::detail

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include <joinable/communicator/detail/checks.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/tensor/dtype.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// Memory from the heap that all ranks have, which are threads; it is there until the last rank's
+/// arena is gone. Collective, blocks.
+/// @throws Mismatch        see check_same_size.
+/// @throws std::bad_alloc  on all ranks.
+template <class Comm>
+[[nodiscard]] Arena share_heap(Comm& comm, std::size_t bytes) {
+    struct Owned {
+        Arena memory;
+        std::atomic<int> owners;
+    };
+    std::unique_ptr<Owned> made;
+    if (comm.rank() == 0) {
+        try {
+            made.reset(new Owned{Arena{bytes}, comm.size()});
+        } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): the null pointer says so
+        }
+    }
+    auto const ranks = static_cast<std::size_t>(comm.size());
+    std::array<std::uint64_t, 2> const mine{bytes, reinterpret_cast<std::uintptr_t>(made.get())};
+    std::vector<std::array<std::uint64_t, 2>> all(ranks);
+    comm.all_gather({mine.data(), 2, DType::u64}, {all.data(), 2 * ranks, DType::u64}).wait();
+    std::vector<std::uint64_t> sizes;
+    for (auto const& said : all) {
+        sizes.push_back(said[0]);
+    }
+    check_same_size(sizes);
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): rank 0's, of the same process
+    auto* const owned = reinterpret_cast<Owned*>(static_cast<std::uintptr_t>(all[0][1]));
+    if (owned == nullptr) {
+        throw std::bad_alloc{};
+    }
+    static_cast<void>(made.release()); // now every rank owns it
+    auto const release = [](void* its, std::byte*, std::size_t) noexcept {
+        auto* const shared = static_cast<Owned*>(its);
+        if (shared->owners.fetch_sub(1) == 1) {
+            delete shared;
+        }
+    };
+    return {owned->memory.data(), bytes, release, owned};
+}
+
+} // namespace joinable::inline v0::detail

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/shared_memory/board/board.hpp>
+#include <joinable/communicator/shared_memory/board/stored_reason.hpp>
+#include <joinable/communicator/shared_memory/board/waiting.hpp>
+#include <joinable/communicator/shared_memory/group/group.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/error.hpp>
+
+#include <cerrno>
+#include <cstring>
+#include <sys/mman.h>
+
+namespace joinable::inline v0::detail {
+
+/// How the body of a rank ended, for the process that started it.
+struct alignas(64) Outcome {
+    enum State : int { running, returned, threw };
+
+    std::atomic<State> state{running};
+    std::atomic<std::chrono::nanoseconds::rep> deadline{default_deadline.count()};
+    StoredReason reason; ///< why it threw
+};
+
+/// The memory that ranks share which are processes: their group, their outcomes, and room for each
+/// rank's buffers. It is mapped before the processes are made, so it has one address in all of
+/// them, and it has no name: nothing is left behind, whoever is killed.
+class ProcessSegment : public Watch, public std::enable_shared_from_this<ProcessSegment> {
+public:
+    /// @throws ContractViolation   no group can have so many ranks.
+    /// @throws CommunicationError  there is no memory.
+    explicit ProcessSegment(int size) : staging_at_{bytes_for(size, 0)} {
+        // Address space, not memory: pages are made when a rank first writes them.
+        for (room_ = most_room;; room_ /= 2) {
+            bytes_ = bytes_for(size, room_);
+            memory_ = mmap(
+                nullptr,
+                bytes_,
+                PROT_READ | PROT_WRITE,
+                MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE,
+                -1,
+                0
+            );
+            if (memory_ != MAP_FAILED) {
+                break;
+            }
+            if (room_ <= least_room) {
+                throw CommunicationError{concat(
+                    "expected ",
+                    bytes_,
+                    " bytes of shared memory for ",
+                    size,
+                    " process ranks, but mmap says: ",
+                    std::strerror(errno),
+                    "; allow more address space, or use fewer ranks"
+                )};
+            }
+        }
+        create(size);
+    }
+    virtual ~ProcessSegment() {
+        if (bytes_ != 0) {
+            munmap(memory_, bytes_);
+        }
+    }
+    ProcessSegment(ProcessSegment const&) = delete;
+    ProcessSegment& operator=(ProcessSegment const&) = delete;
+
+    [[nodiscard]] Board& board() const noexcept { return *board_; }
+    [[nodiscard]] Group group() noexcept { return Group{*board_, this}; }
+    /// Here the process that started the ranks looks for deaths.
+    std::chrono::nanoseconds look_for_deaths() noexcept override { return SleepThrough{}(); }
+    /// Called before the rank of this process uses some of what staging() gives it.
+    /// @throws CommunicationError  there is no memory for it; the group is aborted.
+    virtual void reserve(std::byte const*, std::size_t) {}
+    [[nodiscard]] Outcome& outcome(int rank) const noexcept {
+        return std::launder(reinterpret_cast<Outcome*>(at(outcomes_at(board_->size()))))[rank];
+    }
+    /// Where a rank puts what the others need: copies of its buffers, messages, groups of some ranks.
+    [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept {
+        std::size_t const shift = shift_of(rank);
+        return {at(staging_at_ + static_cast<std::size_t>(rank) * room_ + shift), room_ - page};
+    }
+
+protected:
+    static constexpr std::size_t most_room = std::size_t{1} << 36U; // for each rank
+    static constexpr std::size_t least_room = std::size_t{1} << 24U;
+
+    /// Lies in memory that whoever derives from this has mapped, and unmaps.
+    /// @pre it has bytes_for(size, room) from the beginning of a page on; one process creates it.
+    ProcessSegment(int size, std::size_t room, std::byte* memory, bool is_creator)
+        : staging_at_{bytes_for(size, 0)}, room_{room}, memory_{memory},
+          board_{&Board::at_address(memory)} {
+        if (is_creator) {
+            create(size);
+        }
+    }
+    /// Up to where staging() begins, if `room` is 0.
+    static std::size_t bytes_for(int size, std::size_t room) {
+        std::size_t const tables = outcomes_at(size) + width(size) * sizeof(Outcome);
+        return (tables + page - 1) / page * page + width(size) * room;
+    }
+
+private:
+    static constexpr std::size_t page = 4096;
+
+    void create(int size) {
+        board_ = &Group::create(all_numbers(size), {at(0), outcomes_at(size)}).board();
+        ::new (at(outcomes_at(size))) Outcome[width(size)];
+    }
+    static std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
+    static std::size_t outcomes_at(int size) {
+        return (Group::bytes_for(size) + alignof(Outcome) - 1) / alignof(Outcome) *
+               alignof(Outcome);
+    }
+    [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {
+        return static_cast<std::byte*>(memory_) + offset;
+    }
+
+    std::size_t staging_at_;
+    std::size_t room_ = 0;
+    std::size_t bytes_ = 0; ///< to unmap
+    void* memory_ = nullptr;
+    Board* board_ = nullptr;
+};
+
+} // namespace joinable::inline v0::detail

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/checks.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/error.hpp>
+
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace joinable::inline v0::detail {
+
+/// Maps memory of a file, or, without one, memory that only processes which are made later can
+/// see, too. An empty arena and errno: the system does not.
+[[nodiscard]] inline Arena map_shared(std::size_t bytes, int file = -1) noexcept {
+    int const kind = MAP_SHARED | (file < 0 ? MAP_ANONYMOUS : 0);
+    void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, file, 0);
+    if (memory == MAP_FAILED) {
+        return {};
+    }
+    auto const unmap = [](void*, std::byte* data, std::size_t size) noexcept {
+        munmap(data, size);
+    };
+    return {static_cast<std::byte*>(memory), bytes, unmap, nullptr};
+}
+
+class FileHandle {
+public:
+    explicit FileHandle(int number) noexcept : number_{number} {}
+    ~FileHandle() {
+        if (number_ >= 0) {
+            close(number_);
+        }
+    }
+    FileHandle(FileHandle const&) = delete;
+    FileHandle& operator=(FileHandle const&) = delete;
+    [[nodiscard]] int number() const noexcept { return number_; }
+
+private:
+    int number_;
+};
+
+/// Memory that the processes of all ranks map, each where it likes. The system counts who has it:
+/// so nothing is left of it whoever is killed. Collective, blocks.
+/// @throws Mismatch            see check_same_size.
+/// @throws CommunicationError  a rank cannot map it; on all ranks.
+template <class Comm>
+[[nodiscard]] Arena share_mapping(Comm& comm, std::size_t bytes) {
+    std::uint64_t const mine = bytes;
+    std::vector<std::uint64_t> all(static_cast<std::size_t>(comm.size()));
+    comm.all_gather({&mine, 1, DType::u64}, {all.data(), all.size(), DType::u64}).wait();
+    check_same_size(all);
+    if (bytes == 0) {
+        return {};
+    }
+    // Rank 0 makes a file without a name, and the others open it through its process.
+    bool const is_maker = comm.rank() == 0;
+    FileHandle const made{is_maker ? memfd_create("joinable", MFD_CLOEXEC) : -1};
+    bool const is_made =
+        made.number() >= 0 && ftruncate(made.number(), static_cast<off_t>(bytes)) == 0;
+    std::array<std::int64_t, 3> maker{is_made ? 0 : errno, getpid(), made.number()};
+    comm.broadcast({maker.data(), maker.size(), DType::i64}, 0).wait();
+
+    Arena memory;
+    auto error = static_cast<std::int32_t>(maker[0]);
+    if (error == 0) {
+        std::string const path = concat("/proc/", maker[1], "/fd/", maker[2]);
+        FileHandle const opened{is_maker ? -1 : open(path.c_str(), O_RDWR | O_CLOEXEC)};
+        if (is_maker || opened.number() >= 0) {
+            memory = map_shared(bytes, is_maker ? made.number() : opened.number());
+        }
+        error = memory.data() != nullptr ? 0 : errno;
+    }
+    comm.all_reduce({&error, 1, DType::i32}, ReduceOp::max).wait();
+    if (error != 0) {
+        throw CommunicationError{concat(
+            "expected ",
+            bytes,
+            " bytes of memory that all ranks share, but on one of them the system says: ",
+            std::strerror(error),
+            "; ranks need memfd_create() and each other's /proc/<process>/fd, and so one machine "
+            "and one user"
+        )};
+    }
+    return memory;
+}
+
+} // namespace joinable::inline v0::detail

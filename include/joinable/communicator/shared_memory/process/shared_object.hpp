@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+namespace joinable::inline v0::detail {
+
+/// Where the system keeps POSIX shared memory.
+inline constexpr char const* shared_memory_folder = "/dev/shm";
+
+inline void sleep_for(std::chrono::nanoseconds time) noexcept {
+    std::timespec left{};
+    left.tv_nsec = static_cast<decltype(left.tv_nsec)>(time.count());
+    nanosleep(&left, nullptr);
+}
+
+/// A POSIX shared-memory object, open in this process. It gets its name when it is complete, and the
+/// name is removed only by who has seen that it is this object's: so nobody finds half an object, and
+/// nobody removes another one.
+class SharedObject {
+public:
+    /// One without a name and without bytes: it is gone with the last process that has it open.
+    /// @throws CommunicationError  the system refuses.
+    static SharedObject create() {
+        SharedObject object{
+            ::open(shared_memory_folder, O_TMPFILE | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR)
+        };
+        if (object.file_ < 0 || fchmod(object.file_, S_IRUSR | S_IWUSR) != 0) {
+            throw CommunicationError{concat(
+                "expected to make a shared-memory object in ",
+                shared_memory_folder,
+                ", but the system says: ",
+                std::strerror(errno),
+                "; mount a tmpfs there that user ",
+                geteuid(),
+                " may write"
+            )};
+        }
+        return object;
+    }
+    /// Nothing where there is none of this name.
+    /// @throws CommunicationError  there is one, but not for this process.
+    static std::optional<SharedObject> find(std::string const& path) {
+        SharedObject object{::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
+        if (object.file_ >= 0) {
+            return object;
+        }
+        if (int const error = errno; error != ENOENT) {
+            struct stat of{};
+            bool const is_known = lstat(path.c_str(), &of) == 0;
+            throw CommunicationError{concat(
+                "expected to open ",
+                path,
+                ", which belongs to user ",
+                is_known ? concat(of.st_uid) : "unknown",
+                ", as user ",
+                geteuid(),
+                ", but the system says: ",
+                std::strerror(error),
+                "; remove it, or give the job another id"
+            )};
+        }
+        return std::nullopt;
+    }
+    ~SharedObject() {
+        if (file_ >= 0) {
+            close(file_);
+        }
+    }
+    SharedObject(SharedObject&& other) noexcept : file_{std::exchange(other.file_, -1)} {}
+    SharedObject& operator=(SharedObject&&) = delete;
+
+    [[nodiscard]] struct stat status() const noexcept {
+        struct stat now{};
+        fstat(file_, &now);
+        return now;
+    }
+    /// Reads the first bytes without mapping them, as they may not be there. Whether they were.
+    [[nodiscard]] bool read(std::span<std::byte> bytes) const noexcept {
+        return pread(file_, bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size());
+    }
+    /// Whether this process may make it so large, and map it.
+    [[nodiscard]] bool can_have(std::size_t bytes) const noexcept {
+        rlimit limit{};
+        getrlimit(RLIMIT_FSIZE, &limit); // beyond it ftruncate kills
+        std::byte* const memory = limit.rlim_cur < bytes ? nullptr : map(bytes);
+        return memory != nullptr && munmap(memory, bytes) == 0;
+    }
+    /// @throws CommunicationError  the system refuses.
+    void resize(std::size_t bytes) const {
+        if (ftruncate(file_, static_cast<off_t>(bytes)) != 0) {
+            throw CommunicationError{concat(
+                "a shared-memory object could not have ", bytes, " bytes: ", std::strerror(errno)
+            )};
+        }
+    }
+    /// Null when there is no address space.
+    [[nodiscard]] std::byte* map(std::size_t bytes) const noexcept {
+        void* const memory =
+            mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_, 0);
+        return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
+    }
+
+    /// Gives it a name. False: another object has it.
+    /// @throws CommunicationError  the system refuses.
+    [[nodiscard]] bool publish(std::string const& path) const {
+        std::string const self = concat("/proc/self/fd/", file_);
+        if (linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) {
+            return true;
+        }
+        if (errno != EEXIST) {
+            throw CommunicationError{
+                concat("the name ", path, " could not be made: ", std::strerror(errno))
+            };
+        }
+        return false;
+    }
+
+    /// Does nothing where the name is another object's, or nobody's. Those who remove the name of the
+    /// same object do so one after another; so no new one can get the name in between.
+    void remove_name(std::string const& path) const noexcept {
+        // A process that was stopped in here is not waited for: it removes the name when it goes on.
+        for (int i = 0; i < 100 && has_name(path); ++i) {
+            if (flock(file_, LOCK_EX | LOCK_NB) == 0) {
+                if (has_name(path)) {
+                    unlink(path.c_str());
+                }
+                flock(file_, LOCK_UN);
+                return;
+            }
+            sleep_for(std::chrono::milliseconds{1});
+        }
+    }
+
+    /// Gets the memory from the system now. Where it is full a later write would be SIGBUS.
+    /// Complexity: linear in what the system has to clear.
+    /// @throws CommunicationError  it is full. Of [at, at + bytes) some part may be reserved.
+    void reserve(std::size_t at, std::size_t bytes) const {
+        // In steps, or a program with a fast interval timer would be interrupted for ever.
+        constexpr std::size_t step = std::size_t{16} << 20U;
+        for (std::size_t done = 0; done < bytes;) {
+            std::size_t const next = (std::min)(step, bytes - done);
+            int const error =
+                posix_fallocate(file_, static_cast<off_t>(at + done), static_cast<off_t>(next));
+            if (error == 0) {
+                done += next;
+            } else if (error != EINTR) {
+                throw CommunicationError{full(bytes - done, error)};
+            }
+        }
+    }
+
+private:
+    [[nodiscard]] bool has_name(std::string const& path) const noexcept {
+        struct stat named{};
+        struct stat const own = status();
+        return lstat(path.c_str(), &named) == 0 && named.st_ino == own.st_ino &&
+               named.st_dev == own.st_dev;
+    }
+    explicit SharedObject(int file) noexcept : file_{file} {}
+
+    static std::string full(std::size_t bytes, int error) {
+        struct statvfs room{};
+        statvfs(shared_memory_folder, &room);
+        return concat(
+            "expected ",
+            bytes,
+            " more bytes of shared memory, but ",
+            shared_memory_folder,
+            error == ENOSPC ? " is full" : concat(" refuses: ", std::strerror(error)),
+            ", with ",
+            static_cast<std::size_t>(room.f_bavail) * room.f_frsize,
+            " of its ",
+            static_cast<std::size_t>(room.f_blocks) * room.f_frsize,
+            " bytes free; make it larger, or have less in flight"
+        );
+    }
+
+    int file_;
+};
+
+} // namespace joinable::inline v0::detail

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/shared_buffer.hpp>
+#include <joinable/communicator/shared_memory/group/group.hpp>
+#include <joinable/communicator/shared_memory/process.hpp>
+#include <joinable/detail/failure.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+#if defined(__linux__) // elsewhere there are no process ranks
+
+#include <joinable/communicator/shared_memory/process/child_processes.hpp>
+#include <joinable/communicator/shared_memory/process/process_segment.hpp>
+#include <joinable/communicator/shared_memory/process/shared_mapping.hpp>
+
+#include <cerrno>
+#include <cstring>
+#include <unistd.h>
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+/// The life of the process of one rank, after it was made.
+template <class F>
+[[noreturn]] void run_rank(ProcessSegment& segment, int rank, F& body) noexcept {
+    Outcome& outcome = segment.outcome(rank);
+    {
+        ProcessCommunicator comm{segment, rank};
+        try {
+            body(comm);
+            outcome.state.store(Outcome::returned);
+        } catch (...) {
+            AbortReason const reason = failure_of(std::current_exception());
+            AbortReason const told = reason_of_exit(segment.group(), rank, reason);
+            outcome.reason.store(reason.ranks.empty() ? reason : told);
+            outcome.state.store(Outcome::threw);
+            comm.abort(told);
+        }
+    }
+    std::fflush(nullptr
+    ); // _exit leaves alone what belongs to the program: its destructors and files
+    _exit(outcome.state.load() == Outcome::returned ? 0 : 1);
+}
+
+/// Of the ranks that failed the one that did so first: by itself, not because of another; named by
+/// the abort, if there are several. Throws what it said.
+inline void throw_first_failure(ProcessSegment& segment, ChildProcesses const& children) {
+    int const size = segment.board().size();
+    std::vector<AbortReason> failures;
+    auto const look_at = [&](int rank) {
+        if (!children.death(rank).empty()) {
+            failures.push_back({FailureKind::peer_failed, {}, children.death(rank)});
+        } else if (segment.outcome(rank).state.load() == Outcome::threw) {
+            failures.push_back(segment.outcome(rank).reason.load());
+        } else {
+            return;
+        }
+        bool const is_own = failures.back().ranks.empty();
+        failures.back() = blamed_on(rank, failures.back());
+        if (is_own) {
+            throw PeerFailed{failures.back().ranks, failures.back().message};
+        }
+    };
+    if (segment.board().is_spent()) {
+        for (int const rank : segment.board().reason().ranks) {
+            if (rank < size) {
+                look_at(rank);
+            }
+        }
+    }
+    for (int rank = 0; rank < size; ++rank) {
+        look_at(rank);
+    }
+    if (!failures.empty()) {
+        throw PeerFailed{failures.front().ranks, failures.front().message};
+    }
+}
+
+} // namespace detail
+
+/// Makes `count` elements, all zero, that this process shares with those that it makes later: how
+/// results come back from run_processes(). Local, no rank calls this. What it returns may not be
+/// copied, so a body refers to it.
+///
+/// @code
+/// auto const losses = joinable::shared_buffer<double>(4);
+/// joinable::run_processes(4, [&](auto& comm) { losses[comm.rank()] = train(comm); });
+/// @endcode
+/// @throws CommunicationError  the system does not give the memory.
+template <class T>
+[[nodiscard]] SharedBuffer<T> shared_buffer(std::size_t count) {
+    detail::check_shared_element<T>();
+    std::size_t const bytes = detail::bytes_of_elements<T>(count);
+    if (count == 0) {
+        return {};
+    }
+    Arena memory = detail::map_shared(bytes);
+    if (memory.data() == nullptr) {
+        throw CommunicationError{detail::concat(
+            "expected ", bytes, " bytes of shared memory, but mmap says: ", std::strerror(errno)
+        )};
+    }
+    return {std::move(memory), count};
+}
+
+/// Runs `body(ProcessCommunicator&)` in `world_size` new processes, one rank each, and waits for
+/// all. The new processes are copies of this one, with this thread alone; what they change is not
+/// seen here, but in a shared_buffer(). They end with their body: no destructor of a static object
+/// runs. They are killed if this process dies, or this thread ends.
+///
+/// If a body throws or a process dies, the others get PeerFailed from whatever they wait in. Those
+/// that have not ended after one more deadline, the longest that any of them has set, are killed.
+/// @throws PeerFailed          with the number and the text of the rank that failed first.
+/// @throws ContractViolation   world_size is below 1.
+/// @throws CommunicationError  the system has no memory or no processes for the ranks.
+template <class F>
+void run_processes(int world_size, F body) {
+    detail::ProcessSegment segment{world_size};
+    detail::ChildProcesses children{segment};
+    std::fflush(nullptr); // or each rank would print what this process has not printed yet
+    for (int rank = 0; rank < world_size; ++rank) {
+        if (children.start()) {
+            detail::run_rank(segment, rank, body);
+        }
+    }
+    children.wait();
+    detail::throw_first_failure(segment, children);
+}
+
+} // namespace joinable::inline v0
+
+#endif

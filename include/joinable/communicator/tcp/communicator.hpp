@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/checks.hpp>
+#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/tcp/listener.hpp>
+#include <joinable/communicator/tcp/options.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+#if defined(__linux__) // elsewhere there are no such sockets
+
+#include <joinable/communicator/tcp/detail/connect.hpp>
+#include <joinable/communicator/tcp/detail/hub_thread.hpp>
+#include <joinable/communicator/tcp/detail/rank.hpp>
+
+#include <cerrno>
+#include <cstring>
+
+namespace joinable::inline v0 {
+
+/// A collective of ranks that are connected by TCP. Destroyed unfinished it waits up to the deadline;
+/// while unwinding it aborts. When it is gone, nothing writes to this rank's buffer any more.
+class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] TcpWork {
+public:
+    TcpWork(TcpWork&& other) noexcept
+        : rank_{std::exchange(other.rank_, nullptr)}, sequence_{other.sequence_},
+          exceptions_{other.exceptions_} {}
+    TcpWork& operator=(TcpWork&&) = delete;
+
+    ~TcpWork() {
+        if (rank_ == nullptr || rank_->is_done(sequence_)) {
+            return;
+        }
+        try {
+            if (std::uncaught_exceptions() > exceptions_) {
+                rank_->abort_for_exception("a collective");
+            }
+            wait();
+        } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
+        }
+    }
+
+    /// Blocks until this rank's buffer is final. Waiting again returns at once, or throws again.
+    /// @throws Mismatch  ranks said different things; no data moved.
+    /// @throws TimedOut, PeerFailed, ...  what the communicator was aborted with, unless every rank
+    ///         had arrived before.
+    void wait() { rank_->finish(sequence_); }
+    /// Makes progress; true once wait() would return at once. @throws as wait() does.
+    [[nodiscard]] bool test() { return rank_->test(sequence_); }
+
+private:
+    friend class TcpCommunicator;
+    TcpWork(detail::TcpRank& rank, std::uint64_t sequence) noexcept
+        : rank_{&rank}, sequence_{sequence} {}
+
+    detail::TcpRank* rank_;
+    std::uint64_t sequence_;
+    int exceptions_ = std::uncaught_exceptions();
+};
+
+/// Ranks are processes or threads on any machines: one object in each, connected by TCP to rank 0. For
+/// the roll calls of a guard and other small collectives, next to a communicator that moves gradients.
+///
+/// Collectives are those of ThreadCommunicator, with the same results bit for bit: asynchronous, in
+/// rank order, up to 64 in flight, and compared across ranks. A message goes to rank 0, where a thread
+/// of its own combines it, and back: so what completes, and why all ends, is decided in one place, and
+/// rank 0 may compute meanwhile. The other ranks have no thread. What they post is under way at once as
+/// far as the kernel takes it, some ten thousand bytes; the rest goes when they wait, test or post.
+///
+/// An abort, a rank that leaves, or one that dies reaches all others at once, whoever computes; a
+/// machine that is out of reach is noticed after 30 s, or at the deadline. A rank 0 that is stopped
+/// answers nobody: then each rank throws TimedOut, 5 s after its deadline. If rank 0 dies, a collective
+/// may have completed on some ranks alone.
+///
+/// Whoever connects has to know the secret, which is sent as it is: that keeps out other jobs and
+/// strangers, not those who can read the network. All machines have one order of bytes. A process that
+/// forks keeps the connections of its rank open in the child: they end with both.
+///
+/// All members that take buffers throw ContractViolation before any data moves when a root is no rank,
+/// memory is missing, floats are combined bit by bit, or there are more than 1 GiB. Buffers are the
+/// caller's until the work has been waited for.
+class TcpCommunicator {
+public:
+    /// Meets the other ranks of the job, which call this, too. Returns when all have come. Rank 0
+    /// listens until then; who connects and does not belong to the job disturbs nobody.
+    /// @throws TimedOut            naming the ranks that had not come when the time was over.
+    /// @throws PeerFailed          a rank died meanwhile.
+    /// @throws ContractViolation   the rank is none, or somebody is that rank already; rank 0 has
+    ///                             another job, secret or world size.
+    /// @throws CommunicationError  rank 0 cannot listen there; another program answers, or one with
+    ///                             another version of this library.
+    static TcpCommunicator attach(TcpOptions const& options) {
+        check(options);
+        if (options.rank == 0) {
+            return attach(TcpListener{options.address, options.port}, options);
+        }
+        return TcpCommunicator{detail::HubThread{}, connect(options), options};
+    }
+    /// The same for rank 0, which listens already. What the options say of address and port is of no
+    /// account. @throws ContractViolation  also if it is another rank.
+    static TcpCommunicator attach(TcpListener listener, TcpOptions const& options) {
+        check(options);
+        if (options.rank != 0) {
+            throw ContractViolation{detail::concat(
+                "expected rank 0 to listen, as the others connect to it, but was given rank ",
+                options.rank
+            )};
+        }
+        TcpOptions found = options;
+        found.port = listener.port();
+        Ends ends = connected();
+        detail::Hub hub{std::move(listener.socket_), std::move(ends.hub), job_of(found)};
+        return TcpCommunicator{detail::HubThread{std::move(hub)}, std::move(ends.rank), found};
+    }
+    /// The same for ranks that mpirun, mpiexec, torchrun or srun started; see tcp_environment().
+    /// @throws ContractViolation  also if that fails.
+    static TcpCommunicator from_environment(std::chrono::nanoseconds deadline = default_deadline) {
+        TcpOptions options = tcp_environment();
+        options.connect_timeout = deadline;
+        options.deadline = deadline;
+        return attach(options);
+    }
+
+    TcpCommunicator(TcpCommunicator const&) = delete;
+    TcpCommunicator& operator=(TcpCommunicator const&) = delete;
+    /// The rank leaves: whoever waits for it gets PeerFailed. Blocks for a moment, and for up to 5 s
+    /// where somebody does not answer.
+    ~TcpCommunicator() {
+        if (std::uncaught_exceptions() > exceptions_) {
+            try {
+                rank_.abort_for_exception("the scope of its communicator");
+            } catch (...) { // NOLINT(bugprone-empty-catch): it leaves, which the others notice, too
+            }
+        }
+    }
+
+    [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
+    [[nodiscard]] int size() const noexcept { return rank_.size(); }
+
+    /// In place.
+    TcpWork all_reduce(Buffer buffer, ReduceOp op) {
+        check(buffer);
+        detail::check_reduction(buffer, op);
+        return post(
+            {detail::Collective::all_reduce, buffer.dtype, op, 0, buffer.count}, buffer, buffer
+        );
+    }
+    TcpWork broadcast(Buffer buffer, int root) {
+        check(buffer);
+        detail::check_root(root, size());
+        ConstBuffer const in = rank() == root ? ConstBuffer{buffer} : ConstBuffer{};
+        return post(
+            {detail::Collective::broadcast, buffer.dtype, ReduceOp::sum, root, buffer.count},
+            in,
+            buffer
+        );
+    }
+    void barrier() { post({}, {}, {}).wait(); }
+
+    /// Local. The first reason wins; every wait that cannot complete any more throws it. Returns when
+    /// rank 0 has said which that is, and after 5 s where it does not answer.
+    void abort(AbortReason const& reason) { rank_.abort(reason); }
+    [[nodiscard]] bool is_spent() const { return rank_.is_spent(); }
+
+    /// Local; for waits that start later. Returns the deadline that was in force.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        return rank_.set_deadline(deadline);
+    }
+    /// Local. Whoever waits for this rank does so for one more deadline from now.
+    void keep_alive() { rank_.keep_alive(); }
+
+    /// Local, but asks rank 0. Who has not arrived in this rank's oldest unfinished collective.
+    [[nodiscard]] std::vector<int> missing() const { return rank_.missing(); }
+
+private:
+    /// The two ends of the connection between rank 0 and where all meet.
+    struct Ends {
+        detail::Socket hub;
+        detail::Socket rank;
+    };
+
+    TcpCommunicator(detail::HubThread hub, detail::Socket socket, TcpOptions const& options)
+        : hub_{std::move(hub)},
+          rank_{std::move(socket), options.rank, options.size, options.connect_timeout} {
+        rank_.meet(detail::concat(
+            "waits for all ranks at ",
+            detail::endpoint_text(options.address, options.port),
+            ": start all ranks of a job, with the same address, port and secret"
+        ));
+        rank_.set_deadline(options.deadline);
+    }
+
+    static void check(TcpOptions const& options) {
+        if (options.rank < 0 || options.rank >= options.size || options.size > detail::max_ranks) {
+            throw ContractViolation{detail::concat(
+                "expected a rank from 0 to below the world size, which is at most ",
+                detail::max_ranks,
+                ", but was given rank ",
+                options.rank,
+                " of ",
+                options.size
+            )};
+        }
+        constexpr std::size_t most = detail::TcpJob::most_text;
+        if (options.job.size() > most || options.secret.size() > most) {
+            throw ContractViolation{detail::concat(
+                "expected a job and a secret of at most ",
+                most,
+                " bytes each, but they have ",
+                options.job.size(),
+                " and ",
+                options.secret.size()
+            )};
+        }
+    }
+    static void check(Buffer buffer) {
+        detail::check_memory(buffer);
+        if (buffer.count > detail::most_frame_bytes / size_of(buffer.dtype)) {
+            throw ContractViolation{detail::concat(
+                "a collective by TCP moves at most ",
+                detail::most_frame_bytes,
+                " bytes, but was given ",
+                buffer.count,
+                " elements of ",
+                name_of(buffer.dtype),
+                ": it is for small messages"
+            )};
+        }
+    }
+
+    static detail::TcpJob job_of(TcpOptions const& options) {
+        return {options.size, options.job, options.secret};
+    }
+    static detail::Socket connect(TcpOptions const& options) {
+        return detail::connect_rank(
+            options.rank,
+            job_of(options),
+            options.address,
+            options.port,
+            detail::end_of_wait(options.connect_timeout)
+        );
+    }
+    static Ends connected() {
+        int handles[2];
+        if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) != 0) {
+            throw CommunicationError{
+                detail::concat("rank 0 cannot connect to itself: ", std::strerror(errno))
+            };
+        }
+        return {detail::Socket{handles[0]}, detail::Socket{handles[1]}};
+    }
+
+    TcpWork post(detail::Descriptor const& said, ConstBuffer in, Buffer out) {
+        return {rank_, rank_.post(said, in, out)};
+    }
+
+    detail::HubThread hub_;        // on rank 0
+    mutable detail::TcpRank rank_; // asking reads what has come
+    int exceptions_ = std::uncaught_exceptions();
+};
+
+} // namespace joinable::inline v0
+
+#endif

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/detail/reasons.hpp>
+#include <joinable/communicator/tcp/detail/frame.hpp>
+#include <joinable/error.hpp>
+#include <joinable/reduction/reduce.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// The collectives in which some rank has arrived and not all have. Ranks arrive in their order, so
+/// the oldest is complete first.
+class OpenCollectives {
+public:
+    explicit OpenCollectives(int size) : size_{static_cast<std::size_t>(size)} {}
+
+    /// Whether the header says what a rank can say; of one that does, its bytes are right.
+    [[nodiscard]] bool is_arrival(FrameHeader const& said, int rank) const noexcept {
+        bool const is_known = said.collective <= Collective::barrier && said.dtype <= DType::u64 &&
+                              said.op <= ReduceOp::bit_or && said.root >= 0 &&
+                              static_cast<std::size_t>(said.root) < size_;
+        std::size_t const element = is_known ? size_of(said.dtype) : 1;
+        return is_known && said.count <= most_frame_bytes / element &&
+               said.sequence == first_ + place_of_next(rank) &&
+               said.sequence < first_ + most_open &&
+               said.bytes == (contributes(said, rank) ? said.count * element : 0);
+    }
+    /// Whether a rank has something to give in what it says.
+    [[nodiscard]] static bool contributes(FrameHeader const& said, int rank) noexcept {
+        return said.collective == Collective::all_reduce ||
+               (said.collective == Collective::broadcast && said.root == rank);
+    }
+
+    /// Where `rank` puts what it contributes. @pre is_arrival(said, rank), and no other is under way
+    [[nodiscard]] std::span<std::byte> place(FrameHeader const& said, int rank) {
+        std::size_t const at = place_of_next(rank);
+        if (at == open_.size()) {
+            open_.emplace_back(size_);
+        }
+        std::vector<std::byte>& body = open_[at].bodies[index(rank)];
+        body.resize(said.bytes);
+        return body;
+    }
+    /// The body is there.
+    void arrive(FrameHeader const& said, int rank) {
+        Open& open = open_[place_of_next(rank)];
+        open.said[index(rank)] =
+            Descriptor{said.collective, said.dtype, said.op, said.root, said.count};
+        ++open.arrived;
+    }
+
+    [[nodiscard]] bool is_complete() const noexcept {
+        return !open_.empty() && open_.front().arrived == size_;
+    }
+    /// Why the oldest cannot be done. @pre is_complete()
+    [[nodiscard]] std::optional<AbortReason> disagreement() const {
+        auto const said_by = [this](int rank) -> Descriptor const& {
+            return *open_.front().said[index(rank)];
+        };
+        for (std::size_t rank = 1; rank < size_; ++rank) {
+            if (!(said_by(static_cast<int>(rank)) == said_by(0))) {
+                return reason_of_difference(static_cast<int>(size_), said_by);
+            }
+        }
+        return std::nullopt;
+    }
+    /// Does the oldest, and calls `give(rank, sequence, body)` for each rank, for rank 0 last.
+    /// @pre is_complete()
+    template <class Give>
+    void finish(Give const& give) {
+        Open open = std::move(open_.front());
+        open_.pop_front();
+        std::uint64_t const sequence = first_++;
+        Descriptor const& said = *open.said.front();
+        std::size_t const root = index(said.root);
+        if (said.collective == Collective::all_reduce && said.count != 0) {
+            auto const in = [&](std::size_t rank) { return open.bodies[rank].data(); };
+            auto const out = [&](std::size_t) { return open.bodies[0].data(); };
+            reduce_to(said.dtype, said.op, {size_, in}, {1, out}, said.count);
+        }
+        for (std::size_t rank = size_; rank-- > 0;) {
+            bool const is_given = said.collective == Collective::all_reduce ||
+                                  (said.collective == Collective::broadcast && rank != root);
+            std::span<std::byte const> const body{open.bodies[root]};
+            give(static_cast<int>(rank), sequence, is_given ? body : body.first(0));
+        }
+    }
+
+    [[nodiscard]] bool is_finished(std::uint64_t sequence) const noexcept {
+        return sequence < first_;
+    }
+    /// Who has not arrived. @pre not is_finished(sequence)
+    [[nodiscard]] std::vector<int> missing(std::uint64_t sequence) const {
+        std::size_t const at = sequence - first_;
+        std::vector<int> ranks;
+        for (std::size_t rank = 0; rank < size_; ++rank) {
+            if (at >= open_.size() || !open_[at].said[rank]) {
+                ranks.push_back(static_cast<int>(rank));
+            }
+        }
+        return ranks;
+    }
+
+    static constexpr std::size_t most_open = 64; ///< a rank has as many in flight
+
+private:
+    struct Open {
+        explicit Open(std::size_t size) : said(size), bodies(size) {}
+
+        std::vector<std::optional<Descriptor>> said; ///< by those that have arrived
+        std::vector<std::vector<std::byte>> bodies;
+        std::size_t arrived = 0;
+    };
+
+    [[nodiscard]] static std::size_t index(int rank) noexcept {
+        return static_cast<std::size_t>(rank);
+    }
+    [[nodiscard]] std::size_t place_of_next(int rank) const noexcept {
+        std::size_t at = 0;
+        while (at < open_.size() && open_[at].said[index(rank)]) {
+            ++at;
+        }
+        return at;
+    }
+
+    std::size_t size_;
+    std::uint64_t first_ = 0; ///< sequence number of the oldest
+    std::deque<Open> open_;
+};
+
+} // namespace joinable::inline v0::detail

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <joinable/communicator/tcp/detail/address.hpp>
+#include <joinable/communicator/tcp/detail/handshake.hpp>
+#include <joinable/communicator/tcp/detail/socket.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// Whether all of it came until `end`. False, too, if the other side has closed.
+[[nodiscard]] inline bool
+receive_all(Socket const& socket, std::span<std::byte> into, TimePoint end) noexcept {
+    while (!into.empty() && std::chrono::steady_clock::now() < end) {
+        auto const got = socket.receive(into);
+        if (!got) {
+            return false;
+        }
+        into = into.subspan(*got);
+        if (*got == 0) {
+            wait_for(socket, POLLIN, end);
+        }
+    }
+    return into.empty();
+}
+
+/// A rank's connection to rank 0, which has taken it in. Tries until `end`.
+/// @throws TimedOut            nobody listens there, or answers: that is rank 0.
+/// @throws ContractViolation   rank 0 is of another job, or has that rank already.
+/// @throws CommunicationError  it is another program, or has another version of this library.
+[[nodiscard]] inline Socket connect_rank(
+    int rank, TcpJob const& job, std::string const& address, std::uint16_t port, TimePoint end
+) {
+    for (;;) {
+        Socket socket = connect_to(address, port, end, rank);
+        // Fits into what the kernel keeps: nothing was sent before. If it does not, nobody answers.
+        static_cast<void>(socket.send(hello_of(rank, job)));
+        Greeting greeting;
+        if (receive_all(socket, std::as_writable_bytes(std::span{&greeting, 1}), end)) {
+            if (greeting.magic == Greeting::joinable_magic &&
+                greeting.text_bytes <= Greeting::most_text) {
+                std::string text(greeting.text_bytes, ' ');
+                static_cast<void>(receive_all(socket, std::as_writable_bytes(std::span{text}), end)
+                );
+                switch (greeting.verdict) {
+                case Greeting::Verdict::welcome: return socket;
+                case Greeting::Verdict::other_job: throw ContractViolation{text};
+                case Greeting::Verdict::other_program: break;
+                }
+                throw CommunicationError{text};
+            }
+            if (greeting.magic != Hello::joinable_magic) { // a socket can connect to itself
+                throw CommunicationError{concat(
+                    "expected rank 0 at ",
+                    endpoint_text(address, port),
+                    ", but another program answers there: give the job a port that nobody else uses"
+                )};
+            }
+        } else if (std::chrono::steady_clock::now() >= end) {
+            throw TimedOut{
+                {0},
+                concat(
+                    "rank 0 did not answer at ",
+                    endpoint_text(address, port),
+                    " in time, while rank ",
+                    rank,
+                    " is connected: is it another program that listens there?"
+                )
+            };
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds{20}); // it closed: it may make room
+    }
+}
+
+} // namespace joinable::inline v0::detail

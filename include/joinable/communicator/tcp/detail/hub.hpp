@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/detail/reasons.hpp>
+#include <joinable/communicator/tcp/detail/collectives.hpp>
+#include <joinable/communicator/tcp/detail/frame.hpp>
+#include <joinable/communicator/tcp/detail/handshake.hpp>
+#include <joinable/communicator/tcp/detail/lobby.hpp>
+#include <joinable/communicator/tcp/detail/socket.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// Where all ranks of a group meet: it has a connection to each of them, rank 0 included, and is all
+/// that decides whether a collective completes or ends. What it sends reaches every rank in the same
+/// order. It shares nothing with rank 0 but that connection.
+class Hub {
+public:
+    /// `listener` is where the ranks connect, `rank_0` the other end of that rank's connection.
+    Hub(Socket listener, Socket rank_0, TcpJob job)
+        : collectives_{job.size}, members_(static_cast<std::size_t>(job.size)) {
+        lobby_.emplace(std::move(listener), std::move(job));
+        admit(0, std::move(rank_0));
+    }
+
+    /// Returns when rank 0 has left and the others have, or can still get, what was sent to them.
+    void run() noexcept {
+        try {
+            start_if_all_are_here();
+            while (serve()) {
+            }
+        } catch (...) { // there is no memory: all connections end, which all ranks notice
+            members_.clear();
+        }
+    }
+
+private:
+    using Clock = std::chrono::steady_clock;
+
+    struct Member {
+        Socket socket = {};
+        Inbox inbox = {};
+        Outbox outbox = {};
+        std::vector<std::byte> body = {}; ///< of the frame that is under way, if it is no arrival
+        std::uint64_t consumed = 0;       ///< of what was sent to it
+        Clock::time_point alive_at = {};
+        bool has_come = false;
+        bool has_said_all = false; ///< sends nothing any more
+
+        /// A rank that computes reads nothing. So that its kernel always has room for what is under
+        /// way, and one that has none is a sign of a lost machine, it gets no more before it reads.
+        [[nodiscard]] std::uint64_t limit() const noexcept { return consumed + 49'152; }
+    };
+    /// What a rank says that has waited for its deadline.
+    struct Overdue {
+        int rank;
+        FrameHeader header;
+        std::string meanwhile;
+    };
+    /// What ends the connection of one rank, which broke the protocol.
+    struct Nonsense {};
+
+    [[nodiscard]] int size() const noexcept { return static_cast<int>(members_.size()); }
+    [[nodiscard]] Member& member(int rank) noexcept {
+        return members_[static_cast<std::size_t>(rank)];
+    }
+    [[nodiscard]] bool is_linked(int rank) noexcept { return member(rank).socket.is_open(); }
+
+    // -- one turn ---------------------------------------------------------------------------------
+
+    /// Waits for something to happen, and deals with it. False: it was the last.
+    bool serve() {
+        TimePoint next = Clock::now() + std::chrono::hours{1};
+        polled_.clear();
+        for (Member const& one : members_) {
+            bool const is_blocked =
+                one.outbox.is_blocked(leaving_ ? Outbox::no_limit : one.limit());
+            auto const events = static_cast<short>(POLLIN | (is_blocked ? POLLOUT : 0));
+            polled_.push_back({one.socket.handle(), events, 0}); // one that is closed is left out
+        }
+        if (lobby_) {
+            lobby_->poll(polled_);
+            next = lobby_->next_look();
+        }
+        if (leaving_) { // the kernel does not tell when something has been delivered
+            next = (std::min)(*leaving_, Clock::now() + std::chrono::milliseconds{1});
+        }
+        // Who was not seen to have said something may have said it before the last turn read this.
+        auto const overdue = std::exchange(overdue_, {});
+        wait_for_any(polled_, overdue.empty() ? next : Clock::now());
+        for (int rank = 0; rank < size(); ++rank) {
+            if (polled_[static_cast<std::size_t>(rank)].revents != 0) {
+                attend_to(rank);
+            }
+        }
+        for (Overdue const& one : overdue) {
+            judge(one.rank, one.header, one.meanwhile);
+        }
+        look_into_lobby();
+        start_if_all_are_here();
+        return !leaving_ || !is_over();
+    }
+
+    void attend_to(int rank) {
+        Member& one = member(rank);
+        bool goes_on = true;
+        bool makes_sense = true;
+        try {
+            goes_on = one.inbox.read(
+                one.socket,
+                [&](FrameHeader const& header) { return place_for(rank, header); },
+                [&](FrameHeader const& header, std::span<std::byte const> body) {
+                    take(rank, header, body);
+                }
+            );
+        } catch (Nonsense const&) {
+            makes_sense = false;
+        }
+        if (!makes_sense) {
+            lose(
+                rank,
+                {FailureKind::communication,
+                 {rank},
+                 concat("rank ", rank, " sent what no rank sends: is it this version of joinable?")}
+            );
+        } else if (one.has_said_all) {
+            lose(rank, reason_of_leaving(rank));
+        } else if (!goes_on) {
+            lose(
+                rank,
+                {FailureKind::peer_failed,
+                 {rank},
+                 concat(
+                     "rank ",
+                     rank,
+                     " failed: its connection broke: its process died, or its machine is out of "
+                     "reach"
+                 )}
+            );
+        } else {
+            flush(one);
+        }
+        while (!end_ && collectives_.is_complete()) {
+            finish_collective();
+        }
+    }
+
+    // -- what ranks say ---------------------------------------------------------------------------
+
+    std::span<std::byte> place_for(int rank, FrameHeader const& header) {
+        Member& one = member(rank);
+        one.consumed = header.consumed;
+        if (header.kind == FrameKind::arrival && !end_) {
+            if (!collectives_.is_arrival(header, rank)) {
+                throw Nonsense{};
+            }
+            return collectives_.place(header, rank);
+        }
+        if (header.bytes > most_frame_bytes) {
+            throw Nonsense{};
+        }
+        one.body.resize(header.bytes);
+        return one.body;
+    }
+
+    void take(int rank, FrameHeader const& header, std::span<std::byte const> body) {
+        switch (header.kind) {
+        case FrameKind::arrival:
+            // An arrival that began before the end is as good as not begun.
+            if (!end_) {
+                collectives_.arrive(header, rank);
+            }
+            break;
+        case FrameKind::abort: end(unpacked_reason(body)); break;
+        case FrameKind::leave: member(rank).has_said_all = true; break;
+        case FrameKind::keep_alive: member(rank).alive_at = Clock::now(); break;
+        case FrameKind::overdue: overdue_.push_back({rank, header, unpacked_text(body)}); break;
+        case FrameKind::question: answer(rank, header.sequence); break;
+        case FrameKind::credit: break;
+        default: throw Nonsense{};
+        }
+    }
+
+    /// A rank has waited for its deadline: that ends all, unless those that it waits for have said
+    /// meanwhile that they are at work. @pre what has come of all ranks is read: this process may have
+    /// been stopped
+    void judge(int rank, FrameHeader const& header, std::string const& meanwhile) {
+        if (end_ || is_finished(header.sequence)) {
+            return; // the answer to that is under way
+        }
+        auto const deadline = std::chrono::nanoseconds{static_cast<std::int64_t>(header.count)};
+        auto const now = Clock::now();
+        auto left = deadline;
+        std::vector<int> overdue = missing(header.sequence);
+        std::erase_if(overdue, [&](int other) {
+            auto const since = now - member(other).alive_at;
+            bool const is_alive = since < deadline && member(other).alive_at != Clock::time_point{};
+            left = is_alive ? (std::min)(left, deadline - since) : left;
+            return is_alive;
+        });
+        if (!overdue.empty()) {
+            bool const is_meeting = header.sequence == meeting;
+            char const* const to_do = is_meeting ? "connect" : "arrive";
+            end(reason_of_delay(overdue, to_do, deadline, rank, meanwhile));
+            return;
+        }
+        FrameHeader reply;
+        reply.kind = FrameKind::wait;
+        reply.sequence = header.sequence;
+        reply.count = static_cast<std::uint64_t>(left.count());
+        send(rank, reply, {});
+    }
+
+    void answer(int rank, std::uint64_t sequence) {
+        FrameHeader reply;
+        reply.kind = FrameKind::answer;
+        reply.sequence = sequence;
+        std::vector<int> const ranks =
+            is_finished(sequence) ? std::vector<int>{} : missing(sequence);
+        send(rank, reply, std::as_bytes(std::span{ranks}));
+    }
+
+    [[nodiscard]] bool is_finished(std::uint64_t sequence) const noexcept {
+        return sequence == meeting ? !lobby_.has_value() : collectives_.is_finished(sequence);
+    }
+    [[nodiscard]] std::vector<int> missing(std::uint64_t sequence) const {
+        if (sequence != meeting) {
+            return collectives_.missing(sequence);
+        }
+        std::vector<int> ranks;
+        for (std::size_t rank = 0; rank < members_.size(); ++rank) {
+            if (!members_[rank].has_come) {
+                ranks.push_back(static_cast<int>(rank));
+            }
+        }
+        return ranks;
+    }
+
+    // -- what ranks are told ----------------------------------------------------------------------
+    // Rank 0 comes last: what it knows the kernel will deliver to the others, should it die of it.
+
+    void send(int rank, FrameHeader header, std::span<std::byte const> body) {
+        Member& one = member(rank);
+        if (!is_linked(rank)) {
+            return;
+        }
+        header.bytes = body.size();
+        header.consumed = one.inbox.consumed();
+        one.outbox.send(one.socket, bytes_of(header), body, one.limit());
+    }
+    void flush(Member& one) {
+        if (one.socket.is_open()) {
+            one.outbox.flush(one.socket, leaving_ ? Outbox::no_limit : one.limit());
+        }
+    }
+
+    void finish_collective() {
+        if (auto const reason = collectives_.disagreement()) {
+            end(*reason);
+            return;
+        }
+        collectives_.finish(
+            [this](int rank, std::uint64_t sequence, std::span<std::byte const> body) {
+                FrameHeader header;
+                header.kind = FrameKind::result;
+                header.sequence = sequence;
+                send(rank, header, body);
+            }
+        );
+    }
+
+    /// The first reason is that of all ranks. Nothing completes after it.
+    void end(AbortReason reason) {
+        if (!end_) {
+            end_ = std::move(reason);
+            for (int rank = size(); rank-- > 0;) {
+                send_end(rank);
+            }
+        }
+    }
+    void send_end(int rank) {
+        FrameHeader header;
+        header.kind = FrameKind::end;
+        send(rank, header, packed(*end_));
+    }
+
+    // -- coming and going -------------------------------------------------------------------------
+
+    void look_into_lobby() {
+        if (lobby_) {
+            lobby_->look(
+                [this](int rank) { return member(rank).has_come; },
+                [this](int rank, Socket socket) { admit(rank, std::move(socket)); }
+            );
+        }
+    }
+    void admit(int rank, Socket socket) {
+        Member& one = member(rank);
+        one.socket = std::move(socket);
+        one.has_come = true;
+        if (end_) {
+            send_end(rank);
+        }
+    }
+    void start_if_all_are_here() {
+        if (end_ || !lobby_ || !missing(meeting).empty()) {
+            return;
+        }
+        lobby_.reset();
+        for (int rank = size(); rank-- > 0;) {
+            FrameHeader header;
+            header.kind = FrameKind::start;
+            send(rank, header, {});
+        }
+    }
+    void lose(int rank, AbortReason const& reason) {
+        member(rank).socket.close();
+        end(reason);
+        if (rank == 0 && !leaving_) {
+            leaving_ = Clock::now() + tcp_patience;
+            look_into_lobby(); // who has come is told why all ends, not that nobody is here
+            lobby_.reset();
+        }
+    }
+    /// Rank 0 has left. Whether the others need nothing of this machine any more.
+    bool is_over() {
+        bool is_over = true;
+        for (Member& one : members_) {
+            if (!one.socket.is_open()) {
+                continue;
+            }
+            flush(one);
+            if (one.outbox.is_empty()) {
+                one.socket.end_sending();
+                if (one.socket.is_delivered()) {
+                    one.socket.close();
+                    continue;
+                }
+            }
+            is_over = false;
+        }
+        return is_over || Clock::now() >= *leaving_;
+    }
+
+    OpenCollectives collectives_;
+    std::vector<Member> members_;
+    std::optional<Lobby> lobby_; ///< until all have come
+    std::optional<AbortReason> end_;
+    std::optional<TimePoint> leaving_; ///< until when, after rank 0 has left
+    std::vector<pollfd> polled_;
+    std::vector<Overdue> overdue_; ///< to be judged in the next turn
+};
+
+} // namespace joinable::inline v0::detail

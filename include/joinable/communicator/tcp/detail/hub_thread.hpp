@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include <joinable/communicator/tcp/detail/hub.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+#include <csignal>
+
+namespace joinable::inline v0::detail {
+
+/// The thread in which the hub runs, on rank 0 alone: so a failure, a death or a result reaches all
+/// ranks while rank 0 computes. It ends when rank 0 has left, and handles no signals.
+class HubThread {
+public:
+    HubThread() = default;
+    /// @throws CommunicationError  the system has no more threads.
+    explicit HubThread(Hub hub) {
+        sigset_t all;
+        sigset_t before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before); // the new thread inherits it
+        try {
+            thread_ = std::jthread{[moved = std::move(hub)]() mutable { moved.run(); }};
+        } catch (std::system_error const& error) {
+            pthread_sigmask(SIG_SETMASK, &before, nullptr);
+            throw CommunicationError{
+                concat("the thread where ranks meet could not be started: ", error.what())
+            };
+        }
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    }
+
+private:
+    std::jthread thread_;
+};
+
+} // namespace joinable::inline v0::detail

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <deque>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/tcp/detail/handshake.hpp>
+#include <joinable/communicator/tcp/detail/socket.hpp>
+#include <joinable/detail/text.hpp>
+
+#include <cerrno>
+#include <sys/socket.h>
+
+namespace joinable::inline v0::detail {
+
+/// Where rank 0 looks at who connects, until all ranks have come. Whoever connects is a stranger: it
+/// may be slow, silent, send anything, or be somebody else's rank. None of them keeps a rank out: all
+/// are heard at the same time, each for a while, and who does not belong here is turned away.
+class Lobby {
+public:
+    Lobby(Socket listener, TcpJob job) : listener_{std::move(listener)}, job_{std::move(job)} {}
+
+    [[nodiscard]] TcpJob const& job() const noexcept { return job_; }
+
+    /// What to wait for before look() is called again.
+    void poll(std::vector<pollfd>& polled) const {
+        if (std::chrono::steady_clock::now() >= accept_again_) {
+            polled.push_back({listener_.handle(), POLLIN, 0});
+        }
+        for (Stranger const& stranger : strangers_) {
+            polled.push_back({stranger.socket.handle(), POLLIN, 0});
+        }
+    }
+    /// When to call it at the latest.
+    [[nodiscard]] TimePoint next_look() const noexcept {
+        TimePoint next = std::chrono::steady_clock::now() + std::chrono::hours{1};
+        if (!strangers_.empty()) {
+            next = (std::min)(next, strangers_.front().end); // they have come in this order
+        }
+        return accept_again_ > std::chrono::steady_clock::now() ? (std::min)(next, accept_again_)
+                                                                : next;
+    }
+
+    /// `is_here(rank)` says whether a rank has come before, `admit(rank, socket)` takes one in.
+    template <class IsHere, class Admit>
+    void look(IsHere const& is_here, Admit const& admit) {
+        accept_all();
+        auto const now = std::chrono::steady_clock::now();
+        std::erase_if(strangers_, [&](Stranger& stranger) {
+            return !listen_to(stranger, is_here, admit) || now >= stranger.end;
+        });
+    }
+
+private:
+    struct Stranger {
+        Socket socket;
+        TimePoint end;
+        std::vector<std::byte> said = {};
+        bool is_refused = false; ///< reads on, or closing could destroy what it is told
+    };
+    static constexpr std::size_t most_strangers = 256;
+
+    void accept_all() {
+        auto const now = std::chrono::steady_clock::now();
+        for (int i = 0; i < 64 && now >= accept_again_; ++i) {
+            int const handle =
+                ::accept4(listener_.handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+            if (handle < 0) {
+                bool const is_full =
+                    errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
+                if (is_full) { // of files: the oldest stranger makes room
+                    accept_again_ = now + std::chrono::milliseconds{50};
+                    drop_oldest();
+                }
+                return;
+            }
+            Socket socket{handle};
+            socket.prepare_connection();
+            if (strangers_.size() == most_strangers) {
+                drop_oldest();
+            }
+            strangers_.push_back({std::move(socket), now + tcp_patience});
+        }
+    }
+    void drop_oldest() {
+        if (!strangers_.empty()) {
+            strangers_.pop_front();
+        }
+    }
+
+    /// Whether it stays.
+    template <class IsHere, class Admit>
+    bool listen_to(Stranger& stranger, IsHere const& is_here, Admit const& admit) {
+        for (;;) {
+            std::size_t const whole = stranger.is_refused ? 0 : size_of_hello(stranger.said);
+            if (whole == 0 && !stranger.is_refused) {
+                return false;
+            }
+            if (whole != 0 && whole == stranger.said.size()) {
+                return decide(stranger, is_here, admit);
+            }
+            std::size_t const begun = stranger.is_refused ? 0 : stranger.said.size();
+            stranger.said.resize(stranger.is_refused ? 512 : whole);
+            auto const got = stranger.socket.receive(std::span{stranger.said}.subspan(begun));
+            stranger.said.resize(begun + got.value_or(0));
+            if (!got || *got == 0) {
+                return got.has_value();
+            }
+        }
+    }
+    template <class IsHere, class Admit>
+    bool decide(Stranger& stranger, IsHere const& is_here, Admit const& admit) {
+        std::optional<Refusal> refusal = refusal_of(stranger.said, job_);
+        int const rank = refusal ? 0 : object_at<Hello>(stranger.said).rank;
+        if (!refusal && is_here(rank)) {
+            refusal = Refusal{
+                Greeting::Verdict::other_job,
+                concat(
+                    "expected no other rank ",
+                    rank,
+                    " of this job, but there is one: give each rank its number"
+                )
+            };
+        }
+        std::string const text = refusal ? refusal->text : "";
+        auto const verdict = refusal ? refusal->verdict : Greeting::Verdict::welcome;
+        std::vector<std::byte> const greeting = greeting_of(verdict, text);
+        auto const sent = stranger.socket.send(greeting); // fits: nothing was sent before
+        if (refusal) {
+            stranger.socket.end_sending();
+            stranger.is_refused = true;
+            stranger.said.clear();
+            return true;
+        }
+        if (sent == greeting.size()) {
+            admit(rank, std::move(stranger.socket));
+        }
+        return false;
+    }
+
+    Socket listener_;
+    TcpJob job_;
+    std::deque<Stranger> strangers_;
+    TimePoint accept_again_{};
+};
+
+} // namespace joinable::inline v0::detail

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+#include <joinable/device/detail/loops.hpp>
+#include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/shape.hpp>
+
+namespace joinable::inline v0 {
+
+/// Elements that go from one place of a device's memory to another one, times a factor: what kernels
+/// are given.
+struct CudaCopy {
+    /// A loop over elements. Steps are in elements.
+    struct Level {
+        std::size_t extent;
+        std::size_t from;
+        std::size_t to;
+    };
+
+    void const* from; ///< null: zeros
+    void* to;
+    double factor; ///< 1 copies bits; else the dtype is a floating-point one
+    std::size_t count;
+    DType dtype;
+    std::uint8_t levels;          ///< at least one
+    Level level[max_tensor_rank]; ///< innermost first; neighbours are merged where they can be
+};
+
+/// Functions that run kernels, from a source file that nvcc compiled. See cuda_kernels.hpp.
+struct CudaKernels {
+    /// All copies, which do not depend on each other, in the order of the stream. `copies` may change
+    /// when this returns. The current device is the stream's.
+    cudaError_t (*run)(CudaCopy const* copies, std::size_t count, cudaStream_t stream);
+};
+
+namespace detail {
+
+/// `from` null: zeros. Elements of both lie in the same order.
+[[nodiscard]] inline CudaCopy
+cuda_copy(void const* from, Shape const& from_strides, double factor, AnyView const& to) {
+    CudaCopy copy{from, to.data(), factor, to.numel(), to.dtype(), 0, {}};
+    Loops const loops{to.extents(), from_strides, to.strides(), 1};
+    auto const levels = loops.levels();
+    for (std::size_t l = levels.size(); l-- > 0;) {
+        copy.level[copy.levels++] = {levels[l].extent, levels[l].from, levels[l].to};
+    }
+    return copy;
+}
+
+} // namespace detail
+
+} // namespace joinable::inline v0

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+#include <joinable/detail/text.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/device/copy.hpp>
+#include <joinable/device/cuda/copy.hpp>
+#include <joinable/device/cuda/runtime_copies.hpp>
+#include <joinable/device/detail/permute_sections.hpp>
+#include <joinable/device/device.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/any_view.hpp>
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+/// @throws CommunicationError
+inline void require_cuda(cudaError_t error, std::string_view call) {
+    if (error != cudaSuccess) {
+        static_cast<void>(cudaGetLastError()); // whoever asks next is not to find it
+        throw CommunicationError{
+            concat(call, " failed: ", cudaGetErrorName(error), ", ", cudaGetErrorString(error))
+        };
+    }
+}
+
+/// A device is the current one of this thread as long as this lives.
+class CurrentCudaDevice {
+public:
+    explicit CurrentCudaDevice(int index) {
+        require_cuda(cudaGetDevice(&before_), "cudaGetDevice");
+        if (before_ != index) {
+            require_cuda(cudaSetDevice(index), "cudaSetDevice");
+            is_changed_ = true;
+        }
+    }
+    CurrentCudaDevice(CurrentCudaDevice const&) = delete;
+    CurrentCudaDevice& operator=(CurrentCudaDevice const&) = delete;
+    ~CurrentCudaDevice() {
+        if (is_changed_) {
+            static_cast<void>(cudaSetDevice(before_));
+        }
+    }
+
+private:
+    int before_ = 0;
+    bool is_changed_ = false;
+};
+
+} // namespace detail
+
+/// Memory of a CUDA device, between two streams: one on which everything here runs in order with the
+/// collectives of a communicator, and the engine's, on which gradients are made and used. They may be
+/// one: then a communicator with streams of its own comes in between.
+///
+/// Without kernels copies go through the runtime, one call for each two-dimensional block of a
+/// tensor, and only the communicator can scale (ScalesSums). With kernels (use_kernels) a
+/// submission is one launch, and packing scales.
+class CudaDevice final : public Device {
+public:
+    /// The streams are of device `index` and outlive this; null is the default stream.
+    CudaDevice(int index, cudaStream_t stream, cudaStream_t engine_stream) noexcept
+        : index_{index}, stream_{stream}, engine_stream_{engine_stream} {}
+    ~CudaDevice() override {
+        if (event_ != nullptr) {
+            static_cast<void>(cudaEventDestroy(event_));
+        }
+    }
+
+    [[nodiscard]] cudaStream_t stream() const noexcept { return stream_; }
+    [[nodiscard]] cudaStream_t engine_stream() const noexcept { return engine_stream_; }
+    /// From the next submission on; what was submitted stays where it is: the caller orders both.
+    void set_streams(cudaStream_t stream, cudaStream_t engine_stream) noexcept {
+        stream_ = stream;
+        engine_stream_ = engine_stream;
+    }
+    /// Before the device is used by a reducer. See cuda_kernels().
+    void use_kernels(CudaKernels const& kernels) noexcept { kernels_ = kernels; }
+
+    [[nodiscard]] DeviceId id() const noexcept override { return {DeviceKind::cuda, index_}; }
+
+    /// By cudaMalloc, not from a pool: it is asked for once, and what is registered with a transport
+    /// must not come from one. Blocks until it is zeroed, and for nothing else: a stream may be behind
+    /// a collective to which a rank that has failed never comes.
+    [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) override {
+        detail::check_alignment(alignment);
+        if (bytes == 0) {
+            return {};
+        }
+        constexpr std::size_t given = 256; // cudaMalloc aligns to it
+        std::size_t const room = alignment <= given ? 0 : alignment;
+        detail::CurrentCudaDevice const current{index_};
+        void* block = nullptr;
+        detail::require_cuda(cudaMalloc(&block, bytes + room), "cudaMalloc");
+        std::size_t space = bytes + room;
+        void* data = block;
+        std::align(alignment, bytes, data, space);
+        Arena arena{static_cast<std::byte*>(data), bytes, &free_block, block};
+        clear(data, bytes);
+        return arena;
+    }
+
+    void copy(AnyView const& from, AnyView const& to) override { take("copy", from, 1.0, to); }
+    /// @throws ContractViolation  also where there are no kernels and the factor is not 1.
+    void scale_copy(AnyView const& from, double factor, AnyView const& to) override {
+        if (factor != 1.0 && (!can_scale() || !is_floating_point(to.dtype()))) {
+            throw ContractViolation{detail::concat(
+                "scale_copy: a tensor of ",
+                name_of(to.dtype()),
+                " cannot be scaled by ",
+                factor,
+                can_scale() ? "; only floating-point dtypes can"
+                            : " without kernels; call CudaDevice::use_kernels first"
+            )};
+        }
+        take("scale_copy", from, factor, to);
+    }
+    void fill_zero(AnyView const& to) override {
+        require_here("fill_zero", to);
+        queue_.push_back(detail::cuda_copy(nullptr, to.strides(), 1.0, to));
+    }
+    [[nodiscard]] bool can_scale() const noexcept override { return kernels_.run != nullptr; }
+
+    /// @throws ContractViolation  the engine's stream captures a graph: nothing was submitted.
+    ///         CommunicationError  the runtime refuses.
+    void submit() override {
+        detail::CurrentCudaDevice const current{index_};
+        cudaStreamCaptureStatus status{};
+        detail::require_cuda(
+            cudaStreamIsCapturing(engine_stream_, &status), "cudaStreamIsCapturing"
+        );
+        if (status != cudaStreamCaptureStatusNone) {
+            throw ContractViolation{
+                "gradients cannot be reduced while the engine's stream captures a CUDA graph; end "
+                "the capture before the backward pass, or capture the passes without the reduction"
+            };
+        }
+        order(engine_stream_, stream_);
+        running_.clear();
+        running_.swap(queue_); // empty whatever happens
+        run(running_);
+    }
+    void finish() override {
+        submit();
+        detail::CurrentCudaDevice const current{index_};
+        order(stream_, engine_stream_);
+    }
+
+    /// Through a second arena as large as the first one, which is gone when this returns.
+    void permute(Arena const& arena, std::vector<detail::Section>& sections) override {
+        submit();
+        Arena const other = allocate(arena.bytes(), Arena::default_alignment);
+        for (detail::Section const& section : sections) {
+            move(arena.data() + section.from, other.data() + section.to, section.bytes);
+        }
+        submit();
+        for (detail::Section const& section : sections) {
+            move(other.data() + section.to, arena.data() + section.to, section.bytes);
+        }
+        submit();
+    }
+
+    /// Pinned: before a copy from other memory the runtime may wait for the stream, without a deadline.
+    [[nodiscard]] Arena allocate_staging(std::size_t bytes) override {
+        if (bytes == 0) {
+            return {};
+        }
+        detail::CurrentCudaDevice const current{index_};
+        void* block = nullptr;
+        detail::require_cuda(cudaMallocHost(&block, bytes), "cudaMallocHost");
+        std::memset(block, 0, bytes);
+        return {static_cast<std::byte*>(block), bytes, &free_pinned, block};
+    }
+    void upload(void const* from, void* to, std::size_t bytes) override {
+        detail::require_cuda(
+            cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync"
+        );
+    }
+    void download(void const* from, void* to, std::size_t bytes) override {
+        detail::require_cuda(
+            cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync"
+        );
+        detail::require_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    }
+
+private:
+    /// On a stream that waits for no other. @pre the device is the current one
+    static void clear(void* data, std::size_t bytes) {
+        cudaStream_t made = nullptr;
+        detail::require_cuda(
+            cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"
+        );
+        std::unique_ptr<CUstream_st, decltype(&destroy_stream)> const stream{made, &destroy_stream};
+        detail::require_cuda(cudaMemsetAsync(data, 0, bytes, made), "cudaMemsetAsync");
+        detail::require_cuda(cudaStreamSynchronize(made), "cudaStreamSynchronize");
+    }
+    static void destroy_stream(cudaStream_t stream) noexcept {
+        static_cast<void>(cudaStreamDestroy(stream));
+    }
+    static void free_block(void* block, std::byte*, std::size_t) noexcept {
+        static_cast<void>(cudaFree(block));
+    }
+    static void free_pinned(void* block, std::byte*, std::size_t) noexcept {
+        static_cast<void>(cudaFreeHost(block));
+    }
+
+    void require_here(std::string_view what, AnyView const& view) const {
+        if (view.device() != id()) {
+            throw ContractViolation{detail::concat(
+                what,
+                " on ",
+                detail::to_text(id()),
+                ": a tensor is on ",
+                detail::to_text(view.device()),
+                "; copy it there first, with the engine's own means"
+            )};
+        }
+    }
+    static AnyView without_device(AnyView const& view) {
+        return view ? AnyView{view.data(), view.dtype(), view.extents(), view.strides()} : view;
+    }
+    void take(std::string_view what, AnyView const& from, double factor, AnyView const& to) {
+        require_here(what, from);
+        require_here(what, to);
+        detail::check_pair(what, without_device(from), without_device(to));
+        if (to.numel() != 0 && !(factor == 1.0 && detail::is_same_view(from, to))) {
+            queue_.push_back(detail::cuda_copy(from.data(), from.strides(), factor, to));
+        }
+    }
+    void move(std::byte* from, std::byte* to, std::size_t bytes) {
+        if (bytes != 0) {
+            AnyView const target{to, DType::u8, {bytes}, {1}, id()};
+            queue_.push_back(detail::cuda_copy(from, {1}, 1.0, target));
+        }
+    }
+
+    /// What comes on `later` from now on runs after what is on `earlier`.
+    void order(cudaStream_t earlier, cudaStream_t later) {
+        if (earlier != later) {
+            if (event_ == nullptr) {
+                detail::require_cuda(
+                    cudaEventCreateWithFlags(&event_, cudaEventDisableTiming),
+                    "cudaEventCreateWithFlags"
+                );
+            }
+            detail::require_cuda(cudaEventRecord(event_, earlier), "cudaEventRecord");
+            detail::require_cuda(cudaStreamWaitEvent(later, event_, 0), "cudaStreamWaitEvent");
+        }
+    }
+
+    void run(std::vector<CudaCopy> const& queue) const {
+        if (kernels_.run != nullptr && !queue.empty()) {
+            detail::require_cuda(kernels_.run(queue.data(), queue.size(), stream_), "a kernel");
+        } else {
+            for (CudaCopy const& copy : queue) {
+                detail::require_cuda(
+                    detail::CudaRuntimeCopies{stream_}.run(copy), "a copy on the device"
+                );
+            }
+        }
+    }
+
+    int index_;
+    cudaStream_t stream_;
+    cudaStream_t engine_stream_;
+    cudaEvent_t event_ = nullptr;
+    CudaKernels kernels_{};
+    std::vector<CudaCopy> queue_;   ///< since the last submission
+    std::vector<CudaCopy> running_; ///< of the last submission
+};
+
+} // namespace joinable::inline v0

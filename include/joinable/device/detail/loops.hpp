@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include <joinable/device/detail/transpose.hpp>
+#include <joinable/reduction/rows.hpp>
+#include <joinable/tensor/shape.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// The order in which the elements of two views of the same extents are visited: the target's
+/// smallest step innermost, since writes cost more than reads; dimensions of extent 1 dropped;
+/// neighbours merged where both views step through them evenly. Steps are in bytes.
+class Loops {
+public:
+    Loops(Shape const& extents, Shape const& from, Shape const& to, std::size_t element_bytes) {
+        Shape order;
+        for (std::size_t d = 0; d < extents.size(); ++d) {
+            if (extents[d] == 1) {
+                continue;
+            }
+            order.push_back(d);
+            for (std::size_t i = order.size() - 1; i > 0; --i) { // insertion sort of at most eight
+                std::size_t const outer = order[i - 1];
+                if (to[outer] > to[d] || (to[outer] == to[d] && from[outer] >= from[d])) {
+                    break;
+                }
+                order[i] = outer;
+                order[i - 1] = d;
+            }
+        }
+        for (std::size_t const d : order) {
+            std::size_t const from_step = from[d] * element_bytes;
+            std::size_t const to_step = to[d] * element_bytes;
+            if (rank_ != 0 && levels_[rank_ - 1].from == extents[d] * from_step &&
+                levels_[rank_ - 1].to == extents[d] * to_step) {
+                levels_[rank_ - 1] = {
+                    levels_[rank_ - 1].extent * extents[d], from_step, to_step, 0
+                };
+            } else {
+                levels_[rank_++] = {extents[d], from_step, to_step, 0};
+            }
+        }
+        if (rank_ == 0) { // a single element
+            levels_[rank_++] = {1, element_bytes, element_bytes, 0};
+        }
+        choose_tiles();
+    }
+
+    struct Level {
+        std::size_t extent;
+        std::size_t from;
+        std::size_t to;
+        std::size_t index;
+    };
+
+    /// Outermost first.
+    [[nodiscard]] std::span<Level const> levels() const noexcept { return {levels_.data(), rank_}; }
+    /// The innermost loop: a row.
+    [[nodiscard]] Level const& inner() const noexcept { return levels_[rank_ - 1]; }
+
+    /// Whether the source is read across its rows: then the two innermost loops go by tiles, and
+    /// `across()` is the one whose steps are small in the source.
+    [[nodiscard]] bool has_tiles() const noexcept { return has_tiles_; }
+    [[nodiscard]] Level const& across() const noexcept { return levels_[rank_ - 2]; }
+
+    /// Calls `body(from, to)` at the start of every row, or of every plane if there are tiles.
+    template <class Body>
+    void for_each(std::byte const* from, std::byte* to, Body const& body) {
+        std::size_t const outer = rank_ - (has_tiles_ ? 2 : 1);
+        for (;;) {
+            body(from, to);
+            std::size_t d = outer;
+            for (;; --d) { // an odometer
+                if (d == 0) {
+                    return;
+                }
+                Level& level = levels_[d - 1];
+                from += level.from;
+                to += level.to;
+                if (++level.index < level.extent) {
+                    break;
+                }
+                from -= level.from * level.extent;
+                to -= level.to * level.extent;
+                level.index = 0;
+            }
+        }
+    }
+
+private:
+    void choose_tiles() noexcept {
+        std::size_t across = rank_ - 1;
+        for (std::size_t d = 0; d + 1 < rank_; ++d) { // a step of 0 reads nothing new
+            if (levels_[d].from != 0 && levels_[d].from < levels_[across].from) {
+                across = d;
+            }
+        }
+        has_tiles_ = across != rank_ - 1;
+        if (has_tiles_) {
+            auto const first = levels_.begin() + static_cast<std::ptrdiff_t>(across);
+            auto const last = levels_.begin() + static_cast<std::ptrdiff_t>(rank_) - 1;
+            std::rotate(first, first + 1, last);
+        }
+    }
+
+    std::array<Level, max_tensor_rank> levels_{}; ///< outermost first
+    std::size_t rank_ = 0;
+    bool has_tiles_ = false;
+};
+
+/// How a plane is transposed: by tiles of so many columns and rows.
+template <class Bits>
+struct Tiling {
+    void (*transpose)(Plane);
+    std::size_t columns;
+    std::size_t rows;
+    bool is_direct;   ///< to the target, else into a buffer
+    bool is_in_cache; ///< in the second level
+};
+
+/// Elements of a buffered tile in each direction, so many that the processor fetches its rows ahead, on
+/// both sides. In cache half of it is enough, which stays in the first level.
+template <class Bits>
+inline constexpr std::size_t large_tile = sizeof(Bits) == 1 ? 256 : 512 / sizeof(Bits);
+
+/// The tiling of `plane` for a processor. Elements that only move, from a dense source to a dense
+/// target, go there directly if it stays in cache and its rows do not evict each other, or if it would
+/// not stay in any (memcpy writes past the caches then, too).
+template <class Bits>
+Tiling<Bits> tiling_of(Plane const& plane, bool is_dense, InstructionSet set) noexcept {
+    auto* const transpose = transpose_function<Bits>(set);
+    bool const is_wide = set == InstructionSet::avx512;
+    std::size_t const bytes = plane.rows * plane.columns * sizeof(Bits);
+    bool const is_in_cache = bytes <= std::size_t{1} << 20U;
+    // Lines of so many rows of the target stay in a first-level cache of 8 ways of 4 KiB.
+    std::size_t const power = std::size_t{1} << std::countr_zero(plane.to_step | 4096U);
+    std::size_t const run = (std::min)((is_wide ? 128 : 64) / sizeof(Bits), 8 * 4096 / power);
+    if (is_dense && is_in_cache && run * sizeof(Bits) >= 64) {
+        return {transpose, run, plane.rows, true, true};
+    }
+    bool const is_aligned = (reinterpret_cast<std::uintptr_t>(plane.to) | plane.to_step) % 64 == 0;
+    if (is_dense && is_wide && is_aligned && bytes >= std::size_t{16} << 20U) {
+        return {&transpose_avx512<Bits, true>, 512 / sizeof(Bits), 256 / sizeof(Bits), true, false};
+    }
+    std::size_t const size = large_tile<Bits> / (is_in_cache ? 2 : 1);
+    return {transpose, size, size, false, is_in_cache};
+}
+
+/// Applies `rows_function(from, to, count, rows)` to a plane whose source is read across: tiles are first
+/// transposed into a buffer, or just to the target, so that a cache line of either is touched once.
+template <class Bits, bool only_moves, class RowsFunction>
+void for_each_tile(
+    Loops::Level const& across,
+    Loops::Level const& inner,
+    std::byte const* from,
+    std::byte* to,
+    RowsFunction const& rows_function
+) {
+    Plane const plane{from, inner.from, inner.extent, across.from, across.extent, to, across.to};
+    bool const is_dense = only_moves && inner.to == sizeof(Bits) && across.from == sizeof(Bits);
+    Tiling<Bits> const tiling = tiling_of<Bits>(plane, is_dense, instruction_set());
+    auto const tile_at = [&](std::size_t i, std::size_t k) {
+        Plane tile = plane;
+        tile.from += i * plane.row_step + k * plane.column_step;
+        tile.rows = (std::min)(tiling.rows, plane.rows - i);
+        tile.columns = (std::min)(tiling.columns, plane.columns - k);
+        tile.to += i * inner.to + k * plane.to_step;
+        return tile;
+    };
+    alignas(64) std::array<std::byte, large_tile<Bits> * large_tile<Bits> * sizeof(Bits)> buffer;
+    for (std::size_t k = 0; k < plane.columns; k += tiling.columns) {
+        for (std::size_t i = 0; i < plane.rows; i += tiling.rows) {
+            Plane tile = tile_at(i, k);
+            Rows<std::byte> const target{tile.to, inner.to, tile.to_step};
+            if (!tiling.is_direct) {
+                tile.to = buffer.data();
+                tile.to_step = tiling.rows * sizeof(Bits);
+            }
+            tiling.transpose(tile);
+            if (!tiling.is_in_cache && i + tiling.rows < plane.rows) {
+                prefetch(tile_at(i + tiling.rows, k)); // no processor foresees a step of rows
+            }
+            if (!tiling.is_direct) {
+                Rows<std::byte const> const source{tile.to, sizeof(Bits), tile.to_step};
+                rows_function(source, target, tile.rows, tile.columns);
+            }
+        }
+    }
+}
+
+/// Applies `rows_function(from, to, count, rows)`, which takes two `Rows`, to all elements of two views.
+template <class Bits, bool only_moves = false, class RowsFunction>
+void for_all_rows(
+    Loops& loops, std::byte const* from, std::byte* to, RowsFunction const& rows_function
+) {
+    Loops::Level const inner = loops.inner();
+    if (loops.has_tiles()) {
+        Loops::Level const across = loops.across();
+        loops.for_each(from, to, [&](std::byte const* source, std::byte* target) {
+            for_each_tile<Bits, only_moves>(across, inner, source, target, rows_function);
+        });
+    } else {
+        loops.for_each(from, to, [&](std::byte const* source, std::byte* target) {
+            rows_function(
+                Rows<std::byte const>{source, inner.from},
+                Rows<std::byte>{target, inner.to},
+                inner.extent,
+                std::size_t{1}
+            );
+        });
+    }
+}
+
+} // namespace joinable::inline v0::detail

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <exception>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <joinable/agreement/control.hpp>
+#include <joinable/detail/failure.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// How a guard ends on this rank: whether it has, and why.
+class Ending {
+public:
+    explicit Ending(std::vector<ControlCommunicator*> communicators)
+        : communicators_{std::move(communicators)} {}
+
+    /// Keeps the reason of a failure that is about to leave the guard; the first one counts.
+    /// Without an exception in flight, or one that says nothing, it is `text`.
+    void record(std::string_view text) {
+        if (!recorded_) {
+            recorded_ = failure_of(std::current_exception());
+            if (recorded_->message.empty()) {
+                recorded_->message = text;
+            }
+        }
+    }
+    /// Keeps the reason of a failure of the roll calls, which all ranks throw, unless one was kept.
+    void record_end_of_roll_calls() {
+        if (!recorded_) {
+            recorded_ = reason_of(std::current_exception());
+        }
+    }
+    void forget() noexcept { recorded_.reset(); }
+    /// What peers should be told.
+    [[nodiscard]] AbortReason reason() const { return recorded_.value_or(failure_of({})); }
+
+    [[nodiscard]] bool is_over() const noexcept { return is_over_; }
+    void end() noexcept { is_over_ = true; }
+
+    /// Ends by what all ranks agreed on: they all throw it.
+    [[noreturn]] void fail(AbortReason const& failure) {
+        is_over_ = true;
+        failure_ = failure;
+        throw_failure(failure);
+    }
+
+    /// Ends by telling every rank, wherever it waits.
+    void abort(AbortReason const& reason) {
+        is_over_ = true;
+        for (ControlCommunicator* communicator : communicators_) {
+            communicator->abort(reason);
+        }
+    }
+
+    /// @throws ContractViolation  the guard has ended; or again the failure that it ended with.
+    void require_alive() const {
+        if (failure_) {
+            throw_failure(*failure_);
+        }
+        if (is_over_) {
+            throw ContractViolation{"this guard has ended; construct a new Join for more rounds"};
+        }
+    }
+
+    /// The communicator of the roll calls.
+    [[nodiscard]] ControlCommunicator& control() const noexcept { return *communicators_.front(); }
+    [[nodiscard]] bool can_abort() const noexcept {
+        bool can = true;
+        for (ControlCommunicator const* communicator : communicators_) {
+            can = can && communicator->can_abort();
+        }
+        return can;
+    }
+
+private:
+    std::vector<ControlCommunicator*> communicators_; ///< distinct
+    bool is_over_ = false;
+    std::optional<AbortReason> recorded_; ///< why this rank leaves
+    std::optional<AbortReason> failure_;  ///< what the guard itself threw
+};
+
+} // namespace joinable::inline v0::detail

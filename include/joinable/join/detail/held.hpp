@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/join/detail/agreement.hpp>
+#include <joinable/join/options.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// What one rank accumulated in training rounds that did not sync, since the last one that did.
+struct Held {
+    std::size_t rounds = 0;   ///< such rounds, whoever was active in them
+    std::size_t batches = 0;  ///< those to which this rank added a gradient of its own
+    std::uint64_t weight = 0; ///< of this rank in those rounds
+
+    /// Checks the weight `own` of an input, before its round.
+    /// @throws ContractViolation  with what is held it is too much to be summed over all ranks.
+    void require_summable(Phase phase, std::uint64_t own) const {
+        if (own > max_weight) {
+            throw ContractViolation{
+                concat("a weight of ", own, " is above the maximum of ", max_weight)
+            };
+        }
+        if (phase == Phase::train && own > max_weight - weight) {
+            throw ContractViolation{concat(
+                "a weight of ",
+                own,
+                " after ",
+                weight,
+                " in ",
+                rounds,
+                " rounds that did not sync is above the maximum of ",
+                max_weight,
+                " together; sync more often, or weigh in a larger unit"
+            )};
+        }
+    }
+
+    /// After a round in which this rank had an input of weight `own`.
+    void pass(bool syncs, Phase phase, bool skips, std::uint64_t own) noexcept {
+        if (!syncs && phase == Phase::train) {
+            batches += skips ? 0 : 1;
+            weight += own;
+        }
+        pass(syncs, phase);
+    }
+    /// After a round that this rank only followed.
+    void pass(bool syncs, Phase phase) noexcept {
+        if (syncs) {
+            *this = {};
+        } else if (phase == Phase::train) {
+            ++rounds;
+        }
+    }
+};
+
+} // namespace joinable::inline v0::detail

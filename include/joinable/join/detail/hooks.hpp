@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <tuple>
+#include <utility>
+
+#include <joinable/detail/type_name.hpp>
+#include <joinable/join/joinable.hpp>
+
+namespace joinable::inline v0::detail {
+
+template <std::size_t First, std::size_t... Rest>
+consteval std::size_t first_of(std::index_sequence<First, Rest...>) {
+    return First;
+}
+
+/// A hook constructed in place, so that it need not be movable.
+template <class J>
+struct HookSlot {
+    template <class... Ks>
+    explicit HookSlot(J& joinable, KeywordArgument<Ks> const&... keywords)
+        : hook{joinable.join_hook(arguments_from(keywords...))} {}
+
+    join_hook_t<J> hook;
+
+private:
+    template <class... Ks>
+    static arguments_of<J> arguments_from(KeywordArgument<Ks> const&... keywords) {
+        arguments_of<J> args{};
+        (args.set(keywords), ...);
+        return args;
+    }
+};
+
+template <class Indices, class... Js>
+struct HookSlots;
+template <std::size_t Index, class J>
+struct IndexedSlot : HookSlot<J> {
+    using HookSlot<J>::HookSlot;
+};
+template <std::size_t... Is, class... Js>
+struct HookSlots<std::index_sequence<Is...>, Js...> : IndexedSlot<Is, Js>... {
+    template <class... Ks>
+    explicit HookSlots(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords)
+        : IndexedSlot<Is, Js>(std::get<Is>(joinables), keywords...)... {}
+};
+
+/// The hooks of a guard, in argument order; run in the order that their labels ask for.
+template <class... Js>
+class GuardHooks final : public HookRunner {
+public:
+    template <class... Ks>
+    explicit GuardHooks(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords)
+        : slots_{joinables, keywords...} {}
+
+    void run_main_hook(std::size_t position, Round const& round) override {
+        run_main(position, round, hook_sequence<Js...>{});
+    }
+    void run_post_hooks(JoinResult const& result, bool is_last_joiner) override {
+        run_post(result, is_last_joiner, post_hook_sequence<Js...>{});
+    }
+
+    /// What a session knows of the participant at argument index `Index`.
+    template <std::size_t Index>
+    static ParticipantInfo describe() {
+        using J = std::tuple_element_t<Index, std::tuple<Js...>>;
+        using Hook = join_hook_t<J>;
+        if constexpr (has_takes_part<Hook>) {
+            return {type_name<J>(), [](Round const& round) -> bool {
+                        return Hook::takes_part(round);
+                    }};
+        } else {
+            return {type_name<J>(), nullptr};
+        }
+    }
+
+private:
+    template <std::size_t Index>
+    auto& hook() {
+        using J = std::tuple_element_t<Index, std::tuple<Js...>>;
+        return static_cast<IndexedSlot<Index, J>&>(slots_).hook;
+    }
+
+    template <std::size_t... Is>
+    void run_main(std::size_t position, Round const& round, std::index_sequence<Is...>) {
+        std::size_t current = 0;
+        auto const run = [&](auto& hook) {
+            if constexpr (has_main_hook_of_round<std::remove_reference_t<decltype(hook)>>) {
+                hook.main_hook(round);
+            } else {
+                hook.main_hook();
+            }
+        };
+        ((current++ == position ? run(hook<Is>()) : void()), ...);
+    }
+
+    template <std::size_t... Is>
+    void run_post(JoinResult const& result, bool is_last_joiner, std::index_sequence<Is...>) {
+        auto const run = [&](auto& hook) {
+            if constexpr (has_post_hook_of_result<std::remove_reference_t<decltype(hook)>>) {
+                hook.post_hook(result);
+            } else {
+                hook.post_hook(is_last_joiner);
+            }
+        };
+        (run(hook<Is>()), ...);
+    }
+
+    HookSlots<std::index_sequence_for<Js...>, Js...> slots_;
+};
+
+} // namespace joinable::inline v0::detail

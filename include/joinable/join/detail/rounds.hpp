@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <joinable/agreement/control.hpp>
+#include <joinable/detail/failure.hpp>
+#include <joinable/join/detail/held.hpp>
+#include <joinable/join/detail/roll_call.hpp>
+#include <joinable/join/options.hpp>
+#include <joinable/join/result.hpp>
+#include <joinable/join/round.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// What an active rank says of a round when it opens it.
+struct Announcement {
+    RoundNotice notice;
+    Opening opening = Opening::notification;
+    std::size_t opener = 0; ///< the notifying participant
+
+    [[nodiscard]] bool syncs() const noexcept {
+        return notice.will_sync && notice.phase == Phase::train;
+    }
+};
+
+/// The rounds of a guard as one rank announces, hears and counts them. Knows nothing of whose part
+/// it is inside a round, nor of how a guard ends.
+class Rounds {
+public:
+    Rounds(ControlCommunicator& control, JoinOptions const& options)
+        : control_{control}, options_{options}, roll_call_{control, options.end_policy} {}
+
+    /// Collective: agrees on what must be the same on all ranks, `order` being a digest of what
+    /// this class does not know. `local_error` is what this rank's constructor found, if anything.
+    /// Returns what all other ranks are to throw, if one's constructor found something or they enter
+    /// different guards. Throws what the communicator throws.
+    [[nodiscard]] std::optional<AbortReason> enter(
+        std::size_t participants,
+        Digest order,
+        std::exception_ptr const& local_error,
+        bool can_abort
+    ) {
+        EntryCode const code{
+            static_cast<std::uint32_t>(participants),
+            options_.end_policy,
+            options_.inputs && can_abort
+        };
+        order.add(options_.sync_every)
+            .add(options_.weight_per_input ? 1 : 0)
+            .add(options_.carry_accumulated ? 1 : 0);
+        RollCallLanes lanes;
+        lanes.active = 1;
+        lanes.failed = local_error ? 1 : 0;
+        lanes.code = Agreement::of(code.encode());
+        lanes.digest = Agreement::of(order.value());
+        roll_call_.post(lanes);
+        Verdict const verdict = roll_call_.agree(failure_of(local_error).message);
+        if (verdict == Verdict::mismatch) {
+            roll_call_.name_differences(
+                "ranks enter different guards",
+                "construct the same Join on every rank",
+                EntryCode::text
+            );
+        }
+        if (verdict != Verdict::go_on) {
+            return roll_call_.failure();
+        }
+        if (code.knows_lengths) {
+            exchange_lengths();
+        }
+        return {};
+    }
+
+    // -- saying ----------------------------------------------------------------------------------
+
+    /// What a notice comes to in the next round.
+    /// @throws ContractViolation  the weight, with what is held, is too large to be summed.
+    [[nodiscard]] RoundNotice completed(RoundNotice const& notice) const {
+        RoundNotice const said = detail::completed(notice, options_, roll_call_.rounds());
+        held_.require_summable(said.phase, own_weight(said));
+        return said;
+    }
+
+    /// The next round as this rank alone knows it.
+    [[nodiscard]] Round preview(Announcement const& said) const noexcept {
+        Round round;
+        round.number_ = roll_call_.rounds();
+        round.phase_ = said.notice.phase;
+        round.will_sync_ = said.syncs();
+        return round;
+    }
+
+    void announce(Announcement const& said) {
+        RoundCode const code{
+            said.notice.phase,
+            said.syncs(),
+            said.notice.weight.has_value(),
+            said.opening,
+            static_cast<std::uint32_t>(said.opener)
+        };
+        RollCallLanes lanes;
+        lanes.active = 1;
+        lanes.stop = take_vote();
+        lanes.syncs = said.syncs() ? 1 : 0;
+        lanes.contributors = contributes(said) ? 1 : 0;
+        lanes.weight = weight_of(said);
+        lanes.code = Agreement::of(code.encode());
+        lanes.digest = Agreement::of(static_cast<std::uint32_t>(roll_call_.rounds()) & digest_mask);
+        roll_call_.post(lanes);
+    }
+    /// That this rank has run out of inputs, and what it holds.
+    void announce_arrival() {
+        RollCallLanes lanes;
+        lanes.arrived = 1;
+        lanes.stop = take_vote();
+        roll_call_.post(lanes, {held_.batches != 0 ? 1U : 0U, held_.weight});
+    }
+    /// Nothing but a vote: for a rank that has joined, and for the closing of a guard. A vote may
+    /// come after the arrival was announced: with look-ahead, or from a hook.
+    void announce_nothing() {
+        RollCallLanes lanes;
+        lanes.stop = take_vote();
+        roll_call_.post(lanes);
+    }
+
+    /// For a rank that leaves: says so to the others, who all hear of it.
+    void announce_failure(std::string const& text) {
+        RollCallLanes lanes;
+        lanes.failed = 1;
+        roll_call_.post(lanes);
+        roll_call_.answer(text);
+    }
+
+    void vote_stop() noexcept { vote_ = true; }
+    [[nodiscard]] bool has_vote() const noexcept { return vote_; }
+
+    // -- hearing ---------------------------------------------------------------------------------
+
+    [[nodiscard]] bool is_posted() const noexcept { return roll_call_.is_posted(); }
+    [[nodiscard]] bool is_scheduled() const noexcept { return roll_call_.is_scheduled(); }
+    [[nodiscard]] RollCall const& roll_call() const noexcept { return roll_call_; }
+
+    Verdict hear() {
+        if (roll_call_.test()) {
+            return roll_call_.answer();
+        }
+        auto const begin = std::chrono::steady_clock::now();
+        Verdict const verdict = roll_call_.answer();
+        result_.waited += std::chrono::steady_clock::now() - begin;
+        return verdict;
+    }
+
+    /// After the verdict to go on: the round as all ranks agreed on it, for a rank that announced
+    /// it or, without `own`, for one that shadows it.
+    [[nodiscard]] Round adopt(Session& session, std::optional<Announcement> const& own) {
+        RollCallLanes const& said = roll_call_.said();
+        RoundCode const code = agreed_code();
+        Round round;
+        round.session_ = &session;
+        round.number_ = roll_call_.rounds() - 1;
+        round.phase_ = code.phase;
+        round.will_sync_ = code.syncs;
+        round.is_weighted_ = code.weighted;
+        round.active_count_ = static_cast<int>(said.active);
+        bool const takes_carry = code.syncs && options_.carry_accumulated;
+        carry_.ranks += roll_call_.carry().ranks;
+        carry_.weight += roll_call_.carry().weight;
+        round.contributor_count_ =
+            static_cast<int>(said.contributors + (takes_carry ? carry_.ranks : 0));
+        round.contributes_ = own ? contributes(*own) : takes_carry && held_.batches != 0;
+        round.weight_sum_ = said.weight + (takes_carry ? carry_.weight : 0);
+        round.weight_ = own ? weight_of(*own) : takes_carry ? held_.weight : 0;
+        round.accumulated_rounds_ = held_.rounds;
+        round.buffer_source_ = roll_call_.lowest_active();
+        round.is_shadow_ = !own;
+        ++(own ? result_.own_rounds : result_.shadow_rounds);
+        if (code.syncs) {
+            carry_ = {};
+        }
+        if (own) {
+            held_.pass(code.syncs, code.phase, own->notice.skips, own_weight(own->notice));
+        } else {
+            held_.pass(code.syncs, code.phase);
+        }
+        return round;
+    }
+    /// How the active ranks opened the round that was heard last; not known with known lengths.
+    [[nodiscard]] Opening opening() const noexcept { return agreed_code().opening; }
+    [[nodiscard]] bool was_voted_down() const noexcept { return roll_call_.said().stop > 0; }
+
+    /// What happened up to now.
+    [[nodiscard]] JoinResult result(bool stopped_early) const {
+        JoinResult result = result_;
+        result.rounds = roll_call_.rounds();
+        result.stopped_early = stopped_early;
+        result.unsynced_rounds = held_.rounds;
+        std::vector<int> const& arrived = roll_call_.arrived();
+        bool const some_arrived = roll_call_.said().arrived > 0;
+        for (int rank = 0; rank < control_.size(); ++rank) {
+            result.rounds_per_rank.push_back(roll_call_.rounds_of(rank));
+            bool const arrives_last =
+                some_arrived && std::find(arrived.begin(), arrived.end(), rank) != arrived.end();
+            if (arrives_last || (stopped_early && roll_call_.is_active(rank))) {
+                result.last_joiners.push_back(rank);
+            }
+        }
+        result.authoritative_rank = result.last_joiners.back();
+        return result;
+    }
+    [[nodiscard]] std::size_t shadow_rounds() const noexcept { return result_.shadow_rounds; }
+
+private:
+    void exchange_lengths() {
+        auto const size = static_cast<std::size_t>(control_.size());
+        auto const me = static_cast<std::size_t>(control_.rank());
+        std::vector<std::uint64_t> words(2 * size);
+        words[2 * me] = options_.inputs.value_or(0);
+        words[2 * me + 1] = options_.weight_per_input.value_or(0);
+        control_.sum(words);
+        std::vector<Schedule::Shard> shards;
+        for (std::size_t rank = 0; rank < size; ++rank) {
+            shards.push_back({words[2 * rank], words[2 * rank + 1]});
+        }
+        bool const is_weighted = options_.weight_per_input.has_value();
+        roll_call_.follow(Schedule{std::move(shards), is_weighted, options_.sync_every});
+    }
+
+    [[nodiscard]] RoundCode agreed_code() const noexcept {
+        RollCallLanes const& said = roll_call_.said();
+        return RoundCode::decode(said.code.value(said.active).value_or(0));
+    }
+    [[nodiscard]] bool contributes(Announcement const& said) const noexcept {
+        return !said.notice.skips || held_.batches != 0;
+    }
+    /// 0 where it skips, unless the others know no better than what was promised at entry.
+    [[nodiscard]] std::uint64_t own_weight(RoundNotice const& notice) const noexcept {
+        return notice.skips && !is_scheduled() ? 0 : notice.weight.value_or(0);
+    }
+    /// In a round that syncs, since the last one that did.
+    [[nodiscard]] std::uint64_t weight_of(Announcement const& said) const noexcept {
+        return own_weight(said.notice) + (said.syncs() ? held_.weight : 0);
+    }
+    [[nodiscard]] std::uint32_t take_vote() noexcept {
+        return vote_ && !std::exchange(is_vote_sent_, true) ? 1 : 0;
+    }
+
+    ControlCommunicator& control_;
+    JoinOptions const& options_;
+    RollCall roll_call_;
+    Held held_;   ///< by this rank; by one that has joined: from before
+    Carry carry_; ///< of all ranks that joined since the last round that synced
+    bool vote_ = false;
+    bool is_vote_sent_ = false;
+    JoinResult result_; ///< what is counted as rounds go by
+};
+
+} // namespace joinable::inline v0::detail

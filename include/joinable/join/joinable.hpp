@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/hook/join_hook.hpp>
+#include <joinable/hook/keywords.hpp>
+#include <joinable/hook/ordering.hpp>
+#include <joinable/join/detail/local_rounds.hpp>
+#include <joinable/join/detail/session.hpp>
+
+namespace joinable::inline v0 {
+
+inline bool Round::is_active(int rank) const {
+    return session_ == nullptr || session_->is_active(rank);
+}
+
+inline void Round::hold() {
+    if (session_ != nullptr) {
+        session_->hold(position_);
+    }
+}
+
+inline void Round::done() {
+    if (session_ != nullptr) {
+        session_->done();
+    }
+}
+
+namespace detail {
+class Attachment;
+Session* session_of(JoinState const& state) noexcept;
+} // namespace detail
+
+/// What a class owns to be joinable: whether it is inside a guard, and which. A new one is not
+/// inside any. Guards set and clear it; nobody else does.
+class JoinState {
+public:
+    JoinState() = default;
+    JoinState(JoinState const&) = delete;
+    JoinState& operator=(JoinState const&) = delete;
+
+private:
+    friend class detail::Attachment;
+    friend class PendingRound;
+    friend detail::Session* detail::session_of(JoinState const& state) noexcept;
+
+    /// The round of a participant that no enabled guard watches, on top of what it holds.
+    /// @throws ContractViolation  a weight above the maximum.
+    Round open_alone(int world_size, RoundNotice const& notice) {
+        RoundNotice const said =
+            local_rounds_ == nullptr ? notice : local_rounds_->announce(position_ == 0, notice);
+        Round const round = Round::outside_guard(world_size, said, held_);
+        std::uint64_t const own = said.skips ? 0 : said.weight.value_or(0);
+        held_.require_summable(said.phase, own);
+        held_.pass(round.will_sync(), said.phase, said.skips, own);
+        return round;
+    }
+
+    detail::Session* session_ = nullptr;
+    detail::Held held_; ///< outside guards, and in those that are not enabled
+    std::size_t position_ = 0;
+    detail::LocalRounds* local_rounds_ = nullptr; ///< of a guard that is not enabled
+};
+
+namespace detail {
+
+inline Session* session_of(JoinState const& state) noexcept {
+    return state.session_;
+}
+
+template <class J>
+struct join_keywords_of : std::type_identity<keywords<>> {};
+template <class J>
+    requires requires { typename J::join_keywords; }
+struct join_keywords_of<J> : std::type_identity<typename J::join_keywords> {};
+
+template <class J>
+using arguments_of = arguments<typename join_keywords_of<J>::type>;
+
+template <class J>
+concept has_join_hook = requires(J& joinable, arguments_of<J> const& args) {
+    requires std::is_object_v<decltype(joinable.join_hook(args))>;
+};
+template <class J>
+concept has_join_communicator = requires(J& joinable) {
+    requires std::is_lvalue_reference_v<decltype(joinable.join_communicator())>;
+    requires Communicator<std::remove_reference_t<decltype(joinable.join_communicator())>>;
+};
+template <class J>
+concept has_join_state = requires(J& joinable) {
+    { joinable.join_state() } -> std::same_as<JoinState&>;
+};
+
+} // namespace detail
+
+/// The hook that a joinable returns.
+template <detail::has_join_hook J>
+using join_hook_t =
+    decltype(std::declval<J&>().join_hook(std::declval<detail::arguments_of<J> const&>()));
+
+/// The communicator of a joinable.
+template <detail::has_join_communicator J>
+using join_communicator_t =
+    std::remove_reference_t<decltype(std::declval<J&>().join_communicator())>;
+
+/// A class that can take part in a guard.
+///
+/// `joinable` is an lvalue of `J`.
+/// | expression                     | result        | meaning                                       |
+/// |--------------------------------|---------------|-----------------------------------------------|
+/// | `joinable.join_hook(args)`     | JoinHook      | what joined ranks run in its place; local;    |
+/// |                                |               | `args` is arguments<J::join_keywords>, and no |
+/// |                                |               | member join_keywords means keywords<>         |
+/// | `joinable.join_communicator()` | Communicator& | over which its collectives run                |
+/// | `joinable.join_state()`        | JoinState&    | a member that it owns                         |
+///
+/// Not checkable, still required: it calls notify_join_context or announce_round before its
+/// collectives of a round.
+template <class J>
+concept Joinable = detail::has_join_hook<J> && JoinHook<join_hook_t<J>> &&
+                   detail::has_join_communicator<J> && detail::has_join_state<J>;
+
+/// Says in one sentence what a class lacks to be Joinable.
+template <class J>
+consteval bool models_joinable() {
+    static_assert(
+        detail::has_join_hook<J>,
+        "Joinable: expected a member 'join_hook(arguments<join_keywords>)' that returns a JoinHook "
+        "by value"
+    );
+    if constexpr (detail::has_join_hook<J>) {
+        [[maybe_unused]] constexpr bool is_hook = models_join_hook<join_hook_t<J>>();
+    }
+    static_assert(
+        detail::has_join_communicator<J>,
+        "Joinable: expected a member 'join_communicator()' that returns a Communicator by reference"
+    );
+    static_assert(
+        detail::has_join_state<J>, "Joinable: expected a member 'JoinState& join_state()'"
+    );
+    return Joinable<J>;
+}
+
+/// A round that was announced and may not be answered yet. Outside a guard it is answered.
+class PendingRound {
+public:
+    PendingRound() = default;
+
+    /// Announces on behalf of the owner of `state`: see announce_round.
+    PendingRound(JoinState& state, int world_size, RoundNotice const& notice) : state_{&state} {
+        if (state.session_ != nullptr) {
+            state.session_->announce(state.position_, notice);
+            return;
+        }
+        local_ = state.open_alone(world_size, notice);
+    }
+
+    /// Blocks until all ranks have opened the round; call it before the first collective.
+    /// @throws PeerFailed, Mismatch, EarlyTermination  what the ranks agreed on; TimedOut and what
+    ///         else the communicator throws. The guard is over then.
+    [[nodiscard]] Round wait() {
+        if (state_ == nullptr || state_->session_ == nullptr) {
+            return local_;
+        }
+        return state_->session_->answer(state_->position_);
+    }
+
+    /// Whether gradients will be reduced, as far as this rank has announced. Local.
+    [[nodiscard]] bool will_sync() const noexcept {
+        return state_ == nullptr || state_->session_ == nullptr
+                   ? local_.will_sync()
+                   : state_->session_->announced_sync();
+    }
+
+    /// Whether wait() returns at once, because another opened the round, or no guard did. Local.
+    [[nodiscard]] bool is_answered() const noexcept {
+        return state_ == nullptr || state_->session_ == nullptr || state_->session_->is_answered();
+    }
+
+private:
+    JoinState* state_ = nullptr;
+    Round local_;
+};
+
+/// Announces the collectives of a participant without waiting: the first participant of a round
+/// opens it (posts the roll call), the others follow in hook order. Call it before the forward
+/// pass, and wait() before the first collective, so that the roll call hides behind the pass.
+///
+/// Collective over the active ranks; joined ranks follow by shadowing. While this rank shadows it
+/// does nothing; outside any guard it only notes what accumulates until a round syncs.
+/// @throws ContractViolation  it is not this participant's turn, or the notice is refused; the text
+///         names the participants.
+template <class J>
+PendingRound announce_round(J& joinable, RoundNotice notice = {}) {
+    static_assert(models_joinable<J>());
+    return {joinable.join_state(), joinable.join_communicator().size(), notice};
+}
+
+/// Announces the collectives of a participant and waits until all ranks have opened the round.
+/// See announce_round and PendingRound::wait for who calls, and what throws.
+template <class J>
+Round notify_join_context(J& joinable, RoundNotice notice = {}) {
+    return announce_round(joinable, notice).wait();
+}
+
+/// Keeps the text of a failure, and the exception being handled if there is one, for the peers to
+/// see when it leaves the guard. Local; the first record counts; nothing outside a guard. Call it
+/// where a participant's verb catches an exception, then rethrow.
+template <class J>
+void record_failure(J& joinable, std::string_view text) {
+    if (auto* const session = detail::session_of(joinable.join_state()); session != nullptr) {
+        session->record_failure(text);
+    }
+}
+
+namespace detail {
+
+/// Takes back what record_failure kept: the joinable has dealt with it, and the guard goes on.
+template <class J>
+void forget_failure(J& joinable) noexcept {
+    if (auto* const session = session_of(joinable.join_state()); session != nullptr) {
+        session->forget_failure();
+    }
+}
+
+} // namespace detail
+
+/// The order in which the main hooks of these joinables run: a std::index_sequence of their
+/// positions in the argument list.
+template <Joinable... Js>
+using hook_sequence =
+    typename detail::ordered_hooks<detail::MainPhase, join_hook_t<Js>...>::sequence;
+
+/// The order of their post hooks.
+template <Joinable... Js>
+using post_hook_sequence =
+    typename detail::ordered_hooks<detail::PostPhase, join_hook_t<Js>...>::sequence;
+
+namespace detail {
+
+/// Runs the collectives of a participant whose round has been opened, and ends its part.
+template <class J, class F>
+decltype(auto) run_part(J& joinable, Round round, F&& collectives) {
+    try {
+        if constexpr (std::is_void_v<std::invoke_result_t<F>>) {
+            std::forward<F>(collectives)();
+            round.done();
+        } else {
+            decltype(auto) result = std::forward<F>(collectives)();
+            round.done();
+            return static_cast<std::invoke_result_t<F>>(result);
+        }
+    } catch (...) {
+        record_failure(joinable, {});
+        throw;
+    }
+}
+
+} // namespace detail
+
+} // namespace joinable::inline v0

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <joinable/agreement/control.hpp>
+#include <joinable/bucket/broadcast_coalesced.hpp>
+#include <joinable/bucket/memory.hpp>
+#include <joinable/bucket/options.hpp>
+#include <joinable/join/round.hpp>
+#include <joinable/participant/detail/verify.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// All of a model but its gradients, and what keeps it the same on all ranks: parameters, buffers
+/// and attached state from one rank at the start and the end, buffers in every round that syncs.
+template <Communicator Comm>
+class ModuleState {
+public:
+    using BufferHook =
+        std::function<void(Comm&, std::vector<AnyView> const& buffers, Round const&)>;
+
+    /// Local. @throws ContractViolation  a buffer is missing or on another device.
+    ModuleState(
+        Comm& comm, ParameterList parameters, BufferList buffers, DataParallelOptions const& options
+    )
+        : comm_{comm}, parameters_{std::move(parameters)},
+          buffers_{std::move(buffers), piece_bytes, "buffer", BufferMemory{comm}},
+          options_{options} {}
+
+    /// The script of a round that syncs, for ranks that are active and ranks that shadow.
+    /// Collective; no allocation but what a hook does.
+    void sync_buffers(Round const& round) {
+        if (!options_.broadcast_buffers) {
+            return;
+        }
+        if (hook_) {
+            hook_(comm_, buffers_.current_views(), round);
+        } else {
+            buffers_.run(comm_, round.buffer_source());
+        }
+    }
+
+    /// Collective. Parameters, buffers and attached state as they are on `root`.
+    void sync(int root) { plan_sync().run(comm_, root); }
+
+    /// Local: allocates all that sync() needs, so that a rank without the memory can say so before
+    /// the others wait for it.
+    [[nodiscard]] CoalescedBroadcast plan_sync() {
+        std::vector<AnyView> views;
+        for (AnyParameter const& parameter : parameters_) {
+            views.push_back(parameter.value());
+        }
+        if (options_.broadcast_buffers) {
+            auto const& buffers = buffers_.current_views();
+            views.insert(views.end(), buffers.begin(), buffers.end());
+        }
+        auto const& state = attached_.views();
+        views.insert(views.end(), state.begin(), state.end());
+        TensorList list = tensor_list(std::move(views));
+        return CoalescedBroadcast{std::move(list), piece_bytes, "tensor", BufferMemory{comm_}};
+    }
+
+    [[nodiscard]] DataParallelOptions const& options() const noexcept { return options_; }
+    /// Whether buffers are sent before the forward pass, else before the backward pass.
+    [[nodiscard]] bool syncs_before_forward() const noexcept {
+        return options_.broadcast_buffers && options_.buffer_sync == BufferSync::before_forward;
+    }
+
+    /// Local. @throws ContractViolation  no broadcast would be replaced.
+    void set_buffer_hook(BufferHook hook) {
+        if (!options_.broadcast_buffers) {
+            throw ContractViolation{
+                "a buffer hook takes the place of the broadcast of buffers, which is off; turn "
+                "broadcast_buffers on"
+            };
+        }
+        hook_ = std::move(hook);
+    }
+
+    /// Collective. See DistributedDataParallel::attach_state.
+    template <class... Ranges>
+    void attach(Ranges&&... ranges) {
+        std::optional<FixedTensors> all;
+        std::optional<CoalescedBroadcast> broadcast;
+        std::array<Fingerprints, 1> fingerprints;
+        std::exception_ptr error;
+        try {
+            TensorList const list = tensor_list(std::forward<Ranges>(ranges)...);
+            fingerprints[0] = fingerprints_of(list, "state tensor");
+            all.emplace(attached_).append({list, "state tensor", device_of(comm_).id()});
+            broadcast.emplace(list, piece_bytes, "state tensor", BufferMemory{comm_});
+        } catch (...) {
+            error = std::current_exception();
+        }
+        ControlOver<Comm> control{comm_};
+        agree_on_model(control, fingerprints, {}, error);
+        broadcast->run(comm_, 0);
+        attached_ = std::move(*all);
+    }
+
+private:
+    static constexpr std::size_t piece_bytes = std::size_t{250} << 20U;
+
+    Comm& comm_;
+    ParameterList parameters_;
+    CoalescedBroadcast buffers_;
+    FixedTensors attached_{{}, "state tensor"};
+    DataParallelOptions options_;
+    BufferHook hook_;
+};
+
+} // namespace joinable::inline v0::detail

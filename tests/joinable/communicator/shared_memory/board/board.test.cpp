@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: BSL-1.0
+// The board lies in memory that it was given, at whatever address: here at two at once.
+#include <joinable/communicator/shared_memory/board/board.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <support/board_group.hpp>
+#include <support/seen_twice.hpp>
+
+#include <joinable/communicator/shared_memory/engine/endpoint.hpp>
+
+namespace {
+
+using joinable::AbortReason;
+using joinable::Buffer;
+using joinable::DType;
+using joinable::FailureKind;
+using joinable::ReduceOp;
+using joinable::detail::Board;
+using joinable::detail::Collective;
+using joinable_tests::BoardGroup;
+
+TEST_CASE("ranks meet at a board that each of them sees at another address") {
+    std::size_t const bytes = Board::bytes_for(2);
+    joinable_tests::SeenTwice const memory{bytes};
+    Board::create(2, {static_cast<std::byte*>(memory.addresses[0]), bytes});
+    std::vector<std::string> heard(2);
+    auto const run = [&](int rank) {
+        BoardGroup const group{*static_cast<Board*>(memory.addresses[static_cast<std::size_t>(rank)]
+        )};
+        joinable::detail::Endpoint<BoardGroup> endpoint{group, rank};
+        for (std::int64_t round = 0; round < 1000; ++round) {
+            std::int64_t value = round + rank;
+            endpoint.finish(endpoint.post(
+                {Collective::all_reduce, DType::i64, ReduceOp::sum, 0, 1},
+                Buffer{&value, 1, DType::i64},
+                Buffer{&value, 1, DType::i64},
+                [](auto, auto) {}
+            ));
+            if (value != 2 * round + 1) {
+                heard[static_cast<std::size_t>(rank)] += "a wrong sum, ";
+            }
+        }
+        if (rank == 0) {
+            group.abort({FailureKind::peer_failed, {1, 0}, "rank 0 gives up"}, rank);
+        }
+        try {
+            endpoint.finish(endpoint.post({}, {}, {}, [](auto, auto) {}));
+        } catch (joinable::PeerFailed const& error) {
+            CHECK(error.ranks() == std::vector{0, 1});
+            heard[static_cast<std::size_t>(rank)] += error.what();
+        }
+    };
+    {
+        std::jthread const other{run, 1};
+        run(0);
+    }
+    CHECK(heard == std::vector<std::string>(2, "rank 0 gives up"));
+}
+
+TEST_CASE("a reason with a long text is kept as far as there is room, in whole characters") {
+    joinable::detail::StoredReason stored;
+    for (std::size_t const n : {0U, 1U, 3999U, 4000U, 4001U, 9000U}) {
+        std::string const text(n, 'x');
+        stored.store({FailureKind::timed_out, {0, 63, 64, 8191}, text});
+        AbortReason const reason = stored.load();
+        CHECK(reason.kind == FailureKind::timed_out);
+        CHECK(reason.ranks == std::vector{0, 63, 64, 8191});
+        CHECK(reason.message == (n <= 4000 ? text : std::string(3997, 'x') + "..."));
+    }
+    std::string accents(3996, 'x');
+    for (int i = 0; i < 10; ++i) {
+        accents += "\xc3\xa9"; // é in UTF-8: the text would be cut between its two bytes
+    }
+    stored.store({FailureKind::mismatch, {}, accents});
+    CHECK(stored.load().message == std::string(3996, 'x') + "...");
+    CHECK(stored.load().ranks.empty());
+}
+
+} // namespace

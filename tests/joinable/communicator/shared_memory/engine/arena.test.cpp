@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: BSL-1.0
+// Memory from which ranks read and write each other's buffers where they are.
+#include <joinable/device/arena.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <support/process_ranks.hpp>
+#include <support/segment_ranks.hpp>
+#include <support/shared.hpp>
+
+#include <joinable/communicator/make_arena.hpp>
+#include <joinable/communicator/self.hpp>
+#include <joinable/communicator/shared_memory/engine/lent_memory.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::Arena;
+using joinable::Buffer;
+using joinable::ConstBuffer;
+using joinable::ContractViolation;
+using joinable::DType;
+using joinable::ProcessCommunicator;
+using joinable::ReduceOp;
+using joinable::detail::StagedMemory;
+
+static_assert(joinable::AllocatesArena<ProcessCommunicator>);
+static_assert(!joinable::AllocatesArena<joinable::ThreadCommunicator>); // the heap is shared
+static_assert(!joinable::AllocatesArena<joinable::SelfCommunicator>);
+
+bool is_zero(Arena const& arena) {
+    return std::all_of(arena.data(), arena.data() + arena.bytes(), [](std::byte byte) {
+        return byte == std::byte{};
+    });
+}
+bool is_aligned(Arena const& arena, std::size_t alignment) {
+    return reinterpret_cast<std::uintptr_t>(arena.data()) % alignment == 0;
+}
+
+TEST_CASE("an arena from the heap is zeroed and aligned") {
+    for (std::size_t const alignment : {1U, 64U, 4096U, 1U << 21U}) {
+        Arena const arena{1000, alignment};
+        CHECK(arena.bytes() == 1000);
+        CHECK(is_aligned(arena, alignment));
+        CHECK(is_zero(arena));
+    }
+    CHECK(is_aligned(Arena{1}, 64));
+    CHECK(Arena{0}.data() == nullptr);
+    CHECK_THROWS_WITH_AS(
+        (Arena{8, 24}),
+        "memory is aligned to a power of two in bytes, but was asked for 24",
+        ContractViolation
+    );
+    CHECK_THROWS_AS((Arena{8, 0}), ContractViolation);
+    CHECK_THROWS_AS(Arena{static_cast<std::size_t>(-1)}, std::bad_alloc);
+}
+
+TEST_CASE("arenas of up to 64 ranks begin at different lines of a page, but where that is asked for"
+) {
+    auto const begin_in_page = [](Arena const& arena) {
+        return static_cast<std::size_t>(reinterpret_cast<std::uintptr_t>(arena.data()) % 4096);
+    };
+    Arena const first{4096, 4096, joinable::detail::shift_of(0)};
+    CHECK(begin_in_page(first) == 0);
+    std::set<std::size_t> shifts;
+    for (int rank = 0; rank < 64; ++rank) {
+        std::size_t const shift = joinable::detail::shift_of(rank);
+        CHECK(shift < 4096);
+        CHECK(shift % Arena::default_alignment == 0);
+        shifts.insert(shift);
+        Arena const arena{100, Arena::default_alignment, shift};
+        CHECK(is_aligned(arena, Arena::default_alignment));
+        CHECK(is_zero(arena));
+    }
+    CHECK(shifts.size() == 64);
+    Shared<std::array<std::size_t, 4>> begins;
+    run_process_ranks({4}, [&](ProcessCommunicator& comm) {
+        auto const rank = static_cast<std::size_t>(comm.rank());
+        (*begins)[rank] = begin_in_page(joinable::make_arena(comm, 100));
+        CHECK(is_aligned(joinable::make_arena(comm, 100, 4096), 4096));
+    });
+    CHECK(std::set<std::size_t>{begins->begin(), begins->end()}.size() == 4);
+}
+
+TEST_CASE("an arena is released once, by whoever has it last") {
+    int releases = 0;
+    std::array<std::byte, 8> memory{};
+    auto const release = [](void* context, std::byte*, std::size_t bytes) noexcept {
+        *static_cast<int*>(context) += static_cast<int>(bytes);
+    };
+    {
+        Arena a{memory.data(), 8, release, &releases};
+        Arena b{std::move(a)};
+        CHECK(a.data() == nullptr); // NOLINT(bugprone-use-after-move): that is the question
+        Arena c{16};
+        c = std::move(b);
+        CHECK(c.data() == memory.data());
+        CHECK(releases == 0);
+        c = Arena{};
+        CHECK(releases == 8);
+    }
+    CHECK(releases == 8);
+}
+
+// ---- where arenas lie ---------------------------------------------------------------------------
+
+/// 1 MiB of shared memory, as one rank has it.
+struct RankMemory {
+    static constexpr std::size_t bytes = std::size_t{1} << 20U;
+    Arena arena{bytes};
+    StagedMemory memory{{arena.data(), bytes}};
+
+    [[nodiscard]] std::size_t place_of(Arena const& other) const {
+        return static_cast<std::size_t>(other.data() - arena.data());
+    }
+    [[nodiscard]] bool is_shared(Arena const& other) const { return place_of(other) < bytes; }
+};
+
+TEST_CASE("arenas lie apart in the upper half, and what is freed is used again, zeroed") {
+    RankMemory rank;
+    std::size_t const half = RankMemory::bytes / 2;
+    std::vector<Arena> arenas;
+    for (std::size_t const bytes : {100U, 1U, 4000U, 64U}) {
+        arenas.push_back(rank.memory.allocate(bytes, 64));
+        std::memset(arenas.back().data(), 0xff, bytes);
+    }
+    std::array<std::size_t, 4> const places{half, half + 128, half + 192, half + 4224};
+    for (std::size_t i = 0; i < 4; ++i) {
+        CHECK(rank.place_of(arenas[i]) == places[i]);
+    }
+    arenas[1] = Arena{};
+    arenas[2] = Arena{}; // one gap of both, from 128 on
+    Arena const again = rank.memory.allocate(4090, 64);
+    CHECK(rank.place_of(again) == places[1]);
+    CHECK(is_zero(again));
+    CHECK(rank.place_of(rank.memory.allocate(1, 1)) == half + 100); // what alignment had left
+    CHECK(is_aligned(rank.memory.allocate(64, 4096), 4096));
+    CHECK(rank.memory.allocate(0, 64).data() == nullptr);
+    CHECK_THROWS_AS((void)rank.memory.allocate(8, 3), ContractViolation);
+}
+
+TEST_CASE("an arena for which there is no room is from the heap") {
+    RankMemory rank;
+    Arena const all = rank.memory.allocate(RankMemory::bytes / 2, 64);
+    CHECK(rank.is_shared(all));
+    Arena const more = rank.memory.allocate(64, 64);
+    CHECK(!rank.is_shared(more));
+    CHECK(is_zero(more));
+
+    RankMemory busy; // a copy in flight reaches into the upper half
+    std::vector<std::byte> large(RankMemory::bytes);
+    Buffer const buffer{large.data(), large.size(), DType::u8};
+    CHECK(busy.memory.lend(0, buffer, buffer));
+    CHECK(!busy.is_shared(busy.memory.allocate(64, 64)));
+    busy.memory.give_back(0);
+    CHECK(busy.is_shared(busy.memory.allocate(64, 64)));
+    CHECK_THROWS_AS((void)busy.memory.lend(1, buffer, buffer), ContractViolation); // half is left
+}
+
+TEST_CASE("an arena may outlive what it came from") {
+    Arena const memory{4096};
+    std::optional<StagedMemory> staged{std::span{memory.data(), 4096}};
+    Arena first = staged->allocate(100, 64);
+    Arena const second = staged->allocate(100, 64);
+    staged.reset();
+    std::memset(second.data(), 1, 100);
+    first = Arena{};
+    std::memset(second.data(), 2, 100);
+}
+
+TEST_CASE("what lies in an arena is lent as it is, anything else as a copy") {
+    RankMemory rank;
+    Arena const arena = rank.memory.allocate(256, 64);
+    auto* const inside = reinterpret_cast<float*>(arena.data());
+    std::vector<float> own(64, 1.0F);
+    std::byte const* const copies = rank.arena.data();
+    Buffer const in_arena{inside, 32, DType::f32};
+    Buffer const also_in_arena{inside + 32, 32, DType::f32};
+    Buffer const outside{own.data(), 32, DType::f32};
+    auto const lent = [&](ConstBuffer in, Buffer out) {
+        CHECK(rank.memory.lend(3, in, out));
+        return rank.memory.lent(3, in, out);
+    };
+
+    auto at = lent(in_arena, in_arena);
+    CHECK(at.in == inside);
+    CHECK(at.out == inside);
+    rank.memory.give_back(3);
+    at = lent(in_arena, also_in_arena);
+    CHECK(at.in == inside);
+    CHECK(at.out == inside + 32);
+    rank.memory.give_back(3);
+    CHECK(*copies == std::byte{}); // nothing was ever copied
+
+    at = lent(outside, in_arena);
+    CHECK(at.in == copies);
+    CHECK(at.out == inside);
+    CHECK(std::memcmp(copies, own.data(), 128) == 0);
+    rank.memory.give_back(3);
+
+    at = lent(in_arena, outside);
+    CHECK(at.in == inside);
+    CHECK(at.out == copies);
+    float const two = 2.0F;
+    std::memcpy(at.out, &two, sizeof(two));
+    rank.memory.give_back(3);
+    CHECK(own.front() == two);
+
+    // Partly in the memory of arenas: the last byte but one of it, and one behind.
+    Arena const rest = rank.memory.allocate(RankMemory::bytes / 2 - 256, 64);
+    CHECK(rank.is_shared(rest));
+    CHECK(lent(ConstBuffer{rest.data() + rest.bytes() - 2, 2, DType::u8}, {}).in != copies);
+    rank.memory.give_back(3);
+    Arena const no_arena{64};
+    std::vector<std::byte> straddling(3, std::byte{7});
+    StagedMemory other{{rank.arena.data(), RankMemory::bytes - 64}};
+    Arena const its = other.allocate(64, 64);
+    std::byte* const end = rank.arena.data() + RankMemory::bytes - 64;
+    std::memcpy(end - 2, straddling.data(), 3);
+    ConstBuffer const partly{end - 2, 3, DType::u8};
+    CHECK(other.lend(0, partly, {}));
+    CHECK(other.lent(0, partly, {}).in == copies);
+    CHECK(std::memcmp(copies, straddling.data(), 3) == 0);
+}
+
+// ---- collectives --------------------------------------------------------------------------------
+
+enum class Place { own, arena };
+struct Placement {
+    Place in;
+    Place out;
+};
+constexpr std::array<Placement, 4> placements{{
+    {Place::own, Place::own},
+    {Place::arena, Place::arena},
+    {Place::own, Place::arena},
+    {Place::arena, Place::own},
+}};
+
+/// Numbers of a rank: sums of them depend on their order.
+template <class Comm>
+Arena numbers(Comm& comm, Place place, std::size_t count) {
+    std::size_t const bytes = count * sizeof(float);
+    Arena arena = place == Place::arena ? joinable::make_arena(comm, bytes) : Arena{bytes};
+    auto* const data = reinterpret_cast<float*>(arena.data());
+    for (std::size_t i = 0; i < count; ++i) {
+        auto const mixed = static_cast<std::uint32_t>(
+            (i + 1) * 2654435761U * static_cast<std::size_t>(comm.rank() + 1)
+        );
+        data[i] = 1.0F + static_cast<float>(mixed % 1'000'003U) / 3.0F;
+    }
+    return arena;
+}
+
+/// What every collective leaves in its buffers on this rank, one after another.
+template <class Comm>
+std::vector<float> results_of_all(Comm& comm, std::size_t count, Placement place) {
+    auto const world = static_cast<std::size_t>(comm.size());
+    int const root = comm.size() - 1;
+    std::vector<float> results;
+    auto const run = [&](std::size_t in_count, std::size_t out_count, auto const& start) {
+        Arena const in = numbers(comm, place.in, in_count);
+        Arena const out = numbers(comm, place.out, out_count);
+        start(
+            ConstBuffer{in.data(), in_count, DType::f32}, Buffer{out.data(), out_count, DType::f32}
+        )
+            .wait();
+        auto const* const values = reinterpret_cast<float const*>(out.data());
+        results.insert(results.end(), values, values + out_count);
+    };
+    run(0, count, [&](auto, auto out) { return comm.all_reduce(out, ReduceOp::sum); });
+    run(0, count, [&](auto, auto out) { return comm.reduce(out, ReduceOp::sum, root); });
+    run(0, count, [&](auto, auto out) { return comm.broadcast(out, root); });
+    run(count, count * world, [&](auto in, auto out) { return comm.all_gather(in, out); });
+    run(count * world, count, [&](auto in, auto out) {
+        return comm.reduce_scatter(in, out, ReduceOp::sum);
+    });
+    run(count, count * world, [&](auto in, auto out) { return comm.gather(in, out, root); });
+    run(count * world, count, [&](auto in, auto out) { return comm.scatter(in, out, root); });
+    run(count * world, count * world, [&](auto in, auto out) { return comm.all_to_all(in, out); });
+    // The input is this rank's part of the output, then the output that of the input.
+    run(0, count * world, [&](auto, auto out) {
+        auto* const mine = static_cast<float*>(out.data) + static_cast<int>(count) * comm.rank();
+        return comm.all_gather({mine, count, DType::f32}, out);
+    });
+    run(0, count * world, [&](auto, auto out) {
+        auto* const mine = static_cast<float*>(out.data) + static_cast<int>(count) * comm.rank();
+        return comm.reduce_scatter(out, {mine, count, DType::f32}, ReduceOp::sum);
+    });
+    return results;
+}
+
+TEST_CASE("collectives are the same bit for bit over threads and processes, in arenas and not") {
+    for (std::size_t const count : {5U, 3000U, 70'001U}) {
+        for (int const world : {1, 2, 3, 4, 8}) {
+            std::vector<std::vector<float>> of_threads(static_cast<std::size_t>(world));
+            run_ranks({world}, [&](joinable::ThreadCommunicator& comm) {
+                of_threads[static_cast<std::size_t>(comm.rank())] =
+                    results_of_all(comm, count, placements[0]);
+            });
+            run_process_ranks({world}, [&](ProcessCommunicator& comm) {
+                for (Placement const place : placements) {
+                    CHECK(
+                        results_of_all(comm, count, place) ==
+                        of_threads[static_cast<std::size_t>(comm.rank())]
+                    );
+                }
+            });
+        }
+    }
+}
+
+TEST_CASE("a collective on arenas copies nothing, one on other memory does") {
+    for (int const world : {1, 2, 3, 4, 8}) {
+        for (Placement const place : placements) {
+            SegmentRanks ranks{world};
+            ranks.run([&](ProcessCommunicator& comm) { results_of_all(comm, 20'000, place); });
+            bool const copies = place.in == Place::own || place.out == Place::own;
+            for (int rank = 0; rank < world; ++rank) {
+                CHECK((ranks.copied(rank) == 0) == !copies);
+            }
+        }
+    }
+}
+
+TEST_CASE("arenas of ranks that fail are no trouble to the others") {
+    CHECK_THROWS_WITH_AS(
+        run_process_ranks(
+            {3},
+            [](ProcessCommunicator& comm) {
+                for (int round = 0;; ++round) {
+                    Arena const arena = numbers(comm, Place::arena, 50'000);
+                    if (round == 20 && comm.rank() == 1) {
+                        throw ContractViolation{"enough"};
+                    }
+                    comm.all_reduce({arena.data(), 50'000, DType::f32}, ReduceOp::max).wait();
+                }
+            }
+        ),
+        "rank 1 failed: enough",
+        joinable::PeerFailed
+    );
+}
+
+} // namespace

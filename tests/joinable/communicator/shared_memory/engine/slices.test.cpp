@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: BSL-1.0
+// Large collectives of ranks that do not reach each other's buffers: they move in slices.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sys/mman.h>
+
+#include <doctest/doctest.h>
+
+#include <support/named_ranks.hpp>
+#include <support/process_ranks.hpp>
+#include <support/shared.hpp>
+#include <support/wait_until.hpp>
+
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/make_arena.hpp>
+#include <joinable/communicator/shared_memory/process.hpp>
+#include <joinable/communicator/shared_memory/progress_thread.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/dtype.hpp>
+
+namespace {
+
+using joinable::Arena;
+using joinable::Buffer;
+using joinable::DType;
+using joinable::PeerFailed;
+using joinable::ProcessCommunicator;
+using joinable::ReduceOp;
+using joinable_tests::run_named_ranks;
+using joinable_tests::run_process_ranks;
+using joinable_tests::Shared;
+using joinable_tests::wait_until;
+
+/// Above what a rank stages at once, however many cores there are; the last slice is cut short.
+constexpr std::size_t many = 700'001; // of at least 4 bytes
+
+/// Elements of one rank, in memory that only it reaches, or in an arena.
+template <class T>
+struct Elements {
+    template <class Comm, class Function>
+    Elements(Comm& comm, bool is_in_arena, std::size_t number, Function const& element)
+        : memory{is_in_arena ? joinable::make_arena(comm, number * sizeof(T)) : Arena{number * sizeof(T)}},
+          count{number} {
+        for (std::size_t i = 0; i < count; ++i) {
+            data()[i] = element(i);
+        }
+    }
+    [[nodiscard]] T* data() const { return reinterpret_cast<T*>(memory.data()); }
+    [[nodiscard]] Buffer buffer() const { return {data(), count, joinable::dtype_of<T>}; }
+    template <class Function>
+    [[nodiscard]] bool are(Function const& expected) const {
+        for (std::size_t i = 0; i < count; ++i) {
+            if (data()[i] != expected(i)) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    Arena memory;
+    std::size_t count;
+};
+
+/// Which ranks have their buffers in arenas.
+using IsInArena = bool (*)(int rank);
+constexpr std::array<IsInArena, 3> placements{
+    [](int) { return false; },
+    [](int rank) { return rank % 2 == 0; },
+    [](int rank) { return rank != 0; },
+};
+
+/// All four kinds that move in slices, with sums that floats hold exactly.
+template <class Comm>
+void check_all(Comm& comm, std::size_t count, IsInArena is_in_arena) {
+    int const world = comm.size();
+    bool const in_arena = is_in_arena(comm.rank());
+    auto const value = [](std::size_t i, int rank) {
+        return static_cast<float>(i % 1009) + static_cast<float>(rank);
+    };
+    auto const mine = [&](std::size_t i) { return value(i, comm.rank()); };
+    auto const sum = [&](std::size_t i) {
+        return static_cast<float>(world) * static_cast<float>(i % 1009) +
+               static_cast<float>(world * (world - 1) / 2);
+    };
+    {
+        Elements<float> const values{comm, in_arena, count, mine};
+        comm.all_reduce(values.buffer(), ReduceOp::sum).wait();
+        CHECK(values.are(sum));
+    }
+    { // by factors 2, 4, ... of the ranks
+        Elements<float> const values{comm, in_arena, count, [](std::size_t i) {
+                                         return static_cast<float>(i % 1009);
+                                     }};
+        comm.all_reduce(values.buffer(), ReduceOp::sum, static_cast<double>(2U << comm.rank()))
+            .wait();
+        CHECK(values.are([&](std::size_t i) {
+            return static_cast<float>((2U << world) - 2) * static_cast<float>(i % 1009);
+        }));
+    }
+    int const root = world - 1;
+    {
+        Elements<float> const values{comm, in_arena, count, mine};
+        comm.reduce(values.buffer(), ReduceOp::sum, root).wait();
+        bool const is_root = comm.rank() == root;
+        CHECK((is_root ? values.are(sum) : values.are(mine)));
+    }
+    {
+        Elements<float> const values{comm, in_arena, count, mine};
+        comm.broadcast(values.buffer(), root).wait();
+        CHECK(values.are([&](std::size_t i) { return value(i, root); }));
+    }
+}
+
+TEST_CASE("messages larger than a ring arrive whole, wherever each rank has its buffer") {
+    run_process_ranks({1, 2, 3, 4, 8}, [](ProcessCommunicator& comm) {
+        for (IsInArena const is_in_arena : placements) {
+            check_all(comm, many, is_in_arena);
+        }
+    });
+    run_named_ranks({2, 3}, [](ProcessCommunicator& comm) {
+        check_all(comm, many, placements[0]);
+    });
+}
+
+TEST_CASE("sizes around that of a slice and of a ring lose nothing") {
+    run_process_ranks({2, 3}, [](ProcessCommunicator& comm) {
+        constexpr std::size_t slice = joinable::detail::tuning::slice_bytes / sizeof(float);
+        for (std::size_t const slices : {4U, 5U, 8U, 16U, 17U, 20U}) {
+            for (std::size_t const more : {0U, 1U, 15U, 16U, 17U, 100U}) {
+                std::size_t const count = slices * slice + more;
+                Elements<float> const values{comm, false, count, [](std::size_t i) {
+                                                 return static_cast<float>(i % 1009);
+                                             }};
+                comm.all_reduce(values.buffer(), ReduceOp::sum).wait();
+                CHECK(values.are([&](std::size_t i) {
+                    return static_cast<float>(comm.size()) * static_cast<float>(i % 1009);
+                }));
+            }
+        }
+    });
+}
+
+template <class T>
+void check_type(ProcessCommunicator& comm) {
+    Elements<T> const values{comm, false, 2 * many, [&](std::size_t i) {
+                                 return static_cast<T>(static_cast<float>(
+                                     (i + static_cast<std::size_t>(comm.rank())) % 100
+                                 ));
+                             }};
+    comm.all_reduce(values.buffer(), ReduceOp::max).wait();
+    auto const world = static_cast<std::size_t>(comm.size());
+    CHECK(values.are([&](std::size_t i) {
+        std::size_t largest = 0;
+        for (std::size_t rank = 0; rank < world; ++rank) {
+            largest = std::max(largest, (i + rank) % 100);
+        }
+        return static_cast<T>(static_cast<float>(largest));
+    }));
+}
+
+TEST_CASE("elements of every size move in slices") {
+    run_process_ranks({3}, [](ProcessCommunicator& comm) {
+        check_type<std::int8_t>(comm);
+        check_type<joinable::Half>(comm);
+        check_type<std::int32_t>(comm);
+        check_type<double>(comm);
+    });
+}
+
+TEST_CASE("several are on their way, and each rank waits for them in an order of its own") {
+    run_process_ranks({2, 3, 4}, [](ProcessCommunicator& comm) {
+        constexpr std::size_t works_at_once = 6;
+        for (int round = 0; round < 3; ++round) {
+            std::vector<Elements<std::int32_t>> values;
+            std::vector<joinable::ProcessWork> works;
+            for (std::size_t k = 0; k < works_at_once; ++k) {
+                std::size_t const count = k == 3 ? 10 : many + k;
+                values.emplace_back(comm, k == 4, count, [&](std::size_t i) {
+                    return static_cast<std::int32_t>(i + k);
+                });
+                works.push_back(comm.all_reduce(values[k].buffer(), ReduceOp::sum));
+            }
+            for (std::size_t k = 0; k < works_at_once; ++k) {
+                std::size_t const at = (k + static_cast<std::size_t>(comm.rank())) % works_at_once;
+                if (round == 1) {
+                    while (!works[at].test()) {
+                    }
+                }
+                works[at].wait();
+                CHECK(values[at].are([&](std::size_t i) {
+                    return comm.size() * static_cast<std::int32_t>(i + at);
+                }));
+            }
+        }
+    });
+}
+
+TEST_CASE("a thread that computes for its rank leaves slices to it") {
+    run_process_ranks({2}, [](ProcessCommunicator& comm) {
+        joinable::ProgressThread const progress{comm};
+        check_all(comm, many, placements[0]);
+        check_all(comm, many, placements[1]);
+    });
+}
+
+TEST_CASE("a rank that does not come for its slices is named by all others at the deadline") {
+    for (int const slices : {0, 1}) {
+        Shared<std::atomic<int>> waiting;
+        Shared<std::atomic<int>> stopped;
+        Shared<std::atomic<int>> turns;
+        Shared<std::atomic<int>> heard;
+        Shared<std::atomic<int>> named;
+        Shared<std::array<char, 200>> text;
+        try {
+            run_process_ranks({3}, [&](ProcessCommunicator& comm) {
+                std::vector<float> values(many, 1.0F);
+                auto work = comm.all_reduce({values.data(), many, DType::f32}, ReduceOp::sum);
+                ++*waiting;
+                wait_until(*waiting, 3); // all have arrived
+                if (comm.rank() == 1) {
+                    if (slices != 0) {
+                        CHECK(!work.test()); // its first slices are there
+                    }
+                    comm.set_deadline(std::chrono::milliseconds{100});
+                    *stopped = 1;
+                    std::raise(SIGSTOP);
+                }
+                wait_until(*stopped, 1);
+                for (int turn = 1; turn <= 4; ++turn) { // as far as both get without it
+                    CHECK(!work.test());
+                    ++*turns;
+                    wait_until([&] { return *turns >= 2 * turn; });
+                }
+                if (comm.rank() == 0) { // gives up
+                    comm.set_deadline(std::chrono::milliseconds{200});
+                }
+                try {
+                    work.wait();
+                } catch (joinable::TimedOut const& error) {
+                    *named += error.missing() == std::vector{1} ? 1 : 0;
+                    if (comm.rank() == 0) {
+                        std::snprintf(text->data(), text->size(), "%s", error.what());
+                    }
+                    comm.set_deadline(std::chrono::milliseconds{100});
+                    ++*heard;
+                    wait_until(*heard, 2);
+                    throw;
+                }
+            });
+            FAIL_CHECK("no exception");
+        } catch (PeerFailed const& error) {
+            CHECK(error.rank() == 1);
+        }
+        CHECK(*named == 2);
+        CHECK(
+            std::string{text->data()} ==
+            "rank 1 did not copy a slice within 0.2 s, while rank 0 waits in "
+            "all_reduce of 700001 f32 with sum"
+        );
+    }
+}
+
+TEST_CASE("a collective in which all have arrived ends well, though a rank fails meanwhile") {
+    run_process_ranks({2, 3}, [](ProcessCommunicator& comm) {
+        Elements<std::int32_t> const values{comm, false, many, [](std::size_t i) {
+                                                return static_cast<std::int32_t>(i);
+                                            }};
+        auto work = comm.all_reduce(values.buffer(), ReduceOp::sum);
+        comm.barrier();
+        if (comm.rank() == 0) {
+            comm.abort({joinable::FailureKind::peer_failed, {0}, "it was enough"});
+        }
+        work.wait();
+        CHECK(values.are([&](std::size_t i) { return comm.size() * static_cast<std::int32_t>(i); })
+        );
+        CHECK_THROWS_WITH_AS(comm.barrier(), "it was enough", PeerFailed);
+    });
+}
+
+/// Elements in memory that only this rank reaches. Where it touches those of its own share of the
+/// first slice, it is held until the gate is open.
+class Gate {
+public:
+    struct State {
+        std::atomic<bool> is_reached{false};
+        std::atomic<bool> is_open{false};
+    };
+    Gate(State& shared, int rank, int world) {
+        bool const is_crowded = static_cast<unsigned>(world) > std::thread::hardware_concurrency();
+        namespace tuning = joinable::detail::tuning;
+        std::size_t const slice = is_crowded ? tuning::crowded_slice_bytes : tuning::slice_bytes;
+        std::size_t const middle =
+            slice * static_cast<std::size_t>(2 * rank + 1) / static_cast<std::size_t>(2 * world);
+        data_ = static_cast<std::byte*>(mmap(
+            nullptr,
+            many * sizeof(float),
+            PROT_READ | PROT_WRITE,
+            MAP_PRIVATE | MAP_ANONYMOUS,
+            -1,
+            0
+        ));
+        closed = data_ + middle / page * page;
+        state = &shared;
+        mprotect(closed, page, PROT_NONE);
+        struct sigaction action{};
+        action.sa_handler = [](int) {
+            state->is_reached = true;
+            while (!state->is_open) {
+            }
+            mprotect(closed, page, PROT_READ | PROT_WRITE);
+        };
+        sigaction(SIGSEGV, &action, nullptr);
+    }
+    [[nodiscard]] Buffer buffer() const { return {data_, many, DType::f32}; }
+
+private:
+    static constexpr std::size_t page = 4096;
+    static inline std::byte* closed = nullptr; // for the signal handler
+    static inline State* state = nullptr;
+    std::byte* data_; // gone with the process
+};
+
+TEST_CASE("nobody touches an arena any more after a rank has heard that its slices are lost") {
+    Shared<Gate::State> gate;
+    Shared<std::atomic<bool>> is_over;
+    Shared<std::atomic<int>> named;
+    auto const run = [&](ProcessCommunicator& comm) {
+        Elements<float> const values{comm, true, many, [](std::size_t) { return 1.0F; }};
+        Elements<float> const elsewhere{comm, false, many, [](std::size_t) { return 1.0F; }};
+        comm.barrier();
+        if (comm.rank() == 1) {
+            Gate const held{*gate, 1, 3};
+            CHECK_THROWS_AS(comm.all_reduce(held.buffer(), ReduceOp::sum).wait(), PeerFailed);
+            *is_over = true;
+            return;
+        }
+        auto work =
+            comm.all_reduce((comm.rank() == 0 ? values : elsewhere).buffer(), ReduceOp::sum);
+        while (!gate->is_reached) {
+            static_cast<void>(work.test());
+        }
+        if (comm.rank() == 2) {
+            std::raise(SIGKILL);
+        }
+        bool is_lost = false;
+        auto const look = [&] {
+            try {
+                static_cast<void>(work.test());
+            } catch (PeerFailed const& error) {
+                is_lost = true;
+                *named = error.rank();
+                std::fill(values.data(), values.data() + many, 5.0F);
+            }
+        };
+        wait_until([&] { return comm.is_spent(); });
+        for (int i = 0; i < 100 && !is_lost; ++i) {
+            look();
+        }
+        gate->is_open = true;
+        while (!is_lost) {
+            look();
+        }
+        wait_until([&] { return is_over->load(); });
+        CHECK(values.are([](std::size_t) { return 5.0F; }));
+    };
+    CHECK_THROWS_WITH_AS(
+        run_process_ranks({3}, run), "rank 2 failed: its process was killed by signal 9", PeerFailed
+    );
+    CHECK(*named == 2);
+}
+
+TEST_CASE("who has failed and does not come for its slices is given up, and gives up itself") {
+    Shared<std::atomic<int>> failed;
+    run_process_ranks({3}, [&](ProcessCommunicator& comm) {
+        std::vector<float> values(many, 1.0F);
+        auto work = comm.all_reduce({values.data(), many, DType::f32}, ReduceOp::sum);
+        comm.barrier();
+        if (comm.rank() == 2) {
+            comm.abort({joinable::FailureKind::peer_failed, {2}, "it was enough"});
+            wait_until(*failed, 2);
+        } else if (comm.rank() == 0) { // gives up
+            comm.set_deadline(std::chrono::milliseconds{100});
+        }
+        CHECK_THROWS_WITH_AS(work.wait(), "it was enough", PeerFailed);
+        ++*failed;
+        CHECK_THROWS_WITH_AS(work.wait(), "it was enough", PeerFailed);
+    });
+}
+
+} // namespace

@@ -1,0 +1,650 @@
+// SPDX-License-Identifier: BSL-1.0
+// How collectives of ranks that are connected by TCP end when they cannot complete.
+#include <joinable/tcp.hpp>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <iterator>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+#include <support/keep_alive.hpp>
+#include <support/tcp_ranks.hpp>
+#include <support/wait_until.hpp>
+
+#include <joinable/communicator/shared_memory/run_processes.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using namespace std::chrono_literals;
+using joinable::Buffer;
+using joinable::DType;
+using joinable::FailureKind;
+using joinable::ReduceOp;
+using joinable::TcpCommunicator;
+using joinable::TcpWork;
+
+/// Three rounds of collectives of two sizes, some in flight together. Calls `step()` before each.
+template <class Step>
+void run_collectives_by_tcp(
+    TcpCommunicator& comm, Step const& step, std::size_t largest = 100'000
+) {
+    std::array<std::vector<float>, 3> buffers;
+    for (int round = 0; round < 3; ++round) {
+        std::vector<TcpWork> works;
+        for (std::size_t k = 0; k < buffers.size(); ++k) {
+            step();
+            buffers[k].assign(k == 1 ? largest : 3, 1.0F);
+            works.push_back(
+                comm.all_reduce({buffers[k].data(), buffers[k].size(), DType::f32}, ReduceOp::sum)
+            );
+        }
+        step();
+        for (TcpWork& work : works) {
+            work.wait();
+        }
+    }
+    comm.barrier();
+}
+constexpr int steps = 12;
+
+/// Everything that another thread says within one test.
+class Told {
+public:
+    void add(std::string text) {
+        std::lock_guard const lock{mutex_};
+        all_.insert(std::move(text));
+    }
+    std::multiset<std::string> all() {
+        std::lock_guard const lock{mutex_};
+        return all_;
+    }
+
+private:
+    std::mutex mutex_;
+    std::multiset<std::string> all_;
+};
+
+TEST_CASE("a rank that is killed at any step is PeerFailed on all others at once") {
+    for (int const world : {2, 3, 4}) {
+        for (int victim = 0; victim < world; ++victim) {
+            for (int point = 0; point < steps; point += world == 4 ? 3 : 1) {
+                TcpProcesses processes{world};
+                for (int rank = 0; rank < world; ++rank) {
+                    processes.start([&](TcpCommunicator& comm) {
+                        int step = 0;
+                        auto const start = std::chrono::steady_clock::now();
+                        auto const die = [&] {
+                            if (step++ == point && comm.rank() == victim) {
+                                std::raise(SIGKILL);
+                            }
+                        };
+                        try {
+                            run_collectives_by_tcp(comm, die);
+                            FAIL_CHECK("no exception");
+                        } catch (joinable::PeerFailed const& error) {
+                            CHECK(error.ranks() == std::vector{victim});
+                            CHECK(
+                                error.what() == "rank " + std::to_string(victim) +
+                                                    " failed: its connection broke: its process "
+                                                    "died, or its machine is out of reach"
+                            );
+                        }
+                        CHECK(
+                            std::chrono::steady_clock::now() - start < 40s
+                        ); // of a deadline of 50
+                        CHECK(comm.is_spent());
+                        CHECK_THROWS_AS(comm.barrier(), joinable::PeerFailed);
+                    });
+                }
+                for (int rank = 0; rank < world; ++rank) {
+                    CAPTURE(world);
+                    CAPTURE(victim);
+                    CAPTURE(point);
+                    CAPTURE(rank);
+                    CHECK(processes.wait() == (rank == victim ? SIGKILL : 0));
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("a throw at any point, with works in flight, is named by TCP on every other rank") {
+    for (int const world : {2, 3, 4}) {
+        for (int culprit = 0; culprit < world; ++culprit) {
+            for (int point = 0; point < steps; ++point) {
+                std::atomic<int> named{0};
+                auto const body = [&](TcpCommunicator& comm) {
+                    int step = 0;
+                    try {
+                        run_collectives_by_tcp(comm, [&] {
+                            if (step++ == point && comm.rank() == culprit) {
+                                throw std::out_of_range{"here"};
+                            }
+                        });
+                    } catch (joinable::PeerFailed const& error) {
+                        bool const is_right =
+                            error.ranks() == std::vector{culprit} && comm.rank() != culprit;
+                        named += is_right ? 1 : 100;
+                        throw;
+                    }
+                };
+                CHECK_THROWS_AS(run_tcp_threads(world, body), std::out_of_range);
+                CHECK(named == world - 1);
+            }
+        }
+    }
+}
+
+TEST_CASE("what an exception leaves is named: a collective, or the communicator") {
+    for (bool const has_work : {false, true}) {
+        auto const body = [&](TcpCommunicator& comm) {
+            std::int32_t value = 1;
+            if (comm.rank() == 1) {
+                std::optional<TcpWork> work;
+                if (has_work) {
+                    TcpWork posted = comm.all_reduce({&value, 1, DType::i32}, ReduceOp::sum);
+                    throw std::out_of_range{"here"};
+                }
+                throw std::out_of_range{"here"};
+            }
+            std::string const what = has_work ? "a collective" : "the scope of its communicator";
+            try {
+                if (comm.rank() == 2) { // never posts the collective, or it might be complete
+                    wait_until([&] { return comm.is_spent(); });
+                }
+                comm.all_reduce({&value, 1, DType::i32}, ReduceOp::sum).wait();
+                FAIL_CHECK("no exception");
+            } catch (joinable::PeerFailed const& error) {
+                CHECK(error.ranks() == std::vector{1});
+                CHECK(error.what() == "rank 1 failed: an exception left " + what);
+            }
+        };
+        CHECK_THROWS_AS(run_tcp_threads(3, body), std::out_of_range);
+    }
+}
+
+TEST_CASE("a rank that returns while others wait for it is named, as thread ranks say it") {
+    for (int const world : {2, 3, 8}) {
+        for (int leaver = 0; leaver < world; ++leaver) {
+            run_tcp_ranks({world}, [&](TcpCommunicator& comm) {
+                comm.barrier();
+                if (comm.rank() == leaver) {
+                    return;
+                }
+                try {
+                    comm.barrier();
+                    FAIL_CHECK("no exception");
+                } catch (joinable::PeerFailed const& error) {
+                    CHECK(error.ranks() == std::vector{leaver});
+                    CHECK(
+                        error.what() ==
+                        "rank " + std::to_string(leaver) + " left while others wait for it"
+                    );
+                }
+            });
+        }
+    }
+}
+
+TEST_CASE("what was complete when rank 0 left can still be waited for") {
+    std::atomic<bool> has_left{false};
+    Watchdog const watchdog{2};
+    joinable::TcpListener listener{"127.0.0.1"};
+    std::uint16_t const port = listener.port();
+    std::jthread const rank_0{[&] {
+        {
+            auto comm = TcpCommunicator::attach(std::move(listener), tcp_options(0, 2));
+            std::vector<std::int64_t> values(2000, 1);
+            for (int i = 0; i < 3; ++i) {
+                comm.all_reduce({values.data(), 2000, DType::i64}, ReduceOp::sum).wait();
+            }
+        }
+        has_left = true;
+    }};
+    joinable::TcpOptions options = tcp_options(1, 2);
+    options.port = port;
+    auto comm = TcpCommunicator::attach(options);
+    std::array<std::vector<std::int64_t>, 3> values;
+    std::vector<TcpWork> works;
+    for (auto& value : values) {
+        value.assign(2000, 2);
+        works.push_back(comm.all_reduce({value.data(), 2000, DType::i64}, ReduceOp::sum));
+    }
+    while (!has_left) {
+        std::this_thread::yield();
+    }
+    comm.keep_alive(); // is answered by a reset of the connection
+    for (TcpWork& work : works) {
+        work.wait();
+    }
+    CHECK(values[0] == std::vector<std::int64_t>(2000, 3));
+    CHECK(values[1].back() == 2 + 3);
+    CHECK_THROWS_WITH_AS(
+        comm.barrier(), "rank 0 left while others wait for it", joinable::PeerFailed
+    );
+}
+
+/// What a rank throws when it says something else than the others.
+template <class Comm>
+std::string text_of_mismatch(Comm& comm, int kind) {
+    std::vector<float> values(8, 1.0F);
+    Buffer buffer{values.data(), values.size(), DType::f32};
+    bool const is_other = comm.rank() == comm.size() - 1;
+    try {
+        switch (is_other ? kind : 0) {
+        case 0: comm.all_reduce(buffer, ReduceOp::sum).wait(); break;
+        case 1: comm.all_reduce(buffer, ReduceOp::max).wait(); break;
+        case 2: comm.all_reduce({values.data(), 7, DType::f32}, ReduceOp::sum).wait(); break;
+        case 3: comm.all_reduce({values.data(), 8, DType::u32}, ReduceOp::sum).wait(); break;
+        case 4: comm.broadcast(buffer, 0).wait(); break;
+        case 5: comm.broadcast(buffer, comm.rank()).wait(); break;
+        default: comm.barrier(); break;
+        }
+        return "nothing";
+    } catch (joinable::Mismatch const& error) {
+        CHECK(error.ranks() == std::vector{comm.size() - 1});
+        CHECK(values == std::vector<float>(8, 1.0F)); // no data moved
+        CHECK(comm.is_spent());
+        return error.what();
+    }
+}
+
+TEST_CASE("ranks that run different collectives all throw what thread ranks throw") {
+    for (int const world : {2, 3, 4}) {
+        for (int kind = 1; kind <= 6; ++kind) {
+            Told by_threads;
+            Told by_tcp;
+            run_ranks({world}, [&](auto& comm) { by_threads.add(text_of_mismatch(comm, kind)); });
+            run_tcp_ranks({world}, [&](auto& comm) { by_tcp.add(text_of_mismatch(comm, kind)); });
+            CHECK(by_tcp.all() == by_threads.all());
+            CHECK(by_tcp.all().count("nothing") == 0);
+        }
+    }
+}
+
+TEST_CASE("whoever aborts first is heard by all, also while rank 0 computes") {
+    for (int const world : {2, 3, 8}) {
+        std::atomic<int> heard{0};
+        Told told;
+        run_tcp_ranks({world}, [&](TcpCommunicator& comm) {
+            int const rank = comm.rank();
+            if (rank != 0 || world == 2) { // two of them at the same time, or one
+                if (rank == 1 || rank == 2) {
+                    comm.abort({FailureKind::contract, {rank}, "by " + std::to_string(rank)});
+                    CHECK(comm.is_spent());
+                }
+            }
+            while (rank == 0 && heard != world - 1) {
+                std::this_thread::yield();
+            }
+            try {
+                comm.barrier();
+                FAIL_CHECK("no exception");
+            } catch (joinable::ContractViolation const& error) {
+                told.add(error.what());
+                ++heard;
+            }
+            CHECK(comm.is_spent());
+            std::int32_t value = 1;
+            CHECK_THROWS_AS(
+                (void)comm.all_reduce({&value, 1, DType::i32}, ReduceOp::sum),
+                joinable::ContractViolation
+            );
+            while (heard != world) { // nobody leaves before all have heard
+                std::this_thread::yield();
+            }
+        });
+        auto const all = told.all();
+        CHECK(all.size() == static_cast<std::size_t>(world));
+        CHECK(all.count(*all.begin()) == all.size()); // the same reason on all
+    }
+}
+
+TEST_CASE("a deadline by TCP names who has not arrived, in the words of thread ranks") {
+    std::atomic<int> posted{0};
+    auto const wait = [&](auto& comm, Told& told, std::atomic<int>& waiting) {
+        bool const is_late = comm.rank() == 1;
+        comm.barrier();
+        comm.set_deadline(comm.rank() == 0 ? 500ms : 60s);
+        std::int32_t value = 1;
+        if (comm.rank() == 0) { // gives up, when the others but the late one have arrived
+            wait_until(posted, comm.size() - 2);
+        }
+        if (is_late) {
+            while (waiting != comm.size() - 1) {
+                std::this_thread::yield();
+            }
+        }
+        try {
+            auto work = comm.all_reduce({&value, 1, DType::i32}, ReduceOp::sum);
+            ++posted;
+            work.wait();
+            FAIL_CHECK("no exception");
+        } catch (joinable::TimedOut const& error) {
+            CHECK(error.missing() == std::vector{1});
+            told.add(error.what());
+        }
+        ++waiting;
+        while (waiting != comm.size()) {
+            std::this_thread::yield();
+        }
+    };
+    for (int const world : {2, 3}) {
+        Told by_threads;
+        Told by_tcp;
+        std::atomic<int> waiting{0};
+        posted = 0;
+        run_ranks({world}, [&](auto& comm) { wait(comm, by_threads, waiting); });
+        waiting = 0;
+        posted = 0;
+        run_tcp_ranks({world}, [&](auto& comm) { wait(comm, by_tcp, waiting); });
+        CHECK(by_tcp.all() == by_threads.all());
+    }
+}
+
+TEST_CASE("a rank that keeps itself alive is waited for by TCP, one that does not is named") {
+    for (int const busy : {0, 2}) {
+        for (bool const says_so : {true, false}) {
+            std::atomic<bool> is_over{false};
+            run_tcp_ranks({3}, [&](TcpCommunicator& comm) {
+                comm.barrier();
+                comm.set_deadline(long_deadline);
+                if (comm.rank() == busy && says_so) {
+                    stay_away_alive(comm);
+                } else if (comm.rank() == busy) {
+                    wait_until(is_over, true);
+                }
+                if (says_so) {
+                    comm.barrier();
+                } else {
+                    try {
+                        comm.barrier();
+                        FAIL_CHECK("no exception");
+                    } catch (joinable::TimedOut const& error) {
+                        CHECK(error.missing() == std::vector{busy});
+                    }
+                    is_over = true;
+                }
+            });
+        }
+    }
+}
+
+TEST_CASE("a work by TCP that is destroyed while a rank is missing ends at the deadline") {
+    std::atomic<bool> is_over{false};
+    run_tcp_ranks({2}, [&](TcpCommunicator& comm) {
+        if (comm.rank() == 1) {
+            while (!is_over) {
+                std::this_thread::yield();
+            }
+            CHECK_THROWS_AS(comm.barrier(), joinable::TimedOut);
+            return;
+        }
+        comm.set_deadline(50ms);
+        std::vector<float> values(1000, 3.0F);
+        {
+            auto const work =
+                comm.all_reduce({values.data(), values.size(), DType::f32}, ReduceOp::sum);
+        }
+        CHECK(comm.is_spent());
+        CHECK(values == std::vector<float>(1000, 3.0F)); // and nobody touches them any more
+        is_over = true;
+    });
+}
+
+TEST_CASE("the longest deadline by TCP does not pass at once") {
+    run_tcp_ranks({2}, [](TcpCommunicator& comm) {
+        comm.set_deadline(std::chrono::nanoseconds::max());
+        if (comm.rank() == 0) { // long enough for the other one to fall asleep
+            std::this_thread::sleep_for(20ms);
+        }
+        comm.barrier();
+        CHECK(comm.set_deadline(1s) == std::chrono::nanoseconds::max());
+    });
+}
+
+/// Leaves the status to whoever waits for the process.
+void wait_for_end(pid_t process) {
+    siginfo_t info;
+    while (::waitid(P_PID, static_cast<id_t>(process), &info, WEXITED | WNOWAIT) != 0) {
+    }
+}
+void wait_for_stop(pid_t process) {
+    siginfo_t info;
+    while (::waitid(P_PID, static_cast<id_t>(process), &info, WSTOPPED | WEXITED | WNOWAIT) != 0) {
+    }
+}
+
+TEST_CASE("a rank that is stopped is TimedOut on all, and on itself when it goes on") {
+    for (int const victim : {0, 1, 2}) {
+        auto const is_stopped = joinable::shared_buffer<std::int32_t>(1);
+        TcpProcesses processes{3};
+        std::vector<pid_t> all;
+        for (int rank = 0; rank < 3; ++rank) {
+            all.push_back(processes.start([&](TcpCommunicator& comm) {
+                comm.barrier();
+                comm.set_deadline(4s);
+                auto const start = std::chrono::steady_clock::now();
+                if (comm.rank() == victim) {
+                    std::raise(SIGSTOP);
+                } else { // so rank 0 finds all that they say at once, when it goes on
+                    while (std::atomic_ref{is_stopped[0]} == 0) {
+                        std::this_thread::yield();
+                    }
+                }
+                try { // small ones: who is stopped has the reason in the kernel's memory
+                    run_collectives_by_tcp(comm, [] {}, 100);
+                    FAIL_CHECK("no exception");
+                } catch (joinable::TimedOut const& error) {
+                    CHECK(error.missing() == std::vector{victim});
+                    CHECK(std::string{error.what()}.find("rank " + std::to_string(victim)) == 0);
+                }
+                if (comm.rank() != victim) {
+                    CHECK(std::chrono::steady_clock::now() - start < 40s);
+                }
+            }));
+        }
+        wait_for_stop(all[static_cast<std::size_t>(victim)]);
+        std::atomic_ref{is_stopped[0]} = 1;
+        for (int rank = 0; rank < 3; ++rank) {
+            if (rank != victim) {
+                wait_for_end(all[static_cast<std::size_t>(rank)]);
+            }
+        }
+        ::kill(all[static_cast<std::size_t>(victim)], SIGCONT);
+        for (int rank = 0; rank < 3; ++rank) {
+            CAPTURE(victim);
+            CAPTURE(rank);
+            CHECK(processes.wait() == 0);
+        }
+    }
+}
+
+TEST_CASE("a rank that is stopped for less than the deadline goes on") {
+    for (int const victim : {0, 1}) {
+        TcpProcesses processes{2};
+        std::vector<pid_t> all;
+        for (int rank = 0; rank < 2; ++rank) {
+            all.push_back(processes.start([&](TcpCommunicator& comm) {
+                comm.barrier();
+                if (comm.rank() == victim) {
+                    std::raise(SIGSTOP);
+                }
+                run_collectives_by_tcp(comm, [] {});
+            }));
+        }
+        pid_t const stopped = all[static_cast<std::size_t>(victim)];
+        wait_for_stop(stopped);
+        ::kill(stopped, SIGCONT);
+        CHECK(processes.wait() == 0);
+        CHECK(processes.wait() == 0);
+    }
+}
+
+TEST_CASE("signals that interrupt what waits change nothing") {
+    static std::atomic<int> signals{0};
+    TcpProcesses processes{3};
+    for (int rank = 0; rank < 3; ++rank) {
+        processes.start([](TcpCommunicator& comm) {
+            struct sigaction action{};
+            action.sa_handler = [](int) { ++signals; }; // without SA_RESTART
+            sigaction(SIGALRM, &action, nullptr);
+            itimerval const often{{0, 200}, {0, 200}};
+            setitimer(ITIMER_REAL, &often, nullptr);
+            for (int i = 0; i < 50 || signals < 50; ++i) {
+                std::array<std::int64_t, 2> values{1, signals < 50 ? 1 : 0};
+                comm.all_reduce({values.data(), 2, DType::i64}, ReduceOp::sum).wait();
+                if (values[0] != comm.size()) {
+                    FAIL_CHECK("wrong sum");
+                }
+                run_collectives_by_tcp(comm, [] {});
+                if (values[1] == 0 && i >= 49) { // agreed by all
+                    break;
+                }
+            }
+            comm.barrier();
+            itimerval const never{};
+            setitimer(ITIMER_REAL, &never, nullptr);
+        });
+    }
+    for (int rank = 0; rank < 3; ++rank) {
+        CHECK(processes.wait() == 0);
+    }
+}
+
+/// Of this process, as the system counts them.
+std::ptrdiff_t entries(char const* folder) {
+    return std::distance(std::filesystem::directory_iterator{folder}, {});
+}
+
+TEST_CASE("however a group ends, no descriptor and no thread is left") {
+    auto const run = [] {
+        run_tcp_ranks({1, 3}, [](TcpCommunicator& comm) { comm.barrier(); });
+        auto const fails = [](TcpCommunicator& comm) {
+            if (comm.rank() == 1) {
+                throw std::out_of_range{"here"};
+            }
+            comm.barrier();
+        };
+        CHECK_THROWS_AS(run_tcp_threads(3, fails), std::out_of_range);
+        auto alone = tcp_options(0, 2, 10ms);
+        CHECK_THROWS_AS(
+            TcpCommunicator::attach(joinable::TcpListener{"127.0.0.1"}, alone), joinable::TimedOut
+        );
+    };
+    run(); // what the library of C++ opens once is there from here on
+    auto const files = entries("/proc/self/fd");
+    auto const threads = entries("/proc/self/task");
+    for (int i = 0; i < 10; ++i) {
+        run();
+    }
+    CHECK(entries("/proc/self/fd") == files);
+    // Who has waited for a thread's end does so until it runs nothing more; it goes a moment later.
+    auto const end = std::chrono::steady_clock::now() + 30s;
+    wait_until([&] {
+        return entries("/proc/self/task") == threads || std::chrono::steady_clock::now() > end;
+    });
+    CHECK(entries("/proc/self/task") == threads);
+}
+
+TEST_CASE("a rank that breaks the protocol ends the group, and rank 0 lives on") {
+    using joinable::detail::FrameHeader;
+    using joinable::detail::FrameKind;
+    auto const headers = [] {
+        std::vector<FrameHeader> bad(8);
+        bad[0].kind = static_cast<FrameKind>(77);
+        for (std::size_t i = 1; i < bad.size(); ++i) {
+            bad[i].kind = FrameKind::arrival;
+        }
+        bad[1].sequence = 5; // not the next one
+        bad[2].collective = joinable::detail::Collective::all_to_all;
+        bad[3].dtype = static_cast<DType>(12);
+        bad[4].op = static_cast<ReduceOp>(6);
+        bad[5].root = 2;
+        bad[6].collective = joinable::detail::Collective::all_reduce;
+        bad[6].count = ~std::uint64_t{0};
+        bad[7].bytes = 8; // more than it has to give
+        return bad;
+    }();
+    for (FrameHeader const& header : headers) {
+        Watchdog const watchdog{2};
+        joinable::TcpListener listener{"127.0.0.1"};
+        std::uint16_t const port = listener.port();
+        std::jthread const rank_0{[&] {
+            auto comm = TcpCommunicator::attach(std::move(listener), tcp_options(0, 2));
+            CHECK_THROWS_WITH_AS(
+                comm.barrier(),
+                "rank 1 sent what no rank sends: is it this version of joinable?",
+                joinable::CommunicationError
+            );
+        }};
+        joinable::TcpOptions const options = tcp_options(1, 2);
+        auto const socket = joinable::detail::connect_rank(
+            1,
+            {2, options.job, options.secret},
+            "127.0.0.1",
+            port,
+            std::chrono::steady_clock::now() + 30s
+        );
+        CHECK(socket.send(joinable::detail::bytes_of(header)) == sizeof header);
+    }
+}
+
+/// What a rank tells the hub next.
+joinable::detail::FrameHeader next_frame(joinable::detail::Socket const& socket) {
+    joinable::detail::FrameHeader header;
+    auto const end = std::chrono::steady_clock::now() + 60s;
+    REQUIRE(
+        joinable::detail::receive_all(socket, std::as_writable_bytes(std::span{&header, 1}), end)
+    );
+    std::vector<std::byte> body(header.bytes);
+    REQUIRE(joinable::detail::receive_all(socket, body, end));
+    return header;
+}
+
+TEST_CASE("an abort returns when it is settled what all ranks throw") {
+    using joinable::detail::FrameKind;
+    using joinable::detail::Socket;
+    int handles[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) == 0);
+    Watchdog const watchdog{1};
+    Socket hub{handles[0]}; // which has heard of something else before
+    std::atomic<bool> has_returned{false};
+    std::jthread const aborts{[&] {
+        joinable::detail::TcpRank rank{Socket{handles[1]}, 1, 2, 60s};
+        rank.abort({FailureKind::mismatch, {1}, "mine"});
+        has_returned = true;
+        CHECK_THROWS_WITH_AS((void)rank.post({}, {}, {}), "first", joinable::PeerFailed);
+    }};
+    CHECK(next_frame(hub).kind == FrameKind::abort);
+    std::this_thread::sleep_for(20ms); // it would return meanwhile if it did not wait for an answer
+    CHECK_FALSE(has_returned);
+    auto const reason = joinable::detail::packed({FailureKind::peer_failed, {0}, "first"});
+    joinable::detail::FrameHeader end;
+    end.kind = FrameKind::end;
+    end.bytes = reason.size();
+    CHECK(hub.send(joinable::detail::bytes_of(end), reason) == sizeof end + reason.size());
+    CHECK(next_frame(hub).kind == FrameKind::leave);
+    hub.close();
+}
+
+} // namespace

@@ -38,7 +38,7 @@ struct DataParallelOptions {
     /// checked in all others. Finds unused parameters by itself, and sends one map in all.
     bool static_graph = false;
     /// Buffers are sent from the lowest active rank in every round that syncs, and at the start and
-    /// the end with the model. Off: each rank has its own.
+    /// the end with the model. Rounds that accumulate do not send them. Off: each rank has its own.
     bool broadcast_buffers = true;
     GradientKind gradient_kind = GradientKind::mean;
     /// Limits of the first bucket, the second and so on; the last one repeats. Given, they stand in

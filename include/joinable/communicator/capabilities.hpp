@@ -14,9 +14,9 @@
 /// One concept for each optional operation of a communicator that moves data or has memory for it.
 /// Collective unless said otherwise; `comm` is an lvalue of `C`, `in` a ConstBuffer, `out` and `buffer` a Buffer, and
 /// `counts` a std::span<std::size_t const> with the number of elements of each rank, which need not
-/// outlive the call. Parts lie one after another in rank order. Models: ThreadCommunicator has
-/// them all but arenas, SelfCommunicator all but arenas, messages and split, ProcessCommunicator all
-/// but messages and split.
+/// outlive the call. Parts lie one after another in rank order. Models: ProcessCommunicator has all
+/// but RegistersArenas. ThreadCommunicator lacks AllocatesArena, too, because its ranks share the
+/// heap. SelfCommunicator also lacks SendsAndReceives and Splits.
 
 namespace joinable::inline v0 {
 

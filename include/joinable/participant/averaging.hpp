@@ -12,8 +12,9 @@
 
 namespace joinable::inline v0 {
 
-/// Keyword of a guard with a DistributedDataParallel: whether gradients are divided by the number
-/// of all ranks (true, the default) or of the ranks that are still active. Weights win over it.
+/// Keyword of a guard, for each DistributedDataParallel in it: whether gradients are divided by the
+/// number of all ranks (true, the default) or of the ranks that are still active. Where notices carry
+/// weights it has no effect.
 inline constexpr struct divide_by_initial_world_size_t
     : keyword<divide_by_initial_world_size_t, bool> {
     using keyword::operator=;

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: BSL-1.0
+# Parses <joinable/join.hpp> once for all of fail/: in FOLDER it is then found already parsed by COMPILER,
+# which is g++ or clang++. See fail_test.cmake.
+if(COMPILER MATCHES "clang")
+    file(MAKE_DIRECTORY ${FOLDER})
+    set(header ${INCLUDE}/joinable/join.hpp)
+    set(output ${FOLDER}/join.pch)
+else()
+    file(REMOVE_RECURSE ${FOLDER})
+    file(COPY ${INCLUDE}/joinable/join.hpp DESTINATION ${FOLDER}/joinable)
+    set(header ${FOLDER}/joinable/join.hpp)
+    set(output ${header}.gch)
+endif()
+execute_process(
+    COMMAND ${COMPILER} -std=c++20 -I${INCLUDE} -Werror -x c++-header ${header} -o ${output}
+    COMMAND_ERROR_IS_FATAL ANY
+)

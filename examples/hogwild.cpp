@@ -192,23 +192,28 @@ int main(int argc, char** argv) {
     CLI::App app{
         "Trains one sparse logistic regression by ranks that share its weights without locks."
     };
-    app.add_option("--ranks", options.ranks, "number of ranks")
+    app.add_option("--ranks", options.ranks, "How many ranks, 1 to 256. Default: 4.")
         ->check(CLI::Range(1, 256))
-        ->capture_default_str();
+        ->option_text("N");
     std::map<std::string, Ranks> const kinds{
         {"thread", Ranks::thread}, {"process", Ranks::process}
     };
-    app.add_option("--communicator", options.kind, "what ranks are: process (default) or thread")
-        ->transform(CLI::CheckedTransformer(kinds));
-    app.add_option("--samples", options.samples, "to train on")
+    app.add_option(
+           "--communicator", options.kind, "What a rank is, thread or process. Default: process."
+    )
+        ->transform(CLI::CheckedTransformer(kinds))
+        ->option_text("WORD");
+    app.add_option(
+           "--samples", options.samples, "Samples to train on, at least 100. Default: 500000."
+    )
         ->check(CLI::Range(100, 10'000'000))
-        ->capture_default_str();
-    app.add_option("--epochs", options.epochs, "passes over the samples")
+        ->option_text("N");
+    app.add_option("--epochs", options.epochs, "Passes over the samples. Default: 20.")
         ->check(CLI::Range(1, 1000))
-        ->capture_default_str();
-    app.add_option("--rate", options.rate, "learning rate of the first epoch")
+        ->option_text("N");
+    app.add_option("--rate", options.rate, "Learning rate of the first epoch. Default: 0.1.")
         ->check(CLI::PositiveNumber)
-        ->capture_default_str();
+        ->option_text("X");
     CLI11_PARSE(app, argc, argv);
     try {
         std::size_t const held_out_count = options.samples / 10;

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSL-1.0
-# Installs what the tests need, builds and runs them in Release and under sanitizers.
-# --all adds: layers, the single header, reference, formatting, clang 14 and 19, cost of including,
-# thread sanitizer, headers alone, nvcc; what this machine cannot have is skipped and named. Each step
-# says what the one before it took; the last lines are ctest's.
+# Installs what the tests need, builds all in Release and runs every test once.
+# --all adds: layers, links, the single header, reference, formatting, cost of including, headers alone, nvcc,
+# thread sanitizer by clang 19, and the other sanitizers by clang 14, the oldest, over the single header
+# and also over NCCL; what this machine cannot have is skipped and named. Each step says what the one
+# before it took; the last lines are ctest's.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
@@ -23,15 +24,11 @@ step() { # name of the step that begins
     current=$*
 }
 trap 'status=$?; [ $status -eq 0 ] || echo "tests/run.sh: failed in step: $current" >&2' EXIT
-compile_only='^(fail|consumer)/' # what they run, the other presets run too
-asan=asan # or the same suites by clang, in a third of the time, over the single header
-build_and_test() { # preset [ctest arguments]
-    local preset=$1
-    shift
-    step "$preset"
-    cmake --preset "$preset" >/dev/null
-    cmake --build "build/$preset"
-    ctest --test-dir "build/$preset" --output-on-failure --no-tests=error -j 2 "$@"
+build_and_test() { # preset [arguments of cmake]
+    step "$*"
+    cmake --preset "$@" >/dev/null
+    cmake --build "build/$1"
+    ctest --test-dir "build/$1" --output-on-failure --no-tests=error -j 2
 }
 
 step "install"
@@ -41,6 +38,8 @@ if $all; then
     install doxygen
     step "layers and their picture"
     python3 tests/layers.py
+    step "links of the pages"
+    python3 tests/links.py
     step "single header is up to date"
     python3 single_include/amalgamate.py --check
     step "reference"
@@ -51,19 +50,9 @@ if $all; then
     if install_optional clang-format-19 clang-format-19; then
         find include tests examples -name '*.[hc]pp' -print0 | xargs -0 clang-format-19 --dry-run -Werror
     fi
-    step "install clang-14"
-    if install_optional clang++-14 clang-14 libclang-rt-14-dev; then
-        build_and_test clang-14
-    fi
-    step "cost of including, by clang-19"
-    if install_optional clang++-19 clang-19 libclang-rt-19-dev; then
-        python3 tests/budget/check_budget.py
-        build_and_test tsan
-        asan=asan-single-include
-    fi
     step "headers alone, with g++"
     cmake --preset release >/dev/null
-    cmake --build build/release --target all_verify_interface_header_sets
+    cmake --build build/release --target all_verify_interface_header_sets joinable_nccl_headers
     step "headers together, with nvcc" # but range-v3, which does not compile in a .cu file
     if command -v nvcc >/dev/null; then
         mkdir -p build/nvcc
@@ -79,6 +68,17 @@ if $all; then
     else
         echo "skipped: nvcc is not installed"
     fi
+    step "cost of including, by clang-19"
+    oldest=g++
+    if install_optional clang++-19 clang-19 libclang-rt-19-dev; then
+        oldest=clang++-19
+        python3 tests/budget/check_budget.py
+        build_and_test tsan
+    fi
+    step "install clang-14"
+    if install_optional clang++-14 clang-14 libclang-rt-14-dev; then
+        oldest=clang++-14
+    fi
+    build_and_test asan-single-include -DCMAKE_CXX_COMPILER=$oldest
 fi
-build_and_test "$asan" -E "$compile_only"
 build_and_test release

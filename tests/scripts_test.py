@@ -19,7 +19,7 @@ class Copy(unittest.TestCase):
         self.root = pathlib.Path(folder.name)
         for name in ("include", "single_include", "tests", "examples"):
             shutil.copytree(ROOT / name, self.root / name)
-        for name in ("CMakeLists.txt", "README.md"):
+        for name in ("CMakeLists.txt", "README.md", "CHANGELOG.md", "LICENSE"):
             shutil.copy(ROOT / name, self.root)
 
     def run_script(self, *arguments):
@@ -38,6 +38,12 @@ class Copy(unittest.TestCase):
         status, output = self.run_script(*arguments)
         self.assertNotEqual(status, 0, output)
         self.assertIn(saying, output)
+
+    def replace(self, name, old, new):
+        path = self.root / name
+        text = path.read_text(encoding="utf-8")
+        self.assertIn(old, text)
+        path.write_text(text.replace(old, new, 1), encoding="utf-8")
 
     def append(self, name, text):
         with open(self.root / name, "a", encoding="utf-8") as file:
@@ -179,6 +185,53 @@ class Layers(Copy):
         self.passes(self.script)
         self.replace("include/joinable/README.md", "<b>bucket</b>", "<b>buckets</b>")
         self.fails(self.script, saying="run python3 tests/layers.py --write")
+
+
+class Links(Copy):
+    script = "tests/links.py"
+
+    def test_a_link_that_leads_nowhere_fails(self):
+        self.passes(self.script)
+        self.append("include/joinable/README.md", "\n[x](../../README.md), [y](no/such.hpp)\n")
+        self.fails(self.script, saying="README.md: the link no/such.hpp does not exist")
+        self.append("examples/README.md", "\n[x]: ../../outside.md\n")
+        self.fails(self.script, saying="the link ../../outside.md is not in the repository")
+
+    def test_an_anchor_without_its_heading_fails(self):
+        self.append("README.md", "\n## When: a `rank` fails!\n[x](#when-a-rank-fails-1)\n")
+        self.append("examples/README.md", "\n[x](../README.md#when-a-rank-fails)\n")
+        self.passes(self.script)
+        self.append("examples/README.md", "\n[x](../README.md#when-all-is-well)\n")
+        self.fails(self.script, saying="#when-all-is-well has no heading for #when-all-is-well")
+        self.append("README.md", "\n[x](#nowhere), [y](CMakeLists.txt#line)\n")
+        self.fails(self.script, saying="the link #nowhere has no heading for #nowhere")
+        self.fails(self.script, saying="has an anchor, and only .md files have headings")
+
+    def test_code_has_no_links(self):
+        self.append("README.md", "\n```cpp\nlog[x](y); // # no heading\n```\n`[x](y)`\n")
+        self.passes(self.script)
+
+
+class Readme(Copy):
+    script = "tests/readme.py"
+
+    def test_what_the_pages_print_has_to_be_so(self):
+        self.replace("README.md", "// Throws: PeerFailed", "// Throws: Mismatch")
+        self.replace("README.md", "// 11 inputs", "// 12 inputs")
+        self.replace("README.md", "// learned 3.00", "// learned 4.00")
+        self.replace("README.md", "bash tests/run.sh", "bash tests/walk.sh")
+        self.append("README.md", "\n```rust\nfn main() {}\n```\n")
+        status, output = self.run_script(self.script)
+        self.assertEqual(status, 1, output)
+        for text in (
+            "README.md:8: ended with", "says that it prints\n12 inputs", "says that it prints\nlearned 4.00",
+            "there is no tests/walk.sh", "the language is none that is tested", "at most 150",
+        ):
+            self.assertIn(text, output)
+
+    def test_what_does_not_compile_fails_and_names_its_line(self):
+        self.replace("examples/README.md", "ddp.skip();", "ddp.skips();")
+        self.fails(self.script, saying="examples/README.md:")
 
 
 @unittest.skipUnless(shutil.which("doxygen"), "doxygen is not installed")

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <set>
 #include <span>
 #include <stdexcept>
@@ -47,18 +48,25 @@ inline std::string_view view_of(Text const& text) {
 
 class Corpus {
 public:
-    /// Reads files, and folders to their leaves. Left out inside folders: hidden ones, build
-    /// folders and generated files; files that are not text; and a text that was seen before.
+    /// Reads files, and folders to their leaves in the order of names. Left out inside folders:
+    /// hidden ones, build folders and generated files; files that are not text; and a text that was
+    /// seen before.
+    ///
+    /// `limit_bytes` bounds what is read, however much there is; 0 reads everything. Each path gets an
+    /// equal part of it. Of a folder, no file gives more than a 16th of its part, so that the text
+    /// comes from many files and ranks still have different amounts.
     Corpus(std::vector<std::string> const& paths, std::size_t limit_bytes) {
         for (std::string const& path : paths) {
+            Allowance left = Allowance::part_of(limit_bytes, paths.size());
             std::filesystem::file_status const status = std::filesystem::status(path);
             if (!std::filesystem::exists(status)) {
                 throw InputError{path + ": no such file or folder; check the path"};
             }
             if (std::filesystem::is_directory(status)) {
-                add_folder(path);
+                left.bytes_per_file = std::max<std::size_t>(1, left.bytes / 16);
+                add_folder(path, left);
             } else {
-                add_file(path, true);
+                add_file(path, true, left);
             }
         }
         if (files_.empty()) {
@@ -70,9 +78,6 @@ public:
             return a.path < b.path;
         });
         hold_out();
-        if (limit_bytes != 0) {
-            limit(limit_bytes);
-        }
         if (held_out_.empty() || training_bytes() == 0) {
             throw InputError{
                 "too little text in " + paths.front() +
@@ -121,17 +126,32 @@ private:
                folder.filename() == "single_include" || exists(folder / "CMakeCache.txt");
     }
 
-    void add_folder(std::filesystem::path const& folder) {
-        std::error_code error;
-        auto entry = std::filesystem::recursive_directory_iterator{folder, error};
-        for (; !error && entry != std::filesystem::end(entry); entry.increment(error)) {
-            if (entry->is_directory()) {
-                if (is_left_out(entry->path())) {
-                    entry.disable_recursion_pending();
-                }
-            } else if (entry->is_regular_file() && !is_hidden(entry->path())) {
-                add_file(entry->path(), false);
+    /// What may still be read.
+    struct Allowance {
+        std::size_t bytes;
+        std::size_t bytes_per_file;
+        std::size_t files;
+
+        static Allowance part_of(std::size_t limit_bytes, std::size_t paths) {
+            constexpr auto unbounded = std::numeric_limits<std::size_t>::max();
+            if (limit_bytes == 0) {
+                return {unbounded, unbounded, unbounded};
             }
+            std::size_t const bytes = std::max<std::size_t>(1, limit_bytes / paths);
+            return {bytes, bytes, 2000}; // empty and binary files cost time, too
+        }
+        [[nodiscard]] bool is_used_up() const { return bytes == 0 || files == 0; }
+    };
+
+    /// Directories list their entries in no order, so these are sorted: where a limit ends the walk
+    /// is then the same on every machine.
+    static std::vector<std::filesystem::directory_entry>
+    entries_of(std::filesystem::path const& folder) {
+        std::error_code error;
+        std::vector<std::filesystem::directory_entry> entries;
+        auto entry = std::filesystem::directory_iterator{folder, error};
+        for (; !error && entry != std::filesystem::end(entry); entry.increment(error)) {
+            entries.push_back(*entry);
         }
         if (error) {
             throw InputError{
@@ -139,24 +159,43 @@ private:
                 "); check its permissions"
             };
         }
+        std::sort(entries.begin(), entries.end());
+        return entries;
     }
 
-    static Text read(std::filesystem::path const& path) {
+    void add_folder(std::filesystem::path const& folder, Allowance& left) {
+        for (auto const& entry : entries_of(folder)) {
+            if (left.is_used_up()) {
+                return;
+            }
+            if (entry.is_directory()) {
+                if (!entry.is_symlink() && !is_left_out(entry.path())) { // a link may lead back
+                    add_folder(entry.path(), left);
+                }
+            } else if (entry.is_regular_file() && !is_hidden(entry.path())) {
+                add_file(entry.path(), false, left);
+            }
+        }
+    }
+
+    static Text read(std::filesystem::path const& path, std::size_t most) {
         std::ifstream stream{path, std::ios::binary};
         Text text;
         std::vector<char> block(1 << 16);
         do {
-            stream.read(block.data(), static_cast<std::streamsize>(block.size()));
+            std::size_t const wanted = std::min(block.size(), most - text.size());
+            stream.read(block.data(), static_cast<std::streamsize>(wanted));
             text.insert(text.end(), block.begin(), block.begin() + stream.gcount());
-        } while (stream);
-        if (!stream.eof()) { // not opened, or an error on the way
+        } while (stream && text.size() < most);
+        if (!stream && !stream.eof()) { // not opened, or an error on the way
             throw InputError{path.string() + ": cannot be read; check its permissions"};
         }
         return text;
     }
 
-    void add_file(std::filesystem::path const& path, bool is_asked_for) {
-        Text text = read(path);
+    void add_file(std::filesystem::path const& path, bool is_asked_for, Allowance& left) {
+        Text text = read(path, std::min(left.bytes, left.bytes_per_file));
+        --left.files;
         bool const is_text = std::find(text.begin(), text.end(), 0) == text.end();
         if (is_asked_for && (text.empty() || !is_text)) {
             throw InputError{
@@ -165,6 +204,7 @@ private:
             };
         }
         if (!text.empty() && is_text && seen_.insert(hash_of(view_of(text))).second) {
+            left.bytes -= text.size();
             files_.push_back({path.string(), std::move(text)});
         }
     }
@@ -190,15 +230,6 @@ private:
             }
         }
         files_ = std::move(kept);
-    }
-
-    void limit(std::size_t bytes) {
-        for (File& file : files_) {
-            file.text.resize(std::min(file.text.size(), bytes));
-            bytes -= file.text.size();
-        }
-        std::erase_if(files_, [](File const& file) { return file.text.empty(); });
-        held_out_.resize(std::min<std::size_t>(held_out_.size(), 20'000));
     }
 
     std::vector<File> files_;

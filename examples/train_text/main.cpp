@@ -6,12 +6,11 @@
 #include <cstddef>
 #include <cstdio>
 #include <exception>
-#include <map>
-#include <string>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 
+#include "arguments.hpp"
 #include "data.hpp"
 #include "on_cuda.hpp"
 #include "report.hpp"
@@ -86,68 +85,11 @@ int run(Options const& options) {
 
 int main(int argc, char** argv) {
     Options options;
-    CLI::App app{"Trains a language model over bytes on ranks with different amounts of text."};
-    app.add_option("paths", options.paths, "files and folders (default: this repository's text)");
-    std::map<std::string, Mode> const modes{
-        {"join", Mode::join}, {"drop", Mode::drop}, {"even", Mode::even}
-    };
-    app.add_option(
-           "--mode",
-           options.mode,
-           "join: use all data; drop: trim to the shortest rank; even: equal parts"
-    )
-        ->transform(CLI::CheckedTransformer(modes));
-    app.add_flag("--without-join", options.without_join, "show what happens without a guard");
-    std::map<std::string, Kind> const kinds{{"thread", Kind::thread}, {"process", Kind::process}};
-    app.add_option(
-           "--communicator",
-           options.communicator,
-           "what ranks are: thread (default), or process; the same numbers bit for bit"
-    )
-        ->transform(CLI::CheckedTransformer(kinds));
-    std::map<std::string, Where> const devices{{"host", Where::host}, {"cuda", Where::cuda}};
-    app.add_option(
-           "--device",
-           options.device,
-           "what ranks compute on: host (default), or cuda, a GPU each, connected by NCCL"
-    )
-        ->transform(CLI::CheckedTransformer(devices));
-    app.add_option("--ranks", options.ranks, "number of ranks")
-        ->check(CLI::Range(1, 256))
-        ->capture_default_str();
-    app.add_option("--epochs", options.epochs, "passes over the text")
-        ->check(CLI::Range(1, 1000))
-        ->capture_default_str();
-    app.add_option("--batch", options.batch_size, "bytes per batch and rank")
-        ->check(CLI::Range(1, 1 << 20))
-        ->capture_default_str();
-    app.add_option(
-           "--bucket-bytes",
-           options.bucket_bytes,
-           "of gradients that travel together; smaller: the first ones travel earlier"
-    )
-        ->check(CLI::PositiveNumber)
-        ->capture_default_str();
-    app.add_option("--limit-bytes", options.limit_bytes, "train on at most so many bytes; 0: all");
-    app.add_option("--seed", options.seed, "of the parameters and the order of batches")
-        ->capture_default_str();
-    app.add_option("--rate", options.rate, "learning rate at the start")
-        ->check(CLI::PositiveNumber)
-        ->capture_default_str();
-    app.add_option("--momentum", options.momentum, "of the optimizer")
-        ->check(CLI::Range(0.0, 1.0))
-        ->capture_default_str();
-    app.footer(
-        "Exit code: 0 trained; 1 a rank left or failed, or ranks differ; 2 wrong arguments, or "
-        "no text that can be read; 3 no GPU for --device cuda."
-    );
+    CLI::App app;
     try {
-        app.parse(argc, argv);
+        options = parse(app, argc, argv, JOINABLE_SOURCE_DIR);
     } catch (CLI::ParseError const& error) { // --help comes here too, with 0
         return app.exit(error) == 0 ? 0 : wrong_input;
-    }
-    if (options.paths.empty()) {
-        options.paths = {JOINABLE_SOURCE_DIR};
     }
     try {
         return run(options);

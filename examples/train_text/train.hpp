@@ -33,7 +33,7 @@ struct Options {
     int epochs = 3;
     std::size_t batch_size = 64;
     std::size_t bucket_bytes = std::size_t{1} << 20U;
-    std::size_t limit_bytes = 0;
+    std::size_t limit_bytes = 0; ///< of the text that is read; 0: everything
     std::uint64_t seed = 1;
     float rate = 0.15F;
     float momentum = 0.9F;

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+// What the command line says.
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include <CLI/CLI.hpp>
+
+#include "train.hpp"
+
+namespace train_text {
+
+/// Without files this much of the repository's text is read: 4 ranks train on it in some seconds,
+/// whatever the repository grows to.
+inline constexpr std::size_t default_limit_bytes = 200'000;
+
+/// Takes one of these words.
+template <class Choice>
+CLI::Validator one_of(std::map<std::string, Choice> const& choices) {
+    return CLI::Validator{
+        [choices](std::string& word) {
+            if (auto const found = choices.find(word); found != choices.end()) {
+                word = std::to_string(static_cast<std::underlying_type_t<Choice>>(found->second));
+                return std::string{};
+            }
+            std::string names;
+            for (auto const& [name, choice] : choices) {
+                names += (names.empty() ? "" : " or ") + name;
+            }
+            return word + " is not known; give " + names;
+        },
+        "" // nothing beside the option in the help, whose text says what the words mean
+    };
+}
+
+/// One empty line between groups, where CLI11 prints two.
+struct HelpFormatter : CLI::Formatter {
+    std::string
+    make_help(CLI::App const* app, std::string name, CLI::AppFormatMode mode) const override {
+        std::string help = CLI::Formatter::make_help(app, std::move(name), mode);
+        for (std::size_t at = 0; (at = help.find("\n\n\n", at)) != std::string::npos;) {
+            help.erase(at, 1);
+        }
+        return help;
+    }
+};
+
+/// Adds the options to a group of the help, each with a word for its value and a text, which names
+/// the default of a number.
+struct OptionGroup {
+    CLI::App& app;
+    char const* name;
+
+    template <class Value>
+    CLI::Option& add(char const* option, Value& value, char const* word, std::string text) const {
+        CLI::Option& added = *app.add_option(option, value)->group(name)->option_text(word);
+        if constexpr (std::is_arithmetic_v<Value>) {
+            added.capture_default_str();
+            text += " Default: " + added.get_default_str() + ".";
+        }
+        return *added.description(text);
+    }
+};
+
+inline void add_text_options(CLI::App& app, Options& options) {
+    OptionGroup const group{app, "Text"};
+    app.add_option("files", options.paths)
+        ->option_text(" ")
+        ->description("Files and folders to read. Default: a part of this repository's text.");
+    app.add_option("--limit-bytes", options.limit_bytes)
+        ->group("Text")
+        ->option_text("N")
+        ->description(
+            "Read at most N bytes; 0 reads everything. Default: everything of the files\n"
+            "that are given, " +
+            std::to_string(default_limit_bytes) + " bytes of this repository."
+        );
+    std::map<std::string, Mode> const modes{
+        {"join", Mode::join}, {"drop", Mode::drop}, {"even", Mode::even}
+    };
+    group
+        .add(
+            "--mode",
+            options.mode,
+            "WORD",
+            "How ranks get the text. Default: join.\n"
+            "join: whole files in turn, so that ranks have different amounts.\n"
+            "drop: the same, then every rank is cut to the shortest one.\n"
+            "even: equal parts of all the text."
+        )
+        .transform(one_of(modes));
+}
+
+inline void add_rank_options(CLI::App& app, Options& options) {
+    OptionGroup const group{app, "Ranks"};
+    group.add("--ranks", options.ranks, "N", "How many there are, 1 to 256.")
+        .check(CLI::Range(1, 256));
+    std::map<std::string, Kind> const kinds{{"thread", Kind::thread}, {"process", Kind::process}};
+    group
+        .add(
+            "--communicator",
+            options.communicator,
+            "WORD",
+            "What a rank is: a thread or a process. Both give the same numbers, bit for\n"
+            "bit. Default: thread."
+        )
+        .transform(one_of(kinds));
+    std::map<std::string, Where> const devices{{"host", Where::host}, {"cuda", Where::cuda}};
+    group
+        .add(
+            "--device",
+            options.device,
+            "WORD",
+            "What a rank computes on: host, or cuda for a GPU each, connected by NCCL.\n"
+            "Default: host."
+        )
+        .transform(one_of(devices));
+    app.add_flag(
+           "--without-join",
+           options.without_join,
+           "Train without the guard, to see what happens when a rank runs out of text."
+    )
+        ->group("Ranks");
+}
+
+inline void add_training_options(CLI::App& app, Options& options) {
+    OptionGroup const group{app, "Training"};
+    group.add("--epochs", options.epochs, "N", "Passes over the text, 1 to 1000.")
+        .check(CLI::Range(1, 1000));
+    group.add("--batch", options.batch_size, "N", "Bytes that a rank takes in one iteration.")
+        .check(CLI::Range(1, 1 << 20));
+    group.add("--rate", options.rate, "X", "Learning rate at the start.")
+        .check(CLI::PositiveNumber);
+    group.add("--momentum", options.momentum, "X", "Momentum of the optimizer, 0 to 1.")
+        .check(CLI::Range(0.0, 1.0));
+    group.add(
+        "--seed", options.seed, "N", "Decides the first parameters and the order of batches."
+    );
+    group
+        .add(
+            "--bucket-bytes",
+            options.bucket_bytes,
+            "N",
+            "Bytes of gradients that travel together. With fewer the first ones travel\n"
+            "earlier."
+        )
+        .check(CLI::PositiveNumber);
+}
+
+/// Reads the command line. `repository` is the folder to read where no files are given.
+/// @throws CLI::ParseError  it is wrong, or asks for help: `app.exit` prints what there is to say.
+inline Options parse(CLI::App& app, int argc, char** argv, std::string const& repository) {
+    Options options;
+    app.name("train_text");
+    app.description("Trains a small language model on ranks that have different amounts of text.");
+    app.footer(
+        "Exit status: 0 when the model is trained; 1 when a rank left or failed, or ranks hold\n"
+        "different numbers; 2 when arguments are wrong or no text can be read; 3 when there is no\n"
+        "GPU for --device cuda."
+    );
+    auto const formatter = std::make_shared<HelpFormatter>();
+    formatter->column_width(24);
+    formatter->label("OPTIONS", "options");
+    formatter->label("Positionals", "Input");
+    app.formatter(formatter);
+    app.set_help_flag("-h,--help", "Print this text and exit.");
+    add_text_options(app, options);
+    add_rank_options(app, options);
+    add_training_options(app, options);
+    app.parse(argc, argv);
+    if (options.paths.empty()) {
+        options.paths = {repository};
+        if (app.count("--limit-bytes") == 0) {
+            options.limit_bytes = default_limit_bytes;
+        }
+    }
+    return options;
+}
+
+} // namespace train_text

@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: BSL-1.0
+"""Compiles and runs the code in README.md and the guide exactly as it is printed.
+
+  python3 tests/readme.py --compiler g++ --include include --work build/readme
+
+| block                            | what is done with it                                               |
+|----------------------------------|--------------------------------------------------------------------|
+| cpp with a main()                | a program, built by the CMakeLists.txt that the page prints         |
+| cpp that begins with a template  | a declaration, beside the engine of tests/support/readme.hpp        |
+| cpp that calls run_threads() or  | the body of main()                                                  |
+| run_processes()                  |                                                                    |
+| other cpp                        | what one of two ranks does: `comm`, `model` and `batches` are there |
+| cmake                            | the CMakeLists.txt: configured with this tree as joinable           |
+| sh                               | each script that it runs exists                                     |
+
+A block that ends with "// Output:" prints the lines behind it, one with "// Throws: E" ends by that
+exception, and no other one throws. None takes a minute. README.md has its first code before line 25
+and at most 150 lines.
+"""
+import argparse
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGES = ["README.md", "examples/README.md"]
+LIMIT = 60  # seconds, for what ends in a fraction of one
+BODY = """
+static void {name}() {{
+{code}
+}}
+"""
+RANK = """
+static void {name}() {{
+    joinable::run_threads(2, [](joinable::ThreadCommunicator& comm) {{
+        [[maybe_unused]] Model model;
+        [[maybe_unused]] std::vector<Batch> const batches = batches_of(comm.rank());
+{code}
+    }});
+}}
+"""
+CALL = """
+    if (argument == "{name}") {{
+        {name}();
+    }}"""
+CALL_THAT_THROWS = """
+    if (argument == "{name}") {{
+        try {{
+            {name}();
+        }} catch (joinable::{exception} const&) {{
+            return 0;
+        }}
+        return 1;
+    }}"""
+
+
+class Block:
+    """A block of code of a page."""
+
+    def __init__(self, page, line, language, code):
+        self.place = f"{page}:{line}"
+        self.language = language
+        self.code = f'#line {line + 1} "{page}"\n{code}'  # so that compilers name the page
+        self.text = code
+        self.name = f"block_of_line_{line}_of_{re.sub('[^a-z]', '_', page.lower())}"
+        throws = re.search(r"^// Throws: (\w+)$", code, re.M)
+        self.exception = throws and throws.group(1)
+        output = re.search(r"^// Output:\n((?://.*\n)*)", code, re.M)
+        self.output = re.sub(r"(?m)^// ?", "", output.group(1)) if output else None
+
+    def is_cpp(self):
+        return self.language == "cpp"
+
+    def is_program(self):
+        return self.is_cpp() and "int main(" in self.code
+
+    def is_declaration(self):
+        return self.is_cpp() and self.text.startswith("template")
+
+    def is_fragment(self):
+        return self.is_cpp() and not self.is_program() and not self.is_declaration()
+
+    def wrapped(self):
+        starts_ranks = re.search(r"joinable::run_(threads|processes)\(", self.code)
+        return (BODY if starts_ranks else RANK).format(name=self.name, code=self.code)
+
+    def call(self):
+        form = CALL_THAT_THROWS if self.exception else CALL
+        return form.format(name=self.name, exception=self.exception)
+
+
+def blocks_of(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for match in re.finditer(r"(?ms)^```(\w*)\n(.*?)^```$", text):
+        line = text.count("\n", 0, match.start()) + 1
+        yield Block(page, line, match.group(1), match.group(2))
+
+
+def run(*command):
+    """Exit status and everything printed; a status of None where it does not end."""
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT, check=False
+        )
+        return done.returncode, done.stdout
+    except subprocess.TimeoutExpired:
+        return None, f"did not end within {LIMIT} seconds"
+
+
+def build(*command):
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))} failed:\n{done.stdout}")
+
+
+def check(block, *command):
+    """What is wrong with what a block does when it runs."""
+    status, printed = run(*command)
+    if status == 1 and block.exception:
+        return [f"{block.place}: does not throw {block.exception}"]
+    if status != 0:
+        return [f"{block.place}: ended with {status}: {printed}"]
+    if block.output is not None and printed != block.output:
+        return [f"{block.place}: says that it prints\n{block.output}but prints\n{printed}"]
+    return []
+
+
+def check_fragments(blocks, options, work):
+    fragments = [block for block in blocks if block.is_fragment()]
+    parts = ["#include <string_view>\n#include <support/readme.hpp>\n"]
+    parts += [block.code for block in blocks if block.is_declaration()]
+    parts += [block.wrapped() for block in fragments]
+    parts.append("\nint main(int, char** arguments) {\n    std::string_view const argument{arguments[1]};")
+    parts += [block.call() for block in fragments]
+    parts.append("\n}\n")
+    (work / "fragments.cpp").write_text("".join(parts), encoding="utf-8")
+    build(
+        options.compiler, "-std=c++20", "-Wall", "-Wextra", "-Werror", f"-I{options.include}",
+        f"-I{ROOT / 'tests'}", "-pthread", work / "fragments.cpp", "-o", work / "fragments",
+    )
+    return [e for block in fragments for e in check(block, work / "fragments", block.name)]
+
+
+def check_program(page, blocks, options, work):
+    """The program of a page, as somebody builds it who copies both blocks into an empty folder."""
+    programs = [block for block in blocks if block.is_program()]
+    projects = [block for block in blocks if block.language == "cmake"]
+    if not programs and not projects:
+        return []
+    if len(programs) != 1 or len(projects) != 1:
+        return [f"{page}: expected one program and one CMakeLists.txt"]
+    folder = work / "program"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / "train.cpp").write_text(programs[0].code, encoding="utf-8")
+    (folder / "CMakeLists.txt").write_text(projects[0].text, encoding="utf-8")
+    build(
+        "cmake", "-S", folder, "-B", folder / "build", f"-DCMAKE_CXX_COMPILER={options.compiler}",
+        "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror", f"-DFETCHCONTENT_SOURCE_DIR_JOINABLE={ROOT}",
+    )
+    build("cmake", "--build", folder / "build")
+    return check(programs[0], folder / "build/train")
+
+
+def check_scripts(blocks):
+    return [
+        f"{block.place}: there is no {script}"
+        for block in blocks if block.language == "sh"
+        for script in re.findall(r"(?m)^(?:bash|sh|python3) (\S+)", block.text)
+        if not (ROOT / script).is_file()
+    ]
+
+
+def check_shape(blocks):
+    """What README.md promises to who opens it."""
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").count("\n")
+    first = min(int(block.place.split(":")[1]) for block in blocks if block.is_cpp())
+    errors = []
+    if lines > 150:
+        errors.append(f"README.md: has {lines} lines, and at most 150 are read")
+    if first >= 25:
+        errors.append(f"README.md: its first code is in line {first}, and should be before line 25")
+    return errors
+
+
+parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+parser.add_argument("--compiler", default="g++")
+parser.add_argument("--include", type=pathlib.Path, default=ROOT / "include")
+parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/readme")
+options = parser.parse_args()
+options.work.mkdir(parents=True, exist_ok=True)
+pages = {page: list(blocks_of(page)) for page in PAGES}
+every = [block for blocks in pages.values() for block in blocks]
+
+errors = check_shape(pages["README.md"]) + check_scripts(every)
+errors += [f"{b.place}: the language is none that is tested" for b in every if b.language not in ("cpp", "cmake", "sh")]
+errors += check_fragments(every, options, options.work)
+for page, blocks in pages.items():
+    errors += check_program(page, blocks, options, options.work)
+for error in errors:
+    print(error, file=sys.stderr)
+print(f"{len(every)} blocks of code in {len(pages)} pages: " + (f"{len(errors)} errors" if errors else "all do what they say"))
+sys.exit(bool(errors))

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+// What the fragments of code in README.md and the guide are written beside: an engine of the reader's, with the parts
+// that the text takes for granted.
+
+#include <joinable/join.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <new>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+/// Copies share their numbers.
+class Tensor {
+public:
+    explicit Tensor(std::vector<std::size_t> shape, bool is_double = false)
+        : shape_{std::move(shape)}, is_double_{is_double} {
+        std::size_t bytes = is_double ? sizeof(double) : sizeof(float);
+        for (std::size_t const extent : shape_) {
+            bytes *= extent;
+        }
+        std::shared_ptr<std::byte[]> const owned{new std::byte[bytes]{}};
+        data_ = {owned, owned.get()};
+    }
+    static Tensor over(void* memory, std::vector<std::size_t> shape, bool is_double) {
+        Tensor tensor{{0}, is_double};
+        tensor.data_ = {std::shared_ptr<void>{}, memory};
+        tensor.shape_ = std::move(shape);
+        return tensor;
+    }
+    [[nodiscard]] bool is_double() const { return is_double_; }
+    [[nodiscard]] void* data() const { return data_.get(); }
+    [[nodiscard]] std::vector<std::size_t> const& shape() const { return shape_; }
+
+private:
+    std::vector<std::size_t> shape_;
+    std::shared_ptr<void> data_;
+    bool is_double_;
+};
+
+struct Weight {
+    std::string name;
+    Tensor numbers;
+    std::optional<Tensor> gradient;
+    bool is_frozen = false;
+};
+
+struct Batch {
+    std::vector<float> samples;
+    [[nodiscard]] std::size_t size() const { return samples.size(); }
+};
+
+/// Ranks have different numbers of batches, and these different sizes.
+inline std::vector<Batch> batches_of(int rank) {
+    std::vector<Batch> batches;
+    for (int i = 0; i < 3 + rank; ++i) {
+        batches.push_back({std::vector<float>(static_cast<std::size_t>(1 + i), 0.5F)});
+    }
+    return batches;
+}
+
+/// One number that approaches 1.
+class Model {
+public:
+    struct Number {
+        std::vector<float> value{0};
+        std::vector<float> grad{0};
+    };
+
+    [[nodiscard]] std::vector<Number>& parameters() { return numbers_; }
+    void zero_gradients() { numbers_[0].grad[0] = 0; }
+    void forward(Batch const&) const {}
+    template <class Ready>
+    void backward(Ready const& ready) {
+        numbers_[0].grad[0] += numbers_[0].value[0] - 1;
+        ready(0);
+    }
+    void descend() { numbers_[0].value[0] -= 0.5F * numbers_[0].grad[0]; }
+    [[nodiscard]] bool is_good_enough() const { return numbers_[0].value[0] > 0.7F; }
+
+private:
+    std::vector<Number> numbers_{1};
+};
+
+inline void train(joinable::ThreadCommunicator& comm) {
+    comm.barrier();
+}

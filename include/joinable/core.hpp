@@ -42,6 +42,7 @@
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/broadcast_coalesced.hpp>
 #include <joinable/bucket/timeline.hpp>
+#include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/join/options.hpp>
 #include <joinable/join/round.hpp>
@@ -52,6 +53,7 @@
 #include <joinable/join/guard.hpp>
 #include <joinable/join/explain.hpp>
 #include <joinable/participant/action.hpp>
+#include <joinable/participant/options.hpp>
 #include <joinable/participant/data_parallel.hpp>
 #include <joinable/participant/step.hpp>
 // clang-format on

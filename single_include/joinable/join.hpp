@@ -3333,9 +3333,9 @@ private:
 /// One concept for each optional operation of a communicator that moves data or has memory for it.
 /// Collective unless said otherwise; `comm` is an lvalue of `C`, `in` a ConstBuffer, `out` and `buffer` a Buffer, and
 /// `counts` a std::span<std::size_t const> with the number of elements of each rank, which need not
-/// outlive the call. Parts lie one after another in rank order. Models: ThreadCommunicator has
-/// them all but arenas, SelfCommunicator all but arenas, messages and split, ProcessCommunicator all
-/// but messages and split.
+/// outlive the call. Parts lie one after another in rank order. Models: ProcessCommunicator has all
+/// but RegistersArenas. ThreadCommunicator lacks AllocatesArena, too, because its ranks share the
+/// heap. SelfCommunicator also lacks SendsAndReceives and Splits.
 
 namespace joinable::inline v0 {
 
@@ -4556,20 +4556,8 @@ template <class Tensors>
 
 namespace joinable::inline v0 {
 
-/// What a rank's gradient is, where notices carry weights: g is the gradient, w the weight, both of
-/// all its samples since the last round that synced.
-enum class GradientKind : std::uint8_t {
-    mean, ///< the mean over the rank's own samples: the average is sum(w * g) / sum(w)
-    sum,  ///< their sum: the average is sum(g) / sum(w)
-};
-
-/// When buffers are sent in a round that syncs. Both wait for the round's roll call: before the
-/// forward pass the wait is in the way, after it the pass has hidden it.
-enum class BufferSync : std::uint8_t { after_forward, before_forward };
-
-/// How gradients are cut into buckets and averaged, and what keeps the rest of a model the same.
-/// The same on every rank.
-struct DataParallelOptions {
+/// How gradients are cut into buckets. The same on every rank.
+struct BucketOptions {
     std::size_t bucket_cap_bytes = std::size_t{25} << 20U; ///< a bucket closes when it reaches this
     /// The limit of the bucket that is launched first, at most bucket_cap_bytes: small, so that
     /// communication starts early.
@@ -4584,10 +4572,6 @@ struct DataParallelOptions {
     /// Every iteration uses the same parameters, equally often: recorded in a rank's first one,
     /// checked in all others. Finds unused parameters by itself, and sends one map in all.
     bool static_graph = false;
-    /// Buffers are sent from the lowest active rank in every round that syncs, and at the start and
-    /// the end with the model. Off: each rank has its own.
-    bool broadcast_buffers = true;
-    GradientKind gradient_kind = GradientKind::mean;
     /// Limits of the first bucket, the second and so on; the last one repeats. Given, they stand in
     /// for the two limits above.
     std::vector<std::size_t> bucket_caps_bytes = {};
@@ -4595,22 +4579,17 @@ struct DataParallelOptions {
     /// after the first iteration it is cut by that order. Off: cut at once, from the last parameter
     /// to the first. Without effect where find_unused is on and static_graph is not.
     bool rebuild_buckets = true;
-    BufferSync buffer_sync = BufferSync::after_forward;
-    /// Take rank 0's values at construction; off: they are the same on all ranks already.
-    bool sync_at_start = true;
-    /// When a guard ends, take the values of the last rank that trained.
-    bool sync_at_end = true;
 };
 
 namespace detail {
 
 /// Whether buckets are cut when the order of gradients is known.
-[[nodiscard]] inline bool rebuilds(DataParallelOptions const& options) noexcept {
+[[nodiscard]] inline bool rebuilds(BucketOptions const& options) noexcept {
     return options.rebuild_buckets && (options.static_graph || !options.find_unused);
 }
 
 /// The limits of all buckets, one after another.
-[[nodiscard]] inline std::vector<std::size_t> bucket_limits(DataParallelOptions const& options) {
+[[nodiscard]] inline std::vector<std::size_t> bucket_limits(BucketOptions const& options) {
     if (!options.bucket_caps_bytes.empty()) {
         return options.bucket_caps_bytes;
     }
@@ -4838,7 +4817,7 @@ private:
 /// The buckets of a model whose gradients become ready from the last trainable parameter to the
 /// first: to look at, or to plan with. Local. Throws what BucketLayout throws.
 [[nodiscard]] inline BucketLayout
-make_bucket_layout(ParameterList const& parameters, DataParallelOptions const& options) {
+make_bucket_layout(ParameterList const& parameters, BucketOptions const& options) {
     return {parameters, detail::expected_ready_order(parameters), detail::bucket_limits(options)};
 }
 
@@ -5005,6 +4984,123 @@ struct NoTimeline {
 
 } // namespace joinable::inline v0
 
+// ---- joinable/bucket/all_reduce.hpp
+
+namespace joinable::inline v0 {
+
+/// What one collective of a reducer moves: a bucket, or a run of its parameters where some of them
+/// are not used. Ranks have the same runs.
+struct BucketRun {
+    std::size_t bucket; ///< its index
+    Buffer buffer;      ///< in the bucket's memory, until the reducer is gone
+};
+
+namespace detail {
+
+template <class R>
+concept names_reduction = requires {
+    { R::name } -> std::convertible_to<std::string_view>;
+};
+template <class R>
+concept says_whether_it_delivers = requires {
+    { R::delivers } -> std::convertible_to<bool>;
+};
+template <class R, class Comm>
+concept says_whether_it_scales = requires(R const& reduction, Comm& comm) {
+    { reduction.scales(comm) } -> std::convertible_to<bool>;
+};
+template <class R, class Comm>
+concept starts_runs = requires(R& reduction, Comm& comm, BucketRun const& run, double factor) {
+    { reduction.start(comm, run, factor, true) } -> Work;
+};
+template <class R, class Comm>
+concept finishes_runs =
+    requires(R& reduction, Comm& comm, BucketRun const& run) { reduction.finish(comm, run); };
+
+} // namespace detail
+
+/// How a bucket travels: what a Reducer does with a bucket that is full. Ranks use the same one.
+///
+/// `reduction` is an lvalue of `R`, `comm` of `Comm`, `run` a BucketRun.
+/// | expression                      | result      | meaning                                        |
+/// |---------------------------------|-------------|------------------------------------------------|
+/// | `R::name`                       | string view | for error texts; ranks compare it              |
+/// | `R::delivers`                   | bool        | whether run.buffer holds the averages after    |
+/// |                                 |             | finish(): then the reducer writes them into    |
+/// |                                 |             | the gradients of all ranks. Else the reduction |
+/// |                                 |             | put them where they belong, such as to owners  |
+/// | `reduction.scales(comm)`        | bool        | whether start() multiplies by the factor; else |
+/// |                                 |             | gradients are multiplied as they are packed    |
+/// | `reduction.start(comm, run,     | Work        | collective, does not block: sends the run.     |
+/// | factor, contributes)`           |             | `factor` is 1 unless it scales and this rank   |
+/// |                                 |             | contributes; else the run holds zeros          |
+/// | `reduction.finish(comm, run)`   |             | after the work was waited for, in the order of |
+/// |                                 |             | start(); may release what the run needed       |
+///
+/// Not checkable, still required: start() sends the same collectives on every rank, whether it
+/// contributes or not. The reducer owns the reduction. Models: AllReduce.
+template <class R, class Comm>
+concept BucketReduction =
+    std::move_constructible<R> && Communicator<Comm> && detail::names_reduction<R> &&
+    detail::says_whether_it_delivers<R> && detail::says_whether_it_scales<R, Comm> &&
+    detail::starts_runs<R, Comm> && detail::finishes_runs<R, Comm>;
+
+/// Says in one sentence what a class lacks to be a BucketReduction.
+template <class R, class Comm>
+consteval bool models_bucket_reduction() {
+    static_assert(
+        detail::names_reduction<R>,
+        "BucketReduction: expected a member 'static constexpr std::string_view name'"
+    );
+    static_assert(
+        detail::says_whether_it_delivers<R>,
+        "BucketReduction: expected a member 'static constexpr bool delivers'"
+    );
+    static_assert(
+        detail::says_whether_it_scales<R, Comm>,
+        "BucketReduction: expected a member 'bool scales(Comm&) const'"
+    );
+    static_assert(
+        detail::starts_runs<R, Comm>,
+        "BucketReduction: expected a member 'Work start(Comm&, BucketRun const&, double factor, "
+        "bool "
+        "contributes)'"
+    );
+    static_assert(
+        detail::finishes_runs<R, Comm>,
+        "BucketReduction: expected a member 'void finish(Comm&, BucketRun const&)'"
+    );
+    return BucketReduction<R, Comm>;
+}
+
+/// Sums each bucket over all ranks, in place: every rank gets every average.
+struct AllReduce {
+    static constexpr std::string_view name = "AllReduce";
+    static constexpr bool delivers = true;
+
+    /// Where the sum scales, gradients that live in their buckets are not touched before. Devices
+    /// that can scale are more exact: transports round factors to the buffer's dtype.
+    template <Communicator Comm>
+    [[nodiscard]] static bool scales(Comm& comm) noexcept {
+        return ScalesSums<Comm> &&
+               (detail::reduces_host_memory<Comm> || !detail::device_of(comm).can_scale());
+    }
+    template <Communicator Comm>
+    [[nodiscard]] static work_of<Comm>
+    start(Comm& comm, BucketRun const& run, [[maybe_unused]] double factor, bool /*contributes*/) {
+        if constexpr (ScalesSums<Comm>) {
+            if (scales(comm)) { // also without a contribution: all ranks run the same collective
+                return comm.all_reduce(run.buffer, ReduceOp::sum, factor);
+            }
+        }
+        return comm.all_reduce(run.buffer, ReduceOp::sum);
+    }
+    template <Communicator Comm>
+    static void finish(Comm&, BucketRun const&) noexcept {}
+};
+
+} // namespace joinable::inline v0
+
 // ---- joinable/agreement/host_collectives.hpp
 
 namespace joinable::inline v0::detail {
@@ -5048,7 +5144,7 @@ public:
     /// @throws ContractViolation  see Reducer's constructor. Nothing was changed.
     Gradients(
         ParameterList parameters,
-        DataParallelOptions const& options,
+        BucketOptions const& options,
         int rank,
         BufferMemory const& memory = {}
     )
@@ -5316,7 +5412,7 @@ namespace joinable::inline v0::detail {
 /// full; packs gradients when their time has come, and says what was done wrong. Local.
 class Iteration {
 public:
-    Iteration(Gradients& gradients, DataParallelOptions const& options)
+    Iteration(Gradients& gradients, BucketOptions const& options)
         : gradients_{gradients}, states_(gradients.parameters().size()),
           finds_unused_{options.find_unused && !options.static_graph},
           records_order_{rebuilds(options)} {
@@ -5637,23 +5733,32 @@ namespace joinable::inline v0 {
 /// |----------------------------|-----------------------------------------------------------------|
 /// | sum of the map of used     | find_unused: every iteration; static_graph: the first one       |
 /// | parameters                 |                                                                 |
-/// | sums of buckets            | in index order, each when it is full: never in ready order. With|
+/// | buckets, by the reduction  | in index order, each when it is full: never in ready order. With|
 /// |                            | a map, of each run of parameters that some rank uses            |
 /// | broadcast of the ready     | once, after the first iteration: the buckets are cut anew       |
-/// | order                      | (DataParallelOptions::rebuild_buckets)                          |
+/// | order                      | (BucketOptions::rebuild_buckets)                                |
 ///
-/// Nothing is allocated after the buckets are final. `Times` is told of each collective of a bucket.
-template <Communicator Comm, Timeline Times = NoTimeline>
+/// `Reduction` says how a bucket travels, see BucketReduction. Nothing is allocated after the buckets
+/// are final. `Times` is told of each collective of a bucket.
+template <Communicator Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class Reducer {
+    static_assert(models_bucket_reduction<Reduction, Comm>());
+
 public:
     /// Local. Buckets are in arenas of make_arena(). `comm` must outlive the reducer; so must what
     /// the parameters refer to.
     /// @throws ContractViolation  no parameter requires a gradient, or one of integers does; a
     ///         gradient does not fit its value; gradients as bucket views without set_grad; nobody
-    ///         can scale gradients of a device: neither Device::can_scale() nor ScalesSums. Nothing
+    ///         can scale gradients of a device: neither Device::can_scale() nor the reduction. Nothing
     ///         was changed.
-    Reducer(Comm& comm, ParameterList parameters, DataParallelOptions const& options = {})
-        : comm_{comm}, host_{comm}, sum_scales_{sum_scales(comm)},
+    Reducer(
+        Comm& comm,
+        ParameterList parameters,
+        BucketOptions const& options = {},
+        Reduction reduction = {}
+    )
+        : comm_{comm}, host_{comm}, reduction_{std::move(reduction)},
+          reduction_scales_{scales(comm, reduction_)},
           gradients_{
               std::move(parameters), options, static_cast<int>(comm.rank()), BufferMemory{comm}
           },
@@ -5683,6 +5788,7 @@ public:
         return gradients_.buckets();
     }
 
+    [[nodiscard]] Reduction& reduction() noexcept { return reduction_; }
     [[nodiscard]] Times& timeline() noexcept { return timeline_; }
     /// An iteration has failed: nothing of it is shown as under way any more. Local.
     void end_ranges() noexcept {
@@ -5755,6 +5861,7 @@ public:
         }
         gradients_.device().submit(); // what was packed, before zeros take its place
         iteration_.contribute_nothing();
+        contributes_ = false;
         advance();
     }
 
@@ -5800,14 +5907,18 @@ public:
 
 private:
     using Range = decltype(std::declval<Times&>().bucket(0, 0));
+    using BucketWork = std::remove_cvref_t<decltype(std::declval<Reduction&>().start(
+        std::declval<Comm&>(), std::declval<BucketRun const&>(), 1.0, true
+    ))>;
 
     // The script of an iteration, the same for ranks with and without gradients.
 
     void begin(double factor, int order_source, bool has_pass) {
-        bool const sum_scales = sum_scales_ && factor != 0.0; // else zeros are packed
-        end_ranges();                                         // of one that failed
-        iteration_.begin(sum_scales ? 1.0 : factor, has_pass);
-        factor_ = sum_scales ? factor : 1.0;
+        contributes_ = factor != 0.0; // else zeros are packed
+        bool const scales_later = reduction_scales_ && contributes_;
+        end_ranges(); // of one that failed
+        iteration_.begin(scales_later ? 1.0 : factor, has_pass);
+        factor_ = scales_later ? factor : 1.0;
         order_source_ = order_source;
         next_bucket_ = 0;
         launched_ = 0;
@@ -5843,48 +5954,50 @@ private:
     void launch_bucket(std::size_t index) {
         Bucket const& bucket = buckets()[index];
         for_each_run(bucket, [&](std::size_t first, std::size_t last) {
-            Buffer run{bucket.views[first].data(), 0, bucket.buffer.dtype};
             for (std::size_t k = first; k < last; ++k) {
-                run.count += bucket.views[k].numel();
                 if (iteration_.is_unused(bucket.parameters[k])) {
                     gradients_.zero(bucket.parameters[k]);
                 }
             }
             gradients_.device().submit();
-            static_cast<void>(ranges_[launched_].emplace(timeline_.bucket(index, run.bytes())));
-            static_cast<void>(works_[launched_++].emplace(sum(run)));
+            BucketRun const run = run_of(index, first, last);
+            static_cast<void>(ranges_[launched_].emplace(timeline_.bucket(index, run.buffer.bytes())
+            ));
+            static_cast<void>(
+                works_[launched_++].emplace(reduction_.start(comm_, run, factor_, contributes_))
+            );
         });
     }
+    [[nodiscard]] BucketRun run_of(std::size_t index, std::size_t first, std::size_t last) const {
+        Bucket const& bucket = buckets()[index];
+        BucketRun run{index, {bucket.views[first].data(), 0, bucket.buffer.dtype}};
+        for (std::size_t k = first; k < last; ++k) {
+            run.buffer.count += bucket.views[k].numel();
+        }
+        return run;
+    }
 
-    /// Where the sum scales, gradients that live in their buckets are not touched before. Devices
-    /// that can scale are more exact: transports round factors to the buffer's dtype.
-    [[nodiscard]] static bool sum_scales(Comm& comm) {
-        bool const can_scale = detail::device_of(comm).can_scale();
-        if (!can_scale && !ScalesSums<Comm>) {
+    [[nodiscard]] static bool scales(Comm& comm, Reduction const& reduction) {
+        bool const can = reduction.scales(comm);
+        if (!can && !detail::device_of(comm).can_scale()) {
             throw ContractViolation{
                 "gradients of a device are to be scaled, but its kernels are missing and the "
                 "communicator cannot scale what it sums; give the device its kernels, see Device"
             };
         }
-        return ScalesSums<Comm> && (detail::reduces_host_memory<Comm> || !can_scale);
-    }
-    work_of<Comm> sum(Buffer run) {
-        if constexpr (ScalesSums<Comm>) {
-            if (sum_scales_) {
-                return comm_.all_reduce(run, ReduceOp::sum, factor_);
-            }
-        }
-        return comm_.all_reduce(run, ReduceOp::sum);
+        return can;
     }
 
     void deliver() {
         std::size_t work = 0;
-        for (Bucket const& bucket : buckets()) {
+        for (std::size_t index = 0; index < buckets().size(); ++index) {
+            Bucket const& bucket = buckets()[index];
             for_each_run(bucket, [&](std::size_t first, std::size_t last) {
                 works_[work]->wait();
                 ranges_[work].reset();
                 works_[work++].reset();
-                for (std::size_t k = first; k < last; ++k) {
+                reduction_.finish(comm_, run_of(index, first, last));
+                for (std::size_t k = first; Reduction::delivers && k < last; ++k) {
                     gradients_.deliver(bucket.parameters[k]);
                 }
             });
@@ -5931,14 +6044,16 @@ private:
     void fit_to_buckets() {
         // With a map each parameter may be a run of its own, between two that nobody uses.
         std::size_t const runs = iteration_.used() ? gradients_.trained().size() : buckets().size();
-        works_ = std::vector<std::optional<work_of<Comm>>>(runs);
+        works_ = std::vector<std::optional<BucketWork>>(runs);
         ranges_ = std::vector<std::optional<Range>>(runs);
     }
 
     Comm& comm_;
     detail::HostCollectives<Comm> host_;
-    bool sum_scales_;
+    Reduction reduction_;
+    bool reduction_scales_;
     double factor_ = 1; ///< by which it does
+    bool contributes_ = false;
     detail::Gradients gradients_;
     detail::Iteration iteration_;
     int order_source_ = 0;
@@ -5951,8 +6066,15 @@ private:
     std::vector<std::optional<Range>> ranges_; ///< of the works
     // Destroyed first: they use the memory of what is above.
     std::optional<typename detail::HostCollectives<Comm>::Work> map_work_;
-    std::vector<std::optional<work_of<Comm>>> works_;
+    std::vector<std::optional<BucketWork>> works_;
 };
+
+template <class Comm>
+Reducer(Comm&, ParameterList) -> Reducer<Comm>;
+template <class Comm>
+Reducer(Comm&, ParameterList, BucketOptions) -> Reducer<Comm>;
+template <class Comm, class Reduction>
+Reducer(Comm&, ParameterList, BucketOptions, Reduction) -> Reducer<Comm, Reduction>;
 
 } // namespace joinable::inline v0
 
@@ -9133,6 +9255,72 @@ Action(Comm&, Act, Shadow) -> Action<Act, Shadow, Comm>;
 
 } // namespace joinable::inline v0
 
+// ---- joinable/participant/options.hpp
+
+namespace joinable::inline v0 {
+
+/// What a rank's gradient is, where notices carry weights: g is the gradient, w the weight, both of
+/// all its samples since the last round that synced.
+enum class GradientKind : std::uint8_t {
+    mean, ///< the mean over the rank's own samples: the average is sum(w * g) / sum(w)
+    sum,  ///< their sum: the average is sum(g) / sum(w)
+};
+
+/// When buffers are sent in a round that syncs. Both wait for the round's roll call: before the
+/// forward pass the wait is in the way, after it the pass has hidden it.
+enum class BufferSync : std::uint8_t { after_forward, before_forward };
+
+/// How gradients are cut into buckets (see BucketOptions) and averaged, and what keeps the rest of a
+/// model the same.
+/// The same on every rank.
+struct DataParallelOptions {
+    std::size_t bucket_cap_bytes = std::size_t{25} << 20U; ///< a bucket closes when it reaches this
+    /// The limit of the bucket that is launched first, at most bucket_cap_bytes: small, so that
+    /// communication starts early.
+    std::size_t first_bucket_bytes = std::size_t{1} << 20U;
+    /// Gradients live in the buckets and are never copied; needs parameter_traits::set_grad for
+    /// every parameter. They are valid as long as the reducer.
+    bool gradient_as_bucket_view = false;
+    /// Parameters may go without a gradient in an iteration: the engine says which before backward,
+    /// and ranks exchange one small map per iteration. What no rank uses is neither sent nor
+    /// touched; what another rank uses gets the average.
+    bool find_unused = false;
+    /// Every iteration uses the same parameters, equally often: recorded in a rank's first one,
+    /// checked in all others. Finds unused parameters by itself, and sends one map in all.
+    bool static_graph = false;
+    /// Buffers are sent from the lowest active rank in every round that syncs, and at the start and
+    /// the end with the model. Rounds that accumulate do not send them. Off: each rank has its own.
+    bool broadcast_buffers = true;
+    GradientKind gradient_kind = GradientKind::mean;
+    /// Limits of the first bucket, the second and so on; the last one repeats. Given, they stand in
+    /// for the two limits above.
+    std::vector<std::size_t> bucket_caps_bytes = {};
+    /// Until the order in which gradients become ready is known there is one bucket per dtype;
+    /// after the first iteration it is cut by that order. Off: cut at once, from the last parameter
+    /// to the first. Without effect where find_unused is on and static_graph is not.
+    bool rebuild_buckets = true;
+    BufferSync buffer_sync = BufferSync::after_forward;
+    /// Take rank 0's values at construction; off: they are the same on all ranks already.
+    bool sync_at_start = true;
+    /// When a guard ends, take the values of the last rank that trained.
+    bool sync_at_end = true;
+};
+
+/// What the buckets of a model need to know of its options.
+[[nodiscard]] inline BucketOptions bucket_options(DataParallelOptions const& options) {
+    return {
+        .bucket_cap_bytes = options.bucket_cap_bytes,
+        .first_bucket_bytes = options.first_bucket_bytes,
+        .gradient_as_bucket_view = options.gradient_as_bucket_view,
+        .find_unused = options.find_unused,
+        .static_graph = options.static_graph,
+        .bucket_caps_bytes = options.bucket_caps_bytes,
+        .rebuild_buckets = options.rebuild_buckets,
+    };
+}
+
+} // namespace joinable::inline v0
+
 // ---- joinable/detail/scoped_flag.hpp
 
 namespace joinable::inline v0::detail {
@@ -9157,8 +9345,9 @@ private:
 
 namespace joinable::inline v0 {
 
-/// Keyword of a guard with a DistributedDataParallel: whether gradients are divided by the number
-/// of all ranks (true, the default) or of the ranks that are still active. Weights win over it.
+/// Keyword of a guard, for each DistributedDataParallel in it: whether gradients are divided by the
+/// number of all ranks (true, the default) or of the ranks that are still active. Where notices carry
+/// weights it has no effect.
 inline constexpr struct divide_by_initial_world_size_t
     : keyword<divide_by_initial_world_size_t, bool> {
     using keyword::operator=;
@@ -9510,9 +9699,10 @@ namespace joinable::inline v0 {
 
 namespace detail {
 
-template <class T>
+template <class T, class Comm, class Reduction>
 concept describes_model =
-    std::convertible_to<T, BufferList> || std::convertible_to<T, DataParallelOptions>;
+    std::convertible_to<T, BufferList> || std::convertible_to<T, DataParallelOptions> ||
+    (std::convertible_to<T, Reduction> && BucketReduction<Reduction, Comm>);
 
 } // namespace detail
 
@@ -9527,9 +9717,9 @@ concept describes_model =
 ///
 /// An engine with hooks of its own calls the verbs: prepare_for_forward, prepare_for_backward,
 /// mark_ready, finalize_backward. The average is over the initial world, over the active ranks
-/// (divide_by_initial_world_size = false), or by weight where notices carry one. `Times` is told when
-/// rounds and buckets begin and end.
-template <Communicator Comm, Timeline Times = NoTimeline>
+/// (divide_by_initial_world_size = false), or by weight where notices carry one. `Reduction` says how
+/// a bucket travels, see BucketReduction. `Times` is told when rounds and buckets begin and end.
+template <Communicator Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class DistributedDataParallel {
 public:
     /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;
@@ -9543,7 +9733,8 @@ public:
         Comm& comm,
         Parameters&& parameters,
         BufferList buffers,
-        DataParallelOptions const& options = {}
+        DataParallelOptions const& options = {},
+        Reduction reduction = {}
     )
         : comm_{comm}, averaging_{options.gradient_kind} {
         std::array<detail::Fingerprints, 2> model;
@@ -9553,7 +9744,7 @@ public:
             auto const list = joinable::parameters(std::forward<Parameters>(parameters));
             detail::check_parameters(list, detail::device_of(comm).id());
             model = {{detail::fingerprints_of(list), detail::fingerprints_of(buffers, "buffer")}};
-            reducer_.emplace(comm, list, options);
+            reducer_.emplace(comm, list, bucket_options(options), std::move(reduction));
             module_.emplace(comm, list, std::move(buffers), options);
             if (options.sync_at_start) {
                 start.emplace(module_->plan_sync());
@@ -9572,10 +9763,36 @@ public:
     /// A model without buffers.
     template <class Parameters>
     DistributedDataParallel(
-        Comm& comm, Parameters&& parameters, DataParallelOptions const& options = {}
+        Comm& comm,
+        Parameters&& parameters,
+        DataParallelOptions const& options = {},
+        Reduction reduction = {}
     )
         : DistributedDataParallel{
-              comm, std::forward<Parameters>(parameters), joinable::buffers(), options
+              comm,
+              std::forward<Parameters>(parameters),
+              joinable::buffers(),
+              options,
+              std::move(reduction)
+          } {}
+    /// With default options. The type is deduced, so that {} is never taken for a reduction.
+    template <class Parameters, class R, std::enable_if_t<std::is_same_v<R, Reduction>, int> = 0>
+    DistributedDataParallel(Comm& comm, Parameters&& parameters, BufferList buffers, R reduction)
+        : DistributedDataParallel{
+              comm,
+              std::forward<Parameters>(parameters),
+              std::move(buffers),
+              DataParallelOptions{},
+              std::move(reduction)
+          } {}
+    template <class Parameters, class R, std::enable_if_t<std::is_same_v<R, Reduction>, int> = 0>
+    DistributedDataParallel(Comm& comm, Parameters&& parameters, R reduction)
+        : DistributedDataParallel{
+              comm,
+              std::forward<Parameters>(parameters),
+              joinable::buffers(),
+              DataParallelOptions{},
+              std::move(reduction)
           } {}
 
     /// Explains what comes in the place of buffers or options, but is neither.
@@ -9584,11 +9801,11 @@ public:
         class Other,
         class... Rest,
         // No requires clause: clang 14 ignores it in the deduction guide that comes of this.
-        std::enable_if_t<!detail::describes_model<Other>, int> = 0>
+        std::enable_if_t<!detail::describes_model<Other, Comm, Reduction>, int> = 0>
     DistributedDataParallel(Comm& comm, Parameters&& parameters, Other&&, Rest&&...)
         : DistributedDataParallel{comm, std::forward<Parameters>(parameters)} {
         static_assert(
-            detail::describes_model<Other>,
+            detail::describes_model<Other, Comm, Reduction>,
             "DistributedDataParallel: after the parameters come buffers(ranges...), if the model "
             "has any, then options in braces with the names and the order of DataParallelOptions"
         );
@@ -9768,6 +9985,7 @@ public:
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept {
         return reducer_->buckets();
     }
+    [[nodiscard]] Reduction& reduction() noexcept { return reducer_->reduction(); }
     [[nodiscard]] Times& timeline() noexcept { return reducer_->timeline(); }
 
     /// What joined ranks run: the same buckets with zeros, and the averages into their gradients.
@@ -9908,7 +10126,7 @@ private:
 
     Comm& comm_;
     detail::Averaging averaging_;
-    std::optional<Reducer<Comm, Times>> reducer_;
+    std::optional<Reducer<Comm, Reduction, Times>> reducer_;
     std::optional<detail::ModuleState<Comm>> module_; ///< set by the constructor, as is the reducer
     PendingRound pending_;
     Round round_;
@@ -9929,6 +10147,22 @@ DistributedDataParallel(Comm&, Parameters&&, BufferList) -> DistributedDataParal
 template <class Comm, class Parameters>
 DistributedDataParallel(Comm&, Parameters&&, BufferList, DataParallelOptions)
     -> DistributedDataParallel<Comm>;
+
+template <class Comm, class Parameters, class Reduction>
+    requires BucketReduction<Reduction, Comm>
+DistributedDataParallel(Comm&, Parameters&&, Reduction) -> DistributedDataParallel<Comm, Reduction>;
+template <class Comm, class Parameters, class Reduction>
+    requires BucketReduction<Reduction, Comm>
+DistributedDataParallel(Comm&, Parameters&&, DataParallelOptions, Reduction)
+    -> DistributedDataParallel<Comm, Reduction>;
+template <class Comm, class Parameters, class Reduction>
+    requires BucketReduction<Reduction, Comm>
+DistributedDataParallel(Comm&, Parameters&&, BufferList, Reduction)
+    -> DistributedDataParallel<Comm, Reduction>;
+template <class Comm, class Parameters, class Reduction>
+    requires BucketReduction<Reduction, Comm>
+DistributedDataParallel(Comm&, Parameters&&, BufferList, DataParallelOptions, Reduction)
+    -> DistributedDataParallel<Comm, Reduction>;
 
 } // namespace joinable::inline v0
 

@@ -79,7 +79,7 @@ void reduce(benchmark::State& state, bool views) {
         model->reducer.emplace(
             comm,
             joinable::parameters(model->weights),
-            joinable::DataParallelOptions{.gradient_as_bucket_view = views}
+            joinable::BucketOptions{.gradient_as_bucket_view = views}
         );
         return [model = std::move(model), tensors] {
             model->reducer->prepare_for_backward(0.5);

@@ -203,7 +203,7 @@ private:
 /// The buckets of a model whose gradients become ready from the last trainable parameter to the
 /// first: to look at, or to plan with. Local. Throws what BucketLayout throws.
 [[nodiscard]] inline BucketLayout
-make_bucket_layout(ParameterList const& parameters, DataParallelOptions const& options) {
+make_bucket_layout(ParameterList const& parameters, BucketOptions const& options) {
     return {parameters, detail::expected_ready_order(parameters), detail::bucket_limits(options)};
 }
 

@@ -3,26 +3,12 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <limits>
 #include <vector>
 
 namespace joinable::inline v0 {
 
-/// What a rank's gradient is, where notices carry weights: g is the gradient, w the weight, both of
-/// all its samples since the last round that synced.
-enum class GradientKind : std::uint8_t {
-    mean, ///< the mean over the rank's own samples: the average is sum(w * g) / sum(w)
-    sum,  ///< their sum: the average is sum(g) / sum(w)
-};
-
-/// When buffers are sent in a round that syncs. Both wait for the round's roll call: before the
-/// forward pass the wait is in the way, after it the pass has hidden it.
-enum class BufferSync : std::uint8_t { after_forward, before_forward };
-
-/// How gradients are cut into buckets and averaged, and what keeps the rest of a model the same.
-/// The same on every rank.
-struct DataParallelOptions {
+/// How gradients are cut into buckets. The same on every rank.
+struct BucketOptions {
     std::size_t bucket_cap_bytes = std::size_t{25} << 20U; ///< a bucket closes when it reaches this
     /// The limit of the bucket that is launched first, at most bucket_cap_bytes: small, so that
     /// communication starts early.
@@ -37,10 +23,6 @@ struct DataParallelOptions {
     /// Every iteration uses the same parameters, equally often: recorded in a rank's first one,
     /// checked in all others. Finds unused parameters by itself, and sends one map in all.
     bool static_graph = false;
-    /// Buffers are sent from the lowest active rank in every round that syncs, and at the start and
-    /// the end with the model. Rounds that accumulate do not send them. Off: each rank has its own.
-    bool broadcast_buffers = true;
-    GradientKind gradient_kind = GradientKind::mean;
     /// Limits of the first bucket, the second and so on; the last one repeats. Given, they stand in
     /// for the two limits above.
     std::vector<std::size_t> bucket_caps_bytes = {};
@@ -48,22 +30,17 @@ struct DataParallelOptions {
     /// after the first iteration it is cut by that order. Off: cut at once, from the last parameter
     /// to the first. Without effect where find_unused is on and static_graph is not.
     bool rebuild_buckets = true;
-    BufferSync buffer_sync = BufferSync::after_forward;
-    /// Take rank 0's values at construction; off: they are the same on all ranks already.
-    bool sync_at_start = true;
-    /// When a guard ends, take the values of the last rank that trained.
-    bool sync_at_end = true;
 };
 
 namespace detail {
 
 /// Whether buckets are cut when the order of gradients is known.
-[[nodiscard]] inline bool rebuilds(DataParallelOptions const& options) noexcept {
+[[nodiscard]] inline bool rebuilds(BucketOptions const& options) noexcept {
     return options.rebuild_buckets && (options.static_graph || !options.find_unused);
 }
 
 /// The limits of all buckets, one after another.
-[[nodiscard]] inline std::vector<std::size_t> bucket_limits(DataParallelOptions const& options) {
+[[nodiscard]] inline std::vector<std::size_t> bucket_limits(BucketOptions const& options) {
     if (!options.bucket_caps_bytes.empty()) {
         return options.bucket_caps_bytes;
     }

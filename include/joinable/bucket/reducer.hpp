@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <joinable/agreement/host_collectives.hpp>
+#include <joinable/bucket/all_reduce.hpp>
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/detail/gradients.hpp>
 #include <joinable/bucket/detail/iteration.hpp>
@@ -35,23 +36,32 @@ namespace joinable::inline v0 {
 /// |----------------------------|-----------------------------------------------------------------|
 /// | sum of the map of used     | find_unused: every iteration; static_graph: the first one       |
 /// | parameters                 |                                                                 |
-/// | sums of buckets            | in index order, each when it is full: never in ready order. With|
+/// | buckets, by the reduction  | in index order, each when it is full: never in ready order. With|
 /// |                            | a map, of each run of parameters that some rank uses            |
 /// | broadcast of the ready     | once, after the first iteration: the buckets are cut anew       |
-/// | order                      | (DataParallelOptions::rebuild_buckets)                          |
+/// | order                      | (BucketOptions::rebuild_buckets)                                |
 ///
-/// Nothing is allocated after the buckets are final. `Times` is told of each collective of a bucket.
-template <Communicator Comm, Timeline Times = NoTimeline>
+/// `Reduction` says how a bucket travels, see BucketReduction. Nothing is allocated after the buckets
+/// are final. `Times` is told of each collective of a bucket.
+template <Communicator Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class Reducer {
+    static_assert(models_bucket_reduction<Reduction, Comm>());
+
 public:
     /// Local. Buckets are in arenas of make_arena(). `comm` must outlive the reducer; so must what
     /// the parameters refer to.
     /// @throws ContractViolation  no parameter requires a gradient, or one of integers does; a
     ///         gradient does not fit its value; gradients as bucket views without set_grad; nobody
-    ///         can scale gradients of a device: neither Device::can_scale() nor ScalesSums. Nothing
+    ///         can scale gradients of a device: neither Device::can_scale() nor the reduction. Nothing
     ///         was changed.
-    Reducer(Comm& comm, ParameterList parameters, DataParallelOptions const& options = {})
-        : comm_{comm}, host_{comm}, sum_scales_{sum_scales(comm)},
+    Reducer(
+        Comm& comm,
+        ParameterList parameters,
+        BucketOptions const& options = {},
+        Reduction reduction = {}
+    )
+        : comm_{comm}, host_{comm}, reduction_{std::move(reduction)},
+          reduction_scales_{scales(comm, reduction_)},
           gradients_{
               std::move(parameters), options, static_cast<int>(comm.rank()), BufferMemory{comm}
           },
@@ -81,6 +91,7 @@ public:
         return gradients_.buckets();
     }
 
+    [[nodiscard]] Reduction& reduction() noexcept { return reduction_; }
     [[nodiscard]] Times& timeline() noexcept { return timeline_; }
     /// An iteration has failed: nothing of it is shown as under way any more. Local.
     void end_ranges() noexcept {
@@ -153,6 +164,7 @@ public:
         }
         gradients_.device().submit(); // what was packed, before zeros take its place
         iteration_.contribute_nothing();
+        contributes_ = false;
         advance();
     }
 
@@ -198,14 +210,18 @@ public:
 
 private:
     using Range = decltype(std::declval<Times&>().bucket(0, 0));
+    using BucketWork = std::remove_cvref_t<decltype(std::declval<Reduction&>().start(
+        std::declval<Comm&>(), std::declval<BucketRun const&>(), 1.0, true
+    ))>;
 
     // The script of an iteration, the same for ranks with and without gradients.
 
     void begin(double factor, int order_source, bool has_pass) {
-        bool const sum_scales = sum_scales_ && factor != 0.0; // else zeros are packed
-        end_ranges();                                         // of one that failed
-        iteration_.begin(sum_scales ? 1.0 : factor, has_pass);
-        factor_ = sum_scales ? factor : 1.0;
+        contributes_ = factor != 0.0; // else zeros are packed
+        bool const scales_later = reduction_scales_ && contributes_;
+        end_ranges(); // of one that failed
+        iteration_.begin(scales_later ? 1.0 : factor, has_pass);
+        factor_ = scales_later ? factor : 1.0;
         order_source_ = order_source;
         next_bucket_ = 0;
         launched_ = 0;
@@ -241,48 +257,50 @@ private:
     void launch_bucket(std::size_t index) {
         Bucket const& bucket = buckets()[index];
         for_each_run(bucket, [&](std::size_t first, std::size_t last) {
-            Buffer run{bucket.views[first].data(), 0, bucket.buffer.dtype};
             for (std::size_t k = first; k < last; ++k) {
-                run.count += bucket.views[k].numel();
                 if (iteration_.is_unused(bucket.parameters[k])) {
                     gradients_.zero(bucket.parameters[k]);
                 }
             }
             gradients_.device().submit();
-            static_cast<void>(ranges_[launched_].emplace(timeline_.bucket(index, run.bytes())));
-            static_cast<void>(works_[launched_++].emplace(sum(run)));
+            BucketRun const run = run_of(index, first, last);
+            static_cast<void>(ranges_[launched_].emplace(timeline_.bucket(index, run.buffer.bytes())
+            ));
+            static_cast<void>(
+                works_[launched_++].emplace(reduction_.start(comm_, run, factor_, contributes_))
+            );
         });
     }
+    [[nodiscard]] BucketRun run_of(std::size_t index, std::size_t first, std::size_t last) const {
+        Bucket const& bucket = buckets()[index];
+        BucketRun run{index, {bucket.views[first].data(), 0, bucket.buffer.dtype}};
+        for (std::size_t k = first; k < last; ++k) {
+            run.buffer.count += bucket.views[k].numel();
+        }
+        return run;
+    }
 
-    /// Where the sum scales, gradients that live in their buckets are not touched before. Devices
-    /// that can scale are more exact: transports round factors to the buffer's dtype.
-    [[nodiscard]] static bool sum_scales(Comm& comm) {
-        bool const can_scale = detail::device_of(comm).can_scale();
-        if (!can_scale && !ScalesSums<Comm>) {
+    [[nodiscard]] static bool scales(Comm& comm, Reduction const& reduction) {
+        bool const can = reduction.scales(comm);
+        if (!can && !detail::device_of(comm).can_scale()) {
             throw ContractViolation{
                 "gradients of a device are to be scaled, but its kernels are missing and the "
                 "communicator cannot scale what it sums; give the device its kernels, see Device"
             };
         }
-        return ScalesSums<Comm> && (detail::reduces_host_memory<Comm> || !can_scale);
-    }
-    work_of<Comm> sum(Buffer run) {
-        if constexpr (ScalesSums<Comm>) {
-            if (sum_scales_) {
-                return comm_.all_reduce(run, ReduceOp::sum, factor_);
-            }
-        }
-        return comm_.all_reduce(run, ReduceOp::sum);
+        return can;
     }
 
     void deliver() {
         std::size_t work = 0;
-        for (Bucket const& bucket : buckets()) {
+        for (std::size_t index = 0; index < buckets().size(); ++index) {
+            Bucket const& bucket = buckets()[index];
             for_each_run(bucket, [&](std::size_t first, std::size_t last) {
                 works_[work]->wait();
                 ranges_[work].reset();
                 works_[work++].reset();
-                for (std::size_t k = first; k < last; ++k) {
+                reduction_.finish(comm_, run_of(index, first, last));
+                for (std::size_t k = first; Reduction::delivers && k < last; ++k) {
                     gradients_.deliver(bucket.parameters[k]);
                 }
             });
@@ -329,14 +347,16 @@ private:
     void fit_to_buckets() {
         // With a map each parameter may be a run of its own, between two that nobody uses.
         std::size_t const runs = iteration_.used() ? gradients_.trained().size() : buckets().size();
-        works_ = std::vector<std::optional<work_of<Comm>>>(runs);
+        works_ = std::vector<std::optional<BucketWork>>(runs);
         ranges_ = std::vector<std::optional<Range>>(runs);
     }
 
     Comm& comm_;
     detail::HostCollectives<Comm> host_;
-    bool sum_scales_;
+    Reduction reduction_;
+    bool reduction_scales_;
     double factor_ = 1; ///< by which it does
+    bool contributes_ = false;
     detail::Gradients gradients_;
     detail::Iteration iteration_;
     int order_source_ = 0;
@@ -349,7 +369,14 @@ private:
     std::vector<std::optional<Range>> ranges_; ///< of the works
     // Destroyed first: they use the memory of what is above.
     std::optional<typename detail::HostCollectives<Comm>::Work> map_work_;
-    std::vector<std::optional<work_of<Comm>>> works_;
+    std::vector<std::optional<BucketWork>> works_;
 };
+
+template <class Comm>
+Reducer(Comm&, ParameterList) -> Reducer<Comm>;
+template <class Comm>
+Reducer(Comm&, ParameterList, BucketOptions) -> Reducer<Comm>;
+template <class Comm, class Reduction>
+Reducer(Comm&, ParameterList, BucketOptions, Reduction) -> Reducer<Comm, Reduction>;
 
 } // namespace joinable::inline v0

@@ -20,7 +20,8 @@ namespace joinable::inline v0 {
 /// profiler a range is two calls of a null function.
 ///
 /// @code
-/// joinable::DistributedDataParallel<joinable::NcclCommunicator, joinable::NvtxTimeline> ddp{
+/// joinable::DistributedDataParallel<
+///     joinable::NcclCommunicator, joinable::AllReduce, joinable::NvtxTimeline> ddp{
 ///     comm, model.parameters()};
 /// @endcode
 class NvtxTimeline {

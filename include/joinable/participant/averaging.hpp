@@ -4,11 +4,11 @@
 #include <cstdint>
 
 #include <joinable/agreement/host_collectives.hpp>
-#include <joinable/bucket/options.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/error.hpp>
 #include <joinable/hook/keywords.hpp>
 #include <joinable/join/round.hpp>
+#include <joinable/participant/options.hpp>
 
 namespace joinable::inline v0 {
 

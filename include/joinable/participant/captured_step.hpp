@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include <joinable/bucket/options.hpp>
 #include <joinable/communicator/nccl/captured_averages.hpp>
 #include <joinable/detail/scoped_flag.hpp>
 #include <joinable/detail/text.hpp>
@@ -13,6 +12,7 @@
 #include <joinable/join/joinable.hpp>
 #include <joinable/participant/averaging.hpp>
 #include <joinable/participant/detail/captures.hpp>
+#include <joinable/participant/options.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
 

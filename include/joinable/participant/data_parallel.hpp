@@ -25,14 +25,16 @@
 #include <joinable/participant/detail/check_parameters.hpp>
 #include <joinable/participant/detail/module_state.hpp>
 #include <joinable/participant/detail/verify.hpp>
+#include <joinable/participant/options.hpp>
 
 namespace joinable::inline v0 {
 
 namespace detail {
 
-template <class T>
+template <class T, class Comm, class Reduction>
 concept describes_model =
-    std::convertible_to<T, BufferList> || std::convertible_to<T, DataParallelOptions>;
+    std::convertible_to<T, BufferList> || std::convertible_to<T, DataParallelOptions> ||
+    (std::convertible_to<T, Reduction> && BucketReduction<Reduction, Comm>);
 
 } // namespace detail
 
@@ -47,9 +49,9 @@ concept describes_model =
 ///
 /// An engine with hooks of its own calls the verbs: prepare_for_forward, prepare_for_backward,
 /// mark_ready, finalize_backward. The average is over the initial world, over the active ranks
-/// (divide_by_initial_world_size = false), or by weight where notices carry one. `Times` is told when
-/// rounds and buckets begin and end.
-template <Communicator Comm, Timeline Times = NoTimeline>
+/// (divide_by_initial_world_size = false), or by weight where notices carry one. `Reduction` says how
+/// a bucket travels, see BucketReduction. `Times` is told when rounds and buckets begin and end.
+template <Communicator Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class DistributedDataParallel {
 public:
     /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;
@@ -63,7 +65,8 @@ public:
         Comm& comm,
         Parameters&& parameters,
         BufferList buffers,
-        DataParallelOptions const& options = {}
+        DataParallelOptions const& options = {},
+        Reduction reduction = {}
     )
         : comm_{comm}, averaging_{options.gradient_kind} {
         std::array<detail::Fingerprints, 2> model;
@@ -73,7 +76,7 @@ public:
             auto const list = joinable::parameters(std::forward<Parameters>(parameters));
             detail::check_parameters(list, detail::device_of(comm).id());
             model = {{detail::fingerprints_of(list), detail::fingerprints_of(buffers, "buffer")}};
-            reducer_.emplace(comm, list, options);
+            reducer_.emplace(comm, list, bucket_options(options), std::move(reduction));
             module_.emplace(comm, list, std::move(buffers), options);
             if (options.sync_at_start) {
                 start.emplace(module_->plan_sync());
@@ -92,10 +95,36 @@ public:
     /// A model without buffers.
     template <class Parameters>
     DistributedDataParallel(
-        Comm& comm, Parameters&& parameters, DataParallelOptions const& options = {}
+        Comm& comm,
+        Parameters&& parameters,
+        DataParallelOptions const& options = {},
+        Reduction reduction = {}
     )
         : DistributedDataParallel{
-              comm, std::forward<Parameters>(parameters), joinable::buffers(), options
+              comm,
+              std::forward<Parameters>(parameters),
+              joinable::buffers(),
+              options,
+              std::move(reduction)
+          } {}
+    /// With default options. The type is deduced, so that {} is never taken for a reduction.
+    template <class Parameters, class R, std::enable_if_t<std::is_same_v<R, Reduction>, int> = 0>
+    DistributedDataParallel(Comm& comm, Parameters&& parameters, BufferList buffers, R reduction)
+        : DistributedDataParallel{
+              comm,
+              std::forward<Parameters>(parameters),
+              std::move(buffers),
+              DataParallelOptions{},
+              std::move(reduction)
+          } {}
+    template <class Parameters, class R, std::enable_if_t<std::is_same_v<R, Reduction>, int> = 0>
+    DistributedDataParallel(Comm& comm, Parameters&& parameters, R reduction)
+        : DistributedDataParallel{
+              comm,
+              std::forward<Parameters>(parameters),
+              joinable::buffers(),
+              DataParallelOptions{},
+              std::move(reduction)
           } {}
 
     /// Explains what comes in the place of buffers or options, but is neither.
@@ -104,11 +133,11 @@ public:
         class Other,
         class... Rest,
         // No requires clause: clang 14 ignores it in the deduction guide that comes of this.
-        std::enable_if_t<!detail::describes_model<Other>, int> = 0>
+        std::enable_if_t<!detail::describes_model<Other, Comm, Reduction>, int> = 0>
     DistributedDataParallel(Comm& comm, Parameters&& parameters, Other&&, Rest&&...)
         : DistributedDataParallel{comm, std::forward<Parameters>(parameters)} {
         static_assert(
-            detail::describes_model<Other>,
+            detail::describes_model<Other, Comm, Reduction>,
             "DistributedDataParallel: after the parameters come buffers(ranges...), if the model "
             "has any, then options in braces with the names and the order of DataParallelOptions"
         );
@@ -288,6 +317,7 @@ public:
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept {
         return reducer_->buckets();
     }
+    [[nodiscard]] Reduction& reduction() noexcept { return reducer_->reduction(); }
     [[nodiscard]] Times& timeline() noexcept { return reducer_->timeline(); }
 
     /// What joined ranks run: the same buckets with zeros, and the averages into their gradients.
@@ -428,7 +458,7 @@ private:
 
     Comm& comm_;
     detail::Averaging averaging_;
-    std::optional<Reducer<Comm, Times>> reducer_;
+    std::optional<Reducer<Comm, Reduction, Times>> reducer_;
     std::optional<detail::ModuleState<Comm>> module_; ///< set by the constructor, as is the reducer
     PendingRound pending_;
     Round round_;
@@ -449,5 +479,21 @@ DistributedDataParallel(Comm&, Parameters&&, BufferList) -> DistributedDataParal
 template <class Comm, class Parameters>
 DistributedDataParallel(Comm&, Parameters&&, BufferList, DataParallelOptions)
     -> DistributedDataParallel<Comm>;
+
+template <class Comm, class Parameters, class Reduction>
+    requires BucketReduction<Reduction, Comm>
+DistributedDataParallel(Comm&, Parameters&&, Reduction) -> DistributedDataParallel<Comm, Reduction>;
+template <class Comm, class Parameters, class Reduction>
+    requires BucketReduction<Reduction, Comm>
+DistributedDataParallel(Comm&, Parameters&&, DataParallelOptions, Reduction)
+    -> DistributedDataParallel<Comm, Reduction>;
+template <class Comm, class Parameters, class Reduction>
+    requires BucketReduction<Reduction, Comm>
+DistributedDataParallel(Comm&, Parameters&&, BufferList, Reduction)
+    -> DistributedDataParallel<Comm, Reduction>;
+template <class Comm, class Parameters, class Reduction>
+    requires BucketReduction<Reduction, Comm>
+DistributedDataParallel(Comm&, Parameters&&, BufferList, DataParallelOptions, Reduction)
+    -> DistributedDataParallel<Comm, Reduction>;
 
 } // namespace joinable::inline v0

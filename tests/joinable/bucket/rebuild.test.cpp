@@ -15,7 +15,7 @@
 namespace {
 
 using namespace joinable_tests;
-using joinable::DataParallelOptions;
+using joinable::BucketOptions;
 using joinable::Reducer;
 
 using Trace = std::vector<std::string>;
@@ -54,7 +54,7 @@ TEST_CASE("buckets are cut by the ready order of one rank, whatever order others
         over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& inner) {
             RecordingCommunicator comm{inner};
             auto params = make_params<float>({4, 4, 4, 4, 4});
-            DataParallelOptions const options{
+            BucketOptions const options{
                 .bucket_cap_bytes = 32, .first_bucket_bytes = 16, .gradient_as_bucket_view = views
             };
             Reducer reducer{comm, joinable::parameters(params), options};
@@ -95,7 +95,7 @@ TEST_CASE("buckets are cut by the ready order of one rank, whatever order others
 TEST_CASE("each bucket has a limit of its own where they are given; the last one repeats") {
     over_ranks({1, 2}, [](RankCommunicator& comm) {
         auto params = make_params<float>({4, 4, 4, 4, 4, 4});
-        DataParallelOptions const options{.bucket_caps_bytes = {48, 16, 32}};
+        BucketOptions const options{.bucket_caps_bytes = {48, 16, 32}};
         Reducer reducer{comm, joinable::parameters(params), options};
         iterate(reducer, params, {0, 1, 2, 3, 4, 5}, 1.0F);
         CHECK(parameters_of(reducer.buckets()) == Parameters{{0, 1, 2}, {3}, {4, 5}});
@@ -105,7 +105,7 @@ TEST_CASE("each bucket has a limit of its own where they are given; the last one
 TEST_CASE("a rank that skips has no order: the buckets are cut after the next iteration") {
     over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
         auto params = make_params<float>({4, 4});
-        DataParallelOptions const options{.bucket_cap_bytes = 16};
+        BucketOptions const options{.bucket_cap_bytes = 16};
         Reducer reducer{comm, joinable::parameters(params), options};
         if (comm.rank() == 0) {
             reducer.prepare_for_backward(1.0);
@@ -134,7 +134,7 @@ TEST_CASE("gradients that live in buckets keep their contents when buckets are c
             doubles.emplace_back(n + 1);
             halves.emplace_back(n + 2);
         }
-        DataParallelOptions const options{
+        BucketOptions const options{
             .bucket_cap_bytes = 64,
             .first_bucket_bytes = 8,
             .gradient_as_bucket_view = true,

@@ -14,7 +14,6 @@
 namespace {
 
 using namespace joinable_tests;
-using joinable::DataParallelOptions;
 using joinable::Reducer;
 
 using Trace = std::vector<std::string>;

@@ -25,7 +25,7 @@ public:
     /// @throws ContractViolation  see Reducer's constructor. Nothing was changed.
     Gradients(
         ParameterList parameters,
-        DataParallelOptions const& options,
+        BucketOptions const& options,
         int rank,
         BufferMemory const& memory = {}
     )

@@ -22,7 +22,7 @@ namespace joinable::inline v0::detail {
 /// full; packs gradients when their time has come, and says what was done wrong. Local.
 class Iteration {
 public:
-    Iteration(Gradients& gradients, DataParallelOptions const& options)
+    Iteration(Gradients& gradients, BucketOptions const& options)
         : gradients_{gradients}, states_(gradients.parameters().size()),
           finds_unused_{options.find_unused && !options.static_graph},
           records_order_{rebuilds(options)} {

@@ -12,9 +12,9 @@
 #include <joinable/agreement/control.hpp>
 #include <joinable/bucket/broadcast_coalesced.hpp>
 #include <joinable/bucket/memory.hpp>
-#include <joinable/bucket/options.hpp>
 #include <joinable/join/round.hpp>
 #include <joinable/participant/detail/verify.hpp>
+#include <joinable/participant/options.hpp>
 
 namespace joinable::inline v0::detail {
 

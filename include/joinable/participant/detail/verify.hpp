@@ -10,9 +10,9 @@
 #include <vector>
 
 #include <joinable/bucket/bucket.hpp>
-#include <joinable/bucket/options.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/join/detail/roll_call.hpp>
+#include <joinable/participant/options.hpp>
 #include <joinable/tensor/parameters.hpp>
 #include <joinable/tensor/tensor_list.hpp>
 

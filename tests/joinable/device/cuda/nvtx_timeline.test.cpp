@@ -87,7 +87,8 @@ int attach(NvtxGetExportTableFunc_t tables) {
 
 // -- what it has to see ----------------------------------------------------------------------------------
 
-using Ddp = joinable::DistributedDataParallel<ThreadCommunicator, joinable::NvtxTimeline>;
+using Ddp = joinable::
+    DistributedDataParallel<ThreadCommunicator, joinable::AllReduce, joinable::NvtxTimeline>;
 static_assert(joinable::Timeline<joinable::NvtxTimeline>);
 
 /// Two parameters, each in a bucket of its own, of 32 bytes.

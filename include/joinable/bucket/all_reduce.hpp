@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <string_view>
+
+#include <joinable/communicator/capabilities.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/device_of.hpp>
+#include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/reduce_op.hpp>
+
+namespace joinable::inline v0 {
+
+/// What one collective of a reducer moves: a bucket, or a run of its parameters where some of them
+/// are not used. Ranks have the same runs.
+struct BucketRun {
+    std::size_t bucket; ///< its index
+    Buffer buffer;      ///< in the bucket's memory, until the reducer is gone
+};
+
+namespace detail {
+
+template <class R>
+concept names_reduction = requires {
+    { R::name } -> std::convertible_to<std::string_view>;
+};
+template <class R>
+concept says_whether_it_delivers = requires {
+    { R::delivers } -> std::convertible_to<bool>;
+};
+template <class R, class Comm>
+concept says_whether_it_scales = requires(R const& reduction, Comm& comm) {
+    { reduction.scales(comm) } -> std::convertible_to<bool>;
+};
+template <class R, class Comm>
+concept starts_runs = requires(R& reduction, Comm& comm, BucketRun const& run, double factor) {
+    { reduction.start(comm, run, factor, true) } -> Work;
+};
+template <class R, class Comm>
+concept finishes_runs =
+    requires(R& reduction, Comm& comm, BucketRun const& run) { reduction.finish(comm, run); };
+
+} // namespace detail
+
+/// How a bucket travels: what a Reducer does with a bucket that is full. Ranks use the same one.
+///
+/// `reduction` is an lvalue of `R`, `comm` of `Comm`, `run` a BucketRun.
+/// | expression                      | result      | meaning                                        |
+/// |---------------------------------|-------------|------------------------------------------------|
+/// | `R::name`                       | string view | for error texts; ranks compare it              |
+/// | `R::delivers`                   | bool        | whether run.buffer holds the averages after    |
+/// |                                 |             | finish(): then the reducer writes them into    |
+/// |                                 |             | the gradients of all ranks. Else the reduction |
+/// |                                 |             | put them where they belong, such as to owners  |
+/// | `reduction.scales(comm)`        | bool        | whether start() multiplies by the factor; else |
+/// |                                 |             | gradients are multiplied as they are packed    |
+/// | `reduction.start(comm, run,     | Work        | collective, does not block: sends the run.     |
+/// | factor, contributes)`           |             | `factor` is 1 unless it scales and this rank   |
+/// |                                 |             | contributes; else the run holds zeros          |
+/// | `reduction.finish(comm, run)`   |             | after the work was waited for, in the order of |
+/// |                                 |             | start(); may release what the run needed       |
+///
+/// Not checkable, still required: start() sends the same collectives on every rank, whether it
+/// contributes or not. The reducer owns the reduction. Models: AllReduce.
+template <class R, class Comm>
+concept BucketReduction =
+    std::move_constructible<R> && Communicator<Comm> && detail::names_reduction<R> &&
+    detail::says_whether_it_delivers<R> && detail::says_whether_it_scales<R, Comm> &&
+    detail::starts_runs<R, Comm> && detail::finishes_runs<R, Comm>;
+
+/// Says in one sentence what a class lacks to be a BucketReduction.
+template <class R, class Comm>
+consteval bool models_bucket_reduction() {
+    static_assert(
+        detail::names_reduction<R>,
+        "BucketReduction: expected a member 'static constexpr std::string_view name'"
+    );
+    static_assert(
+        detail::says_whether_it_delivers<R>,
+        "BucketReduction: expected a member 'static constexpr bool delivers'"
+    );
+    static_assert(
+        detail::says_whether_it_scales<R, Comm>,
+        "BucketReduction: expected a member 'bool scales(Comm&) const'"
+    );
+    static_assert(
+        detail::starts_runs<R, Comm>,
+        "BucketReduction: expected a member 'Work start(Comm&, BucketRun const&, double factor, "
+        "bool "
+        "contributes)'"
+    );
+    static_assert(
+        detail::finishes_runs<R, Comm>,
+        "BucketReduction: expected a member 'void finish(Comm&, BucketRun const&)'"
+    );
+    return BucketReduction<R, Comm>;
+}
+
+/// Sums each bucket over all ranks, in place: every rank gets every average.
+struct AllReduce {
+    static constexpr std::string_view name = "AllReduce";
+    static constexpr bool delivers = true;
+
+    /// Where the sum scales, gradients that live in their buckets are not touched before. Devices
+    /// that can scale are more exact: transports round factors to the buffer's dtype.
+    template <Communicator Comm>
+    [[nodiscard]] static bool scales(Comm& comm) noexcept {
+        return ScalesSums<Comm> &&
+               (detail::reduces_host_memory<Comm> || !detail::device_of(comm).can_scale());
+    }
+    template <Communicator Comm>
+    [[nodiscard]] static work_of<Comm>
+    start(Comm& comm, BucketRun const& run, [[maybe_unused]] double factor, bool /*contributes*/) {
+        if constexpr (ScalesSums<Comm>) {
+            if (scales(comm)) { // also without a contribution: all ranks run the same collective
+                return comm.all_reduce(run.buffer, ReduceOp::sum, factor);
+            }
+        }
+        return comm.all_reduce(run.buffer, ReduceOp::sum);
+    }
+    template <Communicator Comm>
+    static void finish(Comm&, BucketRun const&) noexcept {}
+};
+
+} // namespace joinable::inline v0

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: joinable/device/cuda_kernels.hpp has kernels: include it where nvcc compiles
+// EXPECT: joinable/device/cuda/kernels.hpp has kernels: include it where nvcc compiles
 #include <joinable/device/cuda/kernels.hpp>
 
 int main() {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <cuda_runtime_api.h>
+#include <support/fake_cuda/fake_cuda.hpp>
 #include <support/fake_nccl/fake_nccl.hpp>
 #include <support/meeting.hpp>
 #include <support/ranks.hpp>
@@ -98,6 +99,7 @@ void run_nccl_ranks(
     for (int const size : sizes) {
         Meeting begun{size};
         run_ranks({size}, [&](joinable::ThreadCommunicator& hosts) {
+            fake_cuda::relaunch(); // ranks stand for processes, of which each is a new one
             cuda(cudaSetDevice(hosts.rank()));
             Stream const stream;
             joinable::NcclOptions mine = options;

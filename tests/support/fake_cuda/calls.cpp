@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <cstddef>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <mutex>
+#include <string>
 #include <utility>
 
 #include <cuda_runtime_api.h>
@@ -18,6 +21,27 @@ namespace {
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local cudaError_t injected = cudaSuccess;
 thread_local std::size_t injected_later = 0;
+thread_local cudaError_t sticky = cudaSuccess;
+
+/// After these "the process must be terminated and relaunched", says driver_types.h.
+bool is_sticky(cudaError_t error) {
+    switch (error) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure: return true;
+    default: return false;
+    }
+}
+/// What a process leaves goes with it: the fake cannot end a rank, so it takes things back.
+bool gives_back(std::string const& function) {
+    return function.find("Destroy") != std::string::npos || function.starts_with("cudaFree");
+}
 
 /// Counts the call; not success: what it was told to fail with.
 cudaError_t begin(char const* function) {
@@ -41,12 +65,29 @@ cudaError_t give(cudaError_t error) {
 }
 cudaError_t call(char const* function, std::function<cudaError_t()> const& body) {
     cudaError_t const error = begin(function);
+    if (sticky != cudaSuccess) {
+        if (gives_back(function)) {
+            static_cast<void>(body());
+        }
+        return give(sticky);
+    }
+    sticky = is_sticky(error) ? error : sticky;
     return give(error == cudaSuccess ? body() : error);
+}
+cudaError_t sticky_error() {
+    return sticky;
+}
+void die(std::string const& text) {
+    std::fprintf(stderr, "fake_cuda: %s\n", text.c_str());
+    std::abort();
 }
 
 void fail_next(cudaError_t error, std::size_t later) {
     injected = error;
     injected_later = later;
+}
+void relaunch() {
+    sticky = last_error = cudaSuccess;
 }
 bool has_failed() {
     return std::exchange(injected, cudaSuccess) == cudaSuccess;
@@ -64,7 +105,7 @@ using namespace joinable_tests::fake_cuda;
 extern "C" {
 
 cudaError_t cudaGetLastError() {
-    return std::exchange(last_error, cudaSuccess);
+    return sticky != cudaSuccess ? sticky : std::exchange(last_error, cudaSuccess);
 }
 cudaError_t cudaPeekAtLastError() {
     return last_error;

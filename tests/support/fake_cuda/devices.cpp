@@ -60,11 +60,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 }
 cudaError_t cudaDeviceSynchronize() {
     return call("cudaDeviceSynchronize", [&]() -> cudaError_t {
-        for (auto const& stream : runtime().all_streams()) {
-            if (stream->device == current_device) {
-                stream->wait_until_idle();
-            }
-        }
+        runtime().wait_until_idle(current_device);
         return cudaSuccess;
     });
 }

@@ -15,7 +15,7 @@ cudaError_t last_record(cudaEvent_t event, std::shared_ptr<Milestone>& record) {
     {
         std::lock_guard const lock{runtime().mutex};
         if (!runtime().events.contains(event)) {
-            return cudaErrorInvalidResourceHandle;
+            die("an event that was destroyed, or is none, is undefined behaviour");
         }
     }
     std::lock_guard const lock{event->mutex};
@@ -47,7 +47,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
         {
             std::lock_guard const lock{runtime().mutex};
             if (runtime().events.erase(event) == 0) {
-                return cudaErrorInvalidResourceHandle;
+                die("cudaEventDestroy of an event that was destroyed, or is none");
             }
         }
         delete event;
@@ -61,7 +61,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
             return error;
         }
         auto const found = runtime().find(stream);
-        if (!found || (stream != nullptr && found->device != event->device)) {
+        if (stream != nullptr && found->device != event->device) {
             return cudaErrorInvalidResourceHandle;
         }
         event->capture = found->is_capturing ? found->capture : nullptr;

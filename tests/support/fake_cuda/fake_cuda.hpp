@@ -21,14 +21,18 @@
 /// - Memory that was allocated in stream order is poisoned when the stream comes to it.
 /// - What is launched while a stream captures becomes a node of its graph; a graph's nodes run one by
 ///   one, in the order in which they were captured.
+/// - What is undefined ends the program with a message: a stream, event or graph that was destroyed.
+/// - After an error that leaves a process in an inconsistent state, as cudaErrorIllegalAddress, all
+///   calls of the thread give it, as a rank that is a thread stands for a process.
 /// - No kernels.
+/// README.md has a table of what each call returns.
 namespace joinable_tests::fake_cuda {
 
 inline constexpr int poison = 0xcd; ///< what a byte that nobody wrote holds
 
 /// Runs `work` on the stream, after what is there. Null: the null stream. For other fakes, whose
 /// kernels may wait for each other: each stream has a thread of its own.
-/// @throws std::invalid_argument  no such stream.
+/// @throws std::runtime_error  this thread is left with an error for good.
 void enqueue(cudaStream_t stream, std::function<void()> work);
 /// Where the stream captures: a node that at each launch of its graph is asked for what runs then.
 /// Returns whether it captures.
@@ -52,6 +56,8 @@ void delay_every_operation(std::chrono::nanoseconds delay);
 /// The calling thread's next call that can fail does, after `later` more that do not, without doing
 /// anything else.
 void fail_next(cudaError_t error, std::size_t later = 0);
+/// The calling thread's process was terminated and begins anew, after an error that stays.
+void relaunch();
 /// Forgets what fail_next() said, if it was not reached. Returns whether it was reached.
 bool has_failed();
 void set_device_count(int count);

@@ -32,7 +32,7 @@ bool forget_graph(cudaGraph_t graph) {
 }
 cudaError_t begin_capture(cudaStream_t stream, cudaGraph_t graph, bool owns_graph) {
     auto const found = runtime().find(stream);
-    if (!found || stream == nullptr || found->is_capturing) {
+    if (stream == nullptr || found->is_capturing) {
         return cudaErrorStreamCaptureUnsupported;
     }
     found->capture = std::make_shared<Capture>(Capture{stream, graph, owns_graph, {}});
@@ -44,7 +44,7 @@ cudaError_t begin_capture(cudaStream_t stream, cudaGraph_t graph, bool owns_grap
 
 bool capture(cudaStream_t stream, std::function<std::function<void()>()> const& work_of_launch) {
     auto const found = runtime().find(stream);
-    if (!found || !found->is_capturing) {
+    if (!found->is_capturing) {
         return false;
     }
     found->capture->add(found.get(), cudaGraphNodeTypeKernel, work_of_launch);
@@ -64,9 +64,6 @@ extern "C" {
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
     return call("cudaStreamIsCapturing", [&]() -> cudaError_t {
         auto const found = runtime().find(stream);
-        if (!found) {
-            return cudaErrorInvalidResourceHandle;
-        }
         *status = found->is_capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
         return cudaSuccess;
     });
@@ -96,7 +93,7 @@ cudaError_t cudaStreamBeginCaptureToGraph(
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     return call("cudaStreamEndCapture", [&]() -> cudaError_t {
         auto const found = runtime().find(stream);
-        if (!found || !found->is_capturing || found->capture->origin != stream) {
+        if (!found->is_capturing || found->capture->origin != stream) {
             return cudaErrorIllegalState;
         }
         auto const capture = found->capture;
@@ -123,7 +120,10 @@ cudaError_t cudaGraphCreate(cudaGraph_t* graph, unsigned int) {
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
     return call("cudaGraphDestroy", [&]() -> cudaError_t {
-        return forget_graph(graph) ? cudaSuccess : cudaErrorInvalidValue;
+        if (!forget_graph(graph)) {
+            die("cudaGraphDestroy of a graph that was destroyed, or is none");
+        }
+        return cudaSuccess;
     });
 }
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, std::size_t* count) {
@@ -161,7 +161,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
         {
             std::lock_guard const lock{runtime().mutex};
             if (runtime().executables.erase(executable) == 0) {
-                return cudaErrorInvalidValue;
+                die("cudaGraphExecDestroy of an executable that was destroyed, or is none");
             }
         }
         delete executable;

@@ -48,11 +48,7 @@ cudaError_t cudaFree(void* data) {
         if (data == nullptr) {
             return cudaSuccess;
         }
-        for (auto const& stream : runtime().all_streams()) {
-            if (stream->device == current_device) {
-                stream->wait_until_idle();
-            }
-        }
+        runtime().wait_until_idle(current_device);
         std::ptrdiff_t const bytes = runtime().forget(data, cudaMemoryTypeDevice);
         if (bytes < 0) {
             return cudaErrorInvalidValue;
@@ -66,9 +62,6 @@ cudaError_t cudaMallocAsync(void** data, std::size_t bytes, cudaStream_t stream)
     return call("cudaMallocAsync", [&]() -> cudaError_t {
         auto const found = runtime().find(stream);
         *data = nullptr;
-        if (!found) {
-            return cudaErrorInvalidResourceHandle;
-        }
         {
             std::lock_guard const lock{runtime().mutex};
             if (!runtime().has_pools) {
@@ -123,6 +116,9 @@ cudaError_t cudaMallocHost(void** data, std::size_t bytes) {
 }
 cudaError_t cudaFreeHost(void* data) {
     return call("cudaFreeHost", [&]() -> cudaError_t {
+        if (sticky_error() != cudaSuccess) { // a stream may still be at a copy: a GPU's would not
+            runtime().wait_until_idle(current_device);
+        }
         if (data != nullptr && runtime().forget(data, cudaMemoryTypeHost) < 0) {
             return cudaErrorInvalidValue;
         }

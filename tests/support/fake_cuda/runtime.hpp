@@ -21,6 +21,11 @@
 
 namespace joinable_tests::fake_cuda {
 
+/// Ends the program: nothing that a test does may come to this.
+[[noreturn]] void die(std::string const& text);
+/// What every call of this thread gives from now on, as it leaves its process in an inconsistent state.
+[[nodiscard]] cudaError_t sticky_error();
+
 struct Allocation {
     std::size_t bytes;
     int device;
@@ -61,7 +66,10 @@ struct Runtime {
             return null_stream;
         }
         auto const found = streams.find(stream);
-        return found == streams.end() ? nullptr : found->second;
+        if (found == streams.end()) {
+            die("a stream that was destroyed, or is none, is undefined behaviour");
+        }
+        return found->second;
     }
     std::vector<std::shared_ptr<CUstream_st>> all_streams() {
         std::lock_guard const lock{mutex};
@@ -73,6 +81,13 @@ struct Runtime {
             all.push_back(null_stream);
         }
         return all;
+    }
+    void wait_until_idle(int device) {
+        for (auto const& stream : all_streams()) {
+            if (stream->device == device) {
+                stream->wait_until_idle();
+            }
+        }
     }
     /// The allocation that has an address in it.
     std::map<std::byte*, Allocation>::iterator containing(void const* address) {

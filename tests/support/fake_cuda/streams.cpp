@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include <cuda_runtime_api.h>
@@ -14,9 +15,6 @@ namespace joinable_tests::fake_cuda {
 
 cudaError_t launch(cudaStream_t handle, std::function<void()> work, cudaGraphNodeType type) {
     auto const stream = runtime().find(handle);
-    if (!stream) {
-        return cudaErrorInvalidResourceHandle;
-    }
     if (stream->is_capturing) {
         stream->capture->add(stream.get(), type, [work] { return work; });
         return cudaSuccess;
@@ -27,19 +25,19 @@ cudaError_t launch(cudaStream_t handle, std::function<void()> work, cudaGraphNod
 
 cudaError_t waitable(cudaStream_t handle, std::shared_ptr<CUstream_st>& stream) {
     stream = runtime().find(handle);
-    return !stream                ? cudaErrorInvalidResourceHandle
-           : stream->is_capturing ? cudaErrorStreamCaptureUnsupported
-                                  : cudaSuccess;
+    return stream->is_capturing ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
 }
 
 void enqueue(cudaStream_t stream, std::function<void()> work) {
-    if (give(launch(stream, std::move(work), cudaGraphNodeTypeKernel)) != cudaSuccess) {
-        throw std::invalid_argument{"fake_cuda: the stream does not exist"};
+    cudaError_t const error = sticky_error();
+    if (error != cudaSuccess) {
+        throw std::runtime_error{std::string{"Cuda failure '"} + cudaGetErrorString(error) + "'"};
     }
+    static_cast<void>(launch(stream, std::move(work), cudaGraphNodeTypeKernel));
 }
 bool is_idle(cudaStream_t stream) {
     auto const found = runtime().find(stream);
-    return found && found->is_idle();
+    return found->is_idle();
 }
 void drain() {
     for (auto const& stream : runtime().all_streams()) {
@@ -81,7 +79,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
             std::lock_guard const lock{runtime().mutex};
             auto node = runtime().streams.extract(stream);
             if (node.empty()) {
-                return cudaErrorInvalidResourceHandle;
+                die("cudaStreamDestroy of a stream that was destroyed, or is none");
             }
             found = std::move(node.mapped());
             runtime().closing.insert(found);
@@ -97,9 +95,6 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device) {
     return call("cudaStreamGetDevice", [&]() -> cudaError_t {
         auto const found = runtime().find(stream);
-        if (!found) {
-            return cudaErrorInvalidResourceHandle;
-        }
         *device = stream == nullptr ? current_device : found->device;
         return cudaSuccess;
     });
@@ -130,7 +125,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
             return error;
         }
         auto const found = runtime().find(stream);
-        if (found && event->capture) {
+        if (event->capture) {
             if (found->is_capturing && found->capture != event->capture) {
                 return cudaErrorStreamCaptureMerge;
             }
@@ -139,7 +134,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
             merge(found->capture->streams[found.get()], event->clock);
             return cudaSuccess;
         }
-        if (found && found->is_capturing) {
+        if (found->is_capturing) {
             return cudaErrorStreamCaptureIsolation;
         }
         return launch(stream, [record] {

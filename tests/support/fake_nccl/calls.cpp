@@ -21,25 +21,22 @@ namespace {
 std::atomic<int> version{NCCL_VERSION_CODE};
 std::atomic<int> polls_in_progress{1};
 thread_local std::map<std::string, ncclResult_t> to_fail;
+thread_local std::map<std::string, ncclResult_t> to_fail_later;
 thread_local std::map<std::string, std::size_t> called;
 thread_local std::string last_text;
 
 /// Goes on with what is in progress.
 ncclResult_t state_of(Member& member) {
-    if (member.error != ncclSuccess) {
-        return member.error;
-    }
     if (member.pending) {
         if (member.polls > 0) {
             --member.polls;
-            return ncclInProgress;
+        } else if (auto const result = member.pending(); result != ncclInProgress) {
+            member.pending = nullptr;
+            member.is_revoking = false;
+            member.state = result; // whatever was there
         }
-        if (!member.pending()) {
-            return member.error == ncclSuccess ? ncclInProgress : member.error;
-        }
-        member.pending = nullptr;
     }
-    return ncclSuccess;
+    return member.state == ncclSuccess ? member.network : member.state;
 }
 
 } // namespace
@@ -47,11 +44,14 @@ ncclResult_t state_of(Member& member) {
 void fail_async(ncclComm_t comm, ncclResult_t result, std::string text) {
     std::lock_guard const lock{mutex()};
     Member& member = member_of(comm, "fail_async");
-    member.error = result;
+    member.network = result;
     member.text = std::move(text);
 }
 void fail_next(std::string function, ncclResult_t result) {
     to_fail[std::move(function)] = result;
+}
+void fail_later(std::string function, ncclResult_t result) {
+    to_fail_later[std::move(function)] = result;
 }
 void set_polls_in_progress(int polls) {
     polls_in_progress = polls;
@@ -86,30 +86,56 @@ Member& member_of(ncclComm_t comm, char const* function) {
     }
     return *comm->member;
 }
-ncclResult_t ready(Member& member) {
-    if (member.is_revoked) {
-        return refuse(ncclInvalidUsage, "communicator was revoked");
-    }
-    if (member.error != ncclSuccess) {
-        return refuse(member.error, member.text);
+ncclResult_t ready(Member const& member) {
+    if (member.is_revoking) {
+        die("a call while a revocation is in progress, of which NCCL would free what it still uses"
+        );
     }
     if (member.pending) {
-        member.error = ncclInvalidArgument;
-        member.text =
-            "Attempt to use communicator before the previous operation returned ncclSuccess";
-        return refuse(ncclInvalidArgument, member.text);
+        return refuse(
+            ncclInvalidArgument,
+            "Attempt to use communicator before the previous operation returned ncclSuccess"
+        );
     }
-    return ncclSuccess;
+    ncclResult_t const state = member.state == ncclSuccess ? member.network : member.state;
+    return state == ncclSuccess ? state : refuse(state, member.text);
 }
-ncclResult_t
-start(std::unique_lock<std::mutex>& lock, Member& member, std::function<bool()> go_on) {
+ncclResult_t poison(Member& member, ncclResult_t result) {
+    if (result != ncclSuccess && !member.is_blocking) {
+        member.state = result;
+        member.text = last_text;
+    }
+    return result;
+}
+ncclResult_t start(
+    std::unique_lock<std::mutex>& lock,
+    Member& member,
+    char const* function,
+    std::function<ncclResult_t()> go_on
+) {
+    if (auto node = to_fail_later.extract(function); !node.empty()) {
+        go_on = [&member, function, result = node.mapped()] {
+            member.text = std::string{function} + " was told to fail later";
+            return result;
+        };
+    }
     if (!member.is_blocking) {
         member.pending = std::move(go_on);
         member.polls = polls_in_progress;
-        return ncclInProgress;
+        member.state = ncclInProgress;
+        return ncclSuccess;
     }
-    changed().wait(lock, [&] { return go_on() || member.error != ncclSuccess; });
-    return member.error;
+    ncclResult_t result = ncclInProgress;
+    changed().wait(lock, [&] { return (result = go_on()) != ncclInProgress; });
+    return result == ncclSuccess ? result : refuse(result, member.text);
+}
+ncclResult_t or_state(Member const& member, ncclResult_t result) {
+    return member.is_blocking || result != ncclSuccess ? result : member.state;
+}
+void require_no_group(char const* function) {
+    if (group.depth != 0) {
+        die(std::string{function} + " was called in an open group, which puts it off");
+    }
 }
 
 } // namespace joinable_tests::fake_nccl
@@ -125,11 +151,13 @@ ncclResult_t ncclGetVersion(int* code) {
 char const* ncclGetErrorString(ncclResult_t result) {
     switch (result) {
     case ncclSuccess: return "no error";
-    case ncclUnhandledCudaError: return "unhandled cuda error";
-    case ncclSystemError: return "unhandled system error";
-    case ncclInternalError: return "internal error";
-    case ncclInvalidArgument: return "invalid argument";
-    case ncclInvalidUsage: return "invalid usage";
+    case ncclUnhandledCudaError:
+        return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
+    case ncclSystemError: return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
+    case ncclInternalError:
+        return "internal error - please report this issue to the NCCL developers";
+    case ncclInvalidArgument: return "invalid argument (run with NCCL_DEBUG=WARN for details)";
+    case ncclInvalidUsage: return "invalid usage (run with NCCL_DEBUG=WARN for details)";
     case ncclRemoteError: return "remote process exited or there was a network error";
     case ncclInProgress: return "NCCL operation in progress";
     default: return "unknown result code";
@@ -137,8 +165,11 @@ char const* ncclGetErrorString(ncclResult_t result) {
 }
 char const* ncclGetLastError(ncclComm_t comm) {
     std::lock_guard const lock{mutex()};
-    if (comm != nullptr && live().contains(comm) && !comm->member->text.empty()) {
-        last_text = comm->member->text;
+    if (comm != nullptr && live().contains(comm)) {
+        Member const& member = *comm->member;
+        bool const has_failed = (member.state != ncclSuccess && member.state != ncclInProgress) ||
+                                member.network != ncclSuccess;
+        last_text = has_failed ? member.text : last_text;
     }
     return last_text.c_str();
 }

@@ -9,8 +9,8 @@
 #include <support/fake_nccl/world.hpp>
 
 /// @file
-/// What every call of NCCL does: it is counted, fails where it was told to, and on communicators that
-/// are non-blocking it is in progress for a while.
+/// What every call of NCCL does: it is counted, fails where it was told to, and what it starts on a
+/// non-blocking communicator is in progress for a while. See README.md.
 
 namespace joinable_tests::fake_nccl {
 
@@ -39,10 +39,21 @@ template <class Body>
     });
 }
 
-/// Whether a call may begin: else the error, which stays.
-[[nodiscard]] ncclResult_t ready(Member& member);
-/// Runs `go_on` until it is done: here, or where a non-blocking communicator is asked.
-[[nodiscard]] ncclResult_t
-start(std::unique_lock<std::mutex>& lock, Member& member, std::function<bool()> go_on);
+/// Whether a call may begin: else what stands against it. Changes nothing.
+[[nodiscard]] ncclResult_t ready(Member const& member);
+/// `result` of a call; an error is the state of a non-blocking communicator from now on.
+ncclResult_t poison(Member& member, ncclResult_t result);
+/// Runs `go_on` until it returns anything but ncclInProgress, and gives that. On a non-blocking
+/// communicator it gives success at once, and `go_on` runs where the state is asked for.
+[[nodiscard]] ncclResult_t start(
+    std::unique_lock<std::mutex>& lock,
+    Member& member,
+    char const* function,
+    std::function<ncclResult_t()> go_on
+);
+/// `result`, or the state of a non-blocking communicator: what most calls return that start something.
+[[nodiscard]] ncclResult_t or_state(Member const& member, ncclResult_t result);
+/// Ends the program where a group is open, which puts the call off.
+void require_no_group(char const* function);
 
 } // namespace joinable_tests::fake_nccl

@@ -16,45 +16,68 @@ using namespace joinable_tests::fake_nccl;
 
 namespace {
 
-ncclResult_t collect(Op op, ncclComm_t comm, char const* function) {
-    ncclResult_t result = begin(function);
-    if (result == ncclSuccess) {
-        std::unique_lock lock{mutex()};
-        Member& member = member_of(comm, function);
-        op.member = comm->member;
-        if (op.op >= ncclNumOps) {
-            auto const found = member.factors.find(op.op);
-            if (found == member.factors.end() || found->second.type != op.type) {
-                die(std::string{function} + " was given an operator of another type, or none");
-            }
-            op.factor = found->second.value;
-            op.scalar = found->second.scalar;
-            op.is_scaled = true;
-            op.op = ncclSum;
-        }
-        auto const ranks = static_cast<std::size_t>(member.world->size);
-        std::size_t const part = op.count * size_of(op.type);
-        bool const is_root = op.peer == member.rank;
-        bool const reads = op.kind != Kind::receive && (op.kind != Kind::broadcast || is_root);
-        bool const writes = op.kind != Kind::send && (op.kind != Kind::reduce || is_root);
-        check_memory(
-            op.in, reads ? part * (op.kind == Kind::reduce_scatter ? ranks : 1) : 0, function
-        );
-        check_memory(
-            op.out, writes ? part * (op.kind == Kind::all_gather ? ranks : 1) : 0, function
-        );
-        result = ready(member);
-        if (result == ncclSuccess && op.count != 0) {
-            if (group.depth == 0) {
-                return launch(lock, {op});
-            }
-            group.ops.push_back(std::move(op));
-        }
-    }
+ncclResult_t in_group(ncclResult_t result) {
     if (result != ncclSuccess && group.depth > 0) {
         group.error = result;
     }
     return result;
+}
+
+/// What NCCL looks at before it takes an operation, and what is undefined there.
+ncclResult_t check(Op& op, Member const& member, char const* function) {
+    if (auto const result = ready(member); result != ncclSuccess) {
+        return result;
+    }
+    if (member.is_finalized) {
+        die(std::string{function} + " on a communicator that was finalized");
+    }
+    auto const ranks = static_cast<std::size_t>(member.world->size);
+    if (op.peer < 0 || op.peer >= member.world->size) {
+        return refuse(ncclInvalidArgument, std::string{function} + " : invalid root");
+    }
+    if (op.op >= ncclNumOps) {
+        auto const found = member.factors.find(op.op);
+        if (found == member.factors.end() || found->second.type != op.type) {
+            die(std::string{function} + " was given an operator of another type, or none");
+        }
+        op.factor = found->second.value;
+        op.scalar = found->second.scalar;
+        op.is_scaled = true;
+        op.op = ncclSum;
+    }
+    std::size_t const part = op.count * size_of(op.type);
+    bool const is_root = op.peer == member.rank;
+    bool const reads = op.kind != Kind::receive && (op.kind != Kind::broadcast || is_root);
+    bool const writes = op.kind != Kind::send && (op.kind != Kind::reduce || is_root);
+    check_memory(op.in, reads ? part * (op.kind == Kind::reduce_scatter ? ranks : 1) : 0, function);
+    check_memory(op.out, writes ? part * (op.kind == Kind::all_gather ? ranks : 1) : 0, function);
+    return ncclSuccess;
+}
+
+ncclResult_t collect(Op op, ncclComm_t comm, char const* function) {
+    ncclResult_t const told = begin(function);
+    std::unique_lock lock{mutex()};
+    Member& member = member_of(comm, function);
+    if (member.is_revoked && !member.is_revoking) {
+        return in_group(refuse(ncclInvalidUsage, "communicator was revoked"));
+    }
+    op.member = comm->member;
+    if (auto const result = told == ncclSuccess ? check(op, member, function) : told;
+        result != ncclSuccess) {
+        return in_group(poison(member, result));
+    }
+    if (op.count == 0 && !op.is_message()) { // of a message the others learn that it was sent
+        return ncclSuccess;
+    }
+    if (member.world->size == 1 && !op.is_message()) { // at once, also in a group
+        return in_group(poison(member, put_on_stream({op})));
+    }
+    if (group.depth == 0) {
+        return or_state(member, launch(lock, {op}, function));
+    }
+    group.members.push_back(comm->member);
+    group.ops.push_back(std::move(op));
+    return ncclSuccess;
 }
 
 } // namespace

@@ -28,16 +28,14 @@ std::map<std::string, std::shared_ptr<World>>& worlds() { // by unique id, until
     return *all;
 }
 std::atomic<std::uint64_t> ids{0};
+std::atomic<int> forced_blocking{-1};
 
-/// NCCL waits for that, without end.
-/// @pre mutex() is locked
-void require_no_graphs(Member const& member, char const* function) {
-    if (std::any_of(member.nodes.begin(), member.nodes.end(), [](auto const& node) {
-            return !node.expired();
-        })) {
-        die(std::string{function} + " was called while a CUDA graph has the communicator's kernels"
-        );
+/// What a configuration says, unless the environment says otherwise.
+bool is_blocking(ncclConfig_t const* config, bool otherwise) {
+    if (forced_blocking >= 0) {
+        return forced_blocking != 0;
     }
+    return config == nullptr ? otherwise : config->blocking != 0; // undefined is blocking
 }
 
 void make_handle(ncclComm_t* place, std::shared_ptr<Member> member) {
@@ -48,13 +46,26 @@ void make_handle(ncclComm_t* place, std::shared_ptr<Member> member) {
 void end(Member& member) {
     member.is_ended = true;
     member.pending = nullptr;
+    member.is_revoking = false;
     if (ncclComm_t* const place = std::exchange(member.making, nullptr)) {
         auto part = std::make_shared<Member>();
         part->world = std::make_shared<World>(1);
-        part->error = ncclInternalError;
+        part->state = ncclInternalError;
         make_handle(place, std::move(part));
     }
     changed().notify_all();
+}
+bool has_graphs(Member const& member) {
+    return std::any_of(member.nodes.begin(), member.nodes.end(), [](auto const& node) {
+        return !node.expired();
+    });
+}
+/// NCCL waits for them without end, or after ncclCommFinalize frees what they use.
+void require_no_graphs(Member const& member, char const* function) {
+    if (has_graphs(member)) {
+        die(std::string{function} + " was called while a CUDA graph has the communicator's kernels"
+        );
+    }
 }
 void free_handle(ncclComm_t comm) {
     end_windows(*comm->member);
@@ -64,6 +75,9 @@ void free_handle(ncclComm_t comm) {
 
 } // namespace
 
+void force_blocking(int value) {
+    forced_blocking = value;
+}
 std::size_t live_communicators() {
     std::lock_guard const lock{mutex()};
     return live().size();
@@ -92,41 +106,63 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 ncclResult_t ncclCommInitRankConfig(
     ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config
 ) {
+    *comm = nullptr; // also where it is refused at once
     return call("ncclCommInitRankConfig", [&]() -> ncclResult_t {
+        require_no_group("ncclCommInitRankConfig");
+        if (ranks < 1 || rank < 0 || rank >= ranks) {
+            return refuse(ncclInvalidArgument, "Invalid rank requested");
+        }
         std::unique_lock lock{mutex()};
         auto& world = worlds()[id.internal];
         if (!world) {
             world = std::make_shared<World>(ranks);
         }
-        if (world->size != ranks || rank < 0 || rank >= ranks ||
-            !world->joined.insert(rank).second) {
-            return refuse(ncclInvalidArgument, "ranks that do not fit together");
+        if (world->size != ranks || !world->joined.insert(rank).second) {
+            die("ranks that do not fit together join a communicator, and wait for ever");
         }
         auto member = std::make_shared<Member>();
         member->world = world;
         member->rank = rank;
-        member->is_blocking = config == nullptr || config->blocking != 0; // undefined is blocking
+        member->is_blocking = is_blocking(config, true);
         cudaGetDevice(&member->device);
         make_handle(comm, member);
         changed().notify_all();
-        return start(lock, *member, [its = std::weak_ptr{member->world}] {
-            auto const whole = its.lock();
-            return static_cast<int>(whole->joined.size()) == whole->size;
-        });
+        auto const result =
+            start(lock, *member, "ncclCommInitRankConfig", [its = std::weak_ptr{member->world}] {
+                auto const whole = its.lock();
+                bool const is_whole = static_cast<int>(whole->joined.size()) == whole->size;
+                return is_whole ? ncclSuccess : ncclInProgress;
+            });
+        return or_state(*member, result);
     });
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-    return call(comm, "ncclCommFinalize", [&](auto& lock, Member& member) {
-        if (auto const result = ready(member); result != ncclSuccess) {
-            return result;
-        }
-        member.is_finalized = true;
-        return start(lock, member, [&member] { return member.running == 0; });
+    require_no_group("ncclCommFinalize");
+    ncclResult_t const told = begin("ncclCommFinalize");
+    std::unique_lock lock{mutex()};
+    Member& member = member_of(comm, "ncclCommFinalize");
+    ncclResult_t result = told == ncclSuccess ? ready(member) : told;
+    if (result == ncclSuccess && member.is_finalized) {
+        result = refuse(ncclInvalidArgument, "it is finalized");
+    }
+    if (result != ncclSuccess) {
+        return poison(member, result);
+    }
+    member.is_finalized = true;
+    result = start(lock, member, "ncclCommFinalize", [&member] {
+        bool const is_idle = member.running == 0 && !has_graphs(member);
+        return is_idle ? ncclSuccess : ncclInProgress;
     });
+    return or_state(member, result);
 }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+    require_no_group("ncclCommDestroy");
     return call(comm, "ncclCommDestroy", [&](auto& lock, Member& member) {
+        if (ready(member) != ncclSuccess) {
+            die("ncclCommDestroy of a communicator that is in progress or in an error state, which "
+                "leaves a group open on its thread and frees nothing");
+        }
         require_no_graphs(member, "ncclCommDestroy");
         // For ever, where a rank never comes.
         changed().wait(lock, [&] { return member.running == 0; });
@@ -136,9 +172,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
     ncclResult_t const result = begin("ncclCommAbort");
-    if (group.depth != 0) {
-        die("ncclCommAbort was called in an open group, which puts it off");
-    }
+    require_no_group("ncclCommAbort");
     std::lock_guard const lock{mutex()};
     Member& member = member_of(comm, "ncclCommAbort");
     require_no_graphs(member, "ncclCommAbort");
@@ -149,42 +183,45 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     return result;
 }
 ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
-    return call(comm, "ncclCommRevoke", [&](auto&, Member& member) {
+    require_no_group("ncclCommRevoke");
+    return call(comm, "ncclCommRevoke", [&](auto& lock, Member& member) {
         if (flags != 0 || member.is_revoked || member.is_finalized) {
             return refuse(ncclInvalidArgument, "it cannot be revoked");
         }
-        member.is_revoked = true;
         end(member);
-        return ncclSuccess;
+        member.is_revoked = member.is_finalized = true;
+        auto const result = start(lock, member, "ncclCommRevoke", [&member] {
+            return member.running == 0 ? ncclSuccess : ncclInProgress;
+        });
+        member.is_revoking = member.pending != nullptr;
+        return or_state(member, result);
     });
 }
 
 ncclResult_t
 ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t* config) {
+    require_no_group("ncclCommSplit");
     return call("ncclCommSplit", [&]() -> ncclResult_t {
-        if (group.depth != 0) {
-            die("ncclCommSplit in a group, which the fake does not have");
-        }
         std::unique_lock lock{mutex()};
         Member& member = member_of(comm, "ncclCommSplit");
         if (auto const result = ready(member); result != ncclSuccess) {
             return result;
         }
+        *made = nullptr;
         std::size_t const number = member.splits++;
         member.world->splits[number][member.rank] = {color, key};
         member.making = color == NCCL_SPLIT_NOCOLOR ? nullptr : made;
         changed().notify_all();
-        bool const is_blocking = config == nullptr ? member.is_blocking : config->blocking != 0;
-        return start(lock, member, [&member, number, color, made, is_blocking] {
+        bool const blocks = is_blocking(config, member.is_blocking);
+        return start(lock, member, "ncclCommSplit", [&member, number, color, made, blocks] {
             World& world = *member.world;
             auto const& said = world.splits[number];
             if (static_cast<int>(said.size()) != world.size) {
-                return false;
+                return ncclInProgress;
             }
-            *made = nullptr;
             member.making = nullptr;
             if (color == NCCL_SPLIT_NOCOLOR) {
-                return true;
+                return ncclSuccess;
             }
             std::vector<std::pair<int, int>> order; // keys and ranks of this color
             for (auto const& [rank, what] : said) {
@@ -200,32 +237,41 @@ ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_
             auto part = std::make_shared<Member>();
             part->world = child;
             part->device = member.device;
-            part->is_blocking = is_blocking;
+            part->is_blocking = blocks;
             for (std::size_t k = 0; k < order.size(); ++k) {
                 part->rank = order[k].second == member.rank ? static_cast<int>(k) : part->rank;
             }
             make_handle(made, std::move(part));
-            return true;
+            return ncclSuccess;
         });
     });
 }
 
 ncclResult_t ncclCommCount(ncclComm_t const comm, int* count) {
     return call(comm, "ncclCommCount", [&](auto&, Member const& member) {
-        *count = member.world->size;
-        return ncclSuccess;
+        auto const result = ready(member);
+        if (result == ncclSuccess) {
+            *count = member.world->size;
+        }
+        return result;
     });
 }
 ncclResult_t ncclCommCuDevice(ncclComm_t const comm, int* device) {
     return call(comm, "ncclCommCuDevice", [&](auto&, Member const& member) {
-        *device = member.device;
-        return ncclSuccess;
+        auto const result = ready(member);
+        if (result == ncclSuccess) {
+            *device = member.device;
+        }
+        return result;
     });
 }
 ncclResult_t ncclCommUserRank(ncclComm_t const comm, int* rank) {
     return call(comm, "ncclCommUserRank", [&](auto&, Member const& member) {
-        *rank = member.rank;
-        return ncclSuccess;
+        auto const result = ready(member);
+        if (result == ncclSuccess) {
+            *rank = member.rank;
+        }
+        return result;
     });
 }
 

@@ -28,18 +28,28 @@ ncclResult_t ncclGroupEnd() {
         return result;
     }
     std::vector<Op> ops;
+    std::vector<std::shared_ptr<Member>> members;
     ops.swap(group.ops);
-    if (auto const error = std::exchange(group.error, ncclSuccess); error != ncclSuccess) {
-        return error;
-    }
+    members.swap(group.members);
     std::unique_lock lock{mutex()};
-    if (result == ncclSuccess && !ops.empty()) {
+    if (auto const error = std::exchange(group.error, ncclSuccess); result == ncclSuccess) {
+        result = error;
+    }
+    if (result != ncclSuccess) {
+        for (auto const& member : members) {
+            poison(*member, result);
+        }
+        return result;
+    }
+    if (!ops.empty()) {
         if (!std::all_of(ops.begin(), ops.end(), [&](Op const& op) {
                 return op.member == ops.front().member;
             })) {
             die("several communicators in a group, which the fake does not have");
         }
-        result = launch(lock, ops);
+        Member const& member = *ops.front().member;
+        result = launch(lock, ops, "ncclGroupEnd");
+        return member.is_blocking ? result : ncclInProgress; // already, whatever the state is
     }
     return result;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -40,7 +41,7 @@ Memory& memory() {
     static auto* const all = new Memory;
     return *all;
 }
-thread_local bool has_windows = true;
+thread_local Windows windows = Windows::symmetric;
 
 /// The window of a rank that an address is in, or none.
 ncclWindow_t window_of(Member const& member, void const* address) {
@@ -54,12 +55,20 @@ ncclWindow_t window_of(Member const& member, void const* address) {
     return nullptr;
 }
 
+/// Whether ncclMemAlloc gave the memory that an address is in.
+bool is_allocated(std::byte* address) {
+    auto const after = memory().blocks.upper_bound(address);
+    return after != memory().blocks.begin() &&
+           address < std::prev(after)->first + std::prev(after)->second;
+}
+
 /// Where an address is: the number of a window and an offset, or none.
 using Place = std::pair<std::size_t, std::ptrdiff_t>;
-constexpr Place no_place{static_cast<std::size_t>(-1), 0};
+constexpr std::size_t no_window = static_cast<std::size_t>(-1); ///< or a local one
+constexpr Place no_place{no_window, 0};
 Place place_of(Member const& member, void const* address) {
     ncclWindow_t const window = window_of(member, address);
-    return window == nullptr
+    return window == nullptr || window->number == no_window
                ? no_place
                : Place{window->number, static_cast<std::byte const*>(address) - window->data};
 }
@@ -87,8 +96,8 @@ std::size_t live_registrations() {
     std::lock_guard const lock{mutex()};
     return memory().windows.size();
 }
-void set_windows(bool has) {
-    has_windows = has;
+void set_windows(Windows made) {
+    windows = made;
 }
 std::size_t registered_collectives() {
     std::lock_guard const lock{mutex()};
@@ -161,15 +170,27 @@ ncclResult_t ncclMemFree(void* data) {
 ncclResult_t ncclCommWindowRegister(
     ncclComm_t comm, void* data, std::size_t bytes, ncclWindow_t* made, int flags
 ) {
+    require_no_group("ncclCommWindowRegister");
+    if (flags != NCCL_WIN_COLL_SYMMETRIC) {
+        die("a window that is not symmetric, which the fake does not have");
+    }
     return call("ncclCommWindowRegister", [&]() -> ncclResult_t {
-        if (flags != NCCL_WIN_COLL_SYMMETRIC ||
-            reinterpret_cast<std::size_t>(data) % NCCL_WIN_REQUIRED_ALIGNMENT != 0) {
-            return ncclInvalidArgument;
-        }
         std::unique_lock lock{mutex()};
         Member& member = member_of(comm, "ncclCommWindowRegister");
+        if (data == nullptr || bytes == 0 || windows == Windows::none) {
+            return ncclSuccess; // and nothing is written
+        }
         if (auto const result = ready(member); result != ncclSuccess) {
             return result;
+        }
+        if (windows == Windows::local) { // and no rank is asked
+            return start(lock, member, "ncclCommWindowRegister", [=, &member] {
+                auto* const first = static_cast<std::byte*>(data);
+                *made =
+                    new ncclWindow_vidmem{member.world.get(), member.rank, no_window, first, bytes};
+                memory().windows.insert(*made);
+                return ncclSuccess;
+            });
         }
         std::size_t const number = member.windows++;
         auto& said = member.world->windows[number];
@@ -180,23 +201,32 @@ ncclResult_t ncclCommWindowRegister(
             }
         }
         changed().notify_all(); // this rank has come
-        return start(lock, member, [=, &member, is_something = has_windows] {
+        return start(lock, member, "ncclCommWindowRegister", [=, &member] {
+            auto* const first = static_cast<std::byte*>(data);
+            *made = nullptr;
+            if (reinterpret_cast<std::size_t>(data) % NCCL_WIN_REQUIRED_ALIGNMENT != 0) {
+                member.text = "Window address must be suitably aligned.";
+                return ncclInvalidArgument;
+            }
+            if (!is_allocated(first)) {
+                member.text = "Cuda failure 'invalid argument'";
+                return ncclUnhandledCudaError;
+            }
             World const& world = *member.world;
             if (static_cast<int>(world.windows.at(number).size()) != world.size) {
-                return false;
+                return ncclInProgress;
             }
-            *made = nullptr;
-            if (is_something) {
-                auto* const first = static_cast<std::byte*>(data);
-                *made = new ncclWindow_vidmem{&world, member.rank, number, first, bytes};
-                memory().windows.insert(*made);
-            }
-            return true;
+            *made = new ncclWindow_vidmem{&world, member.rank, number, first, bytes};
+            memory().windows.insert(*made);
+            return ncclSuccess;
         });
     });
 }
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
     return call(comm, "ncclCommWindowDeregister", [&](auto&, Member const& member) {
+        if (window == nullptr) {
+            return ncclSuccess;
+        }
         if (member.pending) {
             die("ncclCommWindowDeregister while a call is in progress");
         }

@@ -17,9 +17,14 @@ namespace joinable_tests::fake_nccl {
 [[nodiscard]] std::size_t live_memory();
 /// Windows and registrations, of all ranks.
 [[nodiscard]] std::size_t live_registrations();
-/// Whether the calling thread's windows are something: else they are null, as on systems without
-/// symmetric memory. True at start.
-void set_windows(bool has);
+/// What ncclCommWindowRegister makes.
+enum class Windows : unsigned char {
+    symmetric, ///< once all ranks have come
+    local,     ///< without another rank: a system without symmetric memory
+    none,      ///< nothing, at once: NCCL_LOCAL_REGISTER=0 on such a system
+};
+/// For the calling thread, which is a rank. Symmetric ones at start.
+void set_windows(Windows made);
 /// Collectives of the calling process so far whose buffers were in windows.
 [[nodiscard]] std::size_t registered_collectives();
 

@@ -89,6 +89,31 @@ void run(Member& member, std::vector<Op> const& ops, std::vector<std::size_t> co
     --member.running;
     changed().notify_all();
 }
+/// Messages of a rank to itself whose buffers are one are nothing; each needs its other side.
+ncclResult_t drop_messages_to_itself(std::vector<Op>& ops) {
+    int const me = ops[0].member->rank;
+    std::vector<void const*> sent;
+    std::vector<void const*> received;
+    for (Op const& op : ops) {
+        if (op.is_message() && op.peer == me) {
+            bool const sends = op.kind == Kind::send;
+            (sends ? sent : received).push_back(sends ? op.in : op.out);
+        }
+    }
+    if (sent.size() != received.size()) {
+        return ncclInvalidUsage;
+    }
+    std::size_t sends = 0;
+    std::size_t receives = 0;
+    std::erase_if(ops, [&](Op const& op) {
+        if (!op.is_message() || op.peer != me) {
+            return false;
+        }
+        std::size_t const pair = op.kind == Kind::send ? sends++ : receives++;
+        return sent[pair] == received[pair];
+    });
+    return ncclSuccess;
+}
 /// @pre mutex() is locked
 std::vector<std::size_t> next_numbers(Member& member, std::vector<Op> const& ops) {
     std::vector<std::size_t> numbers;
@@ -122,25 +147,29 @@ bool capture(std::shared_ptr<Member> const& member, std::vector<Op> ops) {
 
 } // namespace
 
-ncclResult_t launch(std::unique_lock<std::mutex>& lock, std::vector<Op> const& ops) {
+ncclResult_t put_on_stream(std::vector<Op> ops) {
     std::shared_ptr<Member> const member = ops[0].member;
-    return start(lock, *member, [member, ops] {
-        if (capture(member, ops)) {
-            return true;
-        }
-        ++member->running;
-        try {
-            auto const numbers = next_numbers(*member, ops);
-            fake_cuda::enqueue(ops[0].stream, [member, ops, numbers] {
-                run(*member, ops, numbers);
-            });
-        } catch (std::invalid_argument const&) {
-            --member->running;
-            member->error = ncclUnhandledCudaError;
-            member->text = "invalid resource handle";
-        }
-        return member->error == ncclSuccess;
-    });
+    if (auto const result = drop_messages_to_itself(ops); result != ncclSuccess) {
+        member->text = "Trying to send to self without a matching recv, or the other way round";
+        return refuse(result, member->text);
+    }
+    if (ops.empty() || capture(member, ops)) {
+        return ncclSuccess;
+    }
+    ++member->running;
+    try {
+        auto const numbers = next_numbers(*member, ops);
+        fake_cuda::enqueue(ops[0].stream, [member, ops, numbers] { run(*member, ops, numbers); });
+    } catch (std::runtime_error const& error) {
+        --member->running;
+        member->text = error.what();
+        return refuse(ncclUnhandledCudaError, member->text);
+    }
+    return ncclSuccess;
+}
+ncclResult_t launch(std::unique_lock<std::mutex>& lock, std::vector<Op> ops, char const* function) {
+    Member& member = *ops[0].member;
+    return start(lock, member, function, [ops = std::move(ops)] { return put_on_stream(ops); });
 }
 
 } // namespace joinable_tests::fake_nccl

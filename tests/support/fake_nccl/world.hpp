@@ -77,10 +77,14 @@ struct Member {
     bool is_ended = false; ///< aborted or revoked
     bool is_revoked = false;
     bool is_finalized = false;
-    ncclResult_t error = ncclSuccess;
+    /// What the last operation left, as ncclCommGetAsyncError tells it: the last writer wins.
+    ncclResult_t state = ncclSuccess;
+    ncclResult_t network = ncclSuccess; ///< told where `state` is success
     std::string text;
     int polls = 0;
-    std::function<bool()> pending; ///< goes on, if it can; whether it is done
+    /// An operation of a non-blocking communicator that is in progress: goes on, if it can.
+    std::function<ncclResult_t()> pending;
+    bool is_revoking = false; ///< `pending` is the revocation
     ncclComm_t* making =
         nullptr; ///< where a split that is pending puts its handle, also if it fails
     std::size_t collectives = 0;
@@ -112,6 +116,7 @@ namespace joinable_tests::fake_nccl {
 struct Group {
     int depth = 0;
     std::vector<Op> ops;
+    std::vector<std::shared_ptr<Member>> members; ///< that something was said of
     ncclResult_t error = ncclSuccess;
 };
 inline thread_local Group group;

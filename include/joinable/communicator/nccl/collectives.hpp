@@ -50,7 +50,8 @@ public:
     /// That of the collectives.
     [[nodiscard]] cudaStream_t stream() const noexcept { return rank_.stream(); }
 
-    /// Local. From now on data is made and used on `caller`. Returns the stream on which it was.
+    /// Local. From now on data is made and used on `caller`, which exists as long as it is the one: with
+    /// a stream that was destroyed CUDA may do anything. Returns the stream on which data was made.
     cudaStream_t set_stream(cudaStream_t caller) noexcept { return rank_.set_caller(caller); }
     /// What works in the memory of the device, on the caller's stream: for buckets. Without kernels
     /// (CudaDevice::use_kernels) gradients are scaled by NCCL, on their way.
@@ -79,10 +80,11 @@ public:
     /// a collective buffers in it at the same offset. It lasts until the arena goes, or the
     /// communicator; with NcclOptions::revoke, after a failure, as long as the handle, which the
     /// arena then has to outlive. Once more is nothing. Returns false, on all ranks, if the arena of
-    /// any rank cannot be registered: then it is used as any other memory.
+    /// any rank is not NCCL's memory, or its NCCL registers nothing: then it is used as any other
+    /// memory.
     /// @throws Mismatch  ranks give arenas of different sizes; nothing was registered.
     ///         CommunicationError, PeerFailed, TimedOut  after aborting, on all ranks: NCCL refuses on
-    ///         some of them only, or fails.
+    ///         any of them, after which its communicator takes nothing more.
     bool register_arena(Arena const& arena) { return arenas_.enroll(arena); }
 
     /// Of the hosts: streams go on.

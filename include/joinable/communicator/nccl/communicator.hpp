@@ -41,7 +41,7 @@ public:
     /// must outlive this object. The current device is the rank's, unless the options name one.
     /// @throws CommunicationError  no usable GPU, or NCCL refuses; then PeerFailed on the others, with
     ///         the text. @throws TimedOut  ranks did not come. @throws ContractViolation  an option
-    ///         needs a later NCCL.
+    ///         needs a later NCCL, or NCCL_COMM_BLOCKING makes all communicators blocking.
     template <Communicator Control>
     explicit NcclCommunicator(Control& control, NcclOptions const& options = {})
         : NcclCommunicator{
@@ -141,6 +141,18 @@ private:
             rank_.check(result, "ncclCommInitRankConfig");
             rank_.finish_call("joins the communicator");
         });
+        try {
+            detail::prepare_together(rank_, [&] {
+                detail::require_non_blocking(
+                    rank_,
+                    "NCCL_COMM_BLOCKING, which the environment or nccl.conf sets, wins over what "
+                    "this library asks for; leave it out"
+                );
+            });
+        } catch (...) {
+            rank_.close(false, true);
+            throw;
+        }
     }
     /// Of a group that split() made.
     NcclCommunicator(

@@ -54,8 +54,14 @@ public:
         rank_.adopt(comm);
         try {
             rank_.finish_call("waits for what NCCL does with the communicator");
-            detail::prepare_together(rank_, [&] { check_members(comm); });
-            require_non_blocking(comm);
+            detail::prepare_together(rank_, [&] {
+                check_members(comm);
+                detail::require_non_blocking(
+                    rank_,
+                    "make the one that is lent by ncclCommInitRankConfig with config.blocking = 0, "
+                    "and do not set NCCL_COMM_BLOCKING"
+                );
+            });
             detail::share_arrivals(rank_);
         } catch (...) {
             rank_.close(false, false);
@@ -107,25 +113,6 @@ private:
                 "be the current one"
             )};
         }
-    }
-
-    /// NCCL does not tell how a communicator was made. But of a call that only has ranks meet, and makes
-    /// nothing, a blocking one comes back when it is done, another one at once.
-    void require_non_blocking(ncclComm_t comm) {
-        ncclComm_t none = nullptr;
-        ncclResult_t const result = ncclCommSplit(comm, NCCL_SPLIT_NOCOLOR, rank(), &none, nullptr);
-        rank_.check(result, "ncclCommSplit");
-        rank_.finish_call("is lent an NCCL communicator");
-        detail::prepare_together(rank_, [&] {
-            if (result == ncclSuccess) {
-                throw ContractViolation{
-                    "the NCCL communicator that is lent is blocking, so a rank that never comes "
-                    "would "
-                    "block the others for ever: make it by ncclCommInitRankConfig with "
-                    "config.blocking = 0"
-                };
-            }
-        });
     }
 
     bool is_lent_ = true;

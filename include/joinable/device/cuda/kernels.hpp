@@ -2,7 +2,7 @@
 #pragma once
 
 #if !defined(__CUDACC__)
-#error "joinable/device/cuda_kernels.hpp has kernels: include it where nvcc compiles"
+#error "joinable/device/cuda/kernels.hpp has kernels: include it where nvcc compiles"
 #endif
 
 #include <cstddef>

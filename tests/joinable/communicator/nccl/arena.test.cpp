@@ -132,46 +132,82 @@ TEST_CASE("where a rank has no memory of NCCL all go on without registration") {
     check_nothing_is_left();
 }
 
-TEST_CASE("where there are no windows, on a rank or on all, nobody has one") {
+/// Of this rank, until this goes.
+class WindowsHere {
+public:
+    explicit WindowsHere(fake_nccl::Windows made) { fake_nccl::set_windows(made); }
+    WindowsHere(WindowsHere const&) = delete;
+    WindowsHere& operator=(WindowsHere const&) = delete;
+    ~WindowsHere() { fake_nccl::set_windows(fake_nccl::Windows::symmetric); }
+};
+
+TEST_CASE("where a rank or all have no windows, nobody keeps one") {
+    using fake_nccl::Windows;
     for (bool const on_all : {false, true}) {
         run_nccl_ranks({1, 2, 3, 4, 8}, [&](NcclCommunicator& comm, auto&, cudaStream_t) {
-            fake_nccl::set_windows(!on_all && comm.rank() != 0);
+            bool const has_none = on_all || comm.rank() == 0;
+            WindowsHere const windows{has_none ? Windows::none : Windows::local};
             Arena const arena = comm.allocate(64);
             CHECK_FALSE(comm.register_arena(arena));
             comm.barrier();
             CHECK(fake_nccl::live_registrations() == 0);
             comm.all_reduce(floats(arena, 0, 16), ReduceOp::sum).synchronize();
-            fake_nccl::set_windows(true);
         });
     }
     run_nccl_ranks({1, 2, 4}, [](NcclCommunicator& comm, auto&, cudaStream_t) {
-        fake_nccl::fail_next("ncclCommWindowRegister", ncclInvalidUsage); // on all ranks
+        WindowsHere const windows{Windows::local};
         Arena const arena = comm.allocate(64);
-        CHECK_FALSE(comm.register_arena(arena));
-        CHECK_FALSE(comm.is_spent());
-        CHECK(comm.register_arena(arena)); // another time it may
+        CHECK(comm.register_arena(arena));
+        comm.all_reduce(floats(arena, 0, 16), ReduceOp::sum).synchronize();
+    });
+    check_nothing_is_left();
+}
+
+TEST_CASE("windows on some ranks only, for which NCCL would wait for ever, end at the deadline") {
+    run_nccl_ranks({2, 4}, [](NcclCommunicator& comm, auto&, cudaStream_t) {
+        bool const has_none = comm.rank() == 0;
+        WindowsHere const windows{
+            has_none ? fake_nccl::Windows::none : fake_nccl::Windows::symmetric
+        };
+        Arena const arena = comm.allocate(64);
+        comm.barrier();
+        comm.set_deadline(has_none ? std::chrono::seconds{60} : std::chrono::seconds{1});
+        CHECK_THROWS_AS((void)comm.register_arena(arena), joinable::TimedOut);
+        CHECK(comm.is_spent());
     });
     check_nothing_is_left();
 }
 
 TEST_CASE("a registration that fails on one rank ends all of them with its text") {
-    for (auto const result : {ncclInvalidUsage, ncclSystemError, ncclUnhandledCudaError}) {
+    auto const ends_all = [](auto const& fail, std::string const& text) {
         for (int const world : {2, 3, 8}) {
             run_nccl_ranks({world}, [&](NcclCommunicator& comm, auto&, cudaStream_t) {
                 if (comm.rank() == 1) {
-                    fake_nccl::fail_next("ncclCommWindowRegister", result);
+                    fail();
                 }
                 Arena const arena = comm.allocate(64);
                 CHECK_THROWS_WITH_AS(
                     (void)comm.register_arena(arena),
-                    Contains("rank 1: the registration of an arena: "),
+                    Contains(text.c_str()),
                     joinable::CommunicationError
                 );
                 CHECK(comm.is_spent());
                 CHECK_THROWS_AS((void)comm.register_arena(arena), joinable::CommunicationError);
             });
         }
+    };
+    for (auto const result : {ncclInvalidArgument, ncclSystemError, ncclUnhandledCudaError}) {
+        // NCCL returns success, and it is the state that says that a window was refused.
+        ends_all(
+            [&] { fake_nccl::fail_later("ncclCommWindowRegister", result); },
+            std::string{"rank 1: an asynchronous error while it registers an arena: "} +
+                ncclGetErrorString(result)
+        );
     }
+    ends_all(
+        [] { fake_nccl::fail_next("ncclCommWindowRegister", ncclSystemError); },
+        "rank 1: the registration of an arena: unhandled system error"
+    );
     check_nothing_is_left();
 }
 

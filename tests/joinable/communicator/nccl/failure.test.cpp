@@ -203,7 +203,8 @@ TEST_CASE("a call that NCCL refuses ends all ranks with its name") {
         REQUIRE(error);
         CHECK(
             std::string{error->what()} ==
-            "rank 1: all_reduce: unhandled cuda error: ncclAllReduce was told to fail"
+            "rank 1: all_reduce: unhandled cuda error (run with NCCL_DEBUG=INFO for details): "
+            "ncclAllReduce was told to fail"
         );
     });
     run_nccl_ranks({2}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
@@ -247,6 +248,7 @@ TEST_CASE("an error of CUDA ends all ranks, whichever call has it") {
             CHECK_NOTHROW(work.wait()); // what was complete stays so
         });
     }
+    fake_cuda::relaunch();
     CHECK(fake_nccl::live_communicators() == 0);
 }
 
@@ -312,10 +314,11 @@ TEST_CASE("an abort that fails is told, and the handle is not used again") {
         });
         REQUIRE(error);
         CHECK(
-            std::string{error->what()} ==
-            (comm.rank() == 0
-                 ? "enough"
-                 : "enough; besides, ncclCommAbort failed on rank 1: unhandled system error")
+            std::string{error->what()} == (comm.rank() == 0
+                                               ? "enough"
+                                               : "enough; besides, ncclCommAbort failed on rank 1: "
+                                                 "unhandled system error (run with "
+                                                 "NCCL_DEBUG=INFO for details)")
         );
         comm.abort({joinable::FailureKind::timed_out, {0}, "again"}); // the first reason wins
         CHECK_THROWS_AS(comm.barrier(), joinable::PeerFailed);
@@ -339,7 +342,7 @@ TEST_CASE("a work that was complete before an abort stays complete") {
 }
 
 TEST_CASE("misuse is refused before any data moves, and leaves the communicator usable") {
-    run_nccl_ranks({2}, [](NcclCommunicator& comm, auto& hosts, cudaStream_t stream) {
+    run_nccl_ranks({2}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
         DeviceArray<int> const data{{1, 2}, stream};
         auto const refused = [&](auto const& call, char const* text) {
             CHECK_THROWS_WITH_AS(call(), Contains(text), joinable::ContractViolation);
@@ -408,22 +411,12 @@ TEST_CASE("misuse is refused before any data moves, and leaves the communicator 
             cuda(cudaGraphDestroy(graph));
         }
         {
-            cudaStream_t gone = nullptr;
-            cuda(cudaStreamCreateWithFlags(&gone, cudaStreamNonBlocking));
-            cuda(cudaStreamDestroy(gone));
-            auto work = comm.all_reduce(floats.buffer(), ReduceOp::sum);
-            comm.set_stream(gone);
+            cuda(cudaSetDevice(7));
+            Stream const elsewhere; // of one that was destroyed, nobody can know
+            cuda(cudaSetDevice(comm.device()));
+            comm.set_stream(elsewhere);
             refused(sum(data.buffer()), "give set_stream() one of device");
-            refused([&] { comm.synchronize(); }, "give set_stream() one of device");
             comm.set_stream(stream);
-            if (comm.rank() == 1) {
-                hosts.barrier(); // so that the work of rank 0 is not complete
-            }
-            auto other_work = comm.broadcast(floats.buffer(), 0);
-            if (comm.rank() == 0) {
-                refused([&] { other_work.wait(gone); }, "that was not destroyed");
-                hosts.barrier();
-            }
         }
         comm.all_reduce(data.buffer(), ReduceOp::sum).wait();
         CHECK(data.read(comm, stream) == std::vector{2, 4});
@@ -623,6 +616,104 @@ TEST_CASE("joining that NCCL refuses ends all ranks, and that never ends is Time
     CHECK(fake_nccl::live_communicators() == 0);
 }
 
+TEST_CASE("what NCCL starts and does not finish ends all ranks with its text") {
+    auto const ends_all = [](char const* function, bool revokes, auto const& call) {
+        CAPTURE(function);
+        run_nccl_ranks(
+            {2, 3},
+            {.deadline = std::chrono::seconds{60}, .revoke = revokes},
+            [&](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+                DeviceArray<float> const data{{1.0F}, stream};
+                if (comm.rank() == 1) {
+                    fake_nccl::fail_later(function, ncclSystemError);
+                }
+                auto const error =
+                    thrown<joinable::CommunicationError>([&] { call(comm, data.buffer()); });
+                REQUIRE(error);
+                std::string const text = error->what();
+                CHECK(text.starts_with("rank 1: an asynchronous error"));
+                CHECK(text.find(concat(function, " was told to fail later")) != std::string::npos);
+                CHECK(comm.is_spent());
+            }
+        );
+        CHECK(fake_nccl::live_communicators() == 0);
+    };
+    for (bool const revokes : {false, true}) {
+        ends_all("ncclAllReduce", revokes, [](NcclCommunicator& comm, joinable::Buffer data) {
+            comm.all_reduce(data, ReduceOp::sum).synchronize();
+        });
+        ends_all("ncclGroupEnd", revokes, [](NcclCommunicator& comm, joinable::Buffer data) {
+            auto group = comm.group();
+            auto work = comm.all_reduce(data, ReduceOp::sum);
+            group.end();
+            work.synchronize();
+        });
+        ends_all("ncclCommSplit", revokes, [](NcclCommunicator& comm, joinable::Buffer) {
+            static_cast<void>(comm.split(0, 0));
+        });
+    }
+}
+
+TEST_CASE("joining that fails later ends all ranks, and nothing of NCCL is left") {
+    run_ranks({3}, [](joinable::ThreadCommunicator& hosts) {
+        cuda(cudaSetDevice(hosts.rank()));
+        if (hosts.rank() == 1) {
+            fake_nccl::fail_later("ncclCommInitRankConfig", ncclSystemError);
+        }
+        CHECK_THROWS_WITH_AS(
+            NcclCommunicator{hosts},
+            Contains("rank 1: an asynchronous error while it joins the communicator"),
+            joinable::CommunicationError
+        );
+    });
+    CHECK(fake_nccl::live_communicators() == 0);
+}
+
+TEST_CASE("a communicator whose end fails is aborted on all ranks, not destroyed") {
+    for (bool const is_late : {false, true}) {
+        for (char const* const function : {"ncclCommFinalize", "the network"}) {
+            Meeting complete{2};
+            run_nccl_ranks({2}, [&](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+                DeviceArray<float> const data{{1.0F}, stream};
+                comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
+                complete.meet();
+                if (comm.rank() == 1 && std::string{function} == "the network") {
+                    fake_nccl::fail_async(comm.native_handle(), ncclRemoteError, "lost peer 0");
+                } else if (comm.rank() == 1) {
+                    (is_late ? fake_nccl::fail_later
+                             : fake_nccl::fail_next)(function, ncclSystemError);
+                }
+            });
+            CHECK(fake_nccl::live_communicators() == 0);
+        }
+    }
+}
+
+TEST_CASE("a message of a rank to itself needs its other side in the same group") {
+    run_nccl_ranks({1, 2}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+        DeviceArray<int> const from{{comm.rank() + 1}, stream};
+        DeviceArray<int> const to{{0}, stream};
+        auto group = comm.group();
+        auto const sent = comm.send(from.buffer(), comm.rank());
+        auto received = comm.receive(to.buffer(), comm.rank());
+        group.end();
+        received.wait();
+        CHECK(to.read(comm, stream) == std::vector{comm.rank() + 1});
+        for (bool const sends : {false, true}) {
+            auto const call = [&] {
+                auto const work = sends ? comm.send(from.buffer(), comm.rank())
+                                        : comm.receive(to.buffer(), comm.rank());
+            };
+            CHECK_THROWS_WITH_AS(
+                call(),
+                Contains("needs its other side in the same group"),
+                joinable::ContractViolation
+            );
+        }
+        CHECK_FALSE(comm.is_spent());
+    });
+}
+
 TEST_CASE("a split that fails on one rank ends all of them, and nothing of NCCL is left") {
     for (bool const revokes : {false, true}) {
         run_nccl_ranks(
@@ -733,6 +824,69 @@ TEST_CASE("keep_alive says what it needs of the control communicator") {
             joinable::ContractViolation
         );
     });
+}
+
+TEST_CASE("a handle that is revoked is ready when a rank has heard of the failure") {
+    fake_nccl::set_polls_in_progress(20);
+    run_nccl_ranks(
+        {2, 4},
+        {.deadline = std::chrono::seconds{60}, .revoke = true},
+        [](NcclCommunicator& comm, auto& hosts, cudaStream_t stream) {
+            DeviceArray<float> const data{{1.0F}, stream};
+            auto const wait = [&] {
+                if (comm.rank() != 0) {
+                    comm.all_reduce(data.buffer(), ReduceOp::sum).synchronize();
+                }
+                hosts.barrier();
+            };
+            if (comm.rank() == 0) {
+                comm.abort({joinable::FailureKind::peer_failed, {0}, "enough"});
+            }
+            CHECK_THROWS_WITH_AS(wait(), "enough", joinable::PeerFailed);
+            CHECK_THROWS_WITH_AS(comm.barrier(), "enough", joinable::PeerFailed);
+            ncclResult_t state = ncclInProgress;
+            CHECK(ncclCommGetAsyncError(comm.native_handle(), &state) == ncclSuccess);
+            CHECK(state == ncclSuccess);
+        }
+    );
+    fake_nccl::set_polls_in_progress(1);
+    CHECK(fake_nccl::live_communicators() == 0);
+}
+
+TEST_CASE("a revocation that fails, or does not end in time, is told") {
+    auto const tells = [](char const* text, auto const& before, auto const& after) {
+        joinable::SelfCommunicator alone;
+        cuda(cudaSetDevice(0));
+        NcclCommunicator comm{alone, {.revoke = true}};
+        before(comm);
+        comm.abort({joinable::FailureKind::peer_failed, {0}, "enough"});
+        CHECK_THROWS_WITH_AS(
+            comm.barrier(),
+            concat("enough; besides, ncclCommRevoke failed on rank 0: ", text).c_str(),
+            joinable::PeerFailed
+        );
+        after();
+    };
+    auto const nothing = [](auto&&...) {};
+    tells(
+        "internal error - please report this issue to the NCCL developers",
+        [](auto&) { fake_nccl::fail_next("ncclCommRevoke", ncclInternalError); },
+        nothing
+    );
+    tells(
+        "unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        [](auto&) { fake_nccl::fail_later("ncclCommRevoke", ncclUnhandledCudaError); },
+        nothing
+    );
+    tells(
+        "NCCL operation in progress",
+        [](NcclCommunicator& comm) {
+            comm.set_deadline(std::chrono::milliseconds{50});
+            fake_nccl::set_polls_in_progress(1 << 30);
+        },
+        [] { fake_nccl::set_polls_in_progress(1); }
+    );
+    CHECK(fake_nccl::live_communicators() == 0);
 }
 
 TEST_CASE("with revoke the handle outlives a failure") {

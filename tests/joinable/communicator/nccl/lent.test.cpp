@@ -126,12 +126,69 @@ TEST_CASE("a blocking communicator is refused on all ranks, and stays the engine
     run_engines({1, 3}, true, [](joinable::ThreadCommunicator& hosts, Engine& engine) {
         CHECK_THROWS_WITH_AS(
             (NcclCommunicatorRef{hosts, engine.comm, engine.stream}),
-            Contains("make it by ncclCommInitRankConfig with config.blocking = 0"),
+            Contains("make the one that is lent by ncclCommInitRankConfig with config.blocking = 0"
+            ),
             joinable::ContractViolation
         );
         CHECK_FALSE(hosts.is_spent());
         hosts.barrier();
     });
+}
+
+TEST_CASE("a communicator that is blocking on one rank is refused on all, without waiting for it") {
+    ncclUniqueId id{};
+    ncclGetUniqueId(&id);
+    run_ranks({3}, [&](joinable::ThreadCommunicator& hosts) {
+        cuda(cudaSetDevice(hosts.rank()));
+        bool const is_blocking = hosts.rank() == 1;
+        Engine engine{id, hosts.size(), hosts.rank(), is_blocking};
+        if (is_blocking) {
+            CHECK_THROWS_WITH_AS(
+                (NcclCommunicatorRef{hosts, engine.comm, engine.stream}),
+                Contains("the NCCL communicator is blocking"),
+                joinable::ContractViolation
+            );
+        } else {
+            CHECK_THROWS_WITH_AS(
+                (NcclCommunicatorRef{hosts, engine.comm, engine.stream}),
+                Contains("rank 1 cannot be part of an NCCL communicator: the NCCL communicator is"),
+                joinable::PeerFailed
+            );
+        }
+        CHECK_FALSE(hosts.is_spent());
+        hosts.barrier();
+    });
+    CHECK(fake_nccl::live_communicators() == 0);
+}
+
+TEST_CASE("a communicator that the environment makes blocking is refused, whoever made it") {
+    for (bool const is_own : {false, true}) {
+        ncclUniqueId id{};
+        ncclGetUniqueId(&id);
+        run_ranks({1, 2}, [&](joinable::ThreadCommunicator& hosts) {
+            cuda(cudaSetDevice(hosts.rank()));
+            if (hosts.rank() == 0) {
+                ncclGetUniqueId(&id);
+                fake_nccl::force_blocking(1);
+            }
+            hosts.barrier();
+            auto const make = [&] {
+                if (is_own) {
+                    NcclCommunicator{hosts};
+                } else {
+                    Engine engine{id, hosts.size(), hosts.rank(), false};
+                    NcclCommunicatorRef{hosts, engine.comm, engine.stream};
+                }
+            };
+            CHECK_THROWS_WITH_AS(
+                make(), Contains("NCCL_COMM_BLOCKING"), joinable::ContractViolation
+            );
+            CHECK_FALSE(hosts.is_spent());
+            hosts.barrier();
+        });
+        fake_nccl::force_blocking(-1);
+    }
+    CHECK(fake_nccl::live_communicators() == 0);
 }
 
 TEST_CASE("what is lent must fit the control communicator") {
@@ -176,7 +233,9 @@ TEST_CASE("a communicator that is in an error state is not taken") {
         }
         CHECK_THROWS_WITH_AS(
             (NcclCommunicatorRef{hosts, engine.comm, engine.stream}),
-            "rank 0: an asynchronous error: unhandled system error: link down",
+            "rank 0: an asynchronous error while it waits for what NCCL does with the "
+            "communicator: unhandled system error (run with NCCL_DEBUG=INFO for "
+            "details): link down",
             joinable::CommunicationError
         );
         engine.comm = nullptr; // aborted, on all ranks

@@ -239,6 +239,7 @@ TEST_CASE("an error of CUDA in a roll call over NCCL ends all ranks, whichever c
             CHECK(comm.is_spent());
         });
     }
+    fake_cuda::relaunch();
     CHECK(fake_nccl::live_communicators() == 0);
 }
 

@@ -219,6 +219,7 @@ TEST_CASE("what the runtime refuses is an error that names the call, and is not 
         CHECK(text_of([&] { (void)f.device.allocate(8, 8); }).find(call) == 0);
         CHECK(fake::live_allocations() == 0);
         CHECK(fake::live_streams() == streams);
+        fake::relaunch();
     }
     fake::fail_next(cudaErrorMemoryAllocation, 2);
     CHECK(text_of([&] { f.device.submit(); }).find("cudaEventCreateWithFlags") == 0);

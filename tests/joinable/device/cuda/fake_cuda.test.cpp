@@ -3,11 +3,15 @@
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstddef>
 #include <cstring>
 #include <stdexcept>
 #include <thread>
 #include <vector>
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <support/fake_cuda/fake_cuda.hpp>
 
@@ -62,7 +66,35 @@ TEST_CASE("a stream runs in order, beside the host, and says when it is idle") {
     CHECK(cudaStreamQuery(stream) == cudaSuccess);
     CHECK(order == std::vector{0, 1, 2});
     CHECK(cudaStreamDestroy(stream) == cudaSuccess);
-    CHECK(cudaStreamSynchronize(stream) == cudaErrorInvalidResourceHandle);
+}
+
+/// Whether `call` ends its process with a message, in one that is forked for it.
+template <class Call>
+bool ends_the_program(Call const& call) {
+    fake::drain(); // no thread of a stream is left that holds a lock
+    pid_t const child = fork();
+    if (child == 0) {
+        std::signal(SIGABRT, SIG_DFL);
+        close(STDERR_FILENO);
+        call();
+        _exit(0);
+    }
+    int status = 0;
+    return waitpid(child, &status, 0) == child && WIFSIGNALED(status) &&
+           WTERMSIG(status) == SIGABRT;
+}
+
+TEST_CASE("what was destroyed is undefined, which ends the program") {
+    cudaStream_t const stream = make_stream();
+    cudaEvent_t const event = make_event();
+    CHECK(cudaEventDestroy(event) == cudaSuccess);
+    CHECK(cudaStreamDestroy(stream) == cudaSuccess);
+    CHECK(ends_the_program([&] { (void)cudaStreamQuery(stream); }));
+    CHECK(ends_the_program([&] { (void)cudaMemsetAsync(nullptr, 0, 0, stream); }));
+    CHECK(ends_the_program([&] { (void)cudaStreamDestroy(stream); }));
+    CHECK(ends_the_program([&] { (void)cudaEventRecord(event, nullptr); }));
+    CHECK(ends_the_program([&] { (void)cudaEventDestroy(event); }));
+    CHECK_FALSE(ends_the_program([&] { (void)cudaStreamQuery(nullptr); }));
 }
 
 TEST_CASE("streams do not wait for each other, unless an event says so") {
@@ -255,6 +287,29 @@ TEST_CASE("an injected error is given once, to the thread that asked for it, and
     fake::fail_next(cudaErrorUnknown);
     CHECK_FALSE(fake::has_failed());
     CHECK(cudaGetDevice(&device) == cudaSuccess);
+}
+
+TEST_CASE("after an error that leaves a process inconsistent, all calls give it, but things go back"
+) {
+    std::size_t const events = fake::live_events();
+    cudaEvent_t const event = make_event();
+    cudaStream_t const stream = make_stream();
+    fake::fail_next(cudaErrorIllegalAddress);
+    CHECK(cudaStreamQuery(stream) == cudaErrorIllegalAddress);
+    CHECK(cudaGetLastError() == cudaErrorIllegalAddress);
+    CHECK(cudaGetLastError() == cudaErrorIllegalAddress);
+    void* data = nullptr;
+    CHECK(cudaMalloc(&data, 4) == cudaErrorIllegalAddress);
+    CHECK_THROWS_AS(fake::enqueue(stream, [] {}), std::runtime_error);
+    std::thread{[&] { CHECK(cudaStreamQuery(stream) == cudaSuccess); }}.join();
+    CHECK(cudaEventDestroy(event) == cudaErrorIllegalAddress);
+    CHECK(fake::live_events() == events);
+    CHECK(cudaStreamDestroy(stream) == cudaErrorIllegalAddress);
+    fake::relaunch();
+    CHECK(cudaGetLastError() == cudaSuccess);
+    CHECK(cudaMalloc(&data, 4) == cudaSuccess);
+    CHECK(cudaFree(data) == cudaSuccess);
+    fake::drain();
 }
 
 TEST_CASE("each operation takes as long as it is told to") {

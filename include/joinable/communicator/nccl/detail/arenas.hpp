@@ -7,7 +7,6 @@
 #include <exception>
 #include <memory>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -71,25 +70,13 @@ public:
             return true;
         }
         check_same_size(said_by_all(arena.bytes()), "register arenas");
-        if (count_of_all(segment != nullptr) != ranks()) {
+        if (!nccl_can_register<ncclComm_t> || count_of_all(segment != nullptr) != ranks()) {
             return false;
         }
-        ncclResult_t const result =
-            nccl_register(rank_.handle(), arena.data(), arena.bytes(), &segment->registration);
-        bool const is_refused = result == ncclInvalidUsage || result == ncclInvalidArgument;
-        if (!is_refused) {
-            rank_.check(result, registering);
-        }
-        if (std::size_t const refused = count_of_all(is_refused); refused == ranks()) {
-            segment->registration = nullptr;
-            rank_.throw_if_spent(); // NCCL may have taken it for an error of the communicator
-            return false;
-        } else if (refused != 0) { // the other ranks wait for this one, in NCCL
-            if (is_refused) {
-                rank_.check(result, registering);
-            }
-            rank_.over_control([](NcclControl& control) { control.barrier(); });
-        }
+        rank_.check(
+            nccl_register(rank_.handle(), arena.data(), arena.bytes(), &segment->registration),
+            "the registration of an arena"
+        );
         rank_.finish_call("registers an arena");
         if (count_of_all(segment->registration != nullptr) != ranks()) {
             deregister(*segment);
@@ -113,8 +100,6 @@ public:
     }
 
 private:
-    static constexpr std::string_view registering = "the registration of an arena";
-
     struct Segment {
         NcclArenas* owner = nullptr; ///< null: it is gone
         int device = 0;

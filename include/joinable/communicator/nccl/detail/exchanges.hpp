@@ -16,6 +16,7 @@
 #include <joinable/communicator/nccl/detail/posting.hpp>
 #include <joinable/communicator/nccl/detail/reductions.hpp>
 #include <joinable/communicator/nccl/work.hpp>
+#include <joinable/error.hpp>
 #include <joinable/tensor/dtype.hpp>
 
 namespace joinable::inline v0::detail {
@@ -130,6 +131,7 @@ public:
     NcclWork send(ConstBuffer buffer, int to, [[maybe_unused]] int tag = 0) {
         check(buffer);
         check_rank("destination", to, size());
+        check_other_side(to);
         return message([&](ncclComm_t comm, cudaStream_t stream) {
             return ncclSend(buffer.data, buffer.count, type(buffer), to, comm, stream);
         });
@@ -138,6 +140,7 @@ public:
     NcclWork receive(Buffer buffer, int from, [[maybe_unused]] int tag = 0) {
         check(buffer);
         check_rank("source", from, size());
+        check_other_side(from);
         return message([&](ncclComm_t comm, cudaStream_t stream) {
             return ncclRecv(buffer.data, buffer.count, type(buffer), from, comm, stream);
         });
@@ -153,6 +156,14 @@ private:
         same
     }; ///< what a rank sends: other elements to each, or the same
 
+    void check_other_side(int peer) const {
+        if (peer == rank() && !rank_.has_group()) {
+            throw ContractViolation{
+                "with NCCL a message of a rank to itself needs its other side in the same group: "
+                "call send() and receive() in a group()"
+            };
+        }
+    }
     /// sends[r] elements of `in` to each rank r, expects[r] from it: messages, as one.
     NcclWork exchange(
         Descriptor const& said,

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -120,8 +121,8 @@ public:
             check_device_memory(buffer, found, device_);
         }
     }
-    void throw_if_spent() {
-        poll();
+    void throw_if_spent(std::string_view error = asynchronous_error) {
+        poll(error);
         if (failure_) {
             std::rethrow_exception(failure_);
         }
@@ -146,6 +147,8 @@ public:
     }
 
 protected:
+    static constexpr std::string_view asynchronous_error = "an asynchronous error";
+
     ~NcclHandle() = default;
 
     void set_device(int device) noexcept { device_ = device; }
@@ -154,7 +157,7 @@ protected:
     [[noreturn]] void rethrow_failure() const { std::rethrow_exception(failure_); }
 
     /// Takes over what ended the others, and what NCCL found out by itself.
-    void poll() noexcept {
+    void poll(std::string_view error = asynchronous_error) noexcept {
         if (failure_) {
             return;
         }
@@ -162,7 +165,7 @@ protected:
             if (control_->is_spent()) {
                 abort({FailureKind::communication, {}, "another rank aborted"});
             } else if (ncclResult_t const state = async_state(); is_error(state)) {
-                check(state, "an asynchronous error");
+                check(state, error);
             }
         } catch (...) { // NOLINT(bugprone-empty-catch): failure_ has it
         }
@@ -185,21 +188,41 @@ private:
         if (comm_ == nullptr) {
             return;
         }
-        char const* const call = revokes_ ? "ncclCommRevoke" : "ncclCommAbort";
-        ncclResult_t const result = revokes_ ? nccl_revoke(comm_) : ncclCommAbort(comm_);
-        if (is_error(result)) {
-            try {
-                AbortReason reason = reason_of(failure_);
-                reason.message += concat(
-                    "; besides, ", call, " failed on rank ", rank_, ": ", ncclGetErrorString(result)
-                );
-                throw_failure(reason);
-            } catch (...) {
-                failure_ = std::current_exception();
-            }
-        }
-        if (!revokes_) {
+        if (revokes_) {
+            add_to_failure("ncclCommRevoke", revoke());
+        } else {
+            add_to_failure("ncclCommAbort", ncclCommAbort(comm_));
             comm_ = nullptr; // also if it failed: nobody knows what is left of it
+        }
+    }
+    /// NCCL revokes by a thread of its own, which waits until the kernels have stopped. Until it has
+    /// ended, no other call may use the handle: so this waits, too, up to the deadline.
+    [[nodiscard]] ncclResult_t revoke() const noexcept {
+        ncclResult_t const result = nccl_revoke(comm_);
+        if (is_error(result)) {
+            return result;
+        }
+        auto const start = std::chrono::steady_clock::now();
+        ncclResult_t state = async_state();
+        while (state == ncclInProgress && std::chrono::steady_clock::now() - start < deadline_) {
+            std::this_thread::sleep_for(std::chrono::microseconds{50});
+            state = async_state();
+        }
+        return state;
+    }
+    /// What ends the rank says what went wrong at its end, too.
+    void add_to_failure(std::string_view call, ncclResult_t result) noexcept {
+        if (result == ncclSuccess) {
+            return;
+        }
+        try {
+            AbortReason reason = reason_of(failure_);
+            reason.message += concat(
+                "; besides, ", call, " failed on rank ", rank_, ": ", ncclGetErrorString(result)
+            );
+            throw_failure(reason);
+        } catch (...) {
+            failure_ = std::current_exception();
         }
     }
 

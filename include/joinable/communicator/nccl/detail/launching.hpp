@@ -74,6 +74,7 @@ public:
         return launch;
     }
 
+    [[nodiscard]] bool has_group() const noexcept { return group_ != nullptr; }
     /// What is posted from here on goes to NCCL at once, by end_group(). Returns what that will be.
     [[nodiscard]] NcclLaunch& begin_group() {
         begin_call();

@@ -46,7 +46,9 @@ public:
                 }
                 // A rank that leaves the control communicator looks to the others like one that failed.
                 over_control([](NcclControl& control) { control.barrier(); });
-                if (owns_handle) {
+                // NCCL destroys no handle that is not ready, as where the network failed meanwhile: it
+                // leaves a group open on this thread instead.
+                if (owns_handle && async_state() == ncclSuccess) {
                     static_cast<void>(ncclCommDestroy(give_up()));
                 }
             } else {
@@ -54,7 +56,7 @@ public:
             }
         } catch (...) { // NOLINT(bugprone-empty-catch): the failure has ended it on all ranks
         }
-        if (owns_handle && handle() != nullptr) { // revoked
+        if (owns_handle && handle() != nullptr) { // revoked, or not ready
             static_cast<void>(ncclCommAbort(handle()));
         }
         ncclComm_t const left = give_up();

@@ -47,6 +47,9 @@ concept nccl_registers =
         ncclCommRegister(comm, data, bytes, made);
     };
 
+template <class Handle>
+inline constexpr bool nccl_can_register = nccl_has_windows<Handle> || nccl_registers<Handle>;
+
 /// Of the current device. `Data` is void.
 template <class Data>
 [[nodiscard]] ncclResult_t

@@ -8,6 +8,7 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <unistd.h>
@@ -97,6 +98,37 @@ prepare_device(NcclRank& rank, NcclOptions const& options, std::optional<cudaStr
     }
     rank.use_device(stream);
     check_nccl_version();
+}
+
+/// Whether NCCL returns before it has done what the rank's communicator is given. NCCL tells nobody how
+/// a communicator was made, but the end of a group that is not empty says that it is in progress, unless
+/// the communicator is blocking. The group here holds a message of this rank to itself, from and to one
+/// place: NCCL leaves that out (before 2.22 it is an empty kernel). Waits for no other rank.
+/// @throws CommunicationError  NCCL refuses; after aborting.
+[[nodiscard]] inline bool is_non_blocking(NcclRank& rank) {
+    ncclComm_t const comm = rank.handle();
+    cudaStream_t const stream = rank.stream();
+    ncclResult_t const begun = ncclGroupStart();
+    ncclResult_t const sent = ncclSend(nullptr, 0, ncclInt8, rank.rank(), comm, stream);
+    ncclResult_t const received = ncclRecv(nullptr, 0, ncclInt8, rank.rank(), comm, stream);
+    ncclResult_t const ended = ncclGroupEnd();
+    for (ncclResult_t const result : {begun, sent, received, ended}) {
+        rank.check(result, "a message of a rank to itself");
+    }
+    rank.finish_call("is asked how it was made");
+    return ended == ncclInProgress;
+}
+
+/// To be called by prepare_together.
+/// @throws ContractViolation
+inline void require_non_blocking(NcclRank& rank, std::string_view advice) {
+    if (!is_non_blocking(rank)) {
+        throw ContractViolation{concat(
+            "the NCCL communicator is blocking, so a rank that never comes would block the others "
+            "for ever: ",
+            advice
+        )};
+    }
 }
 
 /// For missing().

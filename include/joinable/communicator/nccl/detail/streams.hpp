@@ -52,7 +52,8 @@ protected:
     }
 
     /// The result of a call of CUDA in which a stream of the caller is at stake.
-    /// @throws ContractViolation  that is not one; nothing is aborted.
+    /// @throws ContractViolation  it is of another device; nothing is aborted. What CUDA does with one
+    ///         that was destroyed is undefined.
     void check_stream(cudaError_t error, std::string_view call) {
         if (error == cudaErrorInvalidResourceHandle) {
             static_cast<void>(cudaGetLastError());
@@ -62,8 +63,7 @@ protected:
                 " says ",
                 cudaGetErrorString(error),
                 "; give set_stream() one of device ",
-                device(),
-                " that was not destroyed"
+                device()
             )};
         }
         check(error, call);

@@ -40,9 +40,11 @@ public:
         }
     }
 
-    /// Waits until NCCL is done with what was asked of the handle: `doing` says what that is.
+    /// Waits until NCCL is done with what was asked of the handle: `doing` says what that is. Of what
+    /// NCCL refuses, most calls tell nothing: it is here that it shows.
     void finish_call(std::string_view doing) {
-        wait_until([&] { return async_state() == ncclSuccess; }, doing, 0);
+        auto const is_done = [&] { return async_state() == ncclSuccess; };
+        wait_until(is_done, doing, 0, concat(asynchronous_error, " while it ", doing));
     }
 
 protected:
@@ -51,14 +53,19 @@ protected:
     [[nodiscard]] NcclArrivals const& arrivals() const noexcept { return arrivals_; }
 
     /// Polls `ready()`, which throws where it finds that it never will be. `number` is that of the
-    /// collective that this is about; 0: none. The deadline begins anew when those that hold this
+    /// collective that this is about; 0: none. `error` is what an error of NCCL is called. The deadline begins anew when those that hold this
     /// rank up have said meanwhile that they are at work.
     /// @throws TimedOut  after aborting.
     template <class Ready>
-    void wait_until(Ready const& ready, std::string_view doing, std::uint64_t number) {
+    void wait_until(
+        Ready const& ready,
+        std::string_view doing,
+        std::uint64_t number,
+        std::string_view error = asynchronous_error
+    ) {
         auto start = Clock::now();
         for (int turn = 0; !ready(); ++turn) {
-            throw_if_spent();
+            throw_if_spent(error);
             if (Clock::now() - start >= deadline()) {
                 start = last_sign_of_life(start, doing, number);
             }

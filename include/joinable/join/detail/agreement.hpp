@@ -2,12 +2,10 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
-#include <optional>
-#include <string>
 
-#include <joinable/config.hpp>
+#include <joinable/agreement/agree.hpp>
+#include <joinable/agreement/agreement_list.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/join/options.hpp>
 
@@ -16,47 +14,7 @@
 
 namespace joinable::inline v0::detail {
 
-inline constexpr int max_world_size = 1 << 18; ///< so that no lane of a roll call overflows
 inline constexpr std::uint64_t max_weight = std::uint64_t{1} << 45;
-inline constexpr std::uint32_t digest_mask = (1U << 23) - 1;
-
-/// FNV-1a over numbers, cut to what a roll call can compare (see `Agreement`).
-class Digest {
-public:
-    Digest& add(std::uint64_t value) noexcept {
-        for (int byte = 0; byte < 8; ++byte) {
-            hash_ = (hash_ ^ ((value >> (8 * byte)) & 0xffU)) * 0x100'0000'01b3U;
-        }
-        return *this;
-    }
-    [[nodiscard]] std::uint32_t value() const noexcept {
-        return static_cast<std::uint32_t>(hash_ ^ (hash_ >> 23) ^ (hash_ >> 46)) & digest_mask;
-    }
-
-private:
-    std::uint64_t hash_ = 0xcbf2'9ce4'8422'2325U;
-};
-
-/// Whether all of `count` ranks added the same value F < 2^23: sum and sum of squares determine it,
-/// because the mean of squares equals the square of the mean for equal values only.
-struct Agreement {
-    std::uint64_t sum = 0;
-    std::uint64_t squares = 0;
-
-    static Agreement of(std::uint32_t value) noexcept {
-        return {value, static_cast<std::uint64_t>(value) * value};
-    }
-    [[nodiscard]] std::optional<std::uint32_t> value(std::uint64_t count) const noexcept {
-        if (count == 0) {
-            return 0;
-        }
-        std::uint64_t const mean = sum / count;
-        if (sum % count != 0 || squares != count * mean * mean) {
-            return {};
-        }
-        return static_cast<std::uint32_t>(mean);
-    }
-};
 
 /// The seven words of a roll call: what one rank adds, and after the sum what all ranks said.
 struct RollCallLanes {
@@ -140,43 +98,19 @@ struct RoundCode {
             code >> 5
         };
     }
-    static std::string text(std::uint32_t code) {
-        RoundCode const said = decode(code);
-        return concat(
-            said.phase == Phase::train ? "train" : "evaluate",
-            said.syncs ? ", syncs" : ", does not sync",
-            said.weighted ? ", weighted" : ", unweighted",
-            said.opening == Opening::notification
-                ? ", opened by participant " + std::to_string(said.opener)
-            : said.opening == Opening::next ? ", opened by next()"
-                                            : ", opened with look-ahead"
+    /// For a round in which ranks disagree.
+    void agree_on(AgreementList& list) const {
+        list.add("phase", phase == Phase::train ? "train" : "evaluate");
+        list.add("will_sync", syncs);
+        list.add("has a weight", weighted);
+        list.add(
+            "opened by",
+            opening == Opening::notification ? concat("participant ", opener)
+            : opening == Opening::next       ? "next()"
+                                             : "look-ahead"
         );
     }
 };
-
-/// What ranks must agree on when they enter a guard, in the same lane.
-struct EntryCode {
-    std::uint32_t participants = 0; ///< at most 31
-    EndPolicy end_policy = EndPolicy::drain;
-    bool knows_lengths = false; ///< every rank says how many inputs it has, see Schedule
-    std::uint32_t version = library_version;
-
-    [[nodiscard]] std::uint32_t encode() const noexcept {
-        return participants | static_cast<std::uint32_t>(end_policy) << 5 |
-               (knows_lengths ? 128U : 0U) | version << 8;
-    }
-    static std::string text(std::uint32_t code) {
-        return concat(
-            code & 31U,
-            " participants, end policy ",
-            name_of(static_cast<EndPolicy>((code >> 5) & 3U)),
-            (code & 128U) != 0 ? ", known lengths" : ", unknown lengths",
-            ", library version ",
-            code >> 8
-        );
-    }
-};
-static_assert(library_version < 1U << 15); // or the entry code does not fit into a lane
 
 enum class Verdict : std::uint8_t { go_on, failed, mismatch, stop, early_end, end };
 

@@ -15,22 +15,21 @@ consteval std::size_t first_of(std::index_sequence<First, Rest...>) {
     return First;
 }
 
+template <class J, class... Ks>
+arguments_of<J> arguments_from(KeywordArgument<Ks> const&... keywords) {
+    arguments_of<J> args{};
+    (args.set(keywords), ...);
+    return args;
+}
+
 /// A hook constructed in place, so that it need not be movable.
 template <class J>
 struct HookSlot {
     template <class... Ks>
     explicit HookSlot(J& joinable, KeywordArgument<Ks> const&... keywords)
-        : hook{joinable.join_hook(arguments_from(keywords...))} {}
+        : hook{joinable.join_hook(arguments_from<J>(keywords...))} {}
 
     join_hook_t<J> hook;
-
-private:
-    template <class... Ks>
-    static arguments_of<J> arguments_from(KeywordArgument<Ks> const&... keywords) {
-        arguments_of<J> args{};
-        (args.set(keywords), ...);
-        return args;
-    }
 };
 
 template <class Indices, class... Js>

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/agreement/agree.hpp>
+#include <joinable/agreement/agreement_list.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/join/detail/ending.hpp>
 #include <joinable/join/detail/parts.hpp>
@@ -47,12 +49,23 @@ public:
     Session(Session const&) = delete; // rounds know the options by address
     Session& operator=(Session const&) = delete;
 
-    /// Collective. See Rounds::enter. @throws PeerFailed, Mismatch  on all ranks together, but
-    /// `local_error` where there is one.
-    void enter(Digest const& order, std::exception_ptr const& local_error) {
+    /// Collective: agrees on `list`, and on how many inputs ranks have if they know. @throws PeerFailed,
+    /// Mismatch  on all ranks together, but `local_error` where there is one.
+    void enter(AgreementList const& list, std::exception_ptr const& local_error) {
         std::optional<AbortReason> failure;
         try {
-            failure = rounds_.enter(parts_.count(), order, local_error, ending_.can_abort());
+            failure = find_disagreement(ending_.control(), list, local_error);
+            if (!failure && options_.inputs && can_abort()) {
+                rounds_.exchange_lengths();
+            }
+        } catch (TimedOut const& timeout) {
+            fail_together();
+            throw TimedOut{
+                timeout.ranks(),
+                concat(
+                    timeout.what(), "; a Join with enable = false does not enter with the others"
+                )
+            };
         } catch (...) {
             fail_together();
             throw;
@@ -64,6 +77,8 @@ public:
             throw_failure(*failure);
         }
     }
+
+    [[nodiscard]] bool can_abort() const noexcept { return ending_.can_abort(); }
 
     // -- what participants call ------------------------------------------------------------------
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <optional>
 #include <span>
@@ -71,22 +72,29 @@ inline constexpr std::size_t text_bytes = 256; ///< of one rank, in any message
 /// A text that only one rank adds to the sum; what is too long ends with "...".
 inline void write_text(std::span<std::uint64_t> words, std::string_view text) {
     std::size_t const space = 8 * words.size();
-    std::string const cut = text.size() > space ? concat(text.substr(0, space - 3), "...") : "";
-    std::string_view const written = text.size() > space ? cut : text;
-    for (std::size_t i = 0; i < written.size(); ++i) {
-        auto const byte = static_cast<unsigned char>(written[i]);
-        words[i / 8] |= std::uint64_t{byte} << (8 * (i % 8));
+    std::string written{text.substr(0, space)};
+    if (text.size() > space) {
+        written.replace(space - 3, 3, "...");
     }
+    std::memcpy(words.data(), written.data(), written.size());
 }
 inline std::string read_text(std::span<std::uint64_t const> words) {
-    std::string text;
-    for (std::size_t i = 0; i < 8 * words.size(); ++i) {
-        auto const byte = static_cast<unsigned char>((words[i / 8] >> (8 * (i % 8))) & 0xffU);
-        if (byte != 0) {
-            text += static_cast<char>(byte);
+    std::string text(8 * words.size(), '\0');
+    std::memcpy(text.data(), words.data(), text.size());
+    std::erase(text, '\0');
+    return text;
+}
+
+/// The sum of one bit per rank, from `first` on, as ranks.
+inline void set_bit(std::span<std::uint64_t> words, int bit) {
+    words[static_cast<std::size_t>(bit / 64)] |= std::uint64_t{1} << (bit % 64);
+}
+inline void append_bits(std::vector<int>& ranks, std::span<std::uint64_t const> words, int first) {
+    for (int bit = 0; bit < 64 * static_cast<int>(words.size()); ++bit) {
+        if (((words[static_cast<std::size_t>(bit / 64)] >> (bit % 64)) & 1U) != 0) {
+            ranks.push_back(first + bit);
         }
     }
-    return text;
 }
 
 /// What ranks ask each other when they know that they differ, in messages of one size. All ranks of
@@ -104,14 +112,10 @@ public:
             words_ = {};
             int const mine = control_.rank() - first;
             if (is_so && mine >= 0 && mine < bits) {
-                words_[static_cast<std::size_t>(mine / 64)] = std::uint64_t{1} << (mine % 64);
+                set_bit(words_, mine);
             }
             control_.sum(words_);
-            for (int bit = 0; bit < bits; ++bit) {
-                if (((words_[static_cast<std::size_t>(bit / 64)] >> (bit % 64)) & 1U) != 0) {
-                    ranks.push_back(first + bit);
-                }
-            }
+            append_bits(ranks, words_, first);
         }
         return ranks;
     }
@@ -134,12 +138,9 @@ public:
         std::vector<int> ranks = ranks_with(has_say_ && list.hash(item) != words_[0]);
         int const other = ranks.empty() ? lowest_ : ranks.front();
         words_ = {};
-        if (item < list.items().size() &&
-            (control_.rank() == lowest_ || control_.rank() == other)) {
-            auto const& [label, value] = list.items()[item];
-            std::size_t const at = control_.rank() == lowest_ ? 0 : text_bytes;
-            write_text(place(at, label_bytes), label);
-            write_text(place(at + label_bytes, text_bytes - label_bytes), value);
+        bool const is_lowest = control_.rank() == lowest_;
+        if ((is_lowest || control_.rank() == other) && item < list.items().size()) {
+            write_item(is_lowest ? 0 : text_bytes, list.items()[item]);
         }
         control_.sum(words_);
         std::string text = text_of(other);
@@ -181,23 +182,29 @@ private:
     [[nodiscard]] std::span<std::uint64_t> place(std::size_t byte, std::size_t bytes) noexcept {
         return std::span{words_}.subspan(byte / 8, bytes / 8);
     }
-    /// The texts of the lowest rank and of `other`; a label that is the same is said once.
-    [[nodiscard]] std::string text_of(int other) {
-        auto const label = read_text(place(0, label_bytes));
-        auto const value = read_text(place(label_bytes, text_bytes - label_bytes));
-        auto const label_there = read_text(place(text_bytes, label_bytes));
-        auto value_there = read_text(place(text_bytes + label_bytes, text_bytes - label_bytes));
-        std::string_view own = label_there; // without the title, if it is the same
-        std::string_view const title = std::string_view{label}.substr(0, label.find(": ") + 2);
-        own.remove_prefix(own.starts_with(title) ? title.size() : 0);
-        if (!label.empty() && !own.empty() && label != label_there) {
-            value_there = concat(own, ": ", value_there);
+    void write_item(std::size_t at, AgreementList::Item const& item) {
+        write_text(place(at, label_bytes), item.label);
+        write_text(place(at + label_bytes, text_bytes - label_bytes), item.value);
+    }
+    [[nodiscard]] AgreementList::Item read_item(std::size_t at) {
+        AgreementList::Item item{read_text(place(at, label_bytes)), "nothing"};
+        if (!item.label.empty()) {
+            item.value = read_text(place(at + label_bytes, text_bytes - label_bytes));
         }
-        return concat(
-            label.empty() ? label_there : label,
-            concat(": rank ", lowest_, " has ", label.empty() ? "nothing" : value),
-            concat(", rank ", other, " has ", own.empty() ? "nothing" : value_there)
-        );
+        return item;
+    }
+    /// Labels that differ are both said, their common title once.
+    [[nodiscard]] std::string text_of(int other) {
+        auto const [label, value] = read_item(0);
+        auto const [label_there, value_there] = read_item(text_bytes);
+        std::string text = label.empty() ? label_there : label;
+        text += concat(": rank ", lowest_, " has ", value, ", rank ", other, " has ");
+        if (label != label_there && !label.empty() && !label_there.empty()) {
+            std::size_t const title = label.find(": ") + 2;
+            bool const is_same = label_there.compare(0, title, label, 0, title) == 0;
+            text += label_there.substr(is_same ? title : 0) + ": ";
+        }
+        return text + value_there;
     }
 
     ControlCommunicator& control_;

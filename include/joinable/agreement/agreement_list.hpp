@@ -47,11 +47,11 @@ consteval bool is_agreeable() {
 }
 
 inline std::string quoted(std::string_view string) {
-    std::string text;
+    std::string text = "\"";
     for (char const letter : string) {
         text.append(letter == '"' || letter == '\\' ? "\\" : "") += letter;
     }
-    return '"' + text + '"';
+    return text + '"';
 }
 
 /// A text that no other value of the type has. Strings are quoted in ranges and optionals.

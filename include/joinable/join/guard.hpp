@@ -302,25 +302,7 @@ private:
         occupation_.begin(all);
         std::apply(
             [](Js&... participant) {
-                std::vector<JoinState const*> seen;
-                auto const check_state = [&](JoinState const& state, std::string_view name) {
-                    for (JoinState const* other : seen) {
-                        if (other == &state) {
-                            throw ContractViolation{detail::concat(
-                                "a ",
-                                name,
-                                " is twice among the participants of a guard; list it once"
-                            )};
-                        }
-                    }
-                    seen.push_back(&state);
-                    if (detail::Attachment::is_attached(state)) {
-                        throw ContractViolation{detail::concat(
-                            "a ", name, " already takes part in another guard; end that one first"
-                        )};
-                    }
-                };
-                (check_state(participant.join_state(), detail::type_name<Js>()), ...);
+                detail::check_states({{&participant.join_state(), detail::type_name<Js>()}...});
             },
             joinables
         );

@@ -98,17 +98,14 @@ template <class J>
 concept has_join_state = requires(J& joinable) {
     { joinable.join_state() } -> std::same_as<JoinState&>;
 };
+// A member that is declared in another way is called, too, so that the compiler says so.
 template <class J>
-concept names_join_name = requires { &J::join_name; };
+concept has_join_name =
+    requires(J const& joinable) { joinable.join_name(); } || requires { &J::join_name; };
 template <class J>
-concept has_join_name = requires(J const& joinable) {
-    { joinable.join_name() } -> std::convertible_to<std::string_view>;
-};
-template <class J>
-concept names_agree_on = requires { &J::agree_on; };
-template <class J>
-concept has_agree_on =
-    requires(J const& joinable, AgreementList& list) { joinable.agree_on(list); };
+concept has_agree_on = requires(J const& joinable, AgreementList& list) {
+    joinable.agree_on(list);
+} || requires { &J::agree_on; };
 
 template <class Keywords>
 inline constexpr bool are_comparable = true;
@@ -166,14 +163,6 @@ consteval bool models_joinable() {
     );
     static_assert(
         detail::has_join_state<J>, "Joinable: expected a member 'JoinState& join_state()'"
-    );
-    static_assert(
-        detail::has_join_name<J> || !detail::names_join_name<J>,
-        "Joinable: join_name cannot be called; declare it 'std::string_view join_name() const'"
-    );
-    static_assert(
-        detail::has_agree_on<J> || !detail::names_agree_on<J>,
-        "Joinable: agree_on cannot be called; declare it 'void agree_on(AgreementList&) const'"
     );
     static_assert(
         detail::are_comparable<typename detail::join_keywords_of<J>::type>,

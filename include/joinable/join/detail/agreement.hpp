@@ -31,37 +31,28 @@ struct RollCallLanes {
     using Words = std::array<std::uint64_t, 7>;
 
     [[nodiscard]] Words encode() const noexcept {
-        return {
-            {field(active, 0) | field(arrived, 1) | field(failed, 2),
-             field(stop, 0) | field(syncs, 1) | field(contributors, 2),
-             weight,
-             code.sum,
-             code.squares,
-             digest.sum,
-             digest.squares}
-        };
+        std::uint64_t const ranks = packed(active, arrived, failed);
+        std::uint64_t const say = packed(stop, syncs, contributors);
+        return {{ranks, say, weight, code.sum, code.squares, digest.sum, digest.squares}};
     }
     static RollCallLanes decode(Words const& words) noexcept {
-        return {
-            take(words[0], 0),
-            take(words[0], 1),
-            take(words[0], 2),
-            take(words[1], 0),
-            take(words[1], 1),
-            take(words[1], 2),
-            words[2],
-            {words[3], words[4]},
-            {words[5], words[6]}
-        };
+        auto const [active, arrived, failed] = unpacked(words[0]);
+        auto const [stop, syncs, contributors] = unpacked(words[1]);
+        Agreement const code{words[3], words[4]};
+        Agreement const digest{words[5], words[6]};
+        return {active, arrived, failed, stop, syncs, contributors, words[2], code, digest};
     }
 
 private:
-    static constexpr unsigned bits = 20; ///< 2^18 ranks fit, three fields in a word
-    static std::uint64_t field(std::uint32_t value, unsigned index) noexcept {
-        return static_cast<std::uint64_t>(value) << (bits * index);
+    using Fields = std::array<std::uint32_t, 3>; ///< of 20 bits each: 2^18 ranks fit
+    static std::uint64_t packed(std::uint64_t a, std::uint64_t b, std::uint64_t c) noexcept {
+        return a | b << 20 | c << 40;
     }
-    static std::uint32_t take(std::uint64_t word, unsigned index) noexcept {
-        return static_cast<std::uint32_t>(word >> (bits * index)) & ((1U << bits) - 1);
+    static Fields unpacked(std::uint64_t word) noexcept {
+        auto const from = [&](unsigned bit) {
+            return static_cast<std::uint32_t>(word >> bit) << 12 >> 12;
+        };
+        return {{from(0), from(20), from(40)}};
     }
 };
 

@@ -36,12 +36,8 @@ std::string join_name_of(J const& joinable) {
 inline void agree_on(AgreementList& list, JoinOptions const& options, bool can_abort) {
     list.begin_section("options differ: ");
     list.add("end_policy", name_of(options.end_policy));
-    list.add(
-        "inputs",
-        !options.inputs ? "no value"
-        : can_abort     ? "a value"
-                        : "a value, but a communicator that cannot abort"
-    );
+    char const* const inputs = can_abort ? "a value" : "a value, but cannot abort";
+    list.add("inputs", options.inputs ? inputs : "no value");
     list.add("weight_per_input", options.weight_per_input ? "a value" : "no value");
     list.add("sync_every", options.sync_every);
     list.add("carry_accumulated", options.carry_accumulated);

@@ -23,7 +23,7 @@ arguments_of<J> arguments_from(KeywordArgument<Ks> const&... keywords) {
 }
 
 /// A hook constructed in place, so that it need not be movable.
-template <class J>
+template <std::size_t Index, class J>
 struct HookSlot {
     template <class... Ks>
     explicit HookSlot(J& joinable, KeywordArgument<Ks> const&... keywords)
@@ -34,15 +34,11 @@ struct HookSlot {
 
 template <class Indices, class... Js>
 struct HookSlots;
-template <std::size_t Index, class J>
-struct IndexedSlot : HookSlot<J> {
-    using HookSlot<J>::HookSlot;
-};
 template <std::size_t... Is, class... Js>
-struct HookSlots<std::index_sequence<Is...>, Js...> : IndexedSlot<Is, Js>... {
+struct HookSlots<std::index_sequence<Is...>, Js...> : HookSlot<Is, Js>... {
     template <class... Ks>
     explicit HookSlots(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords)
-        : IndexedSlot<Is, Js>(std::get<Is>(joinables), keywords...)... {}
+        : HookSlot<Is, Js>(std::get<Is>(joinables), keywords...)... {}
 };
 
 /// The hooks of a guard, in argument order; run in the order that their labels ask for.
@@ -78,7 +74,7 @@ private:
     template <std::size_t Index>
     auto& hook() {
         using J = std::tuple_element_t<Index, std::tuple<Js...>>;
-        return static_cast<IndexedSlot<Index, J>&>(slots_).hook;
+        return static_cast<HookSlot<Index, J>&>(slots_).hook;
     }
 
     template <std::size_t... Is>

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -127,19 +128,16 @@ private:
     /// so that a round that does not sync, which nobody can know before it is heard, sums the weights
     /// of its active ranks alone.
     void exchange_arrivals() {
-        auto const me = index(control_.rank());
         std::size_t const carry_at = (is_active_.size() + 63) / 64;
         std::vector<std::uint64_t> words(carry_at + 2);
-        words[me / 64] = std::uint64_t{mine_.arrived} << (me % 64);
+        if (mine_.arrived != 0) {
+            set_bit(words, control_.rank());
+        }
         words[carry_at] = my_carry_.ranks;
         words[carry_at + 1] = my_carry_.weight;
         control_.sum(words);
         std::vector<int> ranks;
-        for (int rank = 0; rank < control_.size(); ++rank) {
-            if (((words[index(rank) / 64] >> (rank % 64)) & 1U) != 0) {
-                ranks.push_back(rank);
-            }
-        }
+        append_bits(ranks, std::span{words}.first(carry_at), 0);
         note_arrivals(ranks);
         carry_ = {words[carry_at], words[carry_at + 1]};
     }

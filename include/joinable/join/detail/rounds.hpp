@@ -40,9 +40,8 @@ public:
 
     /// Collective. Ranks say how many inputs they have, and need no roll calls from now on.
     void exchange_lengths() {
-        std::array<std::uint64_t, 2> const mine{
-            {options_.inputs.value_or(0), options_.weight_per_input.value_or(0)}
-        };
+        std::uint64_t const weight = options_.weight_per_input.value_or(0);
+        std::array<std::uint64_t, 2> const mine{{options_.inputs.value_or(0), weight}};
         std::vector<std::uint64_t> const all = control_.gather(mine);
         std::vector<Schedule::Shard> shards;
         for (std::size_t k = 0; k < all.size(); k += mine.size()) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <exception>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -60,12 +61,8 @@ public:
             }
         } catch (TimedOut const& timeout) {
             fail_together();
-            throw TimedOut{
-                timeout.ranks(),
-                concat(
-                    timeout.what(), "; a Join with enable = false does not enter with the others"
-                )
-            };
+            std::string const text = timeout.what();
+            throw TimedOut{timeout.ranks(), text + "; a Join with enable = false does not enter"};
         } catch (...) {
             fail_together();
             throw;
@@ -294,12 +291,8 @@ private:
             ending_.end();
             throw EarlyTermination{
                 rounds_.roll_call().arrived(),
-                concat(
-                    ranks_text(rounds_.roll_call().arrived()),
-                    " ran out of inputs after ",
-                    rounds_.roll_call().rounds(),
-                    " rounds"
-                )
+                to_text(ranks_text(rounds_.roll_call().arrived())) + " ran out of inputs after " +
+                    to_text(rounds_.roll_call().rounds()) + " rounds"
             };
         case Verdict::stop: // a rank that opens no round can vote whatever the others do
             if (rounds_.was_voted_down() && rounds_.opening() == Opening::notification) {
@@ -350,13 +343,10 @@ private:
             AbortReason const reason{
                 FailureKind::contract,
                 {ending_.control().rank()},
-                concat(
-                    "rank ",
-                    ending_.control().rank(),
-                    " left a loop with look-ahead before its end, but had announced round ",
-                    rounds_.roll_call().rounds(),
+                "rank " + to_text(ending_.control().rank()) +
+                    " left a loop with look-ahead before its end, but had announced round " +
+                    to_text(rounds_.roll_call().rounds()) +
                     "; vote_stop() instead, or iterate without look_ahead"
-                )
             };
             ending_.abort(reason);
             throw_failure(reason);

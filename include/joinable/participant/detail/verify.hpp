@@ -28,10 +28,8 @@ inline void agree_on(AgreementList& list, DataParallelOptions const& options) {
     list.add("gradient_kind", options.gradient_kind == GradientKind::mean ? "mean" : "sum");
     list.add("bucket_caps_bytes", options.bucket_caps_bytes);
     list.add("rebuild_buckets", options.rebuild_buckets);
-    list.add(
-        "buffer_sync",
-        options.buffer_sync == BufferSync::after_forward ? "after_forward" : "before_forward"
-    );
+    bool const is_before = options.buffer_sync == BufferSync::before_forward;
+    list.add("buffer_sync", is_before ? "before_forward" : "after_forward");
     list.add("sync_at_start", options.sync_at_start);
     list.add("sync_at_end", options.sync_at_end);
 }

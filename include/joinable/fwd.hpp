@@ -7,12 +7,20 @@
 /// @file
 /// Declarations of everything that other code specialises or names before it is defined.
 ///
-/// Customization points, all of them class templates whose primary is undefined or a default:
+/// Customization points. Class templates whose primary is undefined or a default:
 /// | template               | adapts                                       | header                 |
 /// |------------------------|----------------------------------------------|------------------------|
 /// | `tensor_traits<T>`     | an engine's tensor                           | tensor/traits.hpp      |
 /// | `parameter_traits<P>`  | an engine's parameter (a value and gradient) | tensor/parameter.hpp   |
 /// | `hook_order<Hook>`     | where a hook of another library runs         | hook/ordering.hpp      |
+///
+/// Optional members, const, of a participant, and static ones of a keyword:
+/// | member                 | says                                         | header                 |
+/// |------------------------|----------------------------------------------|------------------------|
+/// | `join_name()`          | how guards and error texts call it           | join/joinable.hpp      |
+/// | `agree_on(list)`       | what ranks compare when they enter a guard   | join/joinable.hpp      |
+/// | `K::agree_on(list, v)` | how ranks compare values of a keyword        | hook/keywords.hpp      |
+/// | `K::per_rank`          | that they do not                             | hook/keywords.hpp      |
 
 namespace joinable::inline v0 {
 
@@ -34,6 +42,8 @@ struct hook_order;
 enum class ReduceOp : std::uint8_t;
 
 class NcclCollectives;
+
+class AgreementList;
 
 class JoinState;
 class Round;

@@ -156,12 +156,20 @@ inline void cpu_relax() noexcept {
 /// @file
 /// Declarations of everything that other code specialises or names before it is defined.
 ///
-/// Customization points, all of them class templates whose primary is undefined or a default:
+/// Customization points. Class templates whose primary is undefined or a default:
 /// | template               | adapts                                       | header                 |
 /// |------------------------|----------------------------------------------|------------------------|
 /// | `tensor_traits<T>`     | an engine's tensor                           | tensor/traits.hpp      |
 /// | `parameter_traits<P>`  | an engine's parameter (a value and gradient) | tensor/parameter.hpp   |
 /// | `hook_order<Hook>`     | where a hook of another library runs         | hook/ordering.hpp      |
+///
+/// Optional members, const, of a participant, and static ones of a keyword:
+/// | member                 | says                                         | header                 |
+/// |------------------------|----------------------------------------------|------------------------|
+/// | `join_name()`          | how guards and error texts call it           | join/joinable.hpp      |
+/// | `agree_on(list)`       | what ranks compare when they enter a guard   | join/joinable.hpp      |
+/// | `K::agree_on(list, v)` | how ranks compare values of a keyword        | hook/keywords.hpp      |
+/// | `K::per_rank`          | that they do not                             | hook/keywords.hpp      |
 
 namespace joinable::inline v0 {
 
@@ -183,6 +191,8 @@ struct hook_order;
 enum class ReduceOp : std::uint8_t;
 
 class NcclCollectives;
+
+class AgreementList;
 
 class JoinState;
 class Round;
@@ -675,14 +685,11 @@ inline constexpr std::size_t max_bytes = (std::numeric_limits<std::size_t>::max)
 /// memory is as large as what it then stands for.
 constexpr void check_not_negative(char const* what, std::size_t dimension, std::size_t value) {
     if (value > max_bytes) {
-        throw ContractViolation{concat(
-            what,
-            " of dimension ",
-            dimension,
-            " is -",
-            std::size_t{0} - value,
+        throw ContractViolation{
+            to_text(what) + " of dimension " + to_text(dimension) + " is -" +
+            to_text(std::size_t{0} - value) +
             ", but must not be negative; start at the other end, or copy the tensor"
-        )};
+        };
     }
 }
 
@@ -693,13 +700,10 @@ constexpr void check_not_negative(char const* what, std::size_t dimension, std::
 constexpr std::size_t
 checked_reach(Shape const& extents, Shape const& strides, std::size_t element_bytes) {
     if (extents.size() != strides.size()) {
-        throw ContractViolation{concat(
-            "a view needs one stride per extent, but got ",
-            extents.size(),
-            " extents and ",
-            strides.size(),
-            " strides"
-        )};
+        throw ContractViolation{
+            "a view needs one stride per extent, but got " + to_text(extents.size()) +
+            " extents and " + to_text(strides.size()) + " strides"
+        };
     }
     for (std::size_t d = 0; d < extents.size(); ++d) {
         check_not_negative("the extent", d, extents[d]);
@@ -718,13 +722,10 @@ checked_reach(Shape const& extents, Shape const& strides, std::size_t element_by
         last += fits ? steps * strides[d] : 0;
     }
     if (!fits) {
-        throw ContractViolation{concat(
-            "a view of extents ",
-            to_text(extents),
-            " and strides ",
-            to_text(strides),
+        throw ContractViolation{
+            "a view of extents " + to_text(extents) + " and strides " + to_text(strides) +
             " reaches further than memory can; make extents or strides smaller"
-        )};
+        };
     }
     return last + 1;
 }
@@ -1088,13 +1089,10 @@ public:
     template <std::convertible_to<std::size_t>... Indices>
     T& operator()(Indices... indices) const {
         if (sizeof...(Indices) != extents_.size()) {
-            throw ContractViolation{detail::concat(
-                "a view of ",
-                extents_.size(),
-                " dimensions was given ",
-                sizeof...(Indices),
-                " indices"
-            )};
+            throw ContractViolation{
+                "a view of " + detail::to_text(extents_.size()) + " dimensions was given " +
+                detail::to_text(sizeof...(Indices)) + " indices"
+            };
         }
         std::size_t offset = 0;
         std::size_t dimension = 0;
@@ -1154,15 +1152,11 @@ template <class Storage>
     std::size_t const needed = detail::checked_reach(whole.extents(), whole.strides(), sizeof(T));
     std::size_t const given = std::size(storage);
     if (offset > given || needed > given - offset) {
-        throw ContractViolation{detail::concat(
-            "a strided view needs ",
-            needed,
-            " elements from offset ",
-            offset,
-            " on, but the storage has ",
-            given,
+        throw ContractViolation{
+            "a strided view needs " + detail::to_text(needed) + " elements from offset " +
+            detail::to_text(offset) + " on, but the storage has " + detail::to_text(given) +
             "; make extents, strides or the offset smaller"
-        )};
+        };
     }
     return StridedView<T>{whole.data() + offset, whole.extents(), whole.strides()};
 }
@@ -1194,16 +1188,11 @@ narrow(StridedView<T> const& view, std::size_t dimension, std::size_t start, std
     }
     std::size_t const extent = view.extents()[dimension];
     if (start > extent || length > extent - start) {
-        throw ContractViolation{detail::concat(
-            "narrow: ",
-            length,
-            " elements from ",
-            start,
-            " on are not in dimension ",
-            dimension,
-            ", which has ",
-            extent
-        )};
+        throw ContractViolation{
+            "narrow: " + detail::to_text(length) + " elements from " + detail::to_text(start) +
+            " on are not in dimension " + detail::to_text(dimension) + ", which has " +
+            detail::to_text(extent)
+        };
     }
     Shape extents = view.extents();
     extents[dimension] = length;
@@ -1262,12 +1251,10 @@ public:
     template <Element T>
     [[nodiscard]] StridedView<T> as() const {
         if (dtype_ != dtype_of<T>) {
-            throw ContractViolation{detail::concat(
-                "a tensor of ",
-                name_of(dtype_),
-                " was asked for its elements as ",
-                name_of(dtype_of<T>)
-            )};
+            throw ContractViolation{
+                "a tensor of " + detail::to_text(name_of(dtype_)) +
+                " was asked for its elements as " + detail::to_text(name_of(dtype_of<T>))
+            };
         }
         return {static_cast<T*>(data_), extents_, strides_};
     }
@@ -2345,24 +2332,16 @@ namespace detail {
 
 inline void check_on_host(std::string_view what, std::string_view role, AnyView const& view) {
     if (view.device().kind != DeviceKind::host) {
-        throw ContractViolation{concat(
-            what,
-            ": the ",
-            role,
-            " is on ",
-            to_text(view.device()),
+        throw ContractViolation{
+            to_text(what) + ": the " + to_text(role) + " is on " + to_text(view.device()) +
             ", but this runs on the host; copy it to host memory first, with the engine's own means"
-        )};
+        };
     }
     if (view.data() == nullptr && view.numel() != 0) {
-        throw ContractViolation{concat(
-            what,
-            ": the ",
-            role,
-            " is a null pointer for ",
-            view.numel(),
-            " elements; give it memory first"
-        )};
+        throw ContractViolation{
+            to_text(what) + ": the " + to_text(role) + " is a null pointer for " +
+            to_text(view.numel()) + " elements; give it memory first"
+        };
     }
 }
 
@@ -2389,32 +2368,26 @@ inline void check_pair(std::string_view what, AnyView const& from, AnyView const
         )};
     }
     if (from.dtype() != to.dtype() || from.extents() != to.extents()) {
-        throw ContractViolation{concat(
-            what,
-            " needs two tensors of the same dtype and extents, but got ",
-            to_text(from),
-            " and ",
-            to_text(to)
-        )};
+        throw ContractViolation{
+            to_text(what) + " needs two tensors of the same dtype and extents, but got " +
+            to_text(from) + " and " + to_text(to)
+        };
     }
     check_on_host(what, "source", from);
     check_on_host(what, "target", to);
     if (is_overlapping(to.extents(), to.strides())) {
-        throw ContractViolation{concat(
-            what,
-            ": elements of the target share memory (extents ",
-            to_text(to.extents()),
-            ", strides ",
-            to_text(to.strides()),
+        throw ContractViolation{
+            to_text(what) + ": elements of the target share memory (extents " +
+            to_text(to.extents()) + ", strides " + to_text(to.strides()) +
             "); write to a view in which each index has its own element"
-        )};
+        };
     }
     if (!is_same_view(from, to) && share_memory(from, to)) {
-        throw ContractViolation{concat(
-            what,
+        throw ContractViolation{
+            to_text(what) +
             ": source and target overlap in memory and are not the same view; go through a copy of "
             "the source"
-        )};
+        };
     }
 }
 
@@ -2486,13 +2459,11 @@ inline void scale_copy(AnyView const& from, double factor, AnyView const& to) {
     detail::check_pair("scale_copy", from, to);
     visit_dtype(from.dtype(), [&]<class T>(std::type_identity<T>) {
         if constexpr (std::is_integral_v<T>) {
-            throw ContractViolation{detail::concat(
-                "scale_copy: a tensor of ",
-                name_of(from.dtype()),
-                " cannot be scaled by ",
-                factor,
+            throw ContractViolation{
+                "scale_copy: a tensor of " + detail::to_text(name_of(from.dtype())) +
+                " cannot be scaled by " + detail::to_text(factor) +
                 "; only floating-point dtypes can"
-            )};
+            };
         } else {
             detail::for_each_element(detail::Scale<T>{factor}, from, to);
         }
@@ -4045,6 +4016,13 @@ concept keyword_value = std::convertible_to<From, To> &&
                         std::same_as<std::remove_cvref_t<From>, bool> == std::same_as<To, bool> &&
                         !(std::floating_point<std::remove_cvref_t<From>> && std::integral<To>);
 
+template <class K>
+concept compares_values = requires(AgreementList& list, typename K::value_type const& value) {
+    K::agree_on(list, value);
+};
+template <class K>
+inline constexpr bool is_per_rank = requires { requires K::per_rank; };
+
 } // namespace detail
 
 /// The base of a keyword object `K` whose value is a `V`:
@@ -4054,7 +4032,10 @@ concept keyword_value = std::convertible_to<From, To> &&
 /// } sync_max_count{};
 /// @endcode
 /// `sync_max_count = true` is then an argument of `Join`, and `args.get(sync_max_count, false)`
-/// reads it in `join_hook`.
+/// reads it in `join_hook`. The value must be the same on every rank, or must be given on none, unless
+/// `K` has a `static constexpr bool per_rank = true`. Numbers, enumerators, strings, ranges and
+/// optionals of these are compared; for another type `K` has a
+/// `static void agree_on(AgreementList& list, V const& value)`.
 template <class K, class V>
 struct keyword {
     using value_type = V;
@@ -4097,6 +4078,12 @@ public:
         if constexpr ((std::same_as<K, Ks> || ...)) {
             std::get<Slot<K>>(values_).value = argument.value;
         }
+    }
+
+    /// Calls `visit(std::type_identity<K>{}, value)` for each keyword; the value is an optional.
+    template <class Visit>
+    constexpr void for_each(Visit const& visit) const {
+        (visit(std::type_identity<Ks>{}, std::get<Slot<Ks>>(values_).value), ...);
     }
 
 private:
@@ -6112,8 +6099,9 @@ struct RoundNotice {
     friend constexpr bool operator==(RoundNotice const&, RoundNotice const&) = default;
 };
 
-/// How a guard behaves. `enable`, `end_policy`, `sync_every`, `carry_accumulated` and whether
-/// `inputs` and `weight_per_input` are given must be the same on every rank.
+/// How a guard behaves. `end_policy`, `sync_every`, `carry_accumulated` and whether `inputs` and
+/// `weight_per_input` are given must be the same on every rank, or all ranks throw Mismatch when they
+/// enter. `enable` must be, too: a rank that does not enter is missing there until the deadline.
 struct JoinOptions {
     bool enable = true; ///< false: nothing is attached and nothing is sent
     EndPolicy end_policy = EndPolicy::drain;
@@ -6158,33 +6146,343 @@ completed(RoundNotice notice, JoinOptions const& options, std::size_t round) noe
 
 } // namespace joinable::inline v0
 
-// ---- joinable/join/detail/agreement.hpp
-
-/// @file
-/// The words of a roll call, and the verdict that every rank computes from their sum.
+// ---- joinable/detail/hash.hpp
 
 namespace joinable::inline v0::detail {
 
-inline constexpr int max_world_size = 1 << 18; ///< so that no lane of a roll call overflows
-inline constexpr std::uint64_t max_weight = std::uint64_t{1} << 45;
-inline constexpr std::uint32_t digest_mask = (1U << 23) - 1;
-
-/// FNV-1a over numbers, cut to what a roll call can compare (see `Agreement`).
-class Digest {
+/// FNV-1a with 64 bits: the same on every machine. Two inputs collide by accident once in 2^64, and
+/// on purpose easily.
+class Hash {
 public:
-    Digest& add(std::uint64_t value) noexcept {
-        for (int byte = 0; byte < 8; ++byte) {
-            hash_ = (hash_ ^ ((value >> (8 * byte)) & 0xffU)) * 0x100'0000'01b3U;
+    constexpr Hash& add(std::string_view bytes) noexcept {
+        for (char const byte : bytes) {
+            add_byte(static_cast<unsigned char>(byte));
         }
         return *this;
     }
-    [[nodiscard]] std::uint32_t value() const noexcept {
-        return static_cast<std::uint32_t>(hash_ ^ (hash_ >> 23) ^ (hash_ >> 46)) & digest_mask;
+    constexpr Hash& add(std::uint64_t number) noexcept {
+        for (int shift = 0; shift < 64; shift += 8) {
+            add_byte((number >> shift) & 0xffU);
+        }
+        return *this;
+    }
+    [[nodiscard]] constexpr std::uint64_t value() const noexcept { return value_; }
+
+private:
+    constexpr void add_byte(std::uint64_t byte) noexcept {
+        value_ = (value_ ^ byte) * 0x100'0000'01b3U;
+    }
+
+    std::uint64_t value_ = 0xcbf2'9ce4'8422'2325U;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/agreement/agreement_list.hpp
+
+namespace joinable::inline v0 {
+
+namespace detail {
+
+template <class V>
+inline constexpr bool is_optional = false;
+template <class V>
+inline constexpr bool is_optional<std::optional<V>> = true;
+
+template <class V>
+using element_of = std::remove_cvref_t<decltype(*std::begin(std::declval<V const&>()))>;
+
+/// Whether AgreementList can hold a value: a number, an enumerator, a string, a range or an optional
+/// of these.
+template <class V>
+consteval bool is_agreeable() {
+    if constexpr (std::is_arithmetic_v<V> || std::is_enum_v<V> ||
+                  std::is_convertible_v<V const&, std::string_view>) {
+        return true;
+    } else if constexpr (is_optional<V>) {
+        return is_agreeable<typename V::value_type>();
+    } else if constexpr (requires { typename element_of<V>; }) {
+        if constexpr (!std::is_same_v<element_of<V>, V>) { // as a path's is
+            return is_agreeable<element_of<V>>();
+        }
+    }
+    return false;
+}
+
+inline std::string quoted(std::string_view string) {
+    std::string text = "\"";
+    for (char const letter : string) {
+        text.append(letter == '"' || letter == '\\' ? "\\" : "") += letter;
+    }
+    return text + '"';
+}
+
+/// A text that no other value of the type has. Strings are quoted in ranges and optionals.
+template <class V>
+std::string agreed_text(V const& value, bool is_inside = false) {
+    static_assert(
+        is_agreeable<V>(),
+        "AgreementList: expected a number, an enumerator, a string, or a range or an optional of "
+        "these"
+    );
+    if constexpr (std::is_same_v<V, bool>) {
+        return value ? "true" : "false";
+    } else if constexpr (std::is_enum_v<V>) {
+        return agreed_text(static_cast<std::underlying_type_t<V>>(value));
+    } else if constexpr (std::is_floating_point_v<V>) {
+        std::array<char, 64> text{}; // the shortest one that gives the number back
+        return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
+    } else if constexpr (std::is_integral_v<V>) {
+        return std::to_string(value);
+    } else if constexpr (std::is_convertible_v<V const&, std::string_view>) {
+        return is_inside ? quoted(value) : std::string{std::string_view{value}};
+    } else if constexpr (is_optional<V>) {
+        return value ? agreed_text(*value, true) : "no value";
+    } else {
+        std::string text;
+        for (auto const& element : value) {
+            text += text.empty() ? "" : ", ";
+            text += agreed_text<element_of<V>>(element, true);
+        }
+        return "[" + text + "]";
+    }
+}
+
+} // namespace detail
+
+/// What ranks must say alike: labels and values, in the order in which they are compared. A
+/// participant adds what its ranks compute with in `void agree_on(AgreementList& list) const`, which
+/// a guard calls when it is entered. An item is its two texts: its hash follows from them.
+class AgreementList {
+public:
+    /// `value` is a number, an enumerator, a string, or a range or an optional of these. Floating
+    /// point numbers are compared by their bits, apart from those of NaNs.
+    template <class V>
+    void add(std::string_view label, V const& value) {
+        items_.push_back({title_ + std::string{label}, detail::agreed_text(value)});
+    }
+
+    /// The labels of items that follow begin with `title`: "options differ: ".
+    void begin_section(std::string title) { title_ = std::move(title); }
+
+    struct Item {
+        std::string label;
+        std::string value;
+    };
+    [[nodiscard]] std::vector<Item> const& items() const noexcept { return items_; }
+
+    /// Of an item; 0 behind the last one.
+    [[nodiscard]] std::uint64_t hash(std::size_t i) const noexcept {
+        if (i >= items_.size()) {
+            return 0;
+        }
+        auto const& [label, value] = items_[i];
+        detail::Hash const hash = detail::Hash{}.add(label).add(value).add(value.size());
+        return (std::max)(hash.value(), std::uint64_t{1});
+    }
+    /// Of item `first` and all that follow; a function of hash(first) and hash_from(first + 1).
+    [[nodiscard]] std::uint64_t hash_from(std::size_t first) const noexcept {
+        std::uint64_t rest = 0;
+        for (std::size_t i = items_.size(); i > first; --i) {
+            rest = detail::Hash{}.add(hash(i - 1)).add(rest).value();
+        }
+        return rest;
     }
 
 private:
-    std::uint64_t hash_ = 0xcbf2'9ce4'8422'2325U;
+    std::string title_;
+    std::vector<Item> items_;
 };
+
+} // namespace joinable::inline v0
+
+// ---- joinable/agreement/control.hpp
+
+namespace joinable::inline v0::detail {
+
+/// A communicator as guards, models and groups see it by which ranks agree: type-erased, so that the
+/// type of a guard does not depend on it, and small, because they only sum words and abort.
+class ControlCommunicator {
+public:
+    ControlCommunicator() = default;
+    ControlCommunicator(ControlCommunicator const&) = delete;
+    ControlCommunicator& operator=(ControlCommunicator const&) = delete;
+    virtual ~ControlCommunicator() = default;
+
+    [[nodiscard]] virtual int rank() const = 0;
+    [[nodiscard]] virtual int size() const = 0;
+    /// Identity: two participants over one communicator object have the same.
+    [[nodiscard]] virtual void const* address() const noexcept = 0;
+
+    /// Starts summing `words` over all ranks, in place. One sum at a time.
+    virtual void post_sum(std::span<std::uint64_t> words) = 0;
+    virtual bool test_sum() = 0;
+    virtual void wait_sum() = 0;
+
+    /// Local. Nothing where the communicator cannot abort.
+    virtual void abort(AbortReason const& reason) = 0;
+    [[nodiscard]] virtual bool can_abort() const noexcept = 0;
+
+    /// Local. False where the communicator cannot renew deadlines.
+    virtual bool keep_alive() = 0;
+
+    /// Local. The deadline that was in force, none where the communicator has no deadline.
+    virtual std::optional<std::chrono::nanoseconds>
+    exchange_deadline(std::chrono::nanoseconds deadline) = 0;
+
+    void sum(std::span<std::uint64_t> words) {
+        post_sum(words);
+        wait_sum();
+    }
+    /// `words` of one rank to all: the others' count as zeros.
+    void broadcast(std::span<std::uint64_t> words, int root) {
+        if (rank() != root) {
+            std::fill(words.begin(), words.end(), 0);
+        }
+        sum(words);
+    }
+    /// What all ranks say, which is as much on each, one behind another.
+    [[nodiscard]] std::vector<std::uint64_t> gather(std::span<std::uint64_t const> mine) {
+        std::vector<std::uint64_t> all(static_cast<std::size_t>(size()) * mine.size());
+        std::copy(
+            mine.begin(), mine.end(), all.data() + static_cast<std::size_t>(rank()) * mine.size()
+        );
+        sum(all);
+        return all;
+    }
+};
+
+/// `Held` is a communicator, or a reference to one. A `Base` may ask for more than guards need: what
+/// derives from this answers it.
+template <class Held, class Base = ControlCommunicator>
+class ControlOver : public Base {
+    using Comm = std::remove_reference_t<Held>;
+
+public:
+    explicit ControlOver(Comm& comm) noexcept
+        requires std::is_reference_v<Held>
+        : comm_{comm}, host_{comm_} {}
+    /// `make()` returns what is held, which need not be movable.
+    template <std::invocable Make>
+    explicit ControlOver(Make const& make) : comm_(make()), host_{comm_} {}
+
+    [[nodiscard]] int rank() const override { return comm_.rank(); }
+    [[nodiscard]] int size() const override { return comm_.size(); }
+    [[nodiscard]] void const* address() const noexcept override { return &comm_; }
+
+    void post_sum(std::span<std::uint64_t> words) override {
+        work_.reset();
+        static_cast<void>(work_.emplace( // nvcc 13 warns of a dropped reference to a work, too
+            host_.all_reduce(Buffer{words.data(), words.size(), DType::u64}, ReduceOp::sum)
+        ));
+    }
+    bool test_sum() override { return work_->test(); }
+    void wait_sum() override {
+        work_->wait();
+        work_.reset();
+    }
+
+    void abort(AbortReason const& reason) override {
+        if constexpr (Aborts<Comm>) {
+            comm_.abort(reason);
+        }
+    }
+    [[nodiscard]] bool can_abort() const noexcept override { return Aborts<Comm>; }
+
+    bool keep_alive() override {
+        if constexpr (RenewsDeadline<Comm>) {
+            comm_.keep_alive();
+        }
+        return RenewsDeadline<Comm>;
+    }
+
+    std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds deadline
+    ) override {
+        if constexpr (HasDeadline<Comm>) {
+            return comm_.set_deadline(deadline);
+        } else {
+            return {};
+        }
+    }
+
+protected:
+    [[nodiscard]] Comm& communicator() noexcept { return comm_; }
+    [[nodiscard]] Comm const& communicator() const noexcept { return comm_; }
+
+private:
+    Held comm_;
+    HostCollectives<Comm> host_;
+    std::optional<typename HostCollectives<Comm>::Work> work_;
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/detail/failure.hpp
+
+namespace joinable::inline v0::detail {
+
+/// What peers should be told about an exception. A failure that came from other ranks keeps its
+/// culprits; anything else has none yet, which stands for the rank that throws it.
+inline AbortReason failure_of(std::exception_ptr const& error) {
+    if (!error) {
+        return {FailureKind::peer_failed, {}, {}};
+    }
+    try {
+        std::rethrow_exception(error);
+    } catch (PeerFailed const& failure) {
+        return {FailureKind::peer_failed, failure.ranks(), failure.what()};
+    } catch (TimedOut const& failure) {
+        return {FailureKind::timed_out, failure.ranks(), failure.what()};
+    } catch (Mismatch const& failure) {
+        return {FailureKind::mismatch, failure.ranks(), failure.what()};
+    } catch (std::exception const& other) {
+        return {FailureKind::peer_failed, {}, other.what()};
+    } catch (...) {
+        return {FailureKind::peer_failed, {}, "an exception that is no std::exception"};
+    }
+}
+
+/// The reason of what the communicator threw by which ranks meet: what ended it for all of them.
+inline AbortReason reason_of(std::exception_ptr const& error) {
+    try {
+        std::rethrow_exception(error);
+    } catch (CommunicationError const& failure) {
+        return {FailureKind::communication, {}, failure.what()};
+    } catch (ContractViolation const& failure) {
+        return {FailureKind::contract, {}, failure.what()};
+    } catch (...) {
+        return failure_of(error);
+    }
+}
+
+inline std::string failure_text(std::vector<int> const& ranks, std::string const& text) {
+    std::string const left = "an exception left the guard";
+    return ranks_text(ranks) + " failed: " + (text.empty() ? left : text);
+}
+
+/// The same, ready to be thrown elsewhere: without culprits it is `rank` that failed, unless all
+/// ranks throw an error that names none.
+inline AbortReason blamed_on(int rank, AbortReason reason) {
+    bool const is_of_all =
+        reason.kind == FailureKind::communication || reason.kind == FailureKind::contract;
+    if (reason.ranks.empty() && !is_of_all) {
+        reason.ranks = {rank};
+        reason.message = failure_text(reason.ranks, reason.message);
+    }
+    return reason;
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/agreement/agree.hpp
+
+/// @file
+/// What fails or differs on one rank fails on all of them: the one mechanism for it.
+
+namespace joinable::inline v0::detail {
+
+inline constexpr int max_world_size = 1 << 18; ///< so that no sum of squares overflows
+inline constexpr std::uint32_t digest_mask = (1U << 23) - 1;
 
 /// Whether all of `count` ranks added the same value F < 2^23: sum and sum of squares determine it,
 /// because the mean of squares equals the square of the mean for equal values only.
@@ -6207,6 +6505,228 @@ struct Agreement {
     }
 };
 
+/// The words of a sum that shows whether ranks have the same 64 bits: three agreements on 22 of them.
+struct HashAgreement {
+    static constexpr std::size_t words = 6;
+
+    static void write(std::uint64_t* to, std::uint64_t hash) noexcept {
+        for (unsigned part = 0; part < 3; ++part) {
+            constexpr std::uint64_t mask = (1U << 22) - 1;
+            auto const said =
+                Agreement::of(static_cast<std::uint32_t>((hash >> (22 * part)) & mask));
+            to[2 * part] = said.sum;
+            to[2 * part + 1] = said.squares;
+        }
+    }
+    static bool is_common(std::uint64_t const* sum, std::uint64_t ranks) noexcept {
+        return Agreement{sum[0], sum[1]}.value(ranks) && Agreement{sum[2], sum[3]}.value(ranks) &&
+               Agreement{sum[4], sum[5]}.value(ranks);
+    }
+};
+
+inline constexpr std::size_t text_bytes = 256; ///< of one rank, in any message
+
+/// A text that only one rank adds to the sum; what is too long ends with "...".
+inline void write_text(std::span<std::uint64_t> words, std::string_view text) {
+    std::size_t const space = 8 * words.size();
+    std::string written{text.substr(0, space)};
+    if (text.size() > space) {
+        written.replace(space - 3, 3, "...");
+    }
+    std::memcpy(words.data(), written.data(), written.size());
+}
+inline std::string read_text(std::span<std::uint64_t const> words) {
+    std::string text(8 * words.size(), '\0');
+    std::memcpy(text.data(), words.data(), text.size());
+    std::erase(text, '\0');
+    return text;
+}
+
+/// The sum of one bit per rank, from `first` on, as ranks.
+inline void set_bit(std::span<std::uint64_t> words, int bit) {
+    words[static_cast<std::size_t>(bit / 64)] |= std::uint64_t{1} << (bit % 64);
+}
+inline void append_bits(std::vector<int>& ranks, std::span<std::uint64_t const> words, int first) {
+    for (int bit = 0; bit < 64 * static_cast<int>(words.size()); ++bit) {
+        if (((words[static_cast<std::size_t>(bit / 64)] >> (bit % 64)) & 1U) != 0) {
+            ranks.push_back(first + bit);
+        }
+    }
+}
+
+/// What ranks ask each other when they know that they differ, in messages of one size. All ranks of
+/// `control` make the same calls.
+class Inquiry {
+public:
+    /// `lowest` of the `count` ranks that have a say; a rank without one adds nothing.
+    Inquiry(ControlCommunicator& control, int lowest, std::uint64_t count, bool has_say)
+        : control_{control}, lowest_{lowest}, count_{count}, has_say_{has_say} {}
+
+    /// The ranks on which `is_so`, ascending.
+    [[nodiscard]] std::vector<int> ranks_with(bool is_so) {
+        std::vector<int> ranks;
+        for (int first = 0; first < control_.size(); first += bits) {
+            words_ = {};
+            int const mine = control_.rank() - first;
+            if (is_so && mine >= 0 && mine < bits) {
+                set_bit(words_, mine);
+            }
+            control_.sum(words_);
+            append_bits(ranks, words_, first);
+        }
+        return ranks;
+    }
+
+    /// Why all ranks throw after some of them failed, the lowest with its `text`.
+    [[nodiscard]] AbortReason failure(bool has_failed, std::string_view text) {
+        std::vector<int> ranks = ranks_with(has_failed);
+        words_ = {};
+        write_text(place(0, text_bytes), text);
+        control_.broadcast(words_, ranks.front());
+        std::string message = failure_text(ranks, read_text(place(0, text_bytes)));
+        return {FailureKind::peer_failed, std::move(ranks), std::move(message)};
+    }
+
+    /// Why all ranks throw after the hashes of their lists differed: names the first item that does.
+    [[nodiscard]] AbortReason difference(AgreementList const& list) {
+        std::size_t const item = first_difference(list);
+        words_ = {list.hash(item)};
+        control_.broadcast(words_, lowest_);
+        std::vector<int> ranks = ranks_with(has_say_ && list.hash(item) != words_[0]);
+        int const other = ranks.empty() ? lowest_ : ranks.front();
+        words_ = {};
+        bool const is_lowest = control_.rank() == lowest_;
+        if ((is_lowest || control_.rank() == other) && item < list.items().size()) {
+            write_item(is_lowest ? 0 : text_bytes, list.items()[item]);
+        }
+        control_.sum(words_);
+        std::string text = text_of(other);
+        if (ranks.size() > 1) {
+            text += concat("; ", ranks_text(ranks), " differ from rank ", lowest_);
+        }
+        return {FailureKind::mismatch, std::move(ranks), std::move(text)};
+    }
+
+private:
+    static constexpr std::size_t slots = 64;
+    static constexpr int bits = 64 * slots * HashAgreement::words;
+    static constexpr std::size_t label_bytes = 112;
+
+    /// One item in each slot; the last one stands for all that follow.
+    [[nodiscard]] std::size_t first_difference(AgreementList const& list) {
+        constexpr std::size_t last = slots - 1;
+        for (std::size_t first = 0;; first += last) {
+            words_ = {};
+            for (std::size_t slot = 0; has_say_ && slot < slots; ++slot) {
+                std::size_t const item = first + slot;
+                HashAgreement::write(
+                    &words_[slot * HashAgreement::words],
+                    slot == last ? list.hash_from(item) : list.hash(item)
+                );
+            }
+            control_.sum(words_);
+            std::size_t slot = 0;
+            while (slot < slots &&
+                   HashAgreement::is_common(&words_[slot * HashAgreement::words], count_)) {
+                ++slot;
+            }
+            if (slot != last) {
+                return first + slot;
+            }
+        }
+    }
+
+    [[nodiscard]] std::span<std::uint64_t> place(std::size_t byte, std::size_t bytes) noexcept {
+        return std::span{words_}.subspan(byte / 8, bytes / 8);
+    }
+    void write_item(std::size_t at, AgreementList::Item const& item) {
+        write_text(place(at, label_bytes), item.label);
+        write_text(place(at + label_bytes, text_bytes - label_bytes), item.value);
+    }
+    [[nodiscard]] AgreementList::Item read_item(std::size_t at) {
+        AgreementList::Item item{read_text(place(at, label_bytes)), "nothing"};
+        if (!item.label.empty()) {
+            item.value = read_text(place(at + label_bytes, text_bytes - label_bytes));
+        }
+        return item;
+    }
+    /// Labels that differ are both said, their common title once.
+    [[nodiscard]] std::string text_of(int other) {
+        auto const [label, value] = read_item(0);
+        auto const [label_there, value_there] = read_item(text_bytes);
+        std::string text = label.empty() ? label_there : label;
+        text += concat(": rank ", lowest_, " has ", value, ", rank ", other, " has ");
+        if (label != label_there && !label.empty() && !label_there.empty()) {
+            std::size_t const title = label.find(": ") + 2;
+            bool const is_same = label_there.compare(0, title, label, 0, title) == 0;
+            text += label_there.substr(is_same ? title : 0) + ": ";
+        }
+        return text + value_there;
+    }
+
+    ControlCommunicator& control_;
+    int lowest_;
+    std::uint64_t count_;
+    bool has_say_;
+    std::array<std::uint64_t, slots * HashAgreement::words> words_{};
+};
+
+/// Collective. What the ranks without an error are to throw, where a rank has one or lists differ;
+/// then a rank with an error throws its own. Throws what the communicator throws.
+/// Complexity: one sum of seven words where all is well, no allocation.
+[[nodiscard]] inline std::optional<AbortReason> find_disagreement(
+    ControlCommunicator& control, AgreementList const& list, std::exception_ptr const& local_error
+) {
+    std::array<std::uint64_t, 1 + HashAgreement::words> words{};
+    words[0] = local_error ? 1 : 0;
+    HashAgreement::write(&words[1], list.hash_from(0));
+    control.sum(words);
+    auto const ranks = static_cast<std::uint64_t>(control.size());
+    Inquiry inquiry{control, 0, ranks, true};
+    if (words[0] != 0) {
+        return inquiry.failure(local_error != nullptr, failure_of(local_error).message);
+    }
+    if (!HashAgreement::is_common(&words[1], ranks)) {
+        return inquiry.difference(list);
+    }
+    return {};
+}
+
+/// Collective. Returns where no rank has an error and all lists are the same. Else all ranks throw:
+/// this one `local_error`, if it has one, others PeerFailed with its text, or all Mismatch that names
+/// the first item that differs, two values of it and the ranks that differ from rank 0. The
+/// communicator stays usable then; what else is thrown has aborted it.
+inline void agree(
+    ControlCommunicator& control,
+    AgreementList const& list,
+    std::exception_ptr const& local_error = {}
+) {
+    std::optional<AbortReason> failure;
+    try {
+        failure = find_disagreement(control, list, local_error);
+    } catch (...) {
+        control.abort(blamed_on(control.rank(), reason_of(std::current_exception())));
+        throw;
+    }
+    if (local_error) {
+        std::rethrow_exception(local_error);
+    }
+    if (failure) {
+        throw_failure(*failure);
+    }
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/join/detail/agreement.hpp
+
+/// @file
+/// The words of a roll call, and the verdict that every rank computes from their sum.
+
+namespace joinable::inline v0::detail {
+
+inline constexpr std::uint64_t max_weight = std::uint64_t{1} << 45;
+
 /// The seven words of a roll call: what one rank adds, and after the sum what all ranks said.
 struct RollCallLanes {
     std::uint32_t active = 0;
@@ -6222,37 +6742,28 @@ struct RollCallLanes {
     using Words = std::array<std::uint64_t, 7>;
 
     [[nodiscard]] Words encode() const noexcept {
-        return {
-            {field(active, 0) | field(arrived, 1) | field(failed, 2),
-             field(stop, 0) | field(syncs, 1) | field(contributors, 2),
-             weight,
-             code.sum,
-             code.squares,
-             digest.sum,
-             digest.squares}
-        };
+        std::uint64_t const ranks = packed(active, arrived, failed);
+        std::uint64_t const say = packed(stop, syncs, contributors);
+        return {{ranks, say, weight, code.sum, code.squares, digest.sum, digest.squares}};
     }
     static RollCallLanes decode(Words const& words) noexcept {
-        return {
-            take(words[0], 0),
-            take(words[0], 1),
-            take(words[0], 2),
-            take(words[1], 0),
-            take(words[1], 1),
-            take(words[1], 2),
-            words[2],
-            {words[3], words[4]},
-            {words[5], words[6]}
-        };
+        auto const [active, arrived, failed] = unpacked(words[0]);
+        auto const [stop, syncs, contributors] = unpacked(words[1]);
+        Agreement const code{words[3], words[4]};
+        Agreement const digest{words[5], words[6]};
+        return {active, arrived, failed, stop, syncs, contributors, words[2], code, digest};
     }
 
 private:
-    static constexpr unsigned bits = 20; ///< 2^18 ranks fit, three fields in a word
-    static std::uint64_t field(std::uint32_t value, unsigned index) noexcept {
-        return static_cast<std::uint64_t>(value) << (bits * index);
+    using Fields = std::array<std::uint32_t, 3>; ///< of 20 bits each: 2^18 ranks fit
+    static std::uint64_t packed(std::uint64_t a, std::uint64_t b, std::uint64_t c) noexcept {
+        return a | b << 20 | c << 40;
     }
-    static std::uint32_t take(std::uint64_t word, unsigned index) noexcept {
-        return static_cast<std::uint32_t>(word >> (bits * index)) & ((1U << bits) - 1);
+    static Fields unpacked(std::uint64_t word) noexcept {
+        auto const from = [&](unsigned bit) {
+            return static_cast<std::uint32_t>(word >> bit) << 12 >> 12;
+        };
+        return {{from(0), from(20), from(40)}};
     }
 };
 
@@ -6289,43 +6800,19 @@ struct RoundCode {
             code >> 5
         };
     }
-    static std::string text(std::uint32_t code) {
-        RoundCode const said = decode(code);
-        return concat(
-            said.phase == Phase::train ? "train" : "evaluate",
-            said.syncs ? ", syncs" : ", does not sync",
-            said.weighted ? ", weighted" : ", unweighted",
-            said.opening == Opening::notification
-                ? ", opened by participant " + std::to_string(said.opener)
-            : said.opening == Opening::next ? ", opened by next()"
-                                            : ", opened with look-ahead"
+    /// For a round in which ranks disagree.
+    void agree_on(AgreementList& list) const {
+        list.add("phase", phase == Phase::train ? "train" : "evaluate");
+        list.add("will_sync", syncs);
+        list.add("has a weight", weighted);
+        list.add(
+            "opened by",
+            opening == Opening::notification ? concat("participant ", opener)
+            : opening == Opening::next       ? "next()"
+                                             : "look-ahead"
         );
     }
 };
-
-/// What ranks must agree on when they enter a guard, in the same lane.
-struct EntryCode {
-    std::uint32_t participants = 0; ///< at most 31
-    EndPolicy end_policy = EndPolicy::drain;
-    bool knows_lengths = false; ///< every rank says how many inputs it has, see Schedule
-    std::uint32_t version = library_version;
-
-    [[nodiscard]] std::uint32_t encode() const noexcept {
-        return participants | static_cast<std::uint32_t>(end_policy) << 5 |
-               (knows_lengths ? 128U : 0U) | version << 8;
-    }
-    static std::string text(std::uint32_t code) {
-        return concat(
-            code & 31U,
-            " participants, end policy ",
-            name_of(static_cast<EndPolicy>((code >> 5) & 3U)),
-            (code & 128U) != 0 ? ", known lengths" : ", unknown lengths",
-            ", library version ",
-            code >> 8
-        );
-    }
-};
-static_assert(library_version < 1U << 15); // or the entry code does not fit into a lane
 
 enum class Verdict : std::uint8_t { go_on, failed, mismatch, stop, early_end, end };
 
@@ -6375,17 +6862,11 @@ struct Held {
             };
         }
         if (phase == Phase::train && own > max_weight - weight) {
-            throw ContractViolation{concat(
-                "a weight of ",
-                own,
-                " after ",
-                weight,
-                " in ",
-                rounds,
-                " rounds that did not sync is above the maximum of ",
-                max_weight,
-                " together; sync more often, or weigh in a larger unit"
-            )};
+            throw ContractViolation{
+                "a weight of " + to_text(own) + " after " + to_text(weight) + " in " +
+                to_text(rounds) + " rounds that did not sync is above the maximum of " +
+                to_text(max_weight) + " together; sync more often, or weigh in a larger unit"
+            };
         }
     }
 
@@ -6532,33 +7013,16 @@ struct JoinResult {
     std::string table = "rank   rounds shadowed\n";
     for (std::size_t rank = 0; rank < result.rounds_per_rank.size(); ++rank) {
         std::size_t const own = result.rounds_per_rank[rank];
-        bool const is_last =
-            std::find(
-                result.last_joiners.begin(), result.last_joiners.end(), static_cast<int>(rank)
-            ) != result.last_joiners.end();
-        table += detail::concat(
-            cell(rank).substr(4),
-            " ",
-            cell(own),
-            " ",
-            cell(result.rounds - own),
-            is_last ? " last" : "",
-            "\n"
-        );
+        auto const& last = result.last_joiners;
+        bool const is_last = std::count(last.begin(), last.end(), static_cast<int>(rank)) != 0;
+        table += cell(rank).substr(4) + " " + cell(own) + " " + cell(result.rounds - own);
+        table += is_last ? " last\n" : "\n";
     }
     double const milliseconds = std::chrono::duration<double, std::milli>(result.waited).count();
-    table += detail::concat(
-        result.rounds,
-        " rounds",
-        result.stopped_early ? ", stopped early" : "",
-        "; this rank ran ",
-        result.own_rounds,
-        ", shadowed ",
-        result.shadow_rounds,
-        ", waited ",
-        milliseconds,
-        " ms"
-    );
+    table +=
+        detail::concat(result.rounds, " rounds", result.stopped_early ? ", stopped early" : "");
+    table += detail::concat("; this rank ran ", result.own_rounds, ", shadowed ");
+    table += detail::concat(result.shadow_rounds, ", waited ", milliseconds, " ms");
     if (result.unsynced_rounds != 0) {
         table += detail::concat("; the last ", result.unsynced_rounds, " did not sync");
     }
@@ -6574,98 +7038,6 @@ Stream& operator<<(Stream& stream, JoinResult const& result) {
 }
 
 } // namespace joinable::inline v0
-
-// ---- joinable/agreement/control.hpp
-
-namespace joinable::inline v0::detail {
-
-/// A participant's communicator as the guard sees it: type-erased, so that the type of a guard
-/// does not depend on it, and small, because a guard only sums words and aborts.
-class ControlCommunicator {
-public:
-    ControlCommunicator() = default;
-    ControlCommunicator(ControlCommunicator const&) = delete;
-    ControlCommunicator& operator=(ControlCommunicator const&) = delete;
-    virtual ~ControlCommunicator() = default;
-
-    [[nodiscard]] virtual int rank() const = 0;
-    [[nodiscard]] virtual int size() const = 0;
-    /// Identity: two participants over one communicator object have the same.
-    [[nodiscard]] virtual void const* address() const noexcept = 0;
-
-    /// Starts summing `words` over all ranks, in place. One sum at a time.
-    virtual void post_sum(std::span<std::uint64_t> words) = 0;
-    virtual bool test_sum() = 0;
-    virtual void wait_sum() = 0;
-
-    /// Local. Nothing where the communicator cannot abort.
-    virtual void abort(AbortReason const& reason) = 0;
-    [[nodiscard]] virtual bool can_abort() const noexcept = 0;
-
-    /// Local. False where the communicator cannot renew deadlines.
-    virtual bool keep_alive() = 0;
-
-    /// Local. The deadline that was in force, none where the communicator has no deadline.
-    virtual std::optional<std::chrono::nanoseconds>
-    exchange_deadline(std::chrono::nanoseconds deadline) = 0;
-
-    void sum(std::span<std::uint64_t> words) {
-        post_sum(words);
-        wait_sum();
-    }
-};
-
-template <Communicator Comm>
-class ControlOver final : public ControlCommunicator {
-public:
-    explicit ControlOver(Comm& comm) noexcept : comm_{comm}, host_{comm} {}
-
-    [[nodiscard]] int rank() const override { return comm_.rank(); }
-    [[nodiscard]] int size() const override { return comm_.size(); }
-    [[nodiscard]] void const* address() const noexcept override { return &comm_; }
-
-    void post_sum(std::span<std::uint64_t> words) override {
-        work_.reset();
-        static_cast<void>(work_.emplace( // nvcc 13 warns of a dropped reference to a work, too
-            host_.all_reduce(Buffer{words.data(), words.size(), DType::u64}, ReduceOp::sum)
-        ));
-    }
-    bool test_sum() override { return work_->test(); }
-    void wait_sum() override {
-        work_->wait();
-        work_.reset();
-    }
-
-    void abort(AbortReason const& reason) override {
-        if constexpr (Aborts<Comm>) {
-            comm_.abort(reason);
-        }
-    }
-    [[nodiscard]] bool can_abort() const noexcept override { return Aborts<Comm>; }
-
-    bool keep_alive() override {
-        if constexpr (RenewsDeadline<Comm>) {
-            comm_.keep_alive();
-        }
-        return RenewsDeadline<Comm>;
-    }
-
-    std::optional<std::chrono::nanoseconds> exchange_deadline(std::chrono::nanoseconds deadline
-    ) override {
-        if constexpr (HasDeadline<Comm>) {
-            return comm_.set_deadline(deadline);
-        } else {
-            return {};
-        }
-    }
-
-private:
-    Comm& comm_;
-    HostCollectives<Comm> host_;
-    std::optional<typename HostCollectives<Comm>::Work> work_;
-};
-
-} // namespace joinable::inline v0::detail
 
 // ---- joinable/join/detail/schedule.hpp
 
@@ -6703,24 +7075,17 @@ public:
     void require_promised(int rank, std::size_t round, RollCallLanes const& mine) const {
         std::uint64_t const inputs = inputs_of(rank);
         if (mine.active != 0 && round >= inputs) {
-            throw ContractViolation{concat(
-                "rank ",
-                rank,
-                " opened more rounds than JoinOptions::inputs = ",
-                inputs,
-                " promised"
-            )};
+            throw ContractViolation{
+                "rank " + to_text(rank) +
+                " opened more rounds than JoinOptions::inputs = " + to_text(inputs) + " promised"
+            };
         }
         if (mine.active == 0 && round < inputs) {
-            throw ContractViolation{concat(
-                "rank ",
-                rank,
-                " left after ",
-                round,
-                " rounds, but JoinOptions::inputs = ",
-                inputs,
+            throw ContractViolation{
+                "rank " + to_text(rank) + " left after " + to_text(round) +
+                " rounds, but JoinOptions::inputs = " + to_text(inputs) +
                 " promised more; without known lengths a rank may leave when it likes"
-            )};
+            };
         }
         if (mine.stop != 0) {
             throw ContractViolation{
@@ -6735,12 +7100,11 @@ public:
         if (said.phase != expected.phase || said.syncs != expected.syncs ||
             said.weighted != expected.weighted ||
             mine.weight != weight_of(rank) * rounds_in_weight(expected)) {
-            throw ContractViolation{concat(
-                "the notice of round ",
-                round,
+            throw ContractViolation{
+                "the notice of round " + to_text(round) +
                 " differs from what JoinOptions::inputs, weight_per_input and sync_every fixed at "
                 "entry; give no notice, or leave JoinOptions::inputs empty"
-            )};
+            };
         }
     }
 
@@ -6810,9 +7174,6 @@ namespace joinable::inline v0::detail {
 /// Who is where, and the exchanges that find it out. All ranks of `control` make the same calls.
 class RollCall {
 public:
-    /// Bytes of error text that a failing rank can send along.
-    static constexpr std::size_t text_bytes = 256;
-
     RollCall(ControlCommunicator& control, EndPolicy policy)
         : control_{control}, policy_{policy},
           joined_after_(static_cast<std::size_t>(control.size())),
@@ -6845,58 +7206,10 @@ public:
     Verdict answer(std::string_view text = {}) {
         Verdict const verdict = hear(text);
         if (verdict == Verdict::mismatch) {
-            name_differences(
-                concat("ranks disagree about round ", rounds_),
-                "every active rank must open the same round",
-                RoundCode::text
-            );
+            name_difference();
         }
         rounds_ += verdict == Verdict::go_on ? 1 : 0;
         return verdict;
-    }
-
-    /// The same for an agreement that opens no round and in which all ranks are active. After a
-    /// mismatch the caller names the differences.
-    Verdict agree(std::string_view text) { return hear(text); }
-
-    /// Collective, after a mismatch: one slot per rank with its code and digest, so that the error
-    /// can say who said what. `describe` makes a code readable.
-    void name_differences(
-        std::string const& what, std::string_view advice, std::string (*describe)(std::uint32_t)
-    ) {
-        auto const size = static_cast<std::size_t>(control_.size());
-        std::vector<std::uint64_t> words(2 * size);
-        auto const me = static_cast<std::size_t>(control_.rank());
-        if (mine_.active != 0) {
-            words[2 * me] = mine_.code.sum + 1; // 0 is left to ranks that are not active
-            words[2 * me + 1] = mine_.digest.sum;
-        }
-        control_.sum(words);
-        failure_ = {FailureKind::mismatch, {}, what + ":"};
-        std::optional<std::size_t> lowest;
-        for (std::size_t rank = 0; rank < size; ++rank) {
-            if (words[2 * rank] == 0) {
-                continue;
-            }
-            lowest = lowest.value_or(rank);
-            bool const differs = words[2 * rank] != words[2 * *lowest] ||
-                                 words[2 * rank + 1] != words[2 * *lowest + 1];
-            if (differs) {
-                failure_.ranks.push_back(static_cast<int>(rank));
-            }
-            if (differs || rank == *lowest) {
-                failure_.message += concat(
-                    rank == *lowest ? " rank " : "; rank ",
-                    rank,
-                    " says: ",
-                    describe(static_cast<std::uint32_t>(words[2 * rank] - 1)),
-                    " (digest ",
-                    words[2 * rank + 1],
-                    ")"
-                );
-            }
-        }
-        failure_.message += concat("; ", advice);
     }
 
     /// What all ranks said in the last roll call, summed.
@@ -6930,8 +7243,13 @@ private:
         } else {
             control_.wait_sum();
             said_ = RollCallLanes::decode(words_);
-            if (said_.arrived > 0 || said_.failed > 0) {
-                exchange_names(text);
+            if (said_.arrived > 0) {
+                exchange_arrivals();
+            }
+            if (said_.failed > 0) {
+                bool const has_failed = mine_.failed != 0;
+                auto const size = static_cast<std::uint64_t>(control_.size());
+                failure_ = Inquiry{control_, 0, size, true}.failure(has_failed, text);
             }
         }
         posted_ = false;
@@ -6953,57 +7271,32 @@ private:
         }
     }
 
-    /// Two bitmaps, each the sum of one bit per rank: who arrived and who failed. Then the carry of
-    /// those who arrive: said once and here, so that a round that does not sync, which nobody can
-    /// know before it is heard, sums the weights of its active ranks alone. The text travels only
-    /// when one rank failed, because sums of several texts would be noise.
-    void exchange_names(std::string_view text) {
-        auto const size = static_cast<std::size_t>(control_.size());
-        auto const me = static_cast<std::size_t>(control_.rank());
-        std::size_t const map_words = (size + 63) / 64;
-        std::size_t const text_words = said_.failed == 1 ? text_bytes / 8 : 0;
-        std::size_t const carry_at = 2 * map_words;
-        std::size_t const text_at = carry_at + 2;
-        std::vector<std::uint64_t> words(text_at + text_words);
-        std::uint64_t const my_bit = std::uint64_t{1} << (me % 64);
-        words[me / 64] = mine_.arrived != 0 ? my_bit : 0;
-        words[map_words + me / 64] = mine_.failed != 0 ? my_bit : 0;
+    /// A bitmap of those who arrive, the sum of one bit per rank, and their carry: said once and here,
+    /// so that a round that does not sync, which nobody can know before it is heard, sums the weights
+    /// of its active ranks alone.
+    void exchange_arrivals() {
+        std::size_t const carry_at = (is_active_.size() + 63) / 64;
+        std::vector<std::uint64_t> words(carry_at + 2);
+        if (mine_.arrived != 0) {
+            set_bit(words, control_.rank());
+        }
         words[carry_at] = my_carry_.ranks;
         words[carry_at + 1] = my_carry_.weight;
-        if (mine_.failed != 0 && text_words != 0) {
-            for (std::size_t i = 0; i < text.size() && i < text_bytes; ++i) {
-                words[text_at + i / 8] |=
-                    static_cast<std::uint64_t>(static_cast<unsigned char>(text[i]))
-                    << (8 * (i % 8));
-            }
-        }
         control_.sum(words);
-        auto const ranks_in = [&](std::size_t map) {
-            std::vector<int> ranks;
-            for (std::size_t rank = 0; rank < size; ++rank) {
-                if (((words[map * map_words + rank / 64] >> (rank % 64)) & 1U) != 0) {
-                    ranks.push_back(static_cast<int>(rank));
-                }
-            }
-            return ranks;
-        };
-        if (said_.arrived > 0) {
-            note_arrivals(ranks_in(0));
-            carry_ = {words[carry_at], words[carry_at + 1]};
-        }
-        failure_ = {FailureKind::peer_failed, ranks_in(1), {}};
-        std::string said;
-        for (std::size_t i = 0; i < 8 * text_words; ++i) {
-            auto const byte = (words[text_at + i / 8] >> (8 * (i % 8))) & 0xffU;
-            if (byte != 0) {
-                said += static_cast<char>(static_cast<unsigned char>(byte));
-            }
-        }
-        failure_.message = concat(
-            ranks_text(failure_.ranks),
-            " failed: ",
-            said.empty() ? std::string{"an exception left the guard"} : said
-        );
+        std::vector<int> ranks;
+        append_bits(ranks, std::span{words}.first(carry_at), 0);
+        note_arrivals(ranks);
+        carry_ = {words[carry_at], words[carry_at + 1]};
+    }
+
+    /// Among the active ranks.
+    void name_difference() {
+        AgreementList list;
+        list.begin_section(concat("ranks disagree about round ", rounds_, ": "));
+        RoundCode::decode(static_cast<std::uint32_t>(mine_.code.sum)).agree_on(list);
+        failure_ =
+            Inquiry{control_, lowest_active_, said_.active, mine_.active != 0}.difference(list);
+        failure_.message += "; every active rank must open the same round";
     }
 
     ControlCommunicator& control_;
@@ -7075,63 +7368,6 @@ private:
     std::size_t rounds_ = 0;
     std::size_t unsynced_ = 0;
 };
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/detail/failure.hpp
-
-namespace joinable::inline v0::detail {
-
-/// What peers should be told about an exception. A failure that came from other ranks keeps its
-/// culprits; anything else has none yet, which stands for the rank that throws it.
-inline AbortReason failure_of(std::exception_ptr const& error) {
-    if (!error) {
-        return {FailureKind::peer_failed, {}, {}};
-    }
-    try {
-        std::rethrow_exception(error);
-    } catch (PeerFailed const& failure) {
-        return {FailureKind::peer_failed, failure.ranks(), failure.what()};
-    } catch (TimedOut const& failure) {
-        return {FailureKind::timed_out, failure.ranks(), failure.what()};
-    } catch (Mismatch const& failure) {
-        return {FailureKind::mismatch, failure.ranks(), failure.what()};
-    } catch (std::exception const& other) {
-        return {FailureKind::peer_failed, {}, other.what()};
-    } catch (...) {
-        return {FailureKind::peer_failed, {}, "an exception that is no std::exception"};
-    }
-}
-
-/// The reason of what the communicator threw by which ranks meet: what ended it for all of them.
-inline AbortReason reason_of(std::exception_ptr const& error) {
-    try {
-        std::rethrow_exception(error);
-    } catch (CommunicationError const& failure) {
-        return {FailureKind::communication, {}, failure.what()};
-    } catch (ContractViolation const& failure) {
-        return {FailureKind::contract, {}, failure.what()};
-    } catch (...) {
-        return failure_of(error);
-    }
-}
-
-/// The same, ready to be thrown elsewhere: without culprits it is `rank` that failed, unless all
-/// ranks throw an error that names none.
-inline AbortReason blamed_on(int rank, AbortReason reason) {
-    bool const is_of_all =
-        reason.kind == FailureKind::communication || reason.kind == FailureKind::contract;
-    if (reason.ranks.empty() && !is_of_all) {
-        reason.ranks = {rank};
-        reason.message = concat(
-            "rank ",
-            rank,
-            " failed: ",
-            reason.message.empty() ? std::string{"an exception left the guard"} : reason.message
-        );
-    }
-    return reason;
-}
 
 } // namespace joinable::inline v0::detail
 
@@ -7265,13 +7501,10 @@ public:
             ));
         }
         if (expected != opener) {
-            throw_violation(concat(
-                name(opener),
-                " notified first in round ",
-                announced.number(),
-                ", but the first one in hook order is ",
-                name(*expected)
-            ));
+            throw_violation(
+                name(opener) + " notified first in round " + to_text(announced.number()) +
+                ", but the first one in hook order is " + name(*expected)
+            );
         }
     }
 
@@ -7307,21 +7540,16 @@ public:
             return true;
         }
         if (expected) {
-            throw_violation(concat(
-                name(position),
-                " notified in round ",
-                round_->number(),
-                ", but the next one in hook order is ",
-                name(*expected)
-            ));
+            throw_violation(
+                name(position) + " notified in round " + to_text(round_->number()) +
+                ", but the next one in hook order is " + name(*expected)
+            );
         }
         if (loop_opens_rounds && round_) {
-            throw_violation(concat(
-                name(position),
-                " notified again in round ",
-                round_->number(),
+            throw_violation(
+                name(position) + " notified again in round " + to_text(round_->number()) +
                 ", or takes no part in it; call next() before each round"
-            ));
+            );
         }
         if (loop_opens_rounds) {
             throw_violation(concat(name(position), " notified before next() opened a round"));
@@ -7382,45 +7610,17 @@ public:
     Rounds(ControlCommunicator& control, JoinOptions const& options)
         : control_{control}, options_{options}, roll_call_{control, options.end_policy} {}
 
-    /// Collective: agrees on what must be the same on all ranks, `order` being a digest of what
-    /// this class does not know. `local_error` is what this rank's constructor found, if anything.
-    /// Returns what all other ranks are to throw, if one's constructor found something or they enter
-    /// different guards. Throws what the communicator throws.
-    [[nodiscard]] std::optional<AbortReason> enter(
-        std::size_t participants,
-        Digest order,
-        std::exception_ptr const& local_error,
-        bool can_abort
-    ) {
-        EntryCode const code{
-            static_cast<std::uint32_t>(participants),
-            options_.end_policy,
-            options_.inputs && can_abort
-        };
-        order.add(options_.sync_every)
-            .add(options_.weight_per_input ? 1 : 0)
-            .add(options_.carry_accumulated ? 1 : 0);
-        RollCallLanes lanes;
-        lanes.active = 1;
-        lanes.failed = local_error ? 1 : 0;
-        lanes.code = Agreement::of(code.encode());
-        lanes.digest = Agreement::of(order.value());
-        roll_call_.post(lanes);
-        Verdict const verdict = roll_call_.agree(failure_of(local_error).message);
-        if (verdict == Verdict::mismatch) {
-            roll_call_.name_differences(
-                "ranks enter different guards",
-                "construct the same Join on every rank",
-                EntryCode::text
-            );
+    /// Collective. Ranks say how many inputs they have, and need no roll calls from now on.
+    void exchange_lengths() {
+        std::uint64_t const weight = options_.weight_per_input.value_or(0);
+        std::array<std::uint64_t, 2> const mine{{options_.inputs.value_or(0), weight}};
+        std::vector<std::uint64_t> const all = control_.gather(mine);
+        std::vector<Schedule::Shard> shards;
+        for (std::size_t k = 0; k < all.size(); k += mine.size()) {
+            shards.push_back({all[k], all[k + 1]});
         }
-        if (verdict != Verdict::go_on) {
-            return roll_call_.failure();
-        }
-        if (code.knows_lengths) {
-            exchange_lengths();
-        }
-        return {};
+        bool const is_weighted = options_.weight_per_input.has_value();
+        roll_call_.follow(Schedule{std::move(shards), is_weighted, options_.sync_every});
     }
 
     // -- saying ----------------------------------------------------------------------------------
@@ -7562,21 +7762,6 @@ public:
     [[nodiscard]] std::size_t shadow_rounds() const noexcept { return result_.shadow_rounds; }
 
 private:
-    void exchange_lengths() {
-        auto const size = static_cast<std::size_t>(control_.size());
-        auto const me = static_cast<std::size_t>(control_.rank());
-        std::vector<std::uint64_t> words(2 * size);
-        words[2 * me] = options_.inputs.value_or(0);
-        words[2 * me + 1] = options_.weight_per_input.value_or(0);
-        control_.sum(words);
-        std::vector<Schedule::Shard> shards;
-        for (std::size_t rank = 0; rank < size; ++rank) {
-            shards.push_back({words[2 * rank], words[2 * rank + 1]});
-        }
-        bool const is_weighted = options_.weight_per_input.has_value();
-        roll_call_.follow(Schedule{std::move(shards), is_weighted, options_.sync_every});
-    }
-
     [[nodiscard]] RoundCode agreed_code() const noexcept {
         RollCallLanes const& said = roll_call_.said();
         return RoundCode::decode(said.code.value(said.active).value_or(0));
@@ -7641,16 +7826,12 @@ inline void warn_of_skew(JoinOptions const& options, int rank, std::size_t shado
         !skew_warnings().allows(std::chrono::steady_clock::now())) {
         return;
     }
-    options.warn(concat(
-        "rank ",
-        rank,
-        " ran out of inputs and has shadowed ",
-        shadow_rounds,
+    options.warn(
+        "rank " + to_text(rank) + " ran out of inputs and has shadowed " + to_text(shadow_rounds) +
         " rounds of the others; deal the data more evenly if that costs too much "
-        "(JoinOptions::skew_limit is ",
-        options.skew_limit,
-        ")"
-    ));
+        "(JoinOptions::skew_limit is " +
+        to_text(options.skew_limit) + ")"
+    );
 }
 
 } // namespace joinable::inline v0::detail
@@ -7687,12 +7868,19 @@ public:
     Session(Session const&) = delete; // rounds know the options by address
     Session& operator=(Session const&) = delete;
 
-    /// Collective. See Rounds::enter. @throws PeerFailed, Mismatch  on all ranks together, but
-    /// `local_error` where there is one.
-    void enter(Digest const& order, std::exception_ptr const& local_error) {
+    /// Collective: agrees on `list`, and on how many inputs ranks have if they know. @throws PeerFailed,
+    /// Mismatch  on all ranks together, but `local_error` where there is one.
+    void enter(AgreementList const& list, std::exception_ptr const& local_error) {
         std::optional<AbortReason> failure;
         try {
-            failure = rounds_.enter(parts_.count(), order, local_error, ending_.can_abort());
+            failure = find_disagreement(ending_.control(), list, local_error);
+            if (!failure && options_.inputs && can_abort()) {
+                rounds_.exchange_lengths();
+            }
+        } catch (TimedOut const& timeout) {
+            fail_together();
+            std::string const text = timeout.what();
+            throw TimedOut{timeout.ranks(), text + "; a Join with enable = false does not enter"};
         } catch (...) {
             fail_together();
             throw;
@@ -7704,6 +7892,8 @@ public:
             throw_failure(*failure);
         }
     }
+
+    [[nodiscard]] bool can_abort() const noexcept { return ending_.can_abort(); }
 
     // -- what participants call ------------------------------------------------------------------
 
@@ -7919,12 +8109,8 @@ private:
             ending_.end();
             throw EarlyTermination{
                 rounds_.roll_call().arrived(),
-                concat(
-                    ranks_text(rounds_.roll_call().arrived()),
-                    " ran out of inputs after ",
-                    rounds_.roll_call().rounds(),
-                    " rounds"
-                )
+                to_text(ranks_text(rounds_.roll_call().arrived())) + " ran out of inputs after " +
+                    to_text(rounds_.roll_call().rounds()) + " rounds"
             };
         case Verdict::stop: // a rank that opens no round can vote whatever the others do
             if (rounds_.was_voted_down() && rounds_.opening() == Opening::notification) {
@@ -7975,13 +8161,10 @@ private:
             AbortReason const reason{
                 FailureKind::contract,
                 {ending_.control().rank()},
-                concat(
-                    "rank ",
-                    ending_.control().rank(),
-                    " left a loop with look-ahead before its end, but had announced round ",
-                    rounds_.roll_call().rounds(),
+                "rank " + to_text(ending_.control().rank()) +
+                    " left a loop with look-ahead before its end, but had announced round " +
+                    to_text(rounds_.roll_call().rounds()) +
                     "; vote_stop() instead, or iterate without look_ahead"
-                )
             };
             ending_.abort(reason);
             throw_failure(reason);
@@ -8127,6 +8310,20 @@ template <class J>
 concept has_join_state = requires(J& joinable) {
     { joinable.join_state() } -> std::same_as<JoinState&>;
 };
+// A member that is declared in another way is called, too, so that the compiler says so.
+template <class J>
+concept has_join_name =
+    requires(J const& joinable) { joinable.join_name(); } || requires { &J::join_name; };
+template <class J>
+concept has_agree_on = requires(J const& joinable, AgreementList& list) {
+    joinable.agree_on(list);
+} || requires { &J::agree_on; };
+
+template <class Keywords>
+inline constexpr bool are_comparable = true;
+template <class... Ks>
+inline constexpr bool are_comparable<keywords<Ks...>> =
+    ((compares_values<Ks> || is_per_rank<Ks> || is_agreeable<typename Ks::value_type>()) && ...);
 
 } // namespace detail
 
@@ -8150,6 +8347,10 @@ using join_communicator_t =
 /// |                                |               | member join_keywords means keywords<>         |
 /// | `joinable.join_communicator()` | Communicator& | over which its collectives run                |
 /// | `joinable.join_state()`        | JoinState&    | a member that it owns                         |
+/// | `joinable.join_name()`         | string_view   | how texts call it, the same on every rank;    |
+/// | (optional, const)              |               | else it is the name of the class              |
+/// | `joinable.agree_on(list)`      |               | adds to an AgreementList what must be the     |
+/// | (optional, const)              |               | same on every rank that enters a guard        |
 ///
 /// Not checkable, still required: it calls notify_join_context or announce_round before its
 /// collectives of a round.
@@ -8174,6 +8375,12 @@ consteval bool models_joinable() {
     );
     static_assert(
         detail::has_join_state<J>, "Joinable: expected a member 'JoinState& join_state()'"
+    );
+    static_assert(
+        detail::are_comparable<typename detail::join_keywords_of<J>::type>,
+        "Joinable: ranks cannot compare the values of a keyword in join_keywords; give the keyword "
+        "'static void agree_on(AgreementList&, V const&)', or 'static constexpr bool per_rank = "
+        "true' where ranks may differ"
     );
     return Joinable<J>;
 }
@@ -8389,6 +8596,25 @@ template <class T>
     return rest.substr(0, rest.find_first_of(";]"));
 }
 
+/// The name that a class was declared with: without namespaces and template arguments, which compilers
+/// print differently.
+template <class T>
+[[nodiscard]] constexpr std::string_view class_name() noexcept {
+    std::string_view name = type_name<T>();
+    if (name.ends_with('>')) {
+        std::size_t depth = 0;
+        std::size_t at = name.size();
+        do {
+            --at;
+            depth += name[at] == '>' ? 1U : 0U;
+            depth -= name[at] == '<' ? 1U : 0U;
+        } while (depth != 0 && at != 0);
+        name = name.substr(0, at);
+    }
+    auto const before = name.find_last_of(": >)");
+    return before == std::string_view::npos ? name : name.substr(before + 1);
+}
+
 } // namespace joinable::inline v0::detail
 
 // ---- joinable/join/detail/attachments.hpp
@@ -8437,6 +8663,26 @@ private:
     JoinState* state_ = nullptr;
 };
 
+/// @throws ContractViolation  a participant, here its state and name, is twice in a guard or in another
+/// one.
+inline void
+check_states(std::vector<std::pair<JoinState const*, std::string_view>> const& participants) {
+    std::vector<JoinState const*> seen;
+    for (auto const& [state, name] : participants) {
+        if (std::count(seen.begin(), seen.end(), state) != 0) {
+            throw ContractViolation{
+                concat("a ", name, " is twice among the participants of a guard; list it once")
+            };
+        }
+        seen.push_back(state);
+        if (Attachment::is_attached(*state)) {
+            throw ContractViolation{
+                concat("a ", name, " already takes part in another guard; end that one first")
+            };
+        }
+    }
+}
+
 /// Restores the deadlines of communicators that a guard has overridden.
 class Deadlines {
 public:
@@ -8483,23 +8729,21 @@ public:
 
     /// @throws ContractViolation  one of them is inside a guard.
     void begin(std::vector<ControlCommunicator*> const& communicators) {
+        std::vector<void const*> mine;
+        for (ControlCommunicator const* communicator : communicators) {
+            mine.push_back(communicator->address());
+        }
         Occupied& occupied = in_guards();
         Lock const lock{occupied.busy};
         std::vector<void const*>& all = occupied.addresses;
-        for (ControlCommunicator const* communicator : communicators) {
-            if (std::find(all.begin(), all.end(), communicator->address()) != all.end()) {
-                throw ContractViolation{
-                    "a second Join over a communicator that is inside a guard already; end that "
-                    "one first, or split() the communicator"
-                };
-            }
+        if (std::find_first_of(all.begin(), all.end(), mine.begin(), mine.end()) != all.end()) {
+            throw ContractViolation{
+                "a second Join over a communicator that is inside a guard already; end that one "
+                "first, or split() the communicator"
+            };
         }
-        mine_.reserve(communicators.size()); // what throws comes before what is to be undone
-        all.reserve(all.size() + communicators.size());
-        for (ControlCommunicator const* communicator : communicators) {
-            mine_.push_back(communicator->address());
-            all.push_back(communicator->address());
-        }
+        all.insert(all.end(), mine.begin(), mine.end());
+        mine_ = std::move(mine);
     }
     void end() noexcept {
         if (mine_.empty()) {
@@ -8550,12 +8794,10 @@ inline void check_options(JoinOptions const& options) {
         throw ContractViolation{"JoinOptions::sync_every must be at least 1, given 0"};
     }
     if (options.weight_per_input.value_or(0) > max_weight) {
-        throw ContractViolation{concat(
-            "JoinOptions::weight_per_input must be at most ",
-            max_weight,
-            ", given ",
-            *options.weight_per_input
-        )};
+        throw ContractViolation{
+            "JoinOptions::weight_per_input must be at most " + to_text(max_weight) + ", given " +
+            to_text(*options.weight_per_input)
+        };
     }
 }
 
@@ -8567,19 +8809,16 @@ inline void check_same_ranks(std::vector<ControlCommunicator*> const& communicat
             concat("a guard takes at most ", max_world_size, " ranks, given ", first.size())
         };
     }
+    auto const place = [](ControlCommunicator const& communicator) {
+        return concat("rank ", communicator.rank(), " of ", communicator.size());
+    };
     for (ControlCommunicator const* other : communicators) {
-        if (other->rank() != first.rank() || other->size() != first.size()) {
-            throw ContractViolation{concat(
+        if (place(*other) != place(first)) {
+            throw ContractViolation{
                 "the communicators of a guard's participants must have the same ranks in the same "
-                "order, but one says rank ",
-                first.rank(),
-                " of ",
-                first.size(),
-                " and another rank ",
-                other->rank(),
-                " of ",
-                other->size()
-            )};
+                "order, but one says " +
+                place(first) + " and another " + place(*other)
+            };
         }
     }
 }
@@ -8595,35 +8834,30 @@ consteval std::size_t first_of(std::index_sequence<First, Rest...>) {
     return First;
 }
 
+template <class J, class... Ks>
+arguments_of<J> arguments_from(KeywordArgument<Ks> const&... keywords) {
+    arguments_of<J> args{};
+    (args.set(keywords), ...);
+    return args;
+}
+
 /// A hook constructed in place, so that it need not be movable.
-template <class J>
+template <std::size_t Index, class J>
 struct HookSlot {
     template <class... Ks>
     explicit HookSlot(J& joinable, KeywordArgument<Ks> const&... keywords)
-        : hook{joinable.join_hook(arguments_from(keywords...))} {}
+        : hook{joinable.join_hook(arguments_from<J>(keywords...))} {}
 
     join_hook_t<J> hook;
-
-private:
-    template <class... Ks>
-    static arguments_of<J> arguments_from(KeywordArgument<Ks> const&... keywords) {
-        arguments_of<J> args{};
-        (args.set(keywords), ...);
-        return args;
-    }
 };
 
 template <class Indices, class... Js>
 struct HookSlots;
-template <std::size_t Index, class J>
-struct IndexedSlot : HookSlot<J> {
-    using HookSlot<J>::HookSlot;
-};
 template <std::size_t... Is, class... Js>
-struct HookSlots<std::index_sequence<Is...>, Js...> : IndexedSlot<Is, Js>... {
+struct HookSlots<std::index_sequence<Is...>, Js...> : HookSlot<Is, Js>... {
     template <class... Ks>
     explicit HookSlots(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords)
-        : IndexedSlot<Is, Js>(std::get<Is>(joinables), keywords...)... {}
+        : HookSlot<Is, Js>(std::get<Is>(joinables), keywords...)... {}
 };
 
 /// The hooks of a guard, in argument order; run in the order that their labels ask for.
@@ -8659,7 +8893,7 @@ private:
     template <std::size_t Index>
     auto& hook() {
         using J = std::tuple_element_t<Index, std::tuple<Js...>>;
-        return static_cast<IndexedSlot<Index, J>&>(slots_).hook;
+        return static_cast<HookSlot<Index, J>&>(slots_).hook;
     }
 
     template <std::size_t... Is>
@@ -8689,6 +8923,89 @@ private:
 
     HookSlots<std::index_sequence_for<Js...>, Js...> slots_;
 };
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/join/detail/entry.hpp
+
+/// @file
+/// What ranks compare when they enter a guard.
+
+namespace joinable::inline v0::detail {
+
+template <class J>
+std::string join_name_of(J const& joinable) {
+    if constexpr (has_join_name<J>) {
+        return std::string{std::string_view{joinable.join_name()}};
+    } else {
+        return std::string{class_name<J>()};
+    }
+}
+
+/// Not `enable`, with which nobody enters, nor what each rank has for itself.
+inline void agree_on(AgreementList& list, JoinOptions const& options, bool can_abort) {
+    list.begin_section("options differ: ");
+    list.add("end_policy", name_of(options.end_policy));
+    char const* const inputs = can_abort ? "a value" : "a value, but cannot abort";
+    list.add("inputs", options.inputs ? inputs : "no value");
+    list.add("weight_per_input", options.weight_per_input ? "a value" : "no value");
+    list.add("sync_every", options.sync_every);
+    list.add("carry_accumulated", options.carry_accumulated);
+}
+
+template <class K>
+void agree_on_keyword(AgreementList& list, std::optional<typename K::value_type> const& value) {
+    std::string_view name = class_name<K>();
+    name.remove_suffix(name.ends_with("_t") ? 2 : 0);
+    std::string const label = concat("keyword ", name);
+    if constexpr (compares_values<K>) {
+        list.add(label, value ? "a value" : "no value");
+        if (value) {
+            K::agree_on(list, *value);
+        }
+    } else if constexpr (!is_per_rank<K>) {
+        list.add(label, value);
+    }
+}
+
+/// The participants in hook order and the order of their post hooks, options, then of each participant
+/// its keywords and what it adds.
+template <std::size_t... Main, std::size_t... Post, class... Js, class... Ks>
+AgreementList entry_list(
+    std::tuple<Js&...> const& joinables,
+    std::index_sequence<Main...>,
+    std::index_sequence<Post...>,
+    JoinOptions const& options,
+    bool can_abort,
+    KeywordArgument<Ks> const&... keywords
+) {
+    AgreementList list;
+    std::array<std::string, sizeof...(Js)> const names{{join_name_of(std::get<Main>(joinables))...}
+    };
+    std::array<std::size_t, sizeof...(Js)> positions{};
+    std::size_t position = 0;
+    ((positions[Main] = position++), ...);
+    list.begin_section("guards differ: ");
+    list.add("library version", library_version);
+    list.add("participants", names);
+    list.add("order of post hooks", std::array{positions[Post]...});
+    agree_on(list, options, can_abort);
+    position = 0;
+    auto const add = [&]<class J>(J const& joinable) {
+        list.begin_section(
+            concat("guards differ: participant ", position, " (", names[position], "): ")
+        );
+        ++position;
+        arguments_from<J>(keywords...).for_each([&]<class K>(K, auto const& value) {
+            agree_on_keyword<typename K::type>(list, value);
+        });
+        if constexpr (has_agree_on<J>) {
+            joinable.agree_on(list);
+        }
+    };
+    (add(std::get<Main>(joinables)), ...);
+    return list;
+}
 
 } // namespace joinable::inline v0::detail
 
@@ -8812,7 +9129,8 @@ public:
     /// Collective. @throws ContractViolation  a participant or a communicator is in another guard,
     /// a participant is twice in this one, or the communicators differ in rank or size, or cannot
     /// keep the timeout. @throws PeerFailed another rank's constructor threw. @throws Mismatch ranks
-    /// construct different guards. Nothing stays attached.
+    /// construct different guards; the text names the first thing that differs, with both values.
+    /// Nothing stays attached.
     template <class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
     explicit Join(Participants<Js...> list, KeywordArgument<Ks>... keywords)
@@ -8943,7 +9261,7 @@ private:
 
     template <class Comm>
     static Erased erased(Comm& comm) {
-        return std::make_unique<detail::ControlOver<Comm>>(comm);
+        return std::make_unique<detail::ControlOver<Comm&>>(comm);
     }
     /// Without control(): the roll calls go over the first participant's communicator.
     static Erased own_control() {
@@ -8972,13 +9290,22 @@ private:
             attach(list.joinables, local_rounds_, Sequence{});
             return;
         }
+        AgreementList entry;
         std::exception_ptr error;
         try {
             prepare(list.joinables, keywords...);
+            entry = detail::entry_list(
+                list.joinables,
+                Sequence{},
+                post_hook_sequence<Js...>{},
+                options_,
+                session_.can_abort(),
+                keywords...
+            );
         } catch (...) {
             error = std::current_exception();
         }
-        session_.enter(order_digest(Sequence{}, post_hook_sequence<Js...>{}), error);
+        session_.enter(entry, error);
         attach(list.joinables, session_, Sequence{});
     }
 
@@ -9015,7 +9342,7 @@ private:
 
     template <std::size_t... Is>
     static Controls make_controls(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
-        return {{std::make_unique<detail::ControlOver<join_communicator_t<Js>>>(
+        return {{std::make_unique<detail::ControlOver<join_communicator_t<Js>&>>(
             std::get<Is>(joinables).join_communicator()
         )...}};
     }
@@ -9044,14 +9371,6 @@ private:
         return {Hooks::template describe<Is>()...};
     }
 
-    template <std::size_t... Main, std::size_t... Post>
-    static detail::Digest order_digest(std::index_sequence<Main...>, std::index_sequence<Post...>) {
-        detail::Digest digest;
-        (digest.add(Main), ...);
-        (digest.add(Post), ...);
-        return digest;
-    }
-
     /// The local checks and the hooks: what fails here fails together in the entry exchange.
     template <class... Ks>
     void prepare(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords) {
@@ -9061,25 +9380,7 @@ private:
         occupation_.begin(all);
         std::apply(
             [](Js&... participant) {
-                std::vector<JoinState const*> seen;
-                auto const check_state = [&](JoinState const& state, std::string_view name) {
-                    for (JoinState const* other : seen) {
-                        if (other == &state) {
-                            throw ContractViolation{detail::concat(
-                                "a ",
-                                name,
-                                " is twice among the participants of a guard; list it once"
-                            )};
-                        }
-                    }
-                    seen.push_back(&state);
-                    if (detail::Attachment::is_attached(state)) {
-                        throw ContractViolation{detail::concat(
-                            "a ", name, " already takes part in another guard; end that one first"
-                        )};
-                    }
-                };
-                (check_state(participant.join_state(), detail::type_name<Js>()), ...);
+                detail::check_states({{&participant.join_state(), detail::type_name<Js>()}...});
             },
             joinables
         );
@@ -9242,6 +9543,7 @@ public:
     [[nodiscard]] Hook join_hook(arguments<keywords<>> const&) noexcept { return Hook{*this}; }
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+    [[nodiscard]] std::string_view join_name() const noexcept { return "Action"; }
 
 private:
     Comm& comm_;
@@ -9421,14 +9723,12 @@ inline void check_distinct(
                 break;
             }
             if (share_memory(views[i], views[k])) {
-                throw ContractViolation{concat(
-                    what,
-                    describe_parameter(list, (std::min)(i, k)),
-                    " and ",
-                    describe_parameter(list, (std::max)(i, k)),
+                throw ContractViolation{
+                    to_text(what) + to_text(describe_parameter(list, (std::min)(i, k))) + " and " +
+                    to_text(describe_parameter(list, (std::max)(i, k))) +
                     " share memory; list a shared parameter once, and give views of one storage as "
                     "one parameter"
-                )};
+                };
             }
         }
     }
@@ -9451,139 +9751,50 @@ inline void check_parameters(ParameterList const& list, DeviceId device) {
 
 // ---- joinable/participant/detail/verify.hpp
 
+/// @file
+/// What ranks compare of a model: see agreement/agree.hpp.
+
 namespace joinable::inline v0::detail {
 
-/// What ranks compare of the tensors in a list: a number for each, and what errors say of it.
-struct Fingerprints {
-    std::string kind;     ///< "parameter"
-    std::string features; ///< what the numbers are made of: "dtype or extents"
-    std::vector<std::uint64_t> values = {};
-    std::vector<std::string> names = {};
+inline void agree_on(AgreementList& list, DataParallelOptions const& options) {
+    list.add("bucket_cap_bytes", options.bucket_cap_bytes);
+    list.add("first_bucket_bytes", options.first_bucket_bytes);
+    list.add("gradient_as_bucket_view", options.gradient_as_bucket_view);
+    list.add("find_unused", options.find_unused);
+    list.add("static_graph", options.static_graph);
+    list.add("broadcast_buffers", options.broadcast_buffers);
+    list.add("gradient_kind", options.gradient_kind == GradientKind::mean ? "mean" : "sum");
+    list.add("bucket_caps_bytes", options.bucket_caps_bytes);
+    list.add("rebuild_buckets", options.rebuild_buckets);
+    bool const is_before = options.buffer_sync == BufferSync::before_forward;
+    list.add("buffer_sync", is_before ? "before_forward" : "after_forward");
+    list.add("sync_at_start", options.sync_at_start);
+    list.add("sync_at_end", options.sync_at_end);
+}
 
-    void add(std::string name, AnyView const& view, Digest digest = {}) {
-        digest.add(static_cast<std::uint64_t>(view.dtype())).add(view.extents().size());
-        for (std::size_t const extent : view.extents()) {
-            digest.add(extent);
-        }
-        values.push_back(digest.value());
-        names.push_back(std::move(name));
-    }
-};
-
-inline Fingerprints fingerprints_of(ParameterList const& parameters) {
-    Fingerprints result{"parameter", "dtype, extents, strides or requires_grad"};
+/// Each parameter with its name, dtype, extents, strides and requires_grad. Returns how many there are.
+inline std::string agree_on(AgreementList& list, ParameterList const& parameters) {
+    list.add("number of parameters", parameters.size());
+    std::size_t elements = 0;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
         AnyView const value = parameters[i].value();
-        Digest digest;
-        digest.add(parameters[i].requires_grad());
-        for (std::size_t const stride : value.strides()) {
-            digest.add(stride);
+        elements += value.numel();
+        std::string text = to_text(value);
+        if (value.strides() != row_major_strides(value.extents())) {
+            text += ", strides " + to_text(value.strides());
         }
-        result.add(describe_parameter(parameters, i), value, digest);
+        text += parameters[i].requires_grad() ? "" : ", no requires_grad";
+        list.add(describe_parameter(parameters, i), text);
     }
-    return result;
+    return concat(parameters.size(), " parameters of ", elements, " elements");
 }
 
-inline Fingerprints fingerprints_of(TensorList const& tensors, std::string const& kind) {
-    Fingerprints result{kind, "dtype or extents"};
+/// Each tensor with its dtype and extents.
+inline void agree_on(AgreementList& list, TensorList const& tensors, std::string_view kind) {
+    list.add(concat("number of ", kind, "s"), tensors.size());
+    std::size_t i = 0;
     for (AnyTensor const& tensor : tensors) {
-        result.add(concat(kind, " ", result.names.size()), tensor.view());
-    }
-    return result;
-}
-
-inline Digest digest_of(DataParallelOptions const& options) {
-    Digest digest;
-    digest.add(options.bucket_cap_bytes).add(options.first_bucket_bytes);
-    for (std::size_t const limit : options.bucket_caps_bytes) {
-        digest.add(limit);
-    }
-    digest.add(options.gradient_as_bucket_view).add(options.rebuild_buckets);
-    digest.add(options.find_unused).add(options.static_graph);
-    digest.add(static_cast<std::uint64_t>(options.gradient_kind));
-    digest.add(options.broadcast_buffers).add(static_cast<std::uint64_t>(options.buffer_sync));
-    digest.add(options.sync_at_start).add(options.sync_at_end);
-    return digest;
-}
-
-/// Collective; all ranks give as many numbers. Calls `report` with the index of the first one that
-/// is not the same everywhere, what all ranks gave, and the ranks that differ from rank 0.
-template <class Report>
-void compare(
-    ControlCommunicator& control, std::vector<std::uint64_t> const& mine, Report const& report
-) {
-    auto const size = static_cast<std::size_t>(control.size());
-    std::vector<std::uint64_t> all(size * mine.size());
-    for (std::size_t i = 0; i < mine.size(); ++i) {
-        all[i * size + static_cast<std::size_t>(control.rank())] = mine[i];
-    }
-    control.sum(all);
-    for (std::size_t i = 0; i < mine.size(); ++i) {
-        std::uint64_t const* const given = all.data() + i * size;
-        std::vector<int> ranks;
-        for (int rank = 1; rank < control.size(); ++rank) {
-            if (given[rank] != given[0]) {
-                ranks.push_back(rank);
-            }
-        }
-        if (!ranks.empty()) {
-            report(i, given, ranks);
-        }
-    }
-}
-
-/// Collective, after digests differed: throws the first difference to rank 0, if there is one in
-/// this list. Every rank throws the same.
-inline void throw_difference(ControlCommunicator& control, Fingerprints const& list) {
-    using Ranks = std::vector<int>;
-    compare(control, {list.values.size()}, [&](auto, auto const* given, Ranks const& ranks) {
-        int const other = ranks.front();
-        auto const has = concat(" has ", given[0], " ", list.kind, given[0] == 1 ? "" : "s");
-        auto const others = concat(", but rank ", other, " has ", given[other]);
-        throw Mismatch{ranks, "models differ: rank 0" + has + others};
-    });
-    compare(control, list.values, [&](std::size_t i, auto const*, Ranks const& ranks) {
-        auto const where = " on " + ranks_text(ranks) + " than on rank 0";
-        throw Mismatch{
-            ranks, "models differ: " + list.names[i] + " has another " + list.features + where
-        };
-    });
-}
-
-/// Collective. All ranks agree that they have the same tensors and options, or all throw: this
-/// rank its `local_error`, the others PeerFailed or Mismatch. One sum where all is well.
-inline void agree_on_model(
-    ControlCommunicator& control,
-    std::span<Fingerprints const> lists,
-    Digest digest,
-    std::exception_ptr const& local_error
-) {
-    for (Fingerprints const& list : lists) {
-        digest.add(list.values.size());
-        for (std::uint64_t const value : list.values) {
-            digest.add(value);
-        }
-    }
-    RollCallLanes lanes;
-    lanes.active = 1;
-    lanes.failed = local_error ? 1 : 0;
-    lanes.digest = Agreement::of(digest.value());
-    RollCall roll_call{control, EndPolicy::drain};
-    roll_call.post(lanes);
-    Verdict const verdict = roll_call.agree(failure_of(local_error).message);
-    if (local_error) {
-        std::rethrow_exception(local_error);
-    }
-    if (verdict == Verdict::mismatch) {
-        for (Fingerprints const& list : lists) {
-            throw_difference(control, list);
-        }
-        throw Mismatch{
-            {}, "models are the same on all ranks, but their DataParallelOptions differ"
-        };
-    }
-    if (verdict == Verdict::failed) {
-        throw_failure(roll_call.failure());
+        list.add(concat(kind, " ", i++), to_text(tensor.view()));
     }
 }
 
@@ -9664,18 +9875,19 @@ public:
     void attach(Ranges&&... ranges) {
         std::optional<FixedTensors> all;
         std::optional<CoalescedBroadcast> broadcast;
-        std::array<Fingerprints, 1> fingerprints;
+        AgreementList compared;
+        compared.begin_section("models differ: ");
         std::exception_ptr error;
         try {
             TensorList const list = tensor_list(std::forward<Ranges>(ranges)...);
-            fingerprints[0] = fingerprints_of(list, "state tensor");
+            agree_on(compared, list, "state tensor");
             all.emplace(attached_).append({list, "state tensor", device_of(comm_).id()});
             broadcast.emplace(list, piece_bytes, "state tensor", BufferMemory{comm_});
         } catch (...) {
             error = std::current_exception();
         }
-        ControlOver<Comm> control{comm_};
-        agree_on_model(control, fingerprints, {}, error);
+        ControlOver<Comm&> control{comm_};
+        agree(control, compared, error);
         broadcast->run(comm_, 0);
         attached_ = std::move(*all);
     }
@@ -9727,7 +9939,8 @@ public:
     /// options, then take rank 0's values.
     /// @throws ContractViolation  what Reducer refuses, or a buffer that is missing or on another
     ///         device, or whatever else fails here, as memory does; the other ranks throw PeerFailed.
-    /// @throws Mismatch  ranks have different models; the text names the first parameter or buffer.
+    /// @throws Mismatch  ranks have different options or models; the text names the first option,
+    ///         parameter or buffer that differs, with both values.
     template <class Parameters>
     DistributedDataParallel(
         Comm& comm,
@@ -9737,13 +9950,20 @@ public:
         Reduction reduction = {}
     )
         : comm_{comm}, averaging_{options.gradient_kind} {
-        std::array<detail::Fingerprints, 2> model;
+        AgreementList compared;
         std::optional<CoalescedBroadcast> start;
         std::exception_ptr error;
         try {
             auto const list = joinable::parameters(std::forward<Parameters>(parameters));
             detail::check_parameters(list, detail::device_of(comm).id());
-            model = {{detail::fingerprints_of(list), detail::fingerprints_of(buffers, "buffer")}};
+            compared.begin_section("options differ: ");
+            detail::agree_on(compared, options);
+            compared.add("reduction", Reduction::name);
+            compared.begin_section("models differ: ");
+            std::size_t const first = compared.items().size();
+            model_ = detail::agree_on(compared, list);
+            detail::agree_on(compared, buffers, "buffer");
+            model_ += detail::concat(", hash ", compared.hash_from(first));
             reducer_.emplace(comm, list, bucket_options(options), std::move(reduction));
             module_.emplace(comm, list, std::move(buffers), options);
             if (options.sync_at_start) {
@@ -9752,8 +9972,8 @@ public:
         } catch (...) {
             error = std::current_exception();
         }
-        detail::ControlOver<Comm> control{comm};
-        detail::agree_on_model(control, model, detail::digest_of(options), error);
+        detail::ControlOver<Comm&> control{comm};
+        detail::agree(control, compared, error);
         reducer_->register_memory();
         if (start) {
             start->run(comm, 0);
@@ -10038,6 +10258,13 @@ public:
     }
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+    [[nodiscard]] std::string_view join_name() const noexcept { return "DistributedDataParallel"; }
+    /// Options and model: two models that ranks list in another order are told apart.
+    void agree_on(AgreementList& list) const {
+        detail::agree_on(list, module_->options());
+        list.add("reduction", Reduction::name);
+        list.add("model", model_);
+    }
 
 private:
     /// Of the open round: none is open or it has no gradients; its forward pass, when it syncs;
@@ -10126,6 +10353,7 @@ private:
 
     Comm& comm_;
     detail::Averaging averaging_;
+    std::string model_; ///< as guards compare it
     std::optional<Reducer<Comm, Reduction, Times>> reducer_;
     std::optional<detail::ModuleState<Comm>> module_; ///< set by the constructor, as is the reducer
     PendingRound pending_;
@@ -10205,6 +10433,7 @@ public:
     [[nodiscard]] Hook join_hook(arguments<keywords<>> const&) noexcept { return Hook{*this}; }
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+    [[nodiscard]] std::string_view join_name() const noexcept { return "Step"; }
 
 private:
     Comm& comm_;
@@ -15494,10 +15723,7 @@ private:
 /// knows the job id can make an object of that name, but none that ranks would accept: it belongs to
 /// him.
 inline std::string path_of_job(std::string_view job) {
-    std::uint64_t hash = 0xcbf29ce484222325; // FNV-1a
-    for (char const c : concat(geteuid(), ":", job)) {
-        hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-    }
+    std::uint64_t const hash = Hash{}.add(concat(geteuid(), ":", job)).value();
     std::string digits;
     for (int shift = 60; shift >= 0; shift -= 4) {
         digits += "0123456789abcdef"[hash >> shift & 0xfU];

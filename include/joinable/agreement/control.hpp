@@ -1,19 +1,24 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <chrono>
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <joinable/agreement/host_collectives.hpp>
 #include <joinable/communicator/communicator.hpp>
 
 namespace joinable::inline v0::detail {
 
-/// A participant's communicator as the guard sees it: type-erased, so that the type of a guard
-/// does not depend on it, and small, because a guard only sums words and aborts.
+/// A communicator as guards, models and groups see it by which ranks agree: type-erased, so that the
+/// type of a guard does not depend on it, and small, because they only sum words and abort.
 class ControlCommunicator {
 public:
     ControlCommunicator() = default;
@@ -46,12 +51,37 @@ public:
         post_sum(words);
         wait_sum();
     }
+    /// `words` of one rank to all: the others' count as zeros.
+    void broadcast(std::span<std::uint64_t> words, int root) {
+        if (rank() != root) {
+            std::fill(words.begin(), words.end(), 0);
+        }
+        sum(words);
+    }
+    /// What all ranks say, which is as much on each, one behind another.
+    [[nodiscard]] std::vector<std::uint64_t> gather(std::span<std::uint64_t const> mine) {
+        std::vector<std::uint64_t> all(static_cast<std::size_t>(size()) * mine.size());
+        std::copy(
+            mine.begin(), mine.end(), all.data() + static_cast<std::size_t>(rank()) * mine.size()
+        );
+        sum(all);
+        return all;
+    }
 };
 
-template <Communicator Comm>
-class ControlOver final : public ControlCommunicator {
+/// `Held` is a communicator, or a reference to one. A `Base` may ask for more than guards need: what
+/// derives from this answers it.
+template <class Held, class Base = ControlCommunicator>
+class ControlOver : public Base {
+    using Comm = std::remove_reference_t<Held>;
+
 public:
-    explicit ControlOver(Comm& comm) noexcept : comm_{comm}, host_{comm} {}
+    explicit ControlOver(Comm& comm) noexcept
+        requires std::is_reference_v<Held>
+        : comm_{comm}, host_{comm_} {}
+    /// `make()` returns what is held, which need not be movable.
+    template <std::invocable Make>
+    explicit ControlOver(Make const& make) : comm_(make()), host_{comm_} {}
 
     [[nodiscard]] int rank() const override { return comm_.rank(); }
     [[nodiscard]] int size() const override { return comm_.size(); }
@@ -92,8 +122,12 @@ public:
         }
     }
 
+protected:
+    [[nodiscard]] Comm& communicator() noexcept { return comm_; }
+    [[nodiscard]] Comm const& communicator() const noexcept { return comm_; }
+
 private:
-    Comm& comm_;
+    Held comm_;
     HostCollectives<Comm> host_;
     std::optional<typename HostCollectives<Comm>::Work> work_;
 };

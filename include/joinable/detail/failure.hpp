@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <string>
+#include <vector>
 
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -43,6 +44,11 @@ inline AbortReason reason_of(std::exception_ptr const& error) {
     }
 }
 
+inline std::string failure_text(std::vector<int> const& ranks, std::string const& text) {
+    std::string const left = "an exception left the guard";
+    return ranks_text(ranks) + " failed: " + (text.empty() ? left : text);
+}
+
 /// The same, ready to be thrown elsewhere: without culprits it is `rank` that failed, unless all
 /// ranks throw an error that names none.
 inline AbortReason blamed_on(int rank, AbortReason reason) {
@@ -50,12 +56,7 @@ inline AbortReason blamed_on(int rank, AbortReason reason) {
         reason.kind == FailureKind::communication || reason.kind == FailureKind::contract;
     if (reason.ranks.empty() && !is_of_all) {
         reason.ranks = {rank};
-        reason.message = concat(
-            "rank ",
-            rank,
-            " failed: ",
-            reason.message.empty() ? std::string{"an exception left the guard"} : reason.message
-        );
+        reason.message = failure_text(reason.ranks, reason.message);
     }
     return reason;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <cstddef>
 #include <string_view>
 
 namespace joinable::inline v0::detail {
@@ -17,6 +18,25 @@ template <class T>
     }
     std::string_view const rest = text.substr(begin + marker.size());
     return rest.substr(0, rest.find_first_of(";]"));
+}
+
+/// The name that a class was declared with: without namespaces and template arguments, which compilers
+/// print differently.
+template <class T>
+[[nodiscard]] constexpr std::string_view class_name() noexcept {
+    std::string_view name = type_name<T>();
+    if (name.ends_with('>')) {
+        std::size_t depth = 0;
+        std::size_t at = name.size();
+        do {
+            --at;
+            depth += name[at] == '>' ? 1U : 0U;
+            depth -= name[at] == '<' ? 1U : 0U;
+        } while (depth != 0 && at != 0);
+        name = name.substr(0, at);
+    }
+    auto const before = name.find_last_of(": >)");
+    return before == std::string_view::npos ? name : name.substr(before + 1);
 }
 
 } // namespace joinable::inline v0::detail

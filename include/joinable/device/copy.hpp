@@ -19,24 +19,16 @@ namespace detail {
 
 inline void check_on_host(std::string_view what, std::string_view role, AnyView const& view) {
     if (view.device().kind != DeviceKind::host) {
-        throw ContractViolation{concat(
-            what,
-            ": the ",
-            role,
-            " is on ",
-            to_text(view.device()),
+        throw ContractViolation{
+            to_text(what) + ": the " + to_text(role) + " is on " + to_text(view.device()) +
             ", but this runs on the host; copy it to host memory first, with the engine's own means"
-        )};
+        };
     }
     if (view.data() == nullptr && view.numel() != 0) {
-        throw ContractViolation{concat(
-            what,
-            ": the ",
-            role,
-            " is a null pointer for ",
-            view.numel(),
-            " elements; give it memory first"
-        )};
+        throw ContractViolation{
+            to_text(what) + ": the " + to_text(role) + " is a null pointer for " +
+            to_text(view.numel()) + " elements; give it memory first"
+        };
     }
 }
 
@@ -63,32 +55,26 @@ inline void check_pair(std::string_view what, AnyView const& from, AnyView const
         )};
     }
     if (from.dtype() != to.dtype() || from.extents() != to.extents()) {
-        throw ContractViolation{concat(
-            what,
-            " needs two tensors of the same dtype and extents, but got ",
-            to_text(from),
-            " and ",
-            to_text(to)
-        )};
+        throw ContractViolation{
+            to_text(what) + " needs two tensors of the same dtype and extents, but got " +
+            to_text(from) + " and " + to_text(to)
+        };
     }
     check_on_host(what, "source", from);
     check_on_host(what, "target", to);
     if (is_overlapping(to.extents(), to.strides())) {
-        throw ContractViolation{concat(
-            what,
-            ": elements of the target share memory (extents ",
-            to_text(to.extents()),
-            ", strides ",
-            to_text(to.strides()),
+        throw ContractViolation{
+            to_text(what) + ": elements of the target share memory (extents " +
+            to_text(to.extents()) + ", strides " + to_text(to.strides()) +
             "); write to a view in which each index has its own element"
-        )};
+        };
     }
     if (!is_same_view(from, to) && share_memory(from, to)) {
-        throw ContractViolation{concat(
-            what,
+        throw ContractViolation{
+            to_text(what) +
             ": source and target overlap in memory and are not the same view; go through a copy of "
             "the source"
-        )};
+        };
     }
 }
 
@@ -160,13 +146,11 @@ inline void scale_copy(AnyView const& from, double factor, AnyView const& to) {
     detail::check_pair("scale_copy", from, to);
     visit_dtype(from.dtype(), [&]<class T>(std::type_identity<T>) {
         if constexpr (std::is_integral_v<T>) {
-            throw ContractViolation{detail::concat(
-                "scale_copy: a tensor of ",
-                name_of(from.dtype()),
-                " cannot be scaled by ",
-                factor,
+            throw ContractViolation{
+                "scale_copy: a tensor of " + detail::to_text(name_of(from.dtype())) +
+                " cannot be scaled by " + detail::to_text(factor) +
                 "; only floating-point dtypes can"
-            )};
+            };
         } else {
             detail::for_each_element(detail::Scale<T>{factor}, from, to);
         }

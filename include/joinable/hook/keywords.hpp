@@ -8,6 +8,8 @@
 #include <type_traits>
 #include <utility>
 
+#include <joinable/fwd.hpp>
+
 namespace joinable::inline v0 {
 
 /// One `keyword = value` as it was given to a guard.
@@ -24,6 +26,13 @@ concept keyword_value = std::convertible_to<From, To> &&
                         std::same_as<std::remove_cvref_t<From>, bool> == std::same_as<To, bool> &&
                         !(std::floating_point<std::remove_cvref_t<From>> && std::integral<To>);
 
+template <class K>
+concept compares_values = requires(AgreementList& list, typename K::value_type const& value) {
+    K::agree_on(list, value);
+};
+template <class K>
+inline constexpr bool is_per_rank = requires { requires K::per_rank; };
+
 } // namespace detail
 
 /// The base of a keyword object `K` whose value is a `V`:
@@ -33,7 +42,10 @@ concept keyword_value = std::convertible_to<From, To> &&
 /// } sync_max_count{};
 /// @endcode
 /// `sync_max_count = true` is then an argument of `Join`, and `args.get(sync_max_count, false)`
-/// reads it in `join_hook`.
+/// reads it in `join_hook`. The value must be the same on every rank, or must be given on none, unless
+/// `K` has a `static constexpr bool per_rank = true`. Numbers, enumerators, strings, ranges and
+/// optionals of these are compared; for another type `K` has a
+/// `static void agree_on(AgreementList& list, V const& value)`.
 template <class K, class V>
 struct keyword {
     using value_type = V;
@@ -76,6 +88,12 @@ public:
         if constexpr ((std::same_as<K, Ks> || ...)) {
             std::get<Slot<K>>(values_).value = argument.value;
         }
+    }
+
+    /// Calls `visit(std::type_identity<K>{}, value)` for each keyword; the value is an optional.
+    template <class Visit>
+    constexpr void for_each(Visit const& visit) const {
+        (visit(std::type_identity<Ks>{}, std::get<Slot<Ks>>(values_).value), ...);
     }
 
 private:

@@ -13,8 +13,10 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/agreement/agreement_list.hpp>
 #include <joinable/detail/type_name.hpp>
 #include <joinable/join/detail/attachments.hpp>
+#include <joinable/join/detail/entry.hpp>
 #include <joinable/join/detail/hooks.hpp>
 #include <joinable/join/guarded_range.hpp>
 #include <joinable/join/joinable.hpp>
@@ -49,7 +51,8 @@ public:
     /// Collective. @throws ContractViolation  a participant or a communicator is in another guard,
     /// a participant is twice in this one, or the communicators differ in rank or size, or cannot
     /// keep the timeout. @throws PeerFailed another rank's constructor threw. @throws Mismatch ranks
-    /// construct different guards. Nothing stays attached.
+    /// construct different guards; the text names the first thing that differs, with both values.
+    /// Nothing stays attached.
     template <class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
     explicit Join(Participants<Js...> list, KeywordArgument<Ks>... keywords)
@@ -180,7 +183,7 @@ private:
 
     template <class Comm>
     static Erased erased(Comm& comm) {
-        return std::make_unique<detail::ControlOver<Comm>>(comm);
+        return std::make_unique<detail::ControlOver<Comm&>>(comm);
     }
     /// Without control(): the roll calls go over the first participant's communicator.
     static Erased own_control() {
@@ -209,13 +212,22 @@ private:
             attach(list.joinables, local_rounds_, Sequence{});
             return;
         }
+        AgreementList entry;
         std::exception_ptr error;
         try {
             prepare(list.joinables, keywords...);
+            entry = detail::entry_list(
+                list.joinables,
+                Sequence{},
+                post_hook_sequence<Js...>{},
+                options_,
+                session_.can_abort(),
+                keywords...
+            );
         } catch (...) {
             error = std::current_exception();
         }
-        session_.enter(order_digest(Sequence{}, post_hook_sequence<Js...>{}), error);
+        session_.enter(entry, error);
         attach(list.joinables, session_, Sequence{});
     }
 
@@ -252,7 +264,7 @@ private:
 
     template <std::size_t... Is>
     static Controls make_controls(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
-        return {{std::make_unique<detail::ControlOver<join_communicator_t<Js>>>(
+        return {{std::make_unique<detail::ControlOver<join_communicator_t<Js>&>>(
             std::get<Is>(joinables).join_communicator()
         )...}};
     }
@@ -281,14 +293,6 @@ private:
         return {Hooks::template describe<Is>()...};
     }
 
-    template <std::size_t... Main, std::size_t... Post>
-    static detail::Digest order_digest(std::index_sequence<Main...>, std::index_sequence<Post...>) {
-        detail::Digest digest;
-        (digest.add(Main), ...);
-        (digest.add(Post), ...);
-        return digest;
-    }
-
     /// The local checks and the hooks: what fails here fails together in the entry exchange.
     template <class... Ks>
     void prepare(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords) {
@@ -298,25 +302,7 @@ private:
         occupation_.begin(all);
         std::apply(
             [](Js&... participant) {
-                std::vector<JoinState const*> seen;
-                auto const check_state = [&](JoinState const& state, std::string_view name) {
-                    for (JoinState const* other : seen) {
-                        if (other == &state) {
-                            throw ContractViolation{detail::concat(
-                                "a ",
-                                name,
-                                " is twice among the participants of a guard; list it once"
-                            )};
-                        }
-                    }
-                    seen.push_back(&state);
-                    if (detail::Attachment::is_attached(state)) {
-                        throw ContractViolation{detail::concat(
-                            "a ", name, " already takes part in another guard; end that one first"
-                        )};
-                    }
-                };
-                (check_state(participant.join_state(), detail::type_name<Js>()), ...);
+                detail::check_states({{&participant.join_state(), detail::type_name<Js>()}...});
             },
             joinables
         );

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include <joinable/agreement/agreement_list.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/hook/join_hook.hpp>
 #include <joinable/hook/keywords.hpp>
@@ -97,6 +98,20 @@ template <class J>
 concept has_join_state = requires(J& joinable) {
     { joinable.join_state() } -> std::same_as<JoinState&>;
 };
+// A member that is declared in another way is called, too, so that the compiler says so.
+template <class J>
+concept has_join_name =
+    requires(J const& joinable) { joinable.join_name(); } || requires { &J::join_name; };
+template <class J>
+concept has_agree_on = requires(J const& joinable, AgreementList& list) {
+    joinable.agree_on(list);
+} || requires { &J::agree_on; };
+
+template <class Keywords>
+inline constexpr bool are_comparable = true;
+template <class... Ks>
+inline constexpr bool are_comparable<keywords<Ks...>> =
+    ((compares_values<Ks> || is_per_rank<Ks> || is_agreeable<typename Ks::value_type>()) && ...);
 
 } // namespace detail
 
@@ -120,6 +135,10 @@ using join_communicator_t =
 /// |                                |               | member join_keywords means keywords<>         |
 /// | `joinable.join_communicator()` | Communicator& | over which its collectives run                |
 /// | `joinable.join_state()`        | JoinState&    | a member that it owns                         |
+/// | `joinable.join_name()`         | string_view   | how texts call it, the same on every rank;    |
+/// | (optional, const)              |               | else it is the name of the class              |
+/// | `joinable.agree_on(list)`      |               | adds to an AgreementList what must be the     |
+/// | (optional, const)              |               | same on every rank that enters a guard        |
 ///
 /// Not checkable, still required: it calls notify_join_context or announce_round before its
 /// collectives of a round.
@@ -144,6 +163,12 @@ consteval bool models_joinable() {
     );
     static_assert(
         detail::has_join_state<J>, "Joinable: expected a member 'JoinState& join_state()'"
+    );
+    static_assert(
+        detail::are_comparable<typename detail::join_keywords_of<J>::type>,
+        "Joinable: ranks cannot compare the values of a keyword in join_keywords; give the keyword "
+        "'static void agree_on(AgreementList&, V const&)', or 'static constexpr bool per_rank = "
+        "true' where ranks may differ"
     );
     return Joinable<J>;
 }

@@ -40,8 +40,9 @@ struct RoundNotice {
     friend constexpr bool operator==(RoundNotice const&, RoundNotice const&) = default;
 };
 
-/// How a guard behaves. `enable`, `end_policy`, `sync_every`, `carry_accumulated` and whether
-/// `inputs` and `weight_per_input` are given must be the same on every rank.
+/// How a guard behaves. `end_policy`, `sync_every`, `carry_accumulated` and whether `inputs` and
+/// `weight_per_input` are given must be the same on every rank, or all ranks throw Mismatch when they
+/// enter. `enable` must be, too: a rank that does not enter is missing there until the deadline.
 struct JoinOptions {
     bool enable = true; ///< false: nothing is attached and nothing is sent
     EndPolicy end_policy = EndPolicy::drain;

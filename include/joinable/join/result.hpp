@@ -36,33 +36,16 @@ struct JoinResult {
     std::string table = "rank   rounds shadowed\n";
     for (std::size_t rank = 0; rank < result.rounds_per_rank.size(); ++rank) {
         std::size_t const own = result.rounds_per_rank[rank];
-        bool const is_last =
-            std::find(
-                result.last_joiners.begin(), result.last_joiners.end(), static_cast<int>(rank)
-            ) != result.last_joiners.end();
-        table += detail::concat(
-            cell(rank).substr(4),
-            " ",
-            cell(own),
-            " ",
-            cell(result.rounds - own),
-            is_last ? " last" : "",
-            "\n"
-        );
+        auto const& last = result.last_joiners;
+        bool const is_last = std::count(last.begin(), last.end(), static_cast<int>(rank)) != 0;
+        table += cell(rank).substr(4) + " " + cell(own) + " " + cell(result.rounds - own);
+        table += is_last ? " last\n" : "\n";
     }
     double const milliseconds = std::chrono::duration<double, std::milli>(result.waited).count();
-    table += detail::concat(
-        result.rounds,
-        " rounds",
-        result.stopped_early ? ", stopped early" : "",
-        "; this rank ran ",
-        result.own_rounds,
-        ", shadowed ",
-        result.shadow_rounds,
-        ", waited ",
-        milliseconds,
-        " ms"
-    );
+    table +=
+        detail::concat(result.rounds, " rounds", result.stopped_early ? ", stopped early" : "");
+    table += detail::concat("; this rank ran ", result.own_rounds, ", shadowed ");
+    table += detail::concat(result.shadow_rounds, ", waited ", milliseconds, " ms");
     if (result.unsynced_rounds != 0) {
         table += detail::concat("; the last ", result.unsynced_rounds, " did not sync");
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <string_view>
 #include <utility>
 
 #include <joinable/join/joinable.hpp>
@@ -47,6 +48,7 @@ public:
     [[nodiscard]] Hook join_hook(arguments<keywords<>> const&) noexcept { return Hook{*this}; }
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+    [[nodiscard]] std::string_view join_name() const noexcept { return "Action"; }
 
 private:
     Comm& comm_;

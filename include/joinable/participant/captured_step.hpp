@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstddef>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include <joinable/agreement/agreement_list.hpp>
 #include <joinable/communicator/nccl/captured_averages.hpp>
 #include <joinable/detail/scoped_flag.hpp>
 #include <joinable/detail/text.hpp>
@@ -123,6 +125,14 @@ public:
     }
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+    [[nodiscard]] std::string_view join_name() const noexcept { return "CapturedStep"; }
+    void agree_on(AgreementList& list) const {
+        list.add("gradient_kind", averaging_.kind == GradientKind::mean ? "mean" : "sum");
+        list.add("number of gradients", gradients_.size());
+        for (Buffer const& gradient : gradients_) {
+            list.add("gradient", detail::concat(gradient.count, " ", name_of(gradient.dtype)));
+        }
+    }
 
 private:
     void run(Round const& round, bool is_active) {

@@ -10,11 +10,15 @@
 #include <functional>
 #include <initializer_list>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include <joinable/agreement/agree.hpp>
+#include <joinable/agreement/agreement_list.hpp>
+#include <joinable/agreement/control.hpp>
 #include <joinable/bucket/broadcast_coalesced.hpp>
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/communicator/device_of.hpp>
@@ -59,7 +63,8 @@ public:
     /// options, then take rank 0's values.
     /// @throws ContractViolation  what Reducer refuses, or a buffer that is missing or on another
     ///         device, or whatever else fails here, as memory does; the other ranks throw PeerFailed.
-    /// @throws Mismatch  ranks have different models; the text names the first parameter or buffer.
+    /// @throws Mismatch  ranks have different options or models; the text names the first option,
+    ///         parameter or buffer that differs, with both values.
     template <class Parameters>
     DistributedDataParallel(
         Comm& comm,
@@ -69,13 +74,20 @@ public:
         Reduction reduction = {}
     )
         : comm_{comm}, averaging_{options.gradient_kind} {
-        std::array<detail::Fingerprints, 2> model;
+        AgreementList compared;
         std::optional<CoalescedBroadcast> start;
         std::exception_ptr error;
         try {
             auto const list = joinable::parameters(std::forward<Parameters>(parameters));
             detail::check_parameters(list, detail::device_of(comm).id());
-            model = {{detail::fingerprints_of(list), detail::fingerprints_of(buffers, "buffer")}};
+            compared.begin_section("options differ: ");
+            detail::agree_on(compared, options);
+            compared.add("reduction", Reduction::name);
+            compared.begin_section("models differ: ");
+            std::size_t const first = compared.items().size();
+            model_ = detail::agree_on(compared, list);
+            detail::agree_on(compared, buffers, "buffer");
+            model_ += detail::concat(", hash ", compared.hash_from(first));
             reducer_.emplace(comm, list, bucket_options(options), std::move(reduction));
             module_.emplace(comm, list, std::move(buffers), options);
             if (options.sync_at_start) {
@@ -84,8 +96,8 @@ public:
         } catch (...) {
             error = std::current_exception();
         }
-        detail::ControlOver<Comm> control{comm};
-        detail::agree_on_model(control, model, detail::digest_of(options), error);
+        detail::ControlOver<Comm&> control{comm};
+        detail::agree(control, compared, error);
         reducer_->register_memory();
         if (start) {
             start->run(comm, 0);
@@ -370,6 +382,13 @@ public:
     }
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+    [[nodiscard]] std::string_view join_name() const noexcept { return "DistributedDataParallel"; }
+    /// Options and model: two models that ranks list in another order are told apart.
+    void agree_on(AgreementList& list) const {
+        detail::agree_on(list, module_->options());
+        list.add("reduction", Reduction::name);
+        list.add("model", model_);
+    }
 
 private:
     /// Of the open round: none is open or it has no gradients; its forward pass, when it syncs;
@@ -458,6 +477,7 @@ private:
 
     Comm& comm_;
     detail::Averaging averaging_;
+    std::string model_; ///< as guards compare it
     std::optional<Reducer<Comm, Reduction, Times>> reducer_;
     std::optional<detail::ModuleState<Comm>> module_; ///< set by the constructor, as is the reducer
     PendingRound pending_;

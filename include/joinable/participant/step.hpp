@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <string_view>
 #include <utility>
 
 #include <joinable/join/joinable.hpp>
@@ -42,6 +43,7 @@ public:
     [[nodiscard]] Hook join_hook(arguments<keywords<>> const&) noexcept { return Hook{*this}; }
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+    [[nodiscard]] std::string_view join_name() const noexcept { return "Step"; }
 
 private:
     Comm& comm_;

@@ -54,12 +54,10 @@ public:
     template <Element T>
     [[nodiscard]] StridedView<T> as() const {
         if (dtype_ != dtype_of<T>) {
-            throw ContractViolation{detail::concat(
-                "a tensor of ",
-                name_of(dtype_),
-                " was asked for its elements as ",
-                name_of(dtype_of<T>)
-            )};
+            throw ContractViolation{
+                "a tensor of " + detail::to_text(name_of(dtype_)) +
+                " was asked for its elements as " + detail::to_text(name_of(dtype_of<T>))
+            };
         }
         return {static_cast<T*>(data_), extents_, strides_};
     }

@@ -129,14 +129,11 @@ inline constexpr std::size_t max_bytes = (std::numeric_limits<std::size_t>::max)
 /// memory is as large as what it then stands for.
 constexpr void check_not_negative(char const* what, std::size_t dimension, std::size_t value) {
     if (value > max_bytes) {
-        throw ContractViolation{concat(
-            what,
-            " of dimension ",
-            dimension,
-            " is -",
-            std::size_t{0} - value,
+        throw ContractViolation{
+            to_text(what) + " of dimension " + to_text(dimension) + " is -" +
+            to_text(std::size_t{0} - value) +
             ", but must not be negative; start at the other end, or copy the tensor"
-        )};
+        };
     }
 }
 
@@ -147,13 +144,10 @@ constexpr void check_not_negative(char const* what, std::size_t dimension, std::
 constexpr std::size_t
 checked_reach(Shape const& extents, Shape const& strides, std::size_t element_bytes) {
     if (extents.size() != strides.size()) {
-        throw ContractViolation{concat(
-            "a view needs one stride per extent, but got ",
-            extents.size(),
-            " extents and ",
-            strides.size(),
-            " strides"
-        )};
+        throw ContractViolation{
+            "a view needs one stride per extent, but got " + to_text(extents.size()) +
+            " extents and " + to_text(strides.size()) + " strides"
+        };
     }
     for (std::size_t d = 0; d < extents.size(); ++d) {
         check_not_negative("the extent", d, extents[d]);
@@ -172,13 +166,10 @@ checked_reach(Shape const& extents, Shape const& strides, std::size_t element_by
         last += fits ? steps * strides[d] : 0;
     }
     if (!fits) {
-        throw ContractViolation{concat(
-            "a view of extents ",
-            to_text(extents),
-            " and strides ",
-            to_text(strides),
+        throw ContractViolation{
+            "a view of extents " + to_text(extents) + " and strides " + to_text(strides) +
             " reaches further than memory can; make extents or strides smaller"
-        )};
+        };
     }
     return last + 1;
 }

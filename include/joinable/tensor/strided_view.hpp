@@ -92,13 +92,10 @@ public:
     template <std::convertible_to<std::size_t>... Indices>
     T& operator()(Indices... indices) const {
         if (sizeof...(Indices) != extents_.size()) {
-            throw ContractViolation{detail::concat(
-                "a view of ",
-                extents_.size(),
-                " dimensions was given ",
-                sizeof...(Indices),
-                " indices"
-            )};
+            throw ContractViolation{
+                "a view of " + detail::to_text(extents_.size()) + " dimensions was given " +
+                detail::to_text(sizeof...(Indices)) + " indices"
+            };
         }
         std::size_t offset = 0;
         std::size_t dimension = 0;
@@ -158,15 +155,11 @@ template <class Storage>
     std::size_t const needed = detail::checked_reach(whole.extents(), whole.strides(), sizeof(T));
     std::size_t const given = std::size(storage);
     if (offset > given || needed > given - offset) {
-        throw ContractViolation{detail::concat(
-            "a strided view needs ",
-            needed,
-            " elements from offset ",
-            offset,
-            " on, but the storage has ",
-            given,
+        throw ContractViolation{
+            "a strided view needs " + detail::to_text(needed) + " elements from offset " +
+            detail::to_text(offset) + " on, but the storage has " + detail::to_text(given) +
             "; make extents, strides or the offset smaller"
-        )};
+        };
     }
     return StridedView<T>{whole.data() + offset, whole.extents(), whole.strides()};
 }
@@ -198,16 +191,11 @@ narrow(StridedView<T> const& view, std::size_t dimension, std::size_t start, std
     }
     std::size_t const extent = view.extents()[dimension];
     if (start > extent || length > extent - start) {
-        throw ContractViolation{detail::concat(
-            "narrow: ",
-            length,
-            " elements from ",
-            start,
-            " on are not in dimension ",
-            dimension,
-            ", which has ",
-            extent
-        )};
+        throw ContractViolation{
+            "narrow: " + detail::to_text(length) + " elements from " + detail::to_text(start) +
+            " on are not in dimension " + detail::to_text(dimension) + ", which has " +
+            detail::to_text(extent)
+        };
     }
     Shape extents = view.extents();
     extents[dimension] = length;

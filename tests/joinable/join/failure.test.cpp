@@ -292,8 +292,11 @@ TEST_CASE("ranks that open different rounds all throw the same Mismatch") {
             text = error.what();
         }
         CHECK(
-            text.find("rank 0 says: train, syncs, unweighted, opened by next()") !=
-            std::string::npos
+            text == joinable::detail::concat(
+                        "ranks disagree about round 0: has a weight: rank 0 has false, rank ",
+                        comm.size() - 1,
+                        " has true; every active rank must open the same round"
+                    )
         );
         comm.barrier(); // no data moved, nobody aborted
     });

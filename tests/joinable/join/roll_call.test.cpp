@@ -7,6 +7,8 @@
 
 #include <doctest/doctest.h>
 
+#include <support/ranks.hpp>
+
 namespace {
 
 using namespace joinable::detail;
@@ -178,7 +180,7 @@ TEST_CASE("a round in which nothing happens costs one sum") {
 
 TEST_CASE("a rank that arrives costs one more sum and is known by its number") {
     // Rank 2 of 3 arrives in the second roll call, this one (0) later, rank 1 stays active.
-    std::vector<std::uint64_t> const map{0b100, 0, 1, 70}; // of the arriving, the failed; its carry
+    std::vector<std::uint64_t> const map{0b100, 1, 70}; // who arrives; its carry
     ScriptedControl control{
         0,
         3,
@@ -201,7 +203,7 @@ TEST_CASE("a rank that arrives costs one more sum and is known by its number") {
 }
 
 TEST_CASE("the lowest active rank moves up when the lower ones have joined") {
-    std::vector<std::uint64_t> const map{0b0011, 0, 0, 0};
+    std::vector<std::uint64_t> const map{0b0011, 0, 0};
     ScriptedControl control{3, 4, {sum_of({arriving(), arriving(), active_rank(training)}), map}};
     RollCall roll_call{control, EndPolicy::drain};
     roll_call.post(active_rank(training));
@@ -212,10 +214,11 @@ TEST_CASE("the lowest active rank moves up when the lower ones have joined") {
 TEST_CASE("a failed rank is named with its text, whoever asks") {
     RollCallLanes leaving;
     leaving.failed = 1;
-    std::vector<std::uint64_t> map_and_text(4 + RollCall::text_bytes / 8);
-    map_and_text[1] = 0b10;
-    map_and_text[4] = 0x6b'73'69'64; // "disk", little endian
-    ScriptedControl control{0, 2, {sum_of({leaving}), map_and_text}};
+    std::vector<std::uint64_t> who(384);
+    std::vector<std::uint64_t> text(384);
+    who[0] = 0b10;
+    text[0] = 0x6b'73'69'64; // "disk", little endian
+    ScriptedControl control{0, 2, {sum_of({leaving}), who, text}};
     RollCall roll_call{control, EndPolicy::drain};
     roll_call.post(active_rank(training));
     CHECK(roll_call.answer() == Verdict::failed);
@@ -224,32 +227,43 @@ TEST_CASE("a failed rank is named with its text, whoever asks") {
     CHECK(roll_call.failure().message == "rank 1 failed: disk");
 }
 
-TEST_CASE("ranks that open different rounds are named with what they said") {
-    RoundCode const weighted{Phase::train, true, true, Opening::next, 0};
-    auto const slots = std::vector<std::uint64_t>{0, 0, weighted.encode() + 1ULL, 5, 0, 0};
-    ScriptedControl control{0, 3, {sum_of({active_rank(weighted), {}}), slots}};
-    RollCall roll_call{control, EndPolicy::drain};
-    roll_call.post(active_rank(training));
-    CHECK(roll_call.answer() == Verdict::mismatch);
-    CHECK(roll_call.failure().ranks == std::vector{1});
-    CHECK(
-        roll_call.failure().message ==
-        "ranks disagree about round 0: rank 0 says: train, syncs, unweighted, opened by "
-        "participant 0 (digest 5); rank 1 says: train, syncs, weighted, opened by next() (digest "
-        "5); every active rank must open the same round"
-    );
+TEST_CASE("of ranks that open different rounds the first difference is named, among active ranks") {
+    joinable_tests::run_ranks({3, 4, 8}, [](joinable::ThreadCommunicator& comm) {
+        RoundCode const weighted{Phase::train, true, true, Opening::next, 0};
+        ControlOver<joinable::ThreadCommunicator&> control{comm};
+        RollCall roll_call{control, EndPolicy::drain};
+        roll_call.post(comm.rank() == 0 ? arriving() : active_rank(training));
+        CHECK(roll_call.answer() == Verdict::go_on);
+        roll_call.post(
+            comm.rank() == 0   ? RollCallLanes{}
+            : comm.rank() == 2 ? active_rank(weighted)
+                               : active_rank(training)
+        );
+        CHECK(roll_call.answer() == Verdict::mismatch);
+        CHECK(roll_call.failure().kind == joinable::FailureKind::mismatch);
+        CHECK(roll_call.failure().ranks == std::vector{2});
+        CHECK(
+            roll_call.failure().message ==
+            "ranks disagree about round 1: has a weight: rank 1 has false, rank 2 has true; every "
+            "active rank must open the same round"
+        );
+    });
 }
 
 TEST_CASE("a rank that evaluates while another trains is a mismatch") {
-    auto const slots = std::vector<std::uint64_t>{0, 0, evaluation.encode() + 1ULL, 5};
-    ScriptedControl control{0, 2, {sum_of({active_rank(evaluation)}), slots}};
-    RollCall roll_call{control, EndPolicy::drain};
-    roll_call.post(active_rank(training));
-    CHECK(roll_call.answer() == Verdict::mismatch);
+    joinable_tests::run_ranks({2, 3, 4}, [](joinable::ThreadCommunicator& comm) {
+        ControlOver<joinable::ThreadCommunicator&> control{comm};
+        RollCall roll_call{control, EndPolicy::drain};
+        roll_call.post(active_rank(comm.rank() == 0 ? training : evaluation));
+        CHECK(roll_call.answer() == Verdict::mismatch);
+        CHECK(roll_call.failure().message.starts_with(
+            "ranks disagree about round 0: phase: rank 0 has train, rank 1 has evaluate"
+        ));
+    });
 }
 
 TEST_CASE("the names of more than 64 ranks fit") {
-    std::vector<std::uint64_t> map(6);
+    std::vector<std::uint64_t> map(4);
     map[1] = std::uint64_t{1} << 3; // rank 67
     std::vector<RollCallLanes> others(68, active_rank(training));
     others.push_back(arriving());

@@ -2,12 +2,10 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
-#include <optional>
-#include <string>
 
-#include <joinable/config.hpp>
+#include <joinable/agreement/agree.hpp>
+#include <joinable/agreement/agreement_list.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/join/options.hpp>
 
@@ -16,47 +14,7 @@
 
 namespace joinable::inline v0::detail {
 
-inline constexpr int max_world_size = 1 << 18; ///< so that no lane of a roll call overflows
 inline constexpr std::uint64_t max_weight = std::uint64_t{1} << 45;
-inline constexpr std::uint32_t digest_mask = (1U << 23) - 1;
-
-/// FNV-1a over numbers, cut to what a roll call can compare (see `Agreement`).
-class Digest {
-public:
-    Digest& add(std::uint64_t value) noexcept {
-        for (int byte = 0; byte < 8; ++byte) {
-            hash_ = (hash_ ^ ((value >> (8 * byte)) & 0xffU)) * 0x100'0000'01b3U;
-        }
-        return *this;
-    }
-    [[nodiscard]] std::uint32_t value() const noexcept {
-        return static_cast<std::uint32_t>(hash_ ^ (hash_ >> 23) ^ (hash_ >> 46)) & digest_mask;
-    }
-
-private:
-    std::uint64_t hash_ = 0xcbf2'9ce4'8422'2325U;
-};
-
-/// Whether all of `count` ranks added the same value F < 2^23: sum and sum of squares determine it,
-/// because the mean of squares equals the square of the mean for equal values only.
-struct Agreement {
-    std::uint64_t sum = 0;
-    std::uint64_t squares = 0;
-
-    static Agreement of(std::uint32_t value) noexcept {
-        return {value, static_cast<std::uint64_t>(value) * value};
-    }
-    [[nodiscard]] std::optional<std::uint32_t> value(std::uint64_t count) const noexcept {
-        if (count == 0) {
-            return 0;
-        }
-        std::uint64_t const mean = sum / count;
-        if (sum % count != 0 || squares != count * mean * mean) {
-            return {};
-        }
-        return static_cast<std::uint32_t>(mean);
-    }
-};
 
 /// The seven words of a roll call: what one rank adds, and after the sum what all ranks said.
 struct RollCallLanes {
@@ -73,37 +31,28 @@ struct RollCallLanes {
     using Words = std::array<std::uint64_t, 7>;
 
     [[nodiscard]] Words encode() const noexcept {
-        return {
-            {field(active, 0) | field(arrived, 1) | field(failed, 2),
-             field(stop, 0) | field(syncs, 1) | field(contributors, 2),
-             weight,
-             code.sum,
-             code.squares,
-             digest.sum,
-             digest.squares}
-        };
+        std::uint64_t const ranks = packed(active, arrived, failed);
+        std::uint64_t const say = packed(stop, syncs, contributors);
+        return {{ranks, say, weight, code.sum, code.squares, digest.sum, digest.squares}};
     }
     static RollCallLanes decode(Words const& words) noexcept {
-        return {
-            take(words[0], 0),
-            take(words[0], 1),
-            take(words[0], 2),
-            take(words[1], 0),
-            take(words[1], 1),
-            take(words[1], 2),
-            words[2],
-            {words[3], words[4]},
-            {words[5], words[6]}
-        };
+        auto const [active, arrived, failed] = unpacked(words[0]);
+        auto const [stop, syncs, contributors] = unpacked(words[1]);
+        Agreement const code{words[3], words[4]};
+        Agreement const digest{words[5], words[6]};
+        return {active, arrived, failed, stop, syncs, contributors, words[2], code, digest};
     }
 
 private:
-    static constexpr unsigned bits = 20; ///< 2^18 ranks fit, three fields in a word
-    static std::uint64_t field(std::uint32_t value, unsigned index) noexcept {
-        return static_cast<std::uint64_t>(value) << (bits * index);
+    using Fields = std::array<std::uint32_t, 3>; ///< of 20 bits each: 2^18 ranks fit
+    static std::uint64_t packed(std::uint64_t a, std::uint64_t b, std::uint64_t c) noexcept {
+        return a | b << 20 | c << 40;
     }
-    static std::uint32_t take(std::uint64_t word, unsigned index) noexcept {
-        return static_cast<std::uint32_t>(word >> (bits * index)) & ((1U << bits) - 1);
+    static Fields unpacked(std::uint64_t word) noexcept {
+        auto const from = [&](unsigned bit) {
+            return static_cast<std::uint32_t>(word >> bit) << 12 >> 12;
+        };
+        return {{from(0), from(20), from(40)}};
     }
 };
 
@@ -140,43 +89,19 @@ struct RoundCode {
             code >> 5
         };
     }
-    static std::string text(std::uint32_t code) {
-        RoundCode const said = decode(code);
-        return concat(
-            said.phase == Phase::train ? "train" : "evaluate",
-            said.syncs ? ", syncs" : ", does not sync",
-            said.weighted ? ", weighted" : ", unweighted",
-            said.opening == Opening::notification
-                ? ", opened by participant " + std::to_string(said.opener)
-            : said.opening == Opening::next ? ", opened by next()"
-                                            : ", opened with look-ahead"
+    /// For a round in which ranks disagree.
+    void agree_on(AgreementList& list) const {
+        list.add("phase", phase == Phase::train ? "train" : "evaluate");
+        list.add("will_sync", syncs);
+        list.add("has a weight", weighted);
+        list.add(
+            "opened by",
+            opening == Opening::notification ? concat("participant ", opener)
+            : opening == Opening::next       ? "next()"
+                                             : "look-ahead"
         );
     }
 };
-
-/// What ranks must agree on when they enter a guard, in the same lane.
-struct EntryCode {
-    std::uint32_t participants = 0; ///< at most 31
-    EndPolicy end_policy = EndPolicy::drain;
-    bool knows_lengths = false; ///< every rank says how many inputs it has, see Schedule
-    std::uint32_t version = library_version;
-
-    [[nodiscard]] std::uint32_t encode() const noexcept {
-        return participants | static_cast<std::uint32_t>(end_policy) << 5 |
-               (knows_lengths ? 128U : 0U) | version << 8;
-    }
-    static std::string text(std::uint32_t code) {
-        return concat(
-            code & 31U,
-            " participants, end policy ",
-            name_of(static_cast<EndPolicy>((code >> 5) & 3U)),
-            (code & 128U) != 0 ? ", known lengths" : ", unknown lengths",
-            ", library version ",
-            code >> 8
-        );
-    }
-};
-static_assert(library_version < 1U << 15); // or the entry code does not fit into a lane
 
 enum class Verdict : std::uint8_t { go_on, failed, mismatch, stop, early_end, end };
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -59,6 +60,26 @@ private:
     JoinState* state_ = nullptr;
 };
 
+/// @throws ContractViolation  a participant, here its state and name, is twice in a guard or in another
+/// one.
+inline void
+check_states(std::vector<std::pair<JoinState const*, std::string_view>> const& participants) {
+    std::vector<JoinState const*> seen;
+    for (auto const& [state, name] : participants) {
+        if (std::count(seen.begin(), seen.end(), state) != 0) {
+            throw ContractViolation{
+                concat("a ", name, " is twice among the participants of a guard; list it once")
+            };
+        }
+        seen.push_back(state);
+        if (Attachment::is_attached(*state)) {
+            throw ContractViolation{
+                concat("a ", name, " already takes part in another guard; end that one first")
+            };
+        }
+    }
+}
+
 /// Restores the deadlines of communicators that a guard has overridden.
 class Deadlines {
 public:
@@ -105,23 +126,21 @@ public:
 
     /// @throws ContractViolation  one of them is inside a guard.
     void begin(std::vector<ControlCommunicator*> const& communicators) {
+        std::vector<void const*> mine;
+        for (ControlCommunicator const* communicator : communicators) {
+            mine.push_back(communicator->address());
+        }
         Occupied& occupied = in_guards();
         Lock const lock{occupied.busy};
         std::vector<void const*>& all = occupied.addresses;
-        for (ControlCommunicator const* communicator : communicators) {
-            if (std::find(all.begin(), all.end(), communicator->address()) != all.end()) {
-                throw ContractViolation{
-                    "a second Join over a communicator that is inside a guard already; end that "
-                    "one first, or split() the communicator"
-                };
-            }
+        if (std::find_first_of(all.begin(), all.end(), mine.begin(), mine.end()) != all.end()) {
+            throw ContractViolation{
+                "a second Join over a communicator that is inside a guard already; end that one "
+                "first, or split() the communicator"
+            };
         }
-        mine_.reserve(communicators.size()); // what throws comes before what is to be undone
-        all.reserve(all.size() + communicators.size());
-        for (ControlCommunicator const* communicator : communicators) {
-            mine_.push_back(communicator->address());
-            all.push_back(communicator->address());
-        }
+        all.insert(all.end(), mine.begin(), mine.end());
+        mine_ = std::move(mine);
     }
     void end() noexcept {
         if (mine_.empty()) {
@@ -172,12 +191,10 @@ inline void check_options(JoinOptions const& options) {
         throw ContractViolation{"JoinOptions::sync_every must be at least 1, given 0"};
     }
     if (options.weight_per_input.value_or(0) > max_weight) {
-        throw ContractViolation{concat(
-            "JoinOptions::weight_per_input must be at most ",
-            max_weight,
-            ", given ",
-            *options.weight_per_input
-        )};
+        throw ContractViolation{
+            "JoinOptions::weight_per_input must be at most " + to_text(max_weight) + ", given " +
+            to_text(*options.weight_per_input)
+        };
     }
 }
 
@@ -189,19 +206,16 @@ inline void check_same_ranks(std::vector<ControlCommunicator*> const& communicat
             concat("a guard takes at most ", max_world_size, " ranks, given ", first.size())
         };
     }
+    auto const place = [](ControlCommunicator const& communicator) {
+        return concat("rank ", communicator.rank(), " of ", communicator.size());
+    };
     for (ControlCommunicator const* other : communicators) {
-        if (other->rank() != first.rank() || other->size() != first.size()) {
-            throw ContractViolation{concat(
+        if (place(*other) != place(first)) {
+            throw ContractViolation{
                 "the communicators of a guard's participants must have the same ranks in the same "
-                "order, but one says rank ",
-                first.rank(),
-                " of ",
-                first.size(),
-                " and another rank ",
-                other->rank(),
-                " of ",
-                other->size()
-            )};
+                "order, but one says " +
+                place(first) + " and another " + place(*other)
+            };
         }
     }
 }

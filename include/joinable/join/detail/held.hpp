@@ -26,17 +26,11 @@ struct Held {
             };
         }
         if (phase == Phase::train && own > max_weight - weight) {
-            throw ContractViolation{concat(
-                "a weight of ",
-                own,
-                " after ",
-                weight,
-                " in ",
-                rounds,
-                " rounds that did not sync is above the maximum of ",
-                max_weight,
-                " together; sync more often, or weigh in a larger unit"
-            )};
+            throw ContractViolation{
+                "a weight of " + to_text(own) + " after " + to_text(weight) + " in " +
+                to_text(rounds) + " rounds that did not sync is above the maximum of " +
+                to_text(max_weight) + " together; sync more often, or weigh in a larger unit"
+            };
         }
     }
 

@@ -15,35 +15,30 @@ consteval std::size_t first_of(std::index_sequence<First, Rest...>) {
     return First;
 }
 
+template <class J, class... Ks>
+arguments_of<J> arguments_from(KeywordArgument<Ks> const&... keywords) {
+    arguments_of<J> args{};
+    (args.set(keywords), ...);
+    return args;
+}
+
 /// A hook constructed in place, so that it need not be movable.
-template <class J>
+template <std::size_t Index, class J>
 struct HookSlot {
     template <class... Ks>
     explicit HookSlot(J& joinable, KeywordArgument<Ks> const&... keywords)
-        : hook{joinable.join_hook(arguments_from(keywords...))} {}
+        : hook{joinable.join_hook(arguments_from<J>(keywords...))} {}
 
     join_hook_t<J> hook;
-
-private:
-    template <class... Ks>
-    static arguments_of<J> arguments_from(KeywordArgument<Ks> const&... keywords) {
-        arguments_of<J> args{};
-        (args.set(keywords), ...);
-        return args;
-    }
 };
 
 template <class Indices, class... Js>
 struct HookSlots;
-template <std::size_t Index, class J>
-struct IndexedSlot : HookSlot<J> {
-    using HookSlot<J>::HookSlot;
-};
 template <std::size_t... Is, class... Js>
-struct HookSlots<std::index_sequence<Is...>, Js...> : IndexedSlot<Is, Js>... {
+struct HookSlots<std::index_sequence<Is...>, Js...> : HookSlot<Is, Js>... {
     template <class... Ks>
     explicit HookSlots(std::tuple<Js&...> const& joinables, KeywordArgument<Ks> const&... keywords)
-        : IndexedSlot<Is, Js>(std::get<Is>(joinables), keywords...)... {}
+        : HookSlot<Is, Js>(std::get<Is>(joinables), keywords...)... {}
 };
 
 /// The hooks of a guard, in argument order; run in the order that their labels ask for.
@@ -79,7 +74,7 @@ private:
     template <std::size_t Index>
     auto& hook() {
         using J = std::tuple_element_t<Index, std::tuple<Js...>>;
-        return static_cast<IndexedSlot<Index, J>&>(slots_).hook;
+        return static_cast<HookSlot<Index, J>&>(slots_).hook;
     }
 
     template <std::size_t... Is>

@@ -63,13 +63,10 @@ public:
             ));
         }
         if (expected != opener) {
-            throw_violation(concat(
-                name(opener),
-                " notified first in round ",
-                announced.number(),
-                ", but the first one in hook order is ",
-                name(*expected)
-            ));
+            throw_violation(
+                name(opener) + " notified first in round " + to_text(announced.number()) +
+                ", but the first one in hook order is " + name(*expected)
+            );
         }
     }
 
@@ -105,21 +102,16 @@ public:
             return true;
         }
         if (expected) {
-            throw_violation(concat(
-                name(position),
-                " notified in round ",
-                round_->number(),
-                ", but the next one in hook order is ",
-                name(*expected)
-            ));
+            throw_violation(
+                name(position) + " notified in round " + to_text(round_->number()) +
+                ", but the next one in hook order is " + name(*expected)
+            );
         }
         if (loop_opens_rounds && round_) {
-            throw_violation(concat(
-                name(position),
-                " notified again in round ",
-                round_->number(),
+            throw_violation(
+                name(position) + " notified again in round " + to_text(round_->number()) +
                 ", or takes no part in it; call next() before each round"
-            ));
+            );
         }
         if (loop_opens_rounds) {
             throw_violation(concat(name(position), " notified before next() opened a round"));

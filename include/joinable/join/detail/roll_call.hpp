@@ -4,11 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/control.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -25,9 +27,6 @@ namespace joinable::inline v0::detail {
 /// Who is where, and the exchanges that find it out. All ranks of `control` make the same calls.
 class RollCall {
 public:
-    /// Bytes of error text that a failing rank can send along.
-    static constexpr std::size_t text_bytes = 256;
-
     RollCall(ControlCommunicator& control, EndPolicy policy)
         : control_{control}, policy_{policy},
           joined_after_(static_cast<std::size_t>(control.size())),
@@ -60,58 +59,10 @@ public:
     Verdict answer(std::string_view text = {}) {
         Verdict const verdict = hear(text);
         if (verdict == Verdict::mismatch) {
-            name_differences(
-                concat("ranks disagree about round ", rounds_),
-                "every active rank must open the same round",
-                RoundCode::text
-            );
+            name_difference();
         }
         rounds_ += verdict == Verdict::go_on ? 1 : 0;
         return verdict;
-    }
-
-    /// The same for an agreement that opens no round and in which all ranks are active. After a
-    /// mismatch the caller names the differences.
-    Verdict agree(std::string_view text) { return hear(text); }
-
-    /// Collective, after a mismatch: one slot per rank with its code and digest, so that the error
-    /// can say who said what. `describe` makes a code readable.
-    void name_differences(
-        std::string const& what, std::string_view advice, std::string (*describe)(std::uint32_t)
-    ) {
-        auto const size = static_cast<std::size_t>(control_.size());
-        std::vector<std::uint64_t> words(2 * size);
-        auto const me = static_cast<std::size_t>(control_.rank());
-        if (mine_.active != 0) {
-            words[2 * me] = mine_.code.sum + 1; // 0 is left to ranks that are not active
-            words[2 * me + 1] = mine_.digest.sum;
-        }
-        control_.sum(words);
-        failure_ = {FailureKind::mismatch, {}, what + ":"};
-        std::optional<std::size_t> lowest;
-        for (std::size_t rank = 0; rank < size; ++rank) {
-            if (words[2 * rank] == 0) {
-                continue;
-            }
-            lowest = lowest.value_or(rank);
-            bool const differs = words[2 * rank] != words[2 * *lowest] ||
-                                 words[2 * rank + 1] != words[2 * *lowest + 1];
-            if (differs) {
-                failure_.ranks.push_back(static_cast<int>(rank));
-            }
-            if (differs || rank == *lowest) {
-                failure_.message += concat(
-                    rank == *lowest ? " rank " : "; rank ",
-                    rank,
-                    " says: ",
-                    describe(static_cast<std::uint32_t>(words[2 * rank] - 1)),
-                    " (digest ",
-                    words[2 * rank + 1],
-                    ")"
-                );
-            }
-        }
-        failure_.message += concat("; ", advice);
     }
 
     /// What all ranks said in the last roll call, summed.
@@ -145,8 +96,13 @@ private:
         } else {
             control_.wait_sum();
             said_ = RollCallLanes::decode(words_);
-            if (said_.arrived > 0 || said_.failed > 0) {
-                exchange_names(text);
+            if (said_.arrived > 0) {
+                exchange_arrivals();
+            }
+            if (said_.failed > 0) {
+                bool const has_failed = mine_.failed != 0;
+                auto const size = static_cast<std::uint64_t>(control_.size());
+                failure_ = Inquiry{control_, 0, size, true}.failure(has_failed, text);
             }
         }
         posted_ = false;
@@ -168,57 +124,32 @@ private:
         }
     }
 
-    /// Two bitmaps, each the sum of one bit per rank: who arrived and who failed. Then the carry of
-    /// those who arrive: said once and here, so that a round that does not sync, which nobody can
-    /// know before it is heard, sums the weights of its active ranks alone. The text travels only
-    /// when one rank failed, because sums of several texts would be noise.
-    void exchange_names(std::string_view text) {
-        auto const size = static_cast<std::size_t>(control_.size());
-        auto const me = static_cast<std::size_t>(control_.rank());
-        std::size_t const map_words = (size + 63) / 64;
-        std::size_t const text_words = said_.failed == 1 ? text_bytes / 8 : 0;
-        std::size_t const carry_at = 2 * map_words;
-        std::size_t const text_at = carry_at + 2;
-        std::vector<std::uint64_t> words(text_at + text_words);
-        std::uint64_t const my_bit = std::uint64_t{1} << (me % 64);
-        words[me / 64] = mine_.arrived != 0 ? my_bit : 0;
-        words[map_words + me / 64] = mine_.failed != 0 ? my_bit : 0;
+    /// A bitmap of those who arrive, the sum of one bit per rank, and their carry: said once and here,
+    /// so that a round that does not sync, which nobody can know before it is heard, sums the weights
+    /// of its active ranks alone.
+    void exchange_arrivals() {
+        std::size_t const carry_at = (is_active_.size() + 63) / 64;
+        std::vector<std::uint64_t> words(carry_at + 2);
+        if (mine_.arrived != 0) {
+            set_bit(words, control_.rank());
+        }
         words[carry_at] = my_carry_.ranks;
         words[carry_at + 1] = my_carry_.weight;
-        if (mine_.failed != 0 && text_words != 0) {
-            for (std::size_t i = 0; i < text.size() && i < text_bytes; ++i) {
-                words[text_at + i / 8] |=
-                    static_cast<std::uint64_t>(static_cast<unsigned char>(text[i]))
-                    << (8 * (i % 8));
-            }
-        }
         control_.sum(words);
-        auto const ranks_in = [&](std::size_t map) {
-            std::vector<int> ranks;
-            for (std::size_t rank = 0; rank < size; ++rank) {
-                if (((words[map * map_words + rank / 64] >> (rank % 64)) & 1U) != 0) {
-                    ranks.push_back(static_cast<int>(rank));
-                }
-            }
-            return ranks;
-        };
-        if (said_.arrived > 0) {
-            note_arrivals(ranks_in(0));
-            carry_ = {words[carry_at], words[carry_at + 1]};
-        }
-        failure_ = {FailureKind::peer_failed, ranks_in(1), {}};
-        std::string said;
-        for (std::size_t i = 0; i < 8 * text_words; ++i) {
-            auto const byte = (words[text_at + i / 8] >> (8 * (i % 8))) & 0xffU;
-            if (byte != 0) {
-                said += static_cast<char>(static_cast<unsigned char>(byte));
-            }
-        }
-        failure_.message = concat(
-            ranks_text(failure_.ranks),
-            " failed: ",
-            said.empty() ? std::string{"an exception left the guard"} : said
-        );
+        std::vector<int> ranks;
+        append_bits(ranks, std::span{words}.first(carry_at), 0);
+        note_arrivals(ranks);
+        carry_ = {words[carry_at], words[carry_at + 1]};
+    }
+
+    /// Among the active ranks.
+    void name_difference() {
+        AgreementList list;
+        list.begin_section(concat("ranks disagree about round ", rounds_, ": "));
+        RoundCode::decode(static_cast<std::uint32_t>(mine_.code.sum)).agree_on(list);
+        failure_ =
+            Inquiry{control_, lowest_active_, said_.active, mine_.active != 0}.difference(list);
+        failure_.message += "; every active rank must open the same round";
     }
 
     ControlCommunicator& control_;

@@ -2,17 +2,16 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <joinable/agreement/control.hpp>
-#include <joinable/detail/failure.hpp>
 #include <joinable/join/detail/held.hpp>
 #include <joinable/join/detail/roll_call.hpp>
 #include <joinable/join/options.hpp>
@@ -39,45 +38,17 @@ public:
     Rounds(ControlCommunicator& control, JoinOptions const& options)
         : control_{control}, options_{options}, roll_call_{control, options.end_policy} {}
 
-    /// Collective: agrees on what must be the same on all ranks, `order` being a digest of what
-    /// this class does not know. `local_error` is what this rank's constructor found, if anything.
-    /// Returns what all other ranks are to throw, if one's constructor found something or they enter
-    /// different guards. Throws what the communicator throws.
-    [[nodiscard]] std::optional<AbortReason> enter(
-        std::size_t participants,
-        Digest order,
-        std::exception_ptr const& local_error,
-        bool can_abort
-    ) {
-        EntryCode const code{
-            static_cast<std::uint32_t>(participants),
-            options_.end_policy,
-            options_.inputs && can_abort
-        };
-        order.add(options_.sync_every)
-            .add(options_.weight_per_input ? 1 : 0)
-            .add(options_.carry_accumulated ? 1 : 0);
-        RollCallLanes lanes;
-        lanes.active = 1;
-        lanes.failed = local_error ? 1 : 0;
-        lanes.code = Agreement::of(code.encode());
-        lanes.digest = Agreement::of(order.value());
-        roll_call_.post(lanes);
-        Verdict const verdict = roll_call_.agree(failure_of(local_error).message);
-        if (verdict == Verdict::mismatch) {
-            roll_call_.name_differences(
-                "ranks enter different guards",
-                "construct the same Join on every rank",
-                EntryCode::text
-            );
+    /// Collective. Ranks say how many inputs they have, and need no roll calls from now on.
+    void exchange_lengths() {
+        std::uint64_t const weight = options_.weight_per_input.value_or(0);
+        std::array<std::uint64_t, 2> const mine{{options_.inputs.value_or(0), weight}};
+        std::vector<std::uint64_t> const all = control_.gather(mine);
+        std::vector<Schedule::Shard> shards;
+        for (std::size_t k = 0; k < all.size(); k += mine.size()) {
+            shards.push_back({all[k], all[k + 1]});
         }
-        if (verdict != Verdict::go_on) {
-            return roll_call_.failure();
-        }
-        if (code.knows_lengths) {
-            exchange_lengths();
-        }
-        return {};
+        bool const is_weighted = options_.weight_per_input.has_value();
+        roll_call_.follow(Schedule{std::move(shards), is_weighted, options_.sync_every});
     }
 
     // -- saying ----------------------------------------------------------------------------------
@@ -219,21 +190,6 @@ public:
     [[nodiscard]] std::size_t shadow_rounds() const noexcept { return result_.shadow_rounds; }
 
 private:
-    void exchange_lengths() {
-        auto const size = static_cast<std::size_t>(control_.size());
-        auto const me = static_cast<std::size_t>(control_.rank());
-        std::vector<std::uint64_t> words(2 * size);
-        words[2 * me] = options_.inputs.value_or(0);
-        words[2 * me + 1] = options_.weight_per_input.value_or(0);
-        control_.sum(words);
-        std::vector<Schedule::Shard> shards;
-        for (std::size_t rank = 0; rank < size; ++rank) {
-            shards.push_back({words[2 * rank], words[2 * rank + 1]});
-        }
-        bool const is_weighted = options_.weight_per_input.has_value();
-        roll_call_.follow(Schedule{std::move(shards), is_weighted, options_.sync_every});
-    }
-
     [[nodiscard]] RoundCode agreed_code() const noexcept {
         RollCallLanes const& said = roll_call_.said();
         return RoundCode::decode(said.code.value(said.active).value_or(0));

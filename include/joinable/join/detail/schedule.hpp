@@ -45,24 +45,17 @@ public:
     void require_promised(int rank, std::size_t round, RollCallLanes const& mine) const {
         std::uint64_t const inputs = inputs_of(rank);
         if (mine.active != 0 && round >= inputs) {
-            throw ContractViolation{concat(
-                "rank ",
-                rank,
-                " opened more rounds than JoinOptions::inputs = ",
-                inputs,
-                " promised"
-            )};
+            throw ContractViolation{
+                "rank " + to_text(rank) +
+                " opened more rounds than JoinOptions::inputs = " + to_text(inputs) + " promised"
+            };
         }
         if (mine.active == 0 && round < inputs) {
-            throw ContractViolation{concat(
-                "rank ",
-                rank,
-                " left after ",
-                round,
-                " rounds, but JoinOptions::inputs = ",
-                inputs,
+            throw ContractViolation{
+                "rank " + to_text(rank) + " left after " + to_text(round) +
+                " rounds, but JoinOptions::inputs = " + to_text(inputs) +
                 " promised more; without known lengths a rank may leave when it likes"
-            )};
+            };
         }
         if (mine.stop != 0) {
             throw ContractViolation{
@@ -77,12 +70,11 @@ public:
         if (said.phase != expected.phase || said.syncs != expected.syncs ||
             said.weighted != expected.weighted ||
             mine.weight != weight_of(rank) * rounds_in_weight(expected)) {
-            throw ContractViolation{concat(
-                "the notice of round ",
-                round,
+            throw ContractViolation{
+                "the notice of round " + to_text(round) +
                 " differs from what JoinOptions::inputs, weight_per_input and sync_every fixed at "
                 "entry; give no notice, or leave JoinOptions::inputs empty"
-            )};
+            };
         }
     }
 

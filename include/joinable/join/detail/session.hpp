@@ -5,10 +5,13 @@
 #include <cstddef>
 #include <exception>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include <joinable/agreement/agree.hpp>
+#include <joinable/agreement/agreement_list.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/join/detail/ending.hpp>
 #include <joinable/join/detail/parts.hpp>
@@ -47,12 +50,19 @@ public:
     Session(Session const&) = delete; // rounds know the options by address
     Session& operator=(Session const&) = delete;
 
-    /// Collective. See Rounds::enter. @throws PeerFailed, Mismatch  on all ranks together, but
-    /// `local_error` where there is one.
-    void enter(Digest const& order, std::exception_ptr const& local_error) {
+    /// Collective: agrees on `list`, and on how many inputs ranks have if they know. @throws PeerFailed,
+    /// Mismatch  on all ranks together, but `local_error` where there is one.
+    void enter(AgreementList const& list, std::exception_ptr const& local_error) {
         std::optional<AbortReason> failure;
         try {
-            failure = rounds_.enter(parts_.count(), order, local_error, ending_.can_abort());
+            failure = find_disagreement(ending_.control(), list, local_error);
+            if (!failure && options_.inputs && can_abort()) {
+                rounds_.exchange_lengths();
+            }
+        } catch (TimedOut const& timeout) {
+            fail_together();
+            std::string const text = timeout.what();
+            throw TimedOut{timeout.ranks(), text + "; a Join with enable = false does not enter"};
         } catch (...) {
             fail_together();
             throw;
@@ -64,6 +74,8 @@ public:
             throw_failure(*failure);
         }
     }
+
+    [[nodiscard]] bool can_abort() const noexcept { return ending_.can_abort(); }
 
     // -- what participants call ------------------------------------------------------------------
 
@@ -279,12 +291,8 @@ private:
             ending_.end();
             throw EarlyTermination{
                 rounds_.roll_call().arrived(),
-                concat(
-                    ranks_text(rounds_.roll_call().arrived()),
-                    " ran out of inputs after ",
-                    rounds_.roll_call().rounds(),
-                    " rounds"
-                )
+                to_text(ranks_text(rounds_.roll_call().arrived())) + " ran out of inputs after " +
+                    to_text(rounds_.roll_call().rounds()) + " rounds"
             };
         case Verdict::stop: // a rank that opens no round can vote whatever the others do
             if (rounds_.was_voted_down() && rounds_.opening() == Opening::notification) {
@@ -335,13 +343,10 @@ private:
             AbortReason const reason{
                 FailureKind::contract,
                 {ending_.control().rank()},
-                concat(
-                    "rank ",
-                    ending_.control().rank(),
-                    " left a loop with look-ahead before its end, but had announced round ",
-                    rounds_.roll_call().rounds(),
+                "rank " + to_text(ending_.control().rank()) +
+                    " left a loop with look-ahead before its end, but had announced round " +
+                    to_text(rounds_.roll_call().rounds()) +
                     "; vote_stop() instead, or iterate without look_ahead"
-                )
             };
             ending_.abort(reason);
             throw_failure(reason);

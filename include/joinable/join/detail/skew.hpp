@@ -41,16 +41,12 @@ inline void warn_of_skew(JoinOptions const& options, int rank, std::size_t shado
         !skew_warnings().allows(std::chrono::steady_clock::now())) {
         return;
     }
-    options.warn(concat(
-        "rank ",
-        rank,
-        " ran out of inputs and has shadowed ",
-        shadow_rounds,
+    options.warn(
+        "rank " + to_text(rank) + " ran out of inputs and has shadowed " + to_text(shadow_rounds) +
         " rounds of the others; deal the data more evenly if that costs too much "
-        "(JoinOptions::skew_limit is ",
-        options.skew_limit,
-        ")"
-    ));
+        "(JoinOptions::skew_limit is " +
+        to_text(options.skew_limit) + ")"
+    );
 }
 
 } // namespace joinable::inline v0::detail

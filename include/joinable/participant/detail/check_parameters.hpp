@@ -45,14 +45,12 @@ inline void check_distinct(
                 break;
             }
             if (share_memory(views[i], views[k])) {
-                throw ContractViolation{concat(
-                    what,
-                    describe_parameter(list, (std::min)(i, k)),
-                    " and ",
-                    describe_parameter(list, (std::max)(i, k)),
+                throw ContractViolation{
+                    to_text(what) + to_text(describe_parameter(list, (std::min)(i, k))) + " and " +
+                    to_text(describe_parameter(list, (std::max)(i, k))) +
                     " share memory; list a shared parameter once, and give views of one storage as "
                     "one parameter"
-                )};
+                };
             }
         }
     }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <exception>
 #include <functional>
@@ -9,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/agreement/agree.hpp>
+#include <joinable/agreement/agreement_list.hpp>
 #include <joinable/agreement/control.hpp>
 #include <joinable/bucket/broadcast_coalesced.hpp>
 #include <joinable/bucket/memory.hpp>
@@ -89,18 +90,19 @@ public:
     void attach(Ranges&&... ranges) {
         std::optional<FixedTensors> all;
         std::optional<CoalescedBroadcast> broadcast;
-        std::array<Fingerprints, 1> fingerprints;
+        AgreementList compared;
+        compared.begin_section("models differ: ");
         std::exception_ptr error;
         try {
             TensorList const list = tensor_list(std::forward<Ranges>(ranges)...);
-            fingerprints[0] = fingerprints_of(list, "state tensor");
+            agree_on(compared, list, "state tensor");
             all.emplace(attached_).append({list, "state tensor", device_of(comm_).id()});
             broadcast.emplace(list, piece_bytes, "state tensor", BufferMemory{comm_});
         } catch (...) {
             error = std::current_exception();
         }
-        ControlOver<Comm> control{comm_};
-        agree_on_model(control, fingerprints, {}, error);
+        ControlOver<Comm&> control{comm_};
+        agree(control, compared, error);
         broadcast->run(comm_, 0);
         attached_ = std::move(*all);
     }

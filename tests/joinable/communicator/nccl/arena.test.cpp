@@ -362,7 +362,7 @@ TEST_CASE("models that differ are told as before anything is registered") {
             model.params.pop_back();
         }
         auto const make = [&] { joinable::DistributedDataParallel{comm, model.params}; };
-        CHECK_THROWS_WITH_AS(make(), Contains("models differ: rank 0 has"), joinable::Mismatch);
+        CHECK_THROWS_WITH_AS(make(), Contains("models differ: "), joinable::Mismatch);
         CHECK(registrations.since() == 0);
         CHECK_FALSE(comm.is_spent());
     });

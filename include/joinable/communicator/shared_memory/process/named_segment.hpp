@@ -20,6 +20,7 @@
 #include <joinable/communicator/shared_memory/process/process_segment.hpp>
 #include <joinable/communicator/shared_memory/process/shared_object.hpp>
 #include <joinable/detail/failure.hpp>
+#include <joinable/detail/hash.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
@@ -69,10 +70,7 @@ private:
 /// knows the job id can make an object of that name, but none that ranks would accept: it belongs to
 /// him.
 inline std::string path_of_job(std::string_view job) {
-    std::uint64_t hash = 0xcbf29ce484222325; // FNV-1a
-    for (char const c : concat(geteuid(), ":", job)) {
-        hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-    }
+    std::uint64_t const hash = Hash{}.add(concat(geteuid(), ":", job)).value();
     std::string digits;
     for (int shift = 60; shift >= 0; shift -= 4) {
         digits += "0123456789abcdef"[hash >> shift & 0xfU];

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace joinable::inline v0::detail {
+
+/// FNV-1a with 64 bits: the same on every machine. Two inputs collide by accident once in 2^64, and
+/// on purpose easily.
+class Hash {
+public:
+    constexpr Hash& add(std::string_view bytes) noexcept {
+        for (char const byte : bytes) {
+            add_byte(static_cast<unsigned char>(byte));
+        }
+        return *this;
+    }
+    constexpr Hash& add(std::uint64_t number) noexcept {
+        for (int shift = 0; shift < 64; shift += 8) {
+            add_byte((number >> shift) & 0xffU);
+        }
+        return *this;
+    }
+    [[nodiscard]] constexpr std::uint64_t value() const noexcept { return value_; }
+
+private:
+    constexpr void add_byte(std::uint64_t byte) noexcept {
+        value_ = (value_ ^ byte) * 0x100'0000'01b3U;
+    }
+
+    std::uint64_t value_ = 0xcbf2'9ce4'8422'2325U;
+};
+
+} // namespace joinable::inline v0::detail

@@ -303,8 +303,35 @@ namespace joinable::inline v0 {
 /// The element types that communicators move and reduce.
 enum class DType : std::uint8_t { f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64 };
 
+namespace detail {
+
+inline constexpr std::string_view dtype_names[] = {
+    "f16", "bf16", "f32", "f64", "i8", "u8", "i32", "u32", "i64", "u64"
+};
+
+} // namespace detail
+
+/// How many there are: as numbers they are [0, dtype_count).
+inline constexpr std::size_t dtype_count = std::size(detail::dtype_names);
+
 [[nodiscard]] constexpr bool is_floating_point(DType dtype) noexcept {
-    return dtype <= DType::f64;
+    switch (dtype) {
+    case DType::f16:
+    case DType::bf16:
+    case DType::f32:
+    case DType::f64: return true;
+    case DType::i8:
+    case DType::u8:
+    case DType::i32:
+    case DType::u32:
+    case DType::i64:
+    case DType::u64: break;
+    }
+    return false;
+}
+/// Whether elements are of 16 bits, Half or BFloat16, which are computed with as floats.
+[[nodiscard]] constexpr bool is_half_precision(DType dtype) noexcept {
+    return dtype == DType::f16 || dtype == DType::bf16;
 }
 
 /// IEEE 754 binary16 as storage: reductions convert to float, no arithmetic of its own.
@@ -394,10 +421,7 @@ inline constexpr DType dtype_of = detail::find_dtype<T>();
 
 /// The enumerator's name, for error texts.
 [[nodiscard]] constexpr std::string_view name_of(DType dtype) noexcept {
-    constexpr std::string_view names[] = {
-        "f16", "bf16", "f32", "f64", "i8", "u8", "i32", "u32", "i64", "u64"
-    };
-    return names[static_cast<std::size_t>(dtype)];
+    return detail::dtype_names[static_cast<std::size_t>(dtype)];
 }
 
 /// Calls `function(std::type_identity<T>{})` with the storage type of `dtype`: the one place where
@@ -4676,14 +4700,14 @@ public:
         if (order.empty()) {
             throw ContractViolation{"no parameter requires a gradient: there is nothing to reduce"};
         }
-        std::array<std::size_t, dtypes> bytes{};
+        std::array<std::size_t, dtype_count> bytes{};
         for (std::size_t const i : order) {
             detail::check_value(parameters, i, memory_.id());
             AnyView const value = parameters[i].value();
             bytes[index(value.dtype())] += // whatever the cut: each one may start a bucket
                 value.numel() * size_of(value.dtype()) + bucket_alignment;
         }
-        for (std::size_t dtype = 0; dtype < dtypes; ++dtype) {
+        for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
             if (bytes[dtype] != 0) {
                 arenas_[dtype] = memory_.allocate(bytes[dtype]);
             }
@@ -4723,7 +4747,7 @@ public:
     ) {
         std::vector<Bucket> const before = std::exchange(buckets_, {});
         cut(parameters, order, limits);
-        for (std::size_t dtype = 0; dtype < dtypes; ++dtype) {
+        for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
             Arena const& arena = arenas_[dtype];
             std::vector<std::size_t> position(parameters.size());
             std::vector<std::size_t> offset(parameters.size());
@@ -4742,7 +4766,6 @@ public:
     }
 
 private:
-    static constexpr std::size_t dtypes = 10;
     static std::size_t index(DType dtype) noexcept { return static_cast<std::size_t>(dtype); }
 
     static std::size_t offset_in(Arena const& arena, AnyView const& view) noexcept {
@@ -4772,7 +4795,7 @@ private:
         std::iota(as_given.begin(), as_given.end(), std::size_t{0});
         auto const assignment = compute_bucket_assignment_by_size(values, limits, {}, as_given);
 
-        std::array<std::size_t, dtypes> used{};
+        std::array<std::size_t, dtype_count> used{};
         for (auto const& members : assignment.buckets) {
             DType const dtype = values[members.front()].dtype();
             std::size_t& offset = used[index(dtype)];
@@ -4797,7 +4820,7 @@ private:
     }
 
     BufferMemory memory_;
-    std::array<Arena, dtypes> arenas_; ///< by dtype; empty where no parameter has it
+    std::array<Arena, dtype_count> arenas_; ///< by dtype; empty where no parameter has it
     std::vector<Bucket> buckets_;
 };
 
@@ -11294,10 +11317,11 @@ inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
 inline void check_scaled(ConstBuffer buffer, ReduceOp op) {
     if (op != ReduceOp::sum || !is_floating_point(buffer.dtype)) {
         throw ContractViolation{concat(
-            "a scaled reduction is a sum of floating-point elements, but was asked for ",
+            "an all-reduce with a factor is a sum of floating-point numbers, but was given ",
             name_of(op),
             " of ",
-            name_of(buffer.dtype)
+            name_of(buffer.dtype),
+            "; leave the factor out, or convert the buffer"
         )};
     }
 }
@@ -11530,6 +11554,25 @@ struct Descriptor {
                (a.has_counts || a.count == b.count);
     }
 
+    /// Collective, dtype, operation and root as one number, the root at its top: 24 bits where there
+    /// are at most max_ranks.
+    [[nodiscard]] constexpr std::uint64_t word() const noexcept {
+        static_assert(dtype_count <= 16, "a dtype has four bits");
+        return static_cast<std::uint64_t>(collective) | static_cast<std::uint64_t>(dtype) << 4U |
+               static_cast<std::uint64_t>(op) << 8U | static_cast<std::uint64_t>(root) << 11U;
+    }
+    [[nodiscard]] static constexpr Descriptor
+    of_word(std::uint64_t word, std::size_t count, bool has_counts) noexcept {
+        return {
+            static_cast<Collective>(word & 0xfU),
+            static_cast<DType>(word >> 4U & 0xfU),
+            static_cast<ReduceOp>(word >> 8U & 0x7U),
+            static_cast<int>(word >> 11U),
+            count,
+            has_counts
+        };
+    }
+
     [[nodiscard]] bool is_reduction() const noexcept {
         return collective == Collective::all_reduce || collective == Collective::reduce ||
                collective == Collective::reduce_scatter ||
@@ -11553,6 +11596,299 @@ struct Descriptor {
             said += concat(" to rank ", root);
         }
         return said;
+    }
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/request.hpp
+
+namespace joinable::inline v0::detail {
+
+/// How many elements one rank sends to each rank, or expects of each: a table of the caller's, one
+/// size for all ranks, or one for a single rank. Refers to the table.
+class PartSizes {
+public:
+    constexpr PartSizes() = default; ///< nothing for any rank
+    [[nodiscard]] static constexpr PartSizes equal(std::size_t size) noexcept {
+        return {nullptr, size, all_ranks};
+    }
+    [[nodiscard]] static constexpr PartSizes only(int rank, std::size_t size) noexcept {
+        return {nullptr, size, rank};
+    }
+    [[nodiscard]] static constexpr PartSizes of(Counts table) noexcept {
+        return {table.data(), 0, all_ranks};
+    }
+
+    [[nodiscard]] constexpr std::size_t operator[](int rank) const noexcept {
+        if (table_ != nullptr) {
+            return table_[rank];
+        }
+        return rank_ == all_ranks || rank_ == rank ? size_ : 0;
+    }
+    /// Into a table with a place for each rank.
+    template <class Count>
+    constexpr void copy_to(std::span<Count> table) const noexcept {
+        int rank = 0;
+        for (Count& count : table) {
+            count = (*this)[rank++];
+        }
+    }
+
+private:
+    static constexpr int all_ranks = -1;
+
+    constexpr PartSizes(std::size_t const* table, std::size_t size, int rank) noexcept
+        : table_{table}, size_{size}, rank_{rank} {}
+
+    std::size_t const* table_ = nullptr;
+    std::size_t size_ = 0;
+    int rank_ = all_ranks;
+};
+
+/// One collective as one rank asks for it. The arguments are checked, and buffers that the collective
+/// does not use on this rank are left out. A request refers to buffers and tables, and lives for the
+/// call that posts it.
+///
+/// A collective in which ranks have parts also has their sizes. Parts lie one after another in rank
+/// order, but all_gather and gather send the same part to every rank that `sends` names.
+struct Request {
+    Descriptor signature = {}; ///< what all ranks have to say alike
+    ConstBuffer in = {};       ///< empty where this rank contributes nothing
+    Buffer out = {};           ///< empty where this rank receives nothing; may be `in`
+    PartSizes sends = {};      ///< elements of `in` for each rank
+    PartSizes expects = {};    ///< elements of `out` from each rank
+};
+
+/// Makes the requests of one rank. Every transport makes its requests here, so all of them check
+/// the same arguments with the same texts.
+/// @throws ContractViolation  an argument is wrong.
+struct RequestsOf {
+    int rank = 0;
+    int size = 1;
+
+    using Tables = std::optional<Counts>; ///< none: all parts are equal
+
+    [[nodiscard]] Request all_reduce(Buffer buffer, ReduceOp op) const {
+        check_memory(buffer);
+        check_reduction(buffer, op);
+        return {{Collective::all_reduce, buffer.dtype, op, 0, buffer.count}, buffer, buffer};
+    }
+    [[nodiscard]] Request all_reduce(Buffer buffer, ReduceOp op, double factor) const {
+        check_memory(buffer);
+        check_scaled(buffer, op);
+        return {
+            {Collective::scaled_all_reduce, buffer.dtype, op, 0, buffer.count, false, factor},
+            buffer,
+            buffer
+        };
+    }
+    [[nodiscard]] Request reduce(Buffer buffer, ReduceOp op, int root) const {
+        check_memory(buffer);
+        check_reduction(buffer, op);
+        check_root(root, size);
+        return {
+            {Collective::reduce, buffer.dtype, op, root, buffer.count},
+            buffer,
+            rank == root ? buffer : Buffer{}
+        };
+    }
+    [[nodiscard]] Request broadcast(Buffer buffer, int root) const {
+        check_memory(buffer);
+        check_root(root, size);
+        return {
+            {Collective::broadcast, buffer.dtype, ReduceOp::sum, root, buffer.count},
+            rank == root ? ConstBuffer{buffer} : ConstBuffer{},
+            buffer
+        };
+    }
+    [[nodiscard]] Request barrier() const { return {}; }
+
+    [[nodiscard]] Request all_gather(ConstBuffer in, Buffer out, Tables counts = {}) const {
+        PartSizes const parts = divide(in, out, counts);
+        return {
+            by_parts(Collective::all_gather, in, counts), in, out, PartSizes::equal(in.count), parts
+        };
+    }
+    [[nodiscard]] Request
+    reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, Tables counts = {}) const {
+        PartSizes const parts = divide(out, in, counts);
+        check_reduction(in, op);
+        return {
+            by_parts(Collective::reduce_scatter, out, counts, 0, op),
+            in,
+            out,
+            parts,
+            PartSizes::equal(out.count)
+        };
+    }
+    [[nodiscard]] Request gather(ConstBuffer in, Buffer out, int root, Tables counts = {}) const {
+        check_memory(in);
+        check_root(root, size);
+        bool const is_root = rank == root;
+        return {
+            by_parts(Collective::gather, in, counts, root),
+            in,
+            is_root ? out : Buffer{},
+            PartSizes::only(root, in.count),
+            is_root ? divide(in, out, counts) : PartSizes{}
+        };
+    }
+    [[nodiscard]] Request scatter(ConstBuffer in, Buffer out, int root, Tables counts = {}) const {
+        check_memory(out);
+        check_root(root, size);
+        bool const is_root = rank == root;
+        return {
+            by_parts(Collective::scatter, out, counts, root),
+            is_root ? in : ConstBuffer{},
+            out,
+            is_root ? divide(out, in, counts) : PartSizes{},
+            PartSizes::only(root, out.count)
+        };
+    }
+    [[nodiscard]] Request all_to_all(ConstBuffer in, Buffer out) const {
+        check_parts(in, out, size);
+        check_apart(in, out);
+        std::size_t const share = in.count / static_cast<std::size_t>(size);
+        PartSizes const parts = PartSizes::equal(share);
+        return {{Collective::all_to_all, in.dtype, ReduceOp::sum, 0, share}, in, out, parts, parts};
+    }
+    [[nodiscard]] Request
+    all_to_all(ConstBuffer in, Buffer out, Counts counts_in, Counts counts_out) const {
+        check_same_dtype(in, out);
+        check_counts(counts_in, in, size);
+        check_counts(counts_out, out, size);
+        check_apart(in, out);
+        return {
+            by_parts(Collective::all_to_all, in, counts_in),
+            in,
+            out,
+            PartSizes::of(counts_in),
+            PartSizes::of(counts_out)
+        };
+    }
+
+private:
+    /// The sizes of the parts of `whole`, in which this rank's part is as large as `part`, and may
+    /// be where `part` is.
+    [[nodiscard]] PartSizes
+    divide(ConstBuffer part, ConstBuffer whole, Tables const& counts) const {
+        auto const index = static_cast<std::size_t>(rank);
+        if (counts) {
+            check_counts(*counts, part, whole, rank, size);
+            check_place(part, whole, offset_of(*counts, index));
+            return PartSizes::of(*counts);
+        }
+        check_share(part, whole, size);
+        check_place(part, whole, part.count * index);
+        return PartSizes::equal(part.count);
+    }
+    [[nodiscard]] static Descriptor by_parts(
+        Collective collective,
+        ConstBuffer part,
+        Tables const& counts,
+        int root = 0,
+        ReduceOp op = ReduceOp::sum
+    ) {
+        return {collective, part.dtype, op, root, counts ? 0 : part.count, counts.has_value()};
+    }
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/communicator/detail/collective_members.hpp
+
+/// @file
+/// The collectives as members of a communicator. A transport derives from one of these classes and
+/// writes one function, `Work post(Request const&)`. It keeps post() private and makes
+/// BasicCollectives<Derived, Work> a friend. A transport that lacks some collectives takes the
+/// smaller class: its communicator then does not model those capabilities.
+
+namespace joinable::inline v0::detail {
+
+/// What every communicator has.
+template <class Derived, class Work>
+class BasicCollectives {
+public:
+    /// In place.
+    Work all_reduce(Buffer buffer, ReduceOp op) { return start(requests().all_reduce(buffer, op)); }
+    /// The buffer of `root` is copied to all ranks.
+    Work broadcast(Buffer buffer, int root) { return start(requests().broadcast(buffer, root)); }
+    /// Blocks until every rank has called it.
+    void barrier() { start(requests().barrier()).wait(); }
+
+protected:
+    [[nodiscard]] RequestsOf requests() const noexcept {
+        auto const& comm = static_cast<Derived const&>(*this);
+        return {comm.rank(), comm.size()};
+    }
+    [[nodiscard]] Work start(Request const& request) {
+        return static_cast<Derived&>(*this).post(request);
+    }
+};
+
+/// The collectives of all capabilities.
+template <class Derived, class Work>
+class Collectives : public BasicCollectives<Derived, Work> {
+public:
+    using BasicCollectives<Derived, Work>::all_reduce;
+    /// The sum of each rank's buffer times a factor of its own, of a floating-point dtype, in place.
+    /// `op` is sum. On all ranks or none.
+    Work all_reduce(Buffer buffer, ReduceOp op, double factor) {
+        return this->start(this->requests().all_reduce(buffer, op, factor));
+    }
+
+    /// In place at the root; the other buffers keep what they have.
+    Work reduce(Buffer buffer, ReduceOp op, int root) {
+        return this->start(this->requests().reduce(buffer, op, root));
+    }
+
+    /// `out` is `size()` times `in`; `in` may be this rank's part of `out`.
+    Work all_gather(ConstBuffer in, Buffer out) {
+        return this->start(this->requests().all_gather(in, out));
+    }
+    /// Rank r contributes counts[r] elements; the same counts on every rank.
+    Work all_gather(ConstBuffer in, Buffer out, Counts counts) {
+        return this->start(this->requests().all_gather(in, out, counts));
+    }
+
+    /// `in` is `size()` times `out`; `out` may be this rank's part of `in`.
+    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
+        return this->start(this->requests().reduce_scatter(in, out, op));
+    }
+    /// Rank r receives counts[r] elements; the same counts on every rank.
+    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, Counts counts) {
+        return this->start(this->requests().reduce_scatter(in, out, op, counts));
+    }
+
+    /// At the root `out` is `size()` times `in`, and `in` may be its part; elsewhere `out` is not
+    /// looked at.
+    Work gather(ConstBuffer in, Buffer out, int root) {
+        return this->start(this->requests().gather(in, out, root));
+    }
+    /// Rank r contributes counts[r] elements; only the root's counts are looked at.
+    Work gather(ConstBuffer in, Buffer out, int root, Counts counts) {
+        return this->start(this->requests().gather(in, out, root, counts));
+    }
+
+    /// At the root `in` is `size()` times `out`, and `out` may be its part; elsewhere `in` is not
+    /// looked at.
+    Work scatter(ConstBuffer in, Buffer out, int root) {
+        return this->start(this->requests().scatter(in, out, root));
+    }
+    /// Rank r receives counts[r] elements; only the root's counts are looked at.
+    Work scatter(ConstBuffer in, Buffer out, int root, Counts counts) {
+        return this->start(this->requests().scatter(in, out, root, counts));
+    }
+
+    /// Part r of `in` goes to rank r, where it is the part of this rank in `out`. Both have the same
+    /// count, a multiple of `size()`; they do not overlap.
+    Work all_to_all(ConstBuffer in, Buffer out) {
+        return this->start(this->requests().all_to_all(in, out));
+    }
+    /// counts_in[r] elements go to rank r, counts_out[r] come from it.
+    Work all_to_all(ConstBuffer in, Buffer out, Counts counts_in, Counts counts_out) {
+        return this->start(this->requests().all_to_all(in, out, counts_in, counts_out));
     }
 };
 
@@ -11624,11 +11960,7 @@ struct alignas(64) ArrivalLine {
     static std::uint64_t
     encode(std::uint64_t sequence, Descriptor const& said, bool is_inline) noexcept {
         std::uint64_t const inline_count = is_inline ? said.count + 1 : 0;
-        return (sequence & sequence_mask) | inline_count << 31U |
-               static_cast<std::uint64_t>(said.collective) << 38U |
-               static_cast<std::uint64_t>(said.dtype) << 42U |
-               static_cast<std::uint64_t>(said.op) << 46U |
-               static_cast<std::uint64_t>(said.root) << 49U |
+        return (sequence & sequence_mask) | inline_count << 31U | said.word() << 38U |
                static_cast<std::uint64_t>(said.has_counts) << 62U;
     }
     [[nodiscard]] static bool tells_count(std::uint64_t word) noexcept {
@@ -11637,14 +11969,11 @@ struct alignas(64) ArrivalLine {
     [[nodiscard]] static Descriptor
     decode(std::uint64_t word, std::array<std::uint64_t, 7> const& payload) noexcept {
         std::uint64_t const inline_count = word >> 31U & 0x7fU;
-        return {
-            static_cast<Collective>(word >> 38U & 0xfU),
-            static_cast<DType>(word >> 42U & 0xfU),
-            static_cast<ReduceOp>(word >> 46U & 0x7U),
-            static_cast<int>(word >> 49U & 0x1fffU),
+        return Descriptor::of_word(
+            word >> 38U & 0xff'ffffU,
             static_cast<std::size_t>(inline_count != 0 ? inline_count - 1 : payload[count]),
             (word >> 62U & 1U) != 0
-        };
+        );
     }
 };
 
@@ -12275,18 +12604,56 @@ namespace joinable::inline v0::detail {
     };
 }
 
-/// Ranks say different things: `said_by(rank)` is a Descriptor.
+/// Why ranks cannot run what they ask for together, if they ask for different collectives:
+/// `said_by(rank)` is a Descriptor. Every rank that knows the same descriptors finds the same reason.
 template <class SaidBy>
-[[nodiscard]] AbortReason reason_of_difference(int size, SaidBy const& said_by) {
+[[nodiscard]] std::optional<AbortReason> find_difference(int size, SaidBy const& said_by) {
+    Descriptor const first = said_by(0);
     AbortReason reason{FailureKind::mismatch, {}, {}};
-    reason.message = "ranks run different collectives: rank 0 " + said_by(0).text();
     for (int rank = 1; rank < size; ++rank) {
-        if (!(said_by(rank) == said_by(0))) {
+        if (Descriptor const other = said_by(rank); !(other == first)) {
             reason.ranks.push_back(rank);
-            reason.message += concat(", rank ", rank, " ", said_by(rank).text());
+            reason.message += concat(", rank ", rank, " ", other.text());
         }
     }
+    if (reason.ranks.empty()) {
+        return std::nullopt;
+    }
+    reason.message =
+        concat("ranks run different collectives: rank 0 ", first.text(), reason.message);
     return reason;
+}
+
+/// The same of their tables, in a collective by counts: sent(from, to) is what `from` has for `to`,
+/// and expected(from, to) what `to` expects of `from`.
+template <class Sent, class Expected>
+[[nodiscard]] std::optional<AbortReason> find_difference_of_counts(
+    int size, Descriptor const& said, Sent const& sent, Expected const& expected
+) {
+    for (int from = 0; from < size; ++from) {
+        for (int to = 0; to < size; ++to) {
+            if (sent(from, to) != expected(from, to)) {
+                return AbortReason{
+                    FailureKind::mismatch,
+                    from == to ? std::vector{from}
+                               : std::vector{(std::min)(from, to), (std::max)(from, to)},
+                    concat(
+                        "counts differ in ",
+                        said.text(),
+                        ": rank ",
+                        from,
+                        " has ",
+                        sent(from, to),
+                        " elements for rank ",
+                        to,
+                        ", which expects ",
+                        expected(from, to)
+                    )
+                };
+            }
+        }
+    }
+    return std::nullopt;
 }
 
 } // namespace joinable::inline v0::detail
@@ -12670,8 +13037,8 @@ class TiledReduction {
 public:
     TiledReduction(DType dtype, ReduceOp op, Factors const& factors, InstructionSet set)
         : factors_{factors} {
-        bool const is_half = dtype == DType::f16;
-        if (is_half || dtype == DType::bf16) {
+        if (is_half_precision(dtype)) {
+            bool const is_half = dtype == DType::f16;
             widen_ = is_half ? conversion_function<Widen<Half>>(set)
                              : conversion_function<Widen<BFloat16>>(set);
             narrow_ = is_half ? conversion_function<Narrow<Half>>(set)
@@ -12750,7 +13117,7 @@ inline void reduce_to(
     std::size_t const bytes = count * size_of(dtype);
     std::array<std::byte const*, ReductionPass::most> from;
     std::array<std::byte*, ReductionPass::most> to;
-    if (dtype <= DType::bf16 || inputs.size() > from.size() || outputs.size() > to.size()) {
+    if (is_half_precision(dtype) || inputs.size() > from.size() || outputs.size() > to.size()) {
         return TiledReduction{dtype, op, factors, set}.run(inputs, outputs, bytes);
     }
     for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -12966,35 +13333,19 @@ disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
         return ArrivalLine::decode(line.word.load(std::memory_order_relaxed), line.payload);
     };
     if (!say_the_same(board, sequence)) {
-        return reason_of_difference(board.size(), said_by);
+        return find_difference(board.size(), said_by);
     }
-    for (int from = 0; mine.has_counts && from < board.size(); ++from) {
-        for (int to = 0; to < board.size(); ++to) {
-            std::size_t const sent = board.sends(from, sequence)[static_cast<std::size_t>(to)];
-            std::size_t const expected =
-                board.expects(to, sequence)[static_cast<std::size_t>(from)];
-            if (sent != expected) {
-                return AbortReason{
-                    FailureKind::mismatch,
-                    from == to ? std::vector{from}
-                               : std::vector{(std::min)(from, to), (std::max)(from, to)},
-                    concat(
-                        "counts differ in ",
-                        mine.text(),
-                        ": rank ",
-                        from,
-                        " has ",
-                        sent,
-                        " elements for rank ",
-                        to,
-                        ", which expects ",
-                        expected
-                    )
-                };
-            }
+    if (!mine.has_counts) {
+        return std::nullopt;
+    }
+    return find_difference_of_counts(
+        board.size(),
+        mine,
+        [&](int from, int to) { return board.sends(from, sequence)[static_cast<std::size_t>(to)]; },
+        [&](int from, int to) {
+            return board.expects(to, sequence)[static_cast<std::size_t>(from)];
         }
-    }
-    return std::nullopt;
+    );
 }
 
 /// Where each rank puts what it contributes to a small message.
@@ -13893,187 +14244,13 @@ namespace joinable::inline v0::detail {
 /// The members that communicators over a board have in common. `Rank` is a GroupRank, and `Work`
 /// what its collectives and messages return. What the members promise is said of the communicators.
 template <class Rank, class Work>
-class BoardCommunicator {
+class BoardCommunicator : public Collectives<BoardCommunicator<Rank, Work>, Work> {
 public:
     BoardCommunicator(BoardCommunicator const&) = delete;
     BoardCommunicator& operator=(BoardCommunicator const&) = delete;
 
     [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
     [[nodiscard]] int size() const noexcept { return rank_.size(); }
-
-    /// In place.
-    Work all_reduce(Buffer buffer, ReduceOp op) {
-        check_memory(buffer);
-        check_reduction(buffer, op);
-        return post({Collective::all_reduce, buffer.dtype, op, 0, buffer.count}, buffer, buffer);
-    }
-
-    /// In place, of each rank's buffer times a factor of its own, in one pass. Only with `sum`. Products
-    /// are rounded before they are added, those of 16-bit numbers to float.
-    Work all_reduce(Buffer buffer, ReduceOp op, double factor) {
-        check_memory(buffer);
-        check_scaled(buffer, op);
-        Descriptor said{Collective::scaled_all_reduce, buffer.dtype, op, 0, buffer.count};
-        said.factor = factor;
-        return post(said, buffer, buffer);
-    }
-
-    /// In place at the root; the other buffers keep what they have.
-    Work reduce(Buffer buffer, ReduceOp op, int root) {
-        check_memory(buffer);
-        check_reduction(buffer, op);
-        check_root(root, size());
-        return post({Collective::reduce, buffer.dtype, op, root, buffer.count}, buffer, buffer);
-    }
-
-    Work broadcast(Buffer buffer, int root) {
-        check_memory(buffer);
-        check_root(root, size());
-        return post(
-            {Collective::broadcast, buffer.dtype, ReduceOp::sum, root, buffer.count}, buffer, buffer
-        );
-    }
-
-    void barrier() { post({}, {}, {}).wait(); }
-
-    /// `out` is `size()` times `in`; `in` may be this rank's part of `out`.
-    Work all_gather(ConstBuffer in, Buffer out) {
-        check_share(in, out, size());
-        check_place(in, out, in.count * index());
-        return post({Collective::all_gather, in.dtype, ReduceOp::sum, 0, in.count}, in, out);
-    }
-    /// Rank r contributes counts[r] elements; the same counts on every rank.
-    Work all_gather(ConstBuffer in, Buffer out, std::span<std::size_t const> counts) {
-        check_counts(counts, in, out, rank(), size());
-        check_place(in, out, offset_of(counts, index()));
-        return post_counts(
-            {Collective::all_gather, in.dtype},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                std::fill(sends.begin(), sends.end(), in.count);
-                std::copy(counts.begin(), counts.end(), expects.begin());
-            }
-        );
-    }
-
-    /// `in` is `size()` times `out`; `out` may be this rank's part of `in`.
-    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
-        check_share(out, in, size());
-        check_place(out, in, out.count * index());
-        check_reduction(in, op);
-        return post({Collective::reduce_scatter, in.dtype, op, 0, out.count}, in, out);
-    }
-    /// Rank r receives counts[r] elements; the same counts on every rank.
-    Work
-    reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, std::span<std::size_t const> counts) {
-        check_counts(counts, out, in, rank(), size());
-        check_place(out, in, offset_of(counts, index()));
-        check_reduction(in, op);
-        return post_counts(
-            {Collective::reduce_scatter, in.dtype, op},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                std::copy(counts.begin(), counts.end(), sends.begin());
-                std::fill(expects.begin(), expects.end(), out.count);
-            }
-        );
-    }
-
-    /// At the root `out` is `size()` times `in`, and `in` may be its part; elsewhere `out` is not
-    /// looked at.
-    Work gather(ConstBuffer in, Buffer out, int root) {
-        check_memory(in);
-        check_root(root, size());
-        if (rank() == root) {
-            check_share(in, out, size());
-            check_place(in, out, in.count * index());
-        }
-        return post({Collective::gather, in.dtype, ReduceOp::sum, root, in.count}, in, out);
-    }
-    /// Rank r contributes counts[r] elements; only the root's counts are looked at.
-    Work gather(ConstBuffer in, Buffer out, int root, std::span<std::size_t const> counts) {
-        check_memory(in);
-        check_root(root, size());
-        if (rank() == root) {
-            check_counts(counts, in, out, rank(), size());
-            check_place(in, out, offset_of(counts, index()));
-        }
-        return post_counts(
-            {Collective::gather, in.dtype, ReduceOp::sum, root},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                sends[static_cast<std::size_t>(root)] = in.count;
-                if (rank() == root) {
-                    std::copy(counts.begin(), counts.end(), expects.begin());
-                }
-            }
-        );
-    }
-
-    /// At the root `in` is `size()` times `out`, and `out` may be its part; elsewhere `in` is not
-    /// looked at.
-    Work scatter(ConstBuffer in, Buffer out, int root) {
-        check_memory(out);
-        check_root(root, size());
-        if (rank() == root) {
-            check_share(out, in, size());
-            check_place(out, in, out.count * index());
-        }
-        return post({Collective::scatter, out.dtype, ReduceOp::sum, root, out.count}, in, out);
-    }
-    /// Rank r receives counts[r] elements; only the root's counts are looked at.
-    Work scatter(ConstBuffer in, Buffer out, int root, std::span<std::size_t const> counts) {
-        check_memory(out);
-        check_root(root, size());
-        if (rank() == root) {
-            check_counts(counts, out, in, rank(), size());
-            check_place(out, in, offset_of(counts, index()));
-        }
-        return post_counts(
-            {Collective::scatter, out.dtype, ReduceOp::sum, root},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                if (rank() == root) {
-                    std::copy(counts.begin(), counts.end(), sends.begin());
-                }
-                expects[static_cast<std::size_t>(root)] = out.count;
-            }
-        );
-    }
-
-    /// Part r of `in` goes to rank r, where it is the part of this rank in `out`. Both have the
-    /// same count, a multiple of `size()`; they do not overlap.
-    Work all_to_all(ConstBuffer in, Buffer out) {
-        check_parts(in, out, size());
-        check_apart(in, out);
-        std::size_t const share = in.count / static_cast<std::size_t>(size());
-        return post({Collective::all_to_all, in.dtype, ReduceOp::sum, 0, share}, in, out);
-    }
-    /// counts_in[r] elements go to rank r, counts_out[r] come from it.
-    Work all_to_all(
-        ConstBuffer in,
-        Buffer out,
-        std::span<std::size_t const> counts_in,
-        std::span<std::size_t const> counts_out
-    ) {
-        check_same_dtype(in, out);
-        check_counts(counts_in, in, size());
-        check_counts(counts_out, out, size());
-        check_apart(in, out);
-        return post_counts(
-            {Collective::all_to_all, in.dtype},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                std::copy(counts_in.begin(), counts_in.end(), sends.begin());
-                std::copy(counts_out.begin(), counts_out.end(), expects.begin());
-            }
-        );
-    }
 
     /// Not collective. Complete when rank `to` has received it: messages between two ranks with one
     /// tag arrive in their order. Both sides say the same count and dtype, else Mismatch on both.
@@ -14135,7 +14312,8 @@ protected:
         }
         std::array<std::int32_t, 2> const mine{color, key};
         std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
-        all_gather({mine.data(), 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32}).wait();
+        this->all_gather({mine.data(), 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32})
+            .wait();
         std::vector<int> members;
         for (int other = 0; other < size(); ++other) {
             if (all[static_cast<std::size_t>(other)][0] == color) {
@@ -14149,7 +14327,7 @@ protected:
         int const maker = members.front();
         std::uint64_t const made = rank() == maker ? rank_.make_group(members) : 0;
         std::vector<std::uint64_t> places(all.size());
-        all_gather({&made, 1, DType::u64}, {places.data(), places.size(), DType::u64}).wait();
+        this->all_gather({&made, 1, DType::u64}, {places.data(), places.size(), DType::u64}).wait();
         std::uint64_t const place = places[static_cast<std::size_t>(maker)];
         if (place == 0) {
             throw CommunicationError{concat(
@@ -14167,36 +14345,11 @@ protected:
     Rank rank_;
 
 private:
+    friend class BasicCollectives<BoardCommunicator, Work>;
+
     int exceptions_ = std::uncaught_exceptions();
 
-    [[nodiscard]] std::size_t index() const noexcept { return static_cast<std::size_t>(rank()); }
-
-    Work post(Descriptor const& said, ConstBuffer in, Buffer out) {
-        return post(said, in, out, [](auto, auto) {});
-    }
-    template <class Tell>
-    Work post_counts(Descriptor said, ConstBuffer in, Buffer out, Tell const& tell) {
-        said.has_counts = true;
-        return post(said, in, out, [&](auto sends, auto expects) {
-            std::fill(sends.begin(), sends.end(), std::size_t{0});
-            std::fill(expects.begin(), expects.end(), std::size_t{0});
-            tell(sends, expects);
-        });
-    }
-    /// Leaves out what the collective does not look at on this rank.
-    template <class Tell>
-    Work post(Descriptor const& said, ConstBuffer in, Buffer out, Tell const& tell) {
-        if (rank() != said.root) {
-            switch (said.collective) {
-            case Collective::broadcast:
-            case Collective::scatter: in = {}; break;
-            case Collective::reduce:
-            case Collective::gather: out = {}; break;
-            default: break;
-            }
-        }
-        return {rank_, rank_.post(said, in, out, tell)};
-    }
+    Work post(Request const& request) { return {rank_, rank_.post(request)}; }
 };
 
 } // namespace joinable::inline v0::detail
@@ -14399,10 +14552,9 @@ public:
         return memory_.allocate(bytes, alignment);
     }
 
-    /// Arrives in the next collective and returns its number. In one by counts, `tell(sends,
-    /// expects)` fills this rank's tables.
-    template <class Tell>
-    std::uint64_t post(Descriptor const& said, ConstBuffer in, Buffer out, Tell const& tell) {
+    /// Arrives in the next collective and returns its number.
+    std::uint64_t post(Request const& request) {
+        auto const& [said, in, out, sends, expects] = request;
         make_room();
         std::uint64_t const sequence = next_;
         std::size_t const bytes = said.count * size_of(said.dtype);
@@ -14434,7 +14586,8 @@ public:
             line.payload[ArrivalLine::factor] = std::bit_cast<std::uint64_t>(said.factor);
             line.payload[ArrivalLine::ring] = at.ring;
             if (said.has_counts) {
-                tell(board_.sends(rank_, sequence), board_.expects(rank_, sequence));
+                sends.copy_to(board_.sends(rank_, sequence));
+                expects.copy_to(board_.expects(rank_, sequence));
             }
             board_.progress(rank_, sequence).reset();
         } else if (in.count != 0) {
@@ -16790,7 +16943,8 @@ using ThreadWork = detail::GroupWork<detail::Heap>;
 /// Ranks are threads of this process: made by run_threads(), one object per rank.
 ///
 /// Reductions combine every element in rank order, so results are the same bit for bit whoever
-/// arrives first. Everything is asynchronous: whoever waits or tests does the work for all, so a
+/// arrives first. Products of a scaled sum are rounded before they are added, those of 16-bit numbers
+/// to float. Everything is asynchronous: whoever waits or tests does the work for all, so a
 /// rank that computes holds up nobody. Up to 64 collectives are in flight, further ones finish the
 /// oldest. Ranks compare what they are about to do in every collective. No allocation, no lock and
 /// no system call in a collective unless a rank waits long.
@@ -16924,74 +17078,14 @@ namespace joinable::inline v0 {
 /// The communicator of a single rank: everything is complete when it starts. Checks its arguments
 /// as the others do, so that a program which runs alone also runs together. It has nobody to send
 /// to, and nothing to split.
-class SelfCommunicator {
+class SelfCommunicator : public detail::Collectives<SelfCommunicator, CompletedWork> {
 public:
     [[nodiscard]] int rank() const noexcept { return 0; }
     [[nodiscard]] int size() const noexcept { return 1; }
 
-    CompletedWork all_reduce(Buffer buffer, ReduceOp op) { return reduce(buffer, op, 0); }
-    CompletedWork all_reduce(Buffer buffer, ReduceOp op, double factor) {
-        start();
-        detail::check_memory(buffer);
-        detail::check_scaled(buffer, op);
-        AnyView const elements{buffer.data, buffer.dtype, {buffer.count}, {1}};
-        scale_copy(elements, factor, elements);
-        return {};
-    }
-    CompletedWork reduce(Buffer buffer, ReduceOp op, int root) {
-        detail::check_reduction(buffer, op);
-        return broadcast(buffer, root);
-    }
-    CompletedWork broadcast(Buffer buffer, int root) {
-        start();
-        detail::check_memory(buffer);
-        detail::check_root(root, 1);
-        return {};
-    }
-    void barrier() { start(); }
-
-    CompletedWork all_gather(ConstBuffer in, Buffer out) {
-        detail::check_share(in, out, 1);
-        return copy(in, out);
-    }
-    CompletedWork all_gather(ConstBuffer in, Buffer out, detail::Counts counts) {
-        detail::check_counts(counts, in, out, 0, 1);
-        return copy(in, out);
-    }
-    CompletedWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
-        detail::check_reduction(in, op);
-        return all_gather(in, out);
-    }
-    CompletedWork reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, detail::Counts counts) {
-        detail::check_reduction(in, op);
-        return all_gather(in, out, counts);
-    }
-    CompletedWork gather(ConstBuffer in, Buffer out, int root) {
-        detail::check_root(root, 1);
-        return all_gather(in, out);
-    }
-    CompletedWork gather(ConstBuffer in, Buffer out, int root, detail::Counts counts) {
-        detail::check_root(root, 1);
-        return all_gather(in, out, counts);
-    }
-    CompletedWork scatter(ConstBuffer in, Buffer out, int root) { return gather(in, out, root); }
-    CompletedWork scatter(ConstBuffer in, Buffer out, int root, detail::Counts counts) {
-        return gather(in, out, root, counts);
-    }
-    CompletedWork all_to_all(ConstBuffer in, Buffer out) {
-        detail::check_apart(in, out);
-        return all_gather(in, out);
-    }
-    CompletedWork
-    all_to_all(ConstBuffer in, Buffer out, detail::Counts counts_in, detail::Counts counts_out) {
-        detail::check_apart(in, out);
-        detail::check_counts(counts_in, in, 1);
-        return all_gather(in, out, counts_out);
-    }
-
     /// See shared_buffer().
     [[nodiscard]] Arena share(std::size_t bytes) {
-        start();
+        throw_if_spent();
         return Arena{bytes};
     }
 
@@ -17004,16 +17098,21 @@ public:
     [[nodiscard]] bool is_spent() const noexcept { return is_spent_; }
 
 private:
-    void start() const {
+    friend class detail::BasicCollectives<SelfCommunicator, CompletedWork>;
+
+    void throw_if_spent() const {
         if (is_spent_) {
             throw_failure(reason_);
         }
     }
-    [[nodiscard]] CompletedWork copy(ConstBuffer in, Buffer out) const {
-        start();
-        detail::check_place(in, out, 0);
-        if (in.count != 0) {
-            std::memmove(out.data, in.data, in.bytes());
+    [[nodiscard]] CompletedWork post(detail::Request const& request) const {
+        auto const& [said, in, out, sends, expects] = request;
+        throw_if_spent();
+        if (said.collective == detail::Collective::scaled_all_reduce) {
+            AnyView const elements{out.data, out.dtype, {out.count}, {1}};
+            scale_copy(elements, said.factor, elements);
+        } else if (in.count != 0 && in.data != out.data) {
+            std::memcpy(out.data, in.data, in.bytes());
         }
         return {};
     }

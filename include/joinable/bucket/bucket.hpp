@@ -17,6 +17,7 @@
 #include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/overlap.hpp>
 #include <joinable/tensor/parameters.hpp>
 
@@ -75,14 +76,14 @@ public:
         if (order.empty()) {
             throw ContractViolation{"no parameter requires a gradient: there is nothing to reduce"};
         }
-        std::array<std::size_t, dtypes> bytes{};
+        std::array<std::size_t, dtype_count> bytes{};
         for (std::size_t const i : order) {
             detail::check_value(parameters, i, memory_.id());
             AnyView const value = parameters[i].value();
             bytes[index(value.dtype())] += // whatever the cut: each one may start a bucket
                 value.numel() * size_of(value.dtype()) + bucket_alignment;
         }
-        for (std::size_t dtype = 0; dtype < dtypes; ++dtype) {
+        for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
             if (bytes[dtype] != 0) {
                 arenas_[dtype] = memory_.allocate(bytes[dtype]);
             }
@@ -122,7 +123,7 @@ public:
     ) {
         std::vector<Bucket> const before = std::exchange(buckets_, {});
         cut(parameters, order, limits);
-        for (std::size_t dtype = 0; dtype < dtypes; ++dtype) {
+        for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
             Arena const& arena = arenas_[dtype];
             std::vector<std::size_t> position(parameters.size());
             std::vector<std::size_t> offset(parameters.size());
@@ -141,7 +142,6 @@ public:
     }
 
 private:
-    static constexpr std::size_t dtypes = 10;
     static std::size_t index(DType dtype) noexcept { return static_cast<std::size_t>(dtype); }
 
     static std::size_t offset_in(Arena const& arena, AnyView const& view) noexcept {
@@ -171,7 +171,7 @@ private:
         std::iota(as_given.begin(), as_given.end(), std::size_t{0});
         auto const assignment = compute_bucket_assignment_by_size(values, limits, {}, as_given);
 
-        std::array<std::size_t, dtypes> used{};
+        std::array<std::size_t, dtype_count> used{};
         for (auto const& members : assignment.buckets) {
             DType const dtype = values[members.front()].dtype();
             std::size_t& offset = used[index(dtype)];
@@ -196,7 +196,7 @@ private:
     }
 
     BufferMemory memory_;
-    std::array<Arena, dtypes> arenas_; ///< by dtype; empty where no parameter has it
+    std::array<Arena, dtype_count> arenas_; ///< by dtype; empty where no parameter has it
     std::vector<Bucket> buckets_;
 };
 

@@ -152,8 +152,8 @@ class TiledReduction {
 public:
     TiledReduction(DType dtype, ReduceOp op, Factors const& factors, InstructionSet set)
         : factors_{factors} {
-        bool const is_half = dtype == DType::f16;
-        if (is_half || dtype == DType::bf16) {
+        if (is_half_precision(dtype)) {
+            bool const is_half = dtype == DType::f16;
             widen_ = is_half ? conversion_function<Widen<Half>>(set)
                              : conversion_function<Widen<BFloat16>>(set);
             narrow_ = is_half ? conversion_function<Narrow<Half>>(set)
@@ -232,7 +232,7 @@ inline void reduce_to(
     std::size_t const bytes = count * size_of(dtype);
     std::array<std::byte const*, ReductionPass::most> from;
     std::array<std::byte*, ReductionPass::most> to;
-    if (dtype <= DType::bf16 || inputs.size() > from.size() || outputs.size() > to.size()) {
+    if (is_half_precision(dtype) || inputs.size() > from.size() || outputs.size() > to.size()) {
         return TiledReduction{dtype, op, factors, set}.run(inputs, outputs, bytes);
     }
     for (std::size_t i = 0; i < inputs.size(); ++i) {

@@ -13,8 +13,35 @@ namespace joinable::inline v0 {
 /// The element types that communicators move and reduce.
 enum class DType : std::uint8_t { f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64 };
 
+namespace detail {
+
+inline constexpr std::string_view dtype_names[] = {
+    "f16", "bf16", "f32", "f64", "i8", "u8", "i32", "u32", "i64", "u64"
+};
+
+} // namespace detail
+
+/// How many there are: as numbers they are [0, dtype_count).
+inline constexpr std::size_t dtype_count = std::size(detail::dtype_names);
+
 [[nodiscard]] constexpr bool is_floating_point(DType dtype) noexcept {
-    return dtype <= DType::f64;
+    switch (dtype) {
+    case DType::f16:
+    case DType::bf16:
+    case DType::f32:
+    case DType::f64: return true;
+    case DType::i8:
+    case DType::u8:
+    case DType::i32:
+    case DType::u32:
+    case DType::i64:
+    case DType::u64: break;
+    }
+    return false;
+}
+/// Whether elements are of 16 bits, Half or BFloat16, which are computed with as floats.
+[[nodiscard]] constexpr bool is_half_precision(DType dtype) noexcept {
+    return dtype == DType::f16 || dtype == DType::bf16;
 }
 
 /// IEEE 754 binary16 as storage: reductions convert to float, no arithmetic of its own.
@@ -104,10 +131,7 @@ inline constexpr DType dtype_of = detail::find_dtype<T>();
 
 /// The enumerator's name, for error texts.
 [[nodiscard]] constexpr std::string_view name_of(DType dtype) noexcept {
-    constexpr std::string_view names[] = {
-        "f16", "bf16", "f32", "f64", "i8", "u8", "i32", "u32", "i64", "u64"
-    };
-    return names[static_cast<std::size_t>(dtype)];
+    return detail::dtype_names[static_cast<std::size_t>(dtype)];
 }
 
 /// Calls `function(std::type_identity<T>{})` with the storage type of `dtype`: the one place where

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
@@ -21,6 +23,25 @@ static_assert(dtype_of<float> == DType::f32 && dtype_of<double> == DType::f64);
 static_assert(dtype_of<long> == DType::i64 && dtype_of<long long> == DType::i64);
 static_assert(dtype_of<unsigned char> == DType::u8 && dtype_of<char> == DType::i8);
 static_assert(!Element<bool> && !Element<short> && !Element<int*> && !Element<char32_t>);
+
+/// Each dtype has a name, a storage type and the predicates of that type.
+constexpr bool test_every_dtype_is_known() {
+    for (std::size_t i = 0; i < joinable::dtype_count; ++i) {
+        auto const dtype = static_cast<DType>(i);
+        bool const agrees = joinable::visit_dtype(dtype, [&]<class T>(std::type_identity<T>) {
+            bool const is_half = std::same_as<T, Half> || std::same_as<T, BFloat16>;
+            return dtype_of<T> == dtype && joinable::size_of(dtype) == sizeof(T) &&
+                   joinable::is_half_precision(dtype) == is_half &&
+                   joinable::is_floating_point(dtype) == (is_half || std::is_floating_point_v<T>);
+        });
+        if (!agrees || joinable::name_of(dtype).empty()) {
+            return false;
+        }
+    }
+    return true;
+}
+static_assert(test_every_dtype_is_known());
+static_assert(joinable::name_of(static_cast<DType>(joinable::dtype_count - 1)) == "u64");
 
 /// The number that bits stand for, by the definition of the format.
 double number_of(unsigned bits, int exponent_bits, int mantissa_bits) {

@@ -35,10 +35,11 @@ inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
 inline void check_scaled(ConstBuffer buffer, ReduceOp op) {
     if (op != ReduceOp::sum || !is_floating_point(buffer.dtype)) {
         throw ContractViolation{concat(
-            "a scaled reduction is a sum of floating-point elements, but was asked for ",
+            "an all-reduce with a factor is a sum of floating-point numbers, but was given ",
             name_of(op),
             " of ",
-            name_of(buffer.dtype)
+            name_of(buffer.dtype),
+            "; leave the factor out, or convert the buffer"
         )};
     }
 }

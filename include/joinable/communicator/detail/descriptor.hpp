@@ -6,8 +6,9 @@
 #include <string>
 #include <string_view>
 
-#include <joinable/communicator/communicator.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/reduce_op.hpp>
 
 namespace joinable::inline v0::detail {
 
@@ -57,6 +58,25 @@ struct Descriptor {
         return a.collective == b.collective && a.dtype == b.dtype && a.op == b.op &&
                a.root == b.root && a.has_counts == b.has_counts &&
                (a.has_counts || a.count == b.count);
+    }
+
+    /// Collective, dtype, operation and root as one number, the root at its top: 24 bits where there
+    /// are at most max_ranks.
+    [[nodiscard]] constexpr std::uint64_t word() const noexcept {
+        static_assert(dtype_count <= 16, "a dtype has four bits");
+        return static_cast<std::uint64_t>(collective) | static_cast<std::uint64_t>(dtype) << 4U |
+               static_cast<std::uint64_t>(op) << 8U | static_cast<std::uint64_t>(root) << 11U;
+    }
+    [[nodiscard]] static constexpr Descriptor
+    of_word(std::uint64_t word, std::size_t count, bool has_counts) noexcept {
+        return {
+            static_cast<Collective>(word & 0xfU),
+            static_cast<DType>(word >> 4U & 0xfU),
+            static_cast<ReduceOp>(word >> 8U & 0x7U),
+            static_cast<int>(word >> 11U),
+            count,
+            has_counts
+        };
     }
 
     [[nodiscard]] bool is_reduction() const noexcept {

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <chrono>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
@@ -47,18 +50,56 @@ namespace joinable::inline v0::detail {
     };
 }
 
-/// Ranks say different things: `said_by(rank)` is a Descriptor.
+/// Why ranks cannot run what they ask for together, if they ask for different collectives:
+/// `said_by(rank)` is a Descriptor. Every rank that knows the same descriptors finds the same reason.
 template <class SaidBy>
-[[nodiscard]] AbortReason reason_of_difference(int size, SaidBy const& said_by) {
+[[nodiscard]] std::optional<AbortReason> find_difference(int size, SaidBy const& said_by) {
+    Descriptor const first = said_by(0);
     AbortReason reason{FailureKind::mismatch, {}, {}};
-    reason.message = "ranks run different collectives: rank 0 " + said_by(0).text();
     for (int rank = 1; rank < size; ++rank) {
-        if (!(said_by(rank) == said_by(0))) {
+        if (Descriptor const other = said_by(rank); !(other == first)) {
             reason.ranks.push_back(rank);
-            reason.message += concat(", rank ", rank, " ", said_by(rank).text());
+            reason.message += concat(", rank ", rank, " ", other.text());
         }
     }
+    if (reason.ranks.empty()) {
+        return std::nullopt;
+    }
+    reason.message =
+        concat("ranks run different collectives: rank 0 ", first.text(), reason.message);
     return reason;
+}
+
+/// The same of their tables, in a collective by counts: sent(from, to) is what `from` has for `to`,
+/// and expected(from, to) what `to` expects of `from`.
+template <class Sent, class Expected>
+[[nodiscard]] std::optional<AbortReason> find_difference_of_counts(
+    int size, Descriptor const& said, Sent const& sent, Expected const& expected
+) {
+    for (int from = 0; from < size; ++from) {
+        for (int to = 0; to < size; ++to) {
+            if (sent(from, to) != expected(from, to)) {
+                return AbortReason{
+                    FailureKind::mismatch,
+                    from == to ? std::vector{from}
+                               : std::vector{(std::min)(from, to), (std::max)(from, to)},
+                    concat(
+                        "counts differ in ",
+                        said.text(),
+                        ": rank ",
+                        from,
+                        " has ",
+                        sent(from, to),
+                        " elements for rank ",
+                        to,
+                        ", which expects ",
+                        expected(from, to)
+                    )
+                };
+            }
+        }
+    }
+    return std::nullopt;
 }
 
 } // namespace joinable::inline v0::detail

@@ -11,8 +11,8 @@
 #include <nccl.h>
 
 #include <joinable/communicator/detail/checks.hpp>
-#include <joinable/communicator/detail/descriptor.hpp>
-#include <joinable/communicator/nccl/detail/api.hpp>
+#include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/nccl/detail/calls.hpp>
 #include <joinable/communicator/nccl/detail/scaled_sum.hpp>
 #include <joinable/communicator/nccl/graph.hpp>
 #include <joinable/device/arena.hpp>
@@ -61,23 +61,11 @@ public:
     }
     /// Within capture(): the average of a gradient of a floating-point dtype.
     void add(Buffer gradient) {
-        Descriptor const said{
-            Collective::scaled_all_reduce, gradient.dtype, ReduceOp::sum, 0, gradient.count
-        };
-        graph_.add(said, gradient, [&](ncclComm_t comm, cudaStream_t stream) {
-            std::byte* const factor =
+        RequestsOf const requests{graph_.rank().rank(), graph_.rank().size()};
+        graph_.add(requests.all_reduce(gradient, ReduceOp::sum, 1.0), [&](NcclCalls const& nccl) {
+            void* const factor =
                 factors_.data() + static_cast<std::size_t>(gradient.dtype) * sizeof(NcclScalar);
-            NcclScaledSum const sum{comm, gradient.dtype, factor};
-            return sum.result() != ncclSuccess ? sum.result()
-                                               : ncclAllReduce(
-                                                     gradient.data,
-                                                     gradient.data,
-                                                     gradient.count,
-                                                     nccl_type(gradient.dtype),
-                                                     sum.op(),
-                                                     comm,
-                                                     stream
-                                                 );
+            return nccl.scaled_all_reduce(gradient, factor);
         });
     }
 
@@ -91,8 +79,10 @@ public:
         next_ = (next_ + 1) % turns_.size();
         end(turn);
         Factors factors{};
-        for (std::size_t dtype = 0; dtype < factors.size(); ++dtype) {
-            factors[dtype] = nccl_scalar(static_cast<DType>(dtype), factor);
+        for (std::size_t index = 0; index < factors.size(); ++index) {
+            if (auto const dtype = static_cast<DType>(index); is_floating_point(dtype)) {
+                factors[index] = nccl_scalar(dtype, factor);
+            }
         }
         std::memcpy(staged, &factors, sizeof(Factors));
         turn = &graph_.launch([&](cudaStream_t stream) {
@@ -110,9 +100,8 @@ public:
     void let_go() noexcept { graph_.let_go(); }
 
 private:
-    /// One number in each of the four dtypes that gradients have.
-    using Factors = std::array<NcclScalar, 4>;
-    static_assert(static_cast<std::size_t>(DType::f64) == 3);
+    /// One number in each dtype that gradients have, by dtype.
+    using Factors = std::array<NcclScalar, dtype_count>;
     static constexpr std::size_t max_turns = 4; ///< by which the host may be ahead
 
     void end(NcclLaunch*& turn) {

@@ -3,9 +3,11 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,13 +15,22 @@
 #include <nccl.h>
 
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/checks.hpp>
+#include <joinable/communicator/detail/collective_members.hpp>
+#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/nccl/detail/api.hpp>
 #include <joinable/communicator/nccl/detail/arenas.hpp>
+#include <joinable/communicator/nccl/detail/calls.hpp>
+#include <joinable/communicator/nccl/detail/check.hpp>
 #include <joinable/communicator/nccl/detail/control.hpp>
-#include <joinable/communicator/nccl/detail/exchanges.hpp>
+#include <joinable/communicator/nccl/detail/rank.hpp>
 #include <joinable/communicator/nccl/group.hpp>
 #include <joinable/communicator/nccl/options.hpp>
+#include <joinable/communicator/nccl/work.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/device/cuda/device.hpp>
+#include <joinable/error.hpp>
 
 namespace joinable::inline v0 {
 
@@ -39,10 +50,17 @@ class NcclGraph;
 ///
 /// All members that take buffers throw ContractViolation before any data moves when counts or dtypes
 /// do not fit, a root is no rank, memory is missing, overlaps, is the host's or another device's, or
-/// the operation is one that NCCL does not have: bit_and, bit_or. How sums are ordered is NCCL's.
-class NcclCollectives : public detail::NcclExchanges {
+/// the operation is one that NCCL does not have: bit_and, bit_or. How sums are ordered is NCCL's. The
+/// factor of a scaled sum is rounded to the dtype.
+class NcclCollectives : public detail::Collectives<NcclCollectives, NcclWork> {
 public:
     using device_type = CudaDevice;
+
+    NcclCollectives(NcclCollectives const&) = delete;
+    NcclCollectives& operator=(NcclCollectives const&) = delete;
+
+    [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
+    [[nodiscard]] int size() const noexcept { return rank_.size(); }
 
     [[nodiscard]] int device() const noexcept { return rank_.device(); }
     /// Null once the communicator is spent, unless it revokes.
@@ -92,6 +110,27 @@ public:
         rank_.over_control([](detail::NcclControl& control) { control.barrier(); });
     }
 
+    /// Not collective, and not compared by `check`. NCCL has no tags: between two ranks, messages meet
+    /// in the order of the calls, whatever their tags, and two ranks that send to each other do it in
+    /// a group().
+    NcclWork send(ConstBuffer buffer, int to, [[maybe_unused]] int tag = 0) {
+        check(buffer);
+        detail::check_rank("destination", to, size());
+        check_other_side(to);
+        return launch(0, "a message", [&](detail::NcclCalls const& nccl) {
+            return nccl.send(buffer, to);
+        });
+    }
+    /// The other side of send(): the same count and dtype, which NCCL does not compare.
+    NcclWork receive(Buffer buffer, int from, [[maybe_unused]] int tag = 0) {
+        check(buffer);
+        detail::check_rank("source", from, size());
+        check_other_side(from);
+        return launch(0, "a message", [&](detail::NcclCalls const& nccl) {
+            return nccl.receive(buffer, from);
+        });
+    }
+
     /// What follows is launched as one when the token goes. The same collectives on every rank.
     [[nodiscard]] NcclGroup group() { return NcclGroup{rank_}; }
 
@@ -121,7 +160,7 @@ public:
 
 protected:
     NcclCollectives(std::unique_ptr<detail::NcclControl> control, NcclOptions const& options)
-        : NcclExchanges{std::move(control), options} {}
+        : rank_{std::move(control), options}, checks_{options.check} {}
     ~NcclCollectives() = default;
 
     [[nodiscard]] bool is_unwinding() const noexcept {
@@ -136,9 +175,50 @@ protected:
         return rank_.close(is_unwinding(), owns_handle);
     }
 
+    detail::NcclRank rank_;
+
 private:
     friend class detail::NcclGraph;
+    friend class detail::BasicCollectives<NcclCollectives, NcclWork>;
 
+    [[nodiscard]] NcclWork post(detail::Request const& request) {
+        detail::Descriptor const& said = request.signature;
+        rank_.check_memory(request.in);
+        if (request.out.data != request.in.data || request.out.count != request.in.count) {
+            rank_.check_memory(request.out);
+        }
+        if (said.is_reduction()) {
+            static_cast<void>(detail::nccl_op(said.op)); // throws where NCCL has none
+        }
+        if (checks_) {
+            detail::agree_on_collective(rank_, request);
+        }
+        return launch(1, name_of(said.collective), [&](detail::NcclCalls const& nccl) {
+            return nccl.collective(request);
+        });
+    }
+    template <class Call>
+    [[nodiscard]] NcclWork
+    launch(std::uint64_t collectives, std::string_view what, Call const& call) {
+        detail::NcclLaunch& launched = rank_.post(collectives, [&] {
+            rank_.check(call(detail::NcclCalls{rank_.handle(), rank_.stream(), size()}), what);
+        });
+        return {rank_, launched};
+    }
+    void check_other_side(int peer) const {
+        if (peer == rank() && !rank_.has_group()) {
+            throw ContractViolation{
+                "with NCCL a message of a rank to itself needs its other side in the same group: "
+                "call send() and receive() in a group()"
+            };
+        }
+    }
+    void check(ConstBuffer buffer) {
+        detail::check_memory(buffer);
+        rank_.check_memory(buffer);
+    }
+
+    bool checks_;
     detail::NcclArenas arenas_{rank_};
     std::optional<CudaDevice> device_memory_;
     int exceptions_ = std::uncaught_exceptions();

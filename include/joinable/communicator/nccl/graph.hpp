@@ -13,7 +13,9 @@
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/nccl/collectives.hpp>
+#include <joinable/communicator/nccl/detail/calls.hpp>
 #include <joinable/communicator/nccl/detail/check.hpp>
 #include <joinable/communicator/nccl/detail/rank.hpp>
 #include <joinable/detail/text.hpp>
@@ -64,19 +66,21 @@ public:
             throw;
         }
     }
-    /// Within capture(): `issue(handle, stream)` gives NCCL a collective, of a buffer of which a
-    /// shadow makes zeros before.
+    /// Within capture(): `issue(NcclCalls)` gives NCCL a collective, in place, of a buffer of which
+    /// a shadow makes zeros before.
     template <class Issue>
-    void add(Descriptor const& said, Buffer buffer, Issue const& issue) {
+    void add(Request const& request, Issue const& issue) {
         if (checks_) {
-            agree_on_collective(rank_, said, {}, {});
+            agree_on_collective(rank_, request);
         }
+        Buffer const& buffer = request.out;
         cudaStream_t const stream = rank_.stream();
         note(engine_);
         order(origin_, stream);
         rank_.check(cudaMemsetAsync(buffer.data, 0, buffer.bytes(), stream), "cudaMemsetAsync");
         note(zeros_);
-        rank_.check(issue(rank_.handle(), stream), name_of(said.collective));
+        NcclCalls const nccl{rank_.handle(), stream, rank_.size()};
+        rank_.check(issue(nccl), name_of(request.signature.collective));
         rank_.finish_call("captures a collective"); // NCCL may do it by a thread of its own
         std::vector<cudaGraphNode_t> of_nccl;
         note(of_nccl);

@@ -11,10 +11,6 @@
 
 namespace joinable::inline v0 {
 
-namespace detail {
-class NcclPosting;
-} // namespace detail
-
 /// A collective or a message on the stream of an NCCL communicator, which it must not outlive.
 ///
 /// To wait for it is to order a stream behind it: the host goes on. Destroyed without a wait it makes
@@ -64,7 +60,7 @@ public:
     }
 
 private:
-    friend class detail::NcclPosting;
+    friend class NcclCollectives;
     NcclWork(detail::NcclRank& rank, detail::NcclLaunch& launch) noexcept
         : rank_{&rank}, launch_{&launch} {}
 

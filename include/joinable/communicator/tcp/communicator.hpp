@@ -9,8 +9,9 @@
 #include <vector>
 
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/communicator/detail/checks.hpp>
+#include <joinable/communicator/detail/collective_members.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/tcp/listener.hpp>
 #include <joinable/communicator/tcp/options.hpp>
 #include <joinable/detail/text.hpp>
@@ -88,7 +89,7 @@ private:
 /// All members that take buffers throw ContractViolation before any data moves when a root is no rank,
 /// memory is missing, floats are combined bit by bit, or there are more than 1 GiB. Buffers are the
 /// caller's until the work has been waited for.
-class TcpCommunicator {
+class TcpCommunicator : public detail::BasicCollectives<TcpCommunicator, TcpWork> {
 public:
     /// Meets the other ranks of the job, which call this, too. Returns when all have come. Rank 0
     /// listens until then; who connects and does not belong to the job disturbs nobody.
@@ -146,26 +147,6 @@ public:
     [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
     [[nodiscard]] int size() const noexcept { return rank_.size(); }
 
-    /// In place.
-    TcpWork all_reduce(Buffer buffer, ReduceOp op) {
-        check(buffer);
-        detail::check_reduction(buffer, op);
-        return post(
-            {detail::Collective::all_reduce, buffer.dtype, op, 0, buffer.count}, buffer, buffer
-        );
-    }
-    TcpWork broadcast(Buffer buffer, int root) {
-        check(buffer);
-        detail::check_root(root, size());
-        ConstBuffer const in = rank() == root ? ConstBuffer{buffer} : ConstBuffer{};
-        return post(
-            {detail::Collective::broadcast, buffer.dtype, ReduceOp::sum, root, buffer.count},
-            in,
-            buffer
-        );
-    }
-    void barrier() { post({}, {}, {}).wait(); }
-
     /// Local. The first reason wins; every wait that cannot complete any more throws it. Returns when
     /// rank 0 has said which that is, and after 5 s where it does not answer.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
@@ -222,20 +203,6 @@ private:
             )};
         }
     }
-    static void check(Buffer buffer) {
-        detail::check_memory(buffer);
-        if (buffer.count > detail::most_frame_bytes / size_of(buffer.dtype)) {
-            throw ContractViolation{detail::concat(
-                "a collective by TCP moves at most ",
-                detail::most_frame_bytes,
-                " bytes, but was given ",
-                buffer.count,
-                " elements of ",
-                name_of(buffer.dtype),
-                ": it is for small messages"
-            )};
-        }
-    }
 
     static detail::TcpJob job_of(TcpOptions const& options) {
         return {options.size, options.job, options.secret};
@@ -259,8 +226,21 @@ private:
         return {detail::Socket{handles[0]}, detail::Socket{handles[1]}};
     }
 
-    TcpWork post(detail::Descriptor const& said, ConstBuffer in, Buffer out) {
-        return {rank_, rank_.post(said, in, out)};
+    friend class detail::BasicCollectives<TcpCommunicator, TcpWork>;
+    TcpWork post(detail::Request const& request) {
+        detail::Descriptor const& said = request.signature;
+        if (said.count > detail::most_frame_bytes / size_of(said.dtype)) {
+            throw ContractViolation{detail::concat(
+                "a collective by TCP moves at most ",
+                detail::most_frame_bytes,
+                " bytes, but was given ",
+                said.count,
+                " elements of ",
+                name_of(said.dtype),
+                ": it is for small messages"
+            )};
+        }
+        return {rank_, rank_.post(request)};
     }
 
     detail::HubThread hub_;        // on rank 0

@@ -489,6 +489,35 @@ TEST_CASE("check compares what ranks are about to do and throws Mismatch on all 
         "expects "
         "1"
     );
+    auto const gather_by_counts = [](NcclCommunicator& comm, std::size_t count) {
+        DeviceArray<float> const in{count};
+        DeviceArray<float> const out{3};
+        joinable::Buffer const whole = comm.rank() == 0 ? out.buffer() : joinable::Buffer{};
+        std::vector<std::size_t> const counts(3, 1);
+        static_cast<void>(comm.gather(in.buffer(), whole, 0, counts));
+    };
+    all_differ(
+        [&](NcclCommunicator& comm, joinable::Buffer) {
+            gather_by_counts(comm, comm.rank() == 2 ? 2 : 1);
+        },
+        {0, 2}, // in their order, whichever has the elements
+        "counts differ in gather by counts of f32 to rank 0: rank 2 has 2 elements for rank 0, "
+        "which expects 1"
+    );
+    all_differ(
+        [](NcclCommunicator& comm, joinable::Buffer) {
+            // Rank 1 has 2 elements for itself, and expects 1.
+            std::vector<std::size_t> sends(3, 1);
+            sends[1] += comm.rank() == 1 ? 1U : 0U;
+            std::vector<std::size_t> const expects(3, 1);
+            DeviceArray<float> const in{comm.rank() == 1 ? 4U : 3U};
+            DeviceArray<float> const out{3};
+            static_cast<void>(comm.all_to_all(in.buffer(), out.buffer(), sends, expects));
+        },
+        {1}, // once
+        "counts differ in all_to_all by counts of f32: rank 1 has 2 elements for rank 1, which "
+        "expects 1"
+    );
 }
 
 TEST_CASE("check finds nothing where ranks agree") {

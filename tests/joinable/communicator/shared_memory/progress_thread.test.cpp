@@ -56,7 +56,7 @@ public:
 
     std::uint64_t post_sum(int rank, std::vector<std::int64_t>& values) {
         Buffer const buffer{values.data(), values.size(), DType::i64};
-        return this->rank(rank).post(sum_of(values.size()), buffer, buffer, [](auto, auto) {});
+        return this->rank(rank).post({sum_of(values.size()), buffer, buffer});
     }
     /// Whether somebody has computed all of it, though nobody may know.
     [[nodiscard]] bool is_computed(std::uint64_t sequence, std::size_t count) {

@@ -184,12 +184,14 @@ TEST_CASE("a scaled sum is of floating-point elements, and is no plain one") {
         joinable::Buffer const buffer{values.data(), 3, DType::f32};
         CHECK_THROWS_WITH_AS(
             (void)comm.all_reduce({integers.data(), 3, DType::i32}, ReduceOp::sum, 0.5),
-            "a scaled reduction is a sum of floating-point elements, but was asked for sum of i32",
+            "an all-reduce with a factor is a sum of floating-point numbers, but was given sum of "
+            "i32; leave the factor out, or convert the buffer",
             joinable::ContractViolation
         );
         CHECK_THROWS_WITH_AS(
             (void)comm.all_reduce(buffer, ReduceOp::max, 0.5),
-            "a scaled reduction is a sum of floating-point elements, but was asked for max of f32",
+            "an all-reduce with a factor is a sum of floating-point numbers, but was given max of "
+            "f32; leave the factor out, or convert the buffer",
             joinable::ContractViolation
         );
         if (comm.size() > 1) {

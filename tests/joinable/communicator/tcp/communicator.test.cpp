@@ -33,7 +33,13 @@ static_assert(joinable::models_communicator<TcpCommunicator>());
 static_assert(joinable::Aborts<TcpCommunicator>);
 static_assert(joinable::RenewsDeadline<TcpCommunicator>);
 static_assert(joinable::ReportsMissing<TcpCommunicator>);
+static_assert(!joinable::ScalesSums<TcpCommunicator>);
+static_assert(!joinable::Reduces<TcpCommunicator>);
 static_assert(!joinable::AllGathers<TcpCommunicator>);
+static_assert(!joinable::ReduceScatters<TcpCommunicator>);
+static_assert(!joinable::Gathers<TcpCommunicator>);
+static_assert(!joinable::Scatters<TcpCommunicator>);
+static_assert(!joinable::AllToAlls<TcpCommunicator>);
 
 // Around what fits in a frame's first read, in the window of a rank, and in the kernel's buffers.
 constexpr std::size_t sizes[] = {0, 1, 7, 4096, 49'152, 300'001};

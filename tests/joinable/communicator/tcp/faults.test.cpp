@@ -633,7 +633,7 @@ TEST_CASE("an abort returns when it is settled what all ranks throw") {
         joinable::detail::TcpRank rank{Socket{handles[1]}, 1, 2, 60s};
         rank.abort({FailureKind::mismatch, {1}, "mine"});
         has_returned = true;
-        CHECK_THROWS_WITH_AS((void)rank.post({}, {}, {}), "first", joinable::PeerFailed);
+        CHECK_THROWS_WITH_AS((void)rank.post({}), "first", joinable::PeerFailed);
     }};
     CHECK(next_frame(hub).kind == FrameKind::abort);
     std::this_thread::sleep_for(20ms); // it would return meanwhile if it did not wait for an answer

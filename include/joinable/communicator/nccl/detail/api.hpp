@@ -13,6 +13,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/dtype.hpp>
 
 /// @file
 /// NCCL's and CUDA's vocabulary in ours, and the other way round.
@@ -37,6 +38,7 @@ static_assert(
         ncclInt64,
         ncclUint64,
     };
+    static_assert(types.size() == dtype_count);
     return types[static_cast<std::size_t>(dtype)];
 }
 

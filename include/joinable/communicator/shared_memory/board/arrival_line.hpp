@@ -44,11 +44,7 @@ struct alignas(64) ArrivalLine {
     static std::uint64_t
     encode(std::uint64_t sequence, Descriptor const& said, bool is_inline) noexcept {
         std::uint64_t const inline_count = is_inline ? said.count + 1 : 0;
-        return (sequence & sequence_mask) | inline_count << 31U |
-               static_cast<std::uint64_t>(said.collective) << 38U |
-               static_cast<std::uint64_t>(said.dtype) << 42U |
-               static_cast<std::uint64_t>(said.op) << 46U |
-               static_cast<std::uint64_t>(said.root) << 49U |
+        return (sequence & sequence_mask) | inline_count << 31U | said.word() << 38U |
                static_cast<std::uint64_t>(said.has_counts) << 62U;
     }
     [[nodiscard]] static bool tells_count(std::uint64_t word) noexcept {
@@ -57,14 +53,11 @@ struct alignas(64) ArrivalLine {
     [[nodiscard]] static Descriptor
     decode(std::uint64_t word, std::array<std::uint64_t, 7> const& payload) noexcept {
         std::uint64_t const inline_count = word >> 31U & 0x7fU;
-        return {
-            static_cast<Collective>(word >> 38U & 0xfU),
-            static_cast<DType>(word >> 42U & 0xfU),
-            static_cast<ReduceOp>(word >> 46U & 0x7U),
-            static_cast<int>(word >> 49U & 0x1fffU),
+        return Descriptor::of_word(
+            word >> 38U & 0xff'ffffU,
             static_cast<std::size_t>(inline_count != 0 ? inline_count - 1 : payload[count]),
             (word >> 62U & 1U) != 0
-        };
+        );
     }
 };
 

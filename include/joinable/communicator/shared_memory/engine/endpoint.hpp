@@ -14,6 +14,7 @@
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
+#include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/shared_memory/board/board.hpp>
 #include <joinable/communicator/shared_memory/engine/chunks.hpp>
 #include <joinable/communicator/shared_memory/engine/exchange.hpp>
@@ -59,10 +60,9 @@ public:
         return memory_.allocate(bytes, alignment);
     }
 
-    /// Arrives in the next collective and returns its number. In one by counts, `tell(sends,
-    /// expects)` fills this rank's tables.
-    template <class Tell>
-    std::uint64_t post(Descriptor const& said, ConstBuffer in, Buffer out, Tell const& tell) {
+    /// Arrives in the next collective and returns its number.
+    std::uint64_t post(Request const& request) {
+        auto const& [said, in, out, sends, expects] = request;
         make_room();
         std::uint64_t const sequence = next_;
         std::size_t const bytes = said.count * size_of(said.dtype);
@@ -94,7 +94,8 @@ public:
             line.payload[ArrivalLine::factor] = std::bit_cast<std::uint64_t>(said.factor);
             line.payload[ArrivalLine::ring] = at.ring;
             if (said.has_counts) {
-                tell(board_.sends(rank_, sequence), board_.expects(rank_, sequence));
+                sends.copy_to(board_.sends(rank_, sequence));
+                expects.copy_to(board_.expects(rank_, sequence));
             }
             board_.progress(rank_, sequence).reset();
         } else if (in.count != 0) {

@@ -7,11 +7,9 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
-#include <vector>
 
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/shared_memory/board/board.hpp>
-#include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/reduction/reduce.hpp>
 
@@ -209,35 +207,19 @@ disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
         return ArrivalLine::decode(line.word.load(std::memory_order_relaxed), line.payload);
     };
     if (!say_the_same(board, sequence)) {
-        return reason_of_difference(board.size(), said_by);
+        return find_difference(board.size(), said_by);
     }
-    for (int from = 0; mine.has_counts && from < board.size(); ++from) {
-        for (int to = 0; to < board.size(); ++to) {
-            std::size_t const sent = board.sends(from, sequence)[static_cast<std::size_t>(to)];
-            std::size_t const expected =
-                board.expects(to, sequence)[static_cast<std::size_t>(from)];
-            if (sent != expected) {
-                return AbortReason{
-                    FailureKind::mismatch,
-                    from == to ? std::vector{from}
-                               : std::vector{(std::min)(from, to), (std::max)(from, to)},
-                    concat(
-                        "counts differ in ",
-                        mine.text(),
-                        ": rank ",
-                        from,
-                        " has ",
-                        sent,
-                        " elements for rank ",
-                        to,
-                        ", which expects ",
-                        expected
-                    )
-                };
-            }
+    if (!mine.has_counts) {
+        return std::nullopt;
+    }
+    return find_difference_of_counts(
+        board.size(),
+        mine,
+        [&](int from, int to) { return board.sends(from, sequence)[static_cast<std::size_t>(to)]; },
+        [&](int from, int to) {
+            return board.expects(to, sequence)[static_cast<std::size_t>(from)];
         }
-    }
-    return std::nullopt;
+    );
 }
 
 /// Where each rank puts what it contributes to a small message.

@@ -7,13 +7,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <span>
 #include <utility>
 #include <vector>
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/checks.hpp>
-#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/collective_members.hpp>
+#include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/shared_memory/engine/helper.hpp>
 #include <joinable/communicator/shared_memory/group/group.hpp>
 #include <joinable/detail/text.hpp>
@@ -24,187 +24,13 @@ namespace joinable::inline v0::detail {
 /// The members that communicators over a board have in common. `Rank` is a GroupRank, and `Work`
 /// what its collectives and messages return. What the members promise is said of the communicators.
 template <class Rank, class Work>
-class BoardCommunicator {
+class BoardCommunicator : public Collectives<BoardCommunicator<Rank, Work>, Work> {
 public:
     BoardCommunicator(BoardCommunicator const&) = delete;
     BoardCommunicator& operator=(BoardCommunicator const&) = delete;
 
     [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
     [[nodiscard]] int size() const noexcept { return rank_.size(); }
-
-    /// In place.
-    Work all_reduce(Buffer buffer, ReduceOp op) {
-        check_memory(buffer);
-        check_reduction(buffer, op);
-        return post({Collective::all_reduce, buffer.dtype, op, 0, buffer.count}, buffer, buffer);
-    }
-
-    /// In place, of each rank's buffer times a factor of its own, in one pass. Only with `sum`. Products
-    /// are rounded before they are added, those of 16-bit numbers to float.
-    Work all_reduce(Buffer buffer, ReduceOp op, double factor) {
-        check_memory(buffer);
-        check_scaled(buffer, op);
-        Descriptor said{Collective::scaled_all_reduce, buffer.dtype, op, 0, buffer.count};
-        said.factor = factor;
-        return post(said, buffer, buffer);
-    }
-
-    /// In place at the root; the other buffers keep what they have.
-    Work reduce(Buffer buffer, ReduceOp op, int root) {
-        check_memory(buffer);
-        check_reduction(buffer, op);
-        check_root(root, size());
-        return post({Collective::reduce, buffer.dtype, op, root, buffer.count}, buffer, buffer);
-    }
-
-    Work broadcast(Buffer buffer, int root) {
-        check_memory(buffer);
-        check_root(root, size());
-        return post(
-            {Collective::broadcast, buffer.dtype, ReduceOp::sum, root, buffer.count}, buffer, buffer
-        );
-    }
-
-    void barrier() { post({}, {}, {}).wait(); }
-
-    /// `out` is `size()` times `in`; `in` may be this rank's part of `out`.
-    Work all_gather(ConstBuffer in, Buffer out) {
-        check_share(in, out, size());
-        check_place(in, out, in.count * index());
-        return post({Collective::all_gather, in.dtype, ReduceOp::sum, 0, in.count}, in, out);
-    }
-    /// Rank r contributes counts[r] elements; the same counts on every rank.
-    Work all_gather(ConstBuffer in, Buffer out, std::span<std::size_t const> counts) {
-        check_counts(counts, in, out, rank(), size());
-        check_place(in, out, offset_of(counts, index()));
-        return post_counts(
-            {Collective::all_gather, in.dtype},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                std::fill(sends.begin(), sends.end(), in.count);
-                std::copy(counts.begin(), counts.end(), expects.begin());
-            }
-        );
-    }
-
-    /// `in` is `size()` times `out`; `out` may be this rank's part of `in`.
-    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
-        check_share(out, in, size());
-        check_place(out, in, out.count * index());
-        check_reduction(in, op);
-        return post({Collective::reduce_scatter, in.dtype, op, 0, out.count}, in, out);
-    }
-    /// Rank r receives counts[r] elements; the same counts on every rank.
-    Work
-    reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, std::span<std::size_t const> counts) {
-        check_counts(counts, out, in, rank(), size());
-        check_place(out, in, offset_of(counts, index()));
-        check_reduction(in, op);
-        return post_counts(
-            {Collective::reduce_scatter, in.dtype, op},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                std::copy(counts.begin(), counts.end(), sends.begin());
-                std::fill(expects.begin(), expects.end(), out.count);
-            }
-        );
-    }
-
-    /// At the root `out` is `size()` times `in`, and `in` may be its part; elsewhere `out` is not
-    /// looked at.
-    Work gather(ConstBuffer in, Buffer out, int root) {
-        check_memory(in);
-        check_root(root, size());
-        if (rank() == root) {
-            check_share(in, out, size());
-            check_place(in, out, in.count * index());
-        }
-        return post({Collective::gather, in.dtype, ReduceOp::sum, root, in.count}, in, out);
-    }
-    /// Rank r contributes counts[r] elements; only the root's counts are looked at.
-    Work gather(ConstBuffer in, Buffer out, int root, std::span<std::size_t const> counts) {
-        check_memory(in);
-        check_root(root, size());
-        if (rank() == root) {
-            check_counts(counts, in, out, rank(), size());
-            check_place(in, out, offset_of(counts, index()));
-        }
-        return post_counts(
-            {Collective::gather, in.dtype, ReduceOp::sum, root},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                sends[static_cast<std::size_t>(root)] = in.count;
-                if (rank() == root) {
-                    std::copy(counts.begin(), counts.end(), expects.begin());
-                }
-            }
-        );
-    }
-
-    /// At the root `in` is `size()` times `out`, and `out` may be its part; elsewhere `in` is not
-    /// looked at.
-    Work scatter(ConstBuffer in, Buffer out, int root) {
-        check_memory(out);
-        check_root(root, size());
-        if (rank() == root) {
-            check_share(out, in, size());
-            check_place(out, in, out.count * index());
-        }
-        return post({Collective::scatter, out.dtype, ReduceOp::sum, root, out.count}, in, out);
-    }
-    /// Rank r receives counts[r] elements; only the root's counts are looked at.
-    Work scatter(ConstBuffer in, Buffer out, int root, std::span<std::size_t const> counts) {
-        check_memory(out);
-        check_root(root, size());
-        if (rank() == root) {
-            check_counts(counts, out, in, rank(), size());
-            check_place(out, in, offset_of(counts, index()));
-        }
-        return post_counts(
-            {Collective::scatter, out.dtype, ReduceOp::sum, root},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                if (rank() == root) {
-                    std::copy(counts.begin(), counts.end(), sends.begin());
-                }
-                expects[static_cast<std::size_t>(root)] = out.count;
-            }
-        );
-    }
-
-    /// Part r of `in` goes to rank r, where it is the part of this rank in `out`. Both have the
-    /// same count, a multiple of `size()`; they do not overlap.
-    Work all_to_all(ConstBuffer in, Buffer out) {
-        check_parts(in, out, size());
-        check_apart(in, out);
-        std::size_t const share = in.count / static_cast<std::size_t>(size());
-        return post({Collective::all_to_all, in.dtype, ReduceOp::sum, 0, share}, in, out);
-    }
-    /// counts_in[r] elements go to rank r, counts_out[r] come from it.
-    Work all_to_all(
-        ConstBuffer in,
-        Buffer out,
-        std::span<std::size_t const> counts_in,
-        std::span<std::size_t const> counts_out
-    ) {
-        check_same_dtype(in, out);
-        check_counts(counts_in, in, size());
-        check_counts(counts_out, out, size());
-        check_apart(in, out);
-        return post_counts(
-            {Collective::all_to_all, in.dtype},
-            in,
-            out,
-            [&](auto sends, auto expects) {
-                std::copy(counts_in.begin(), counts_in.end(), sends.begin());
-                std::copy(counts_out.begin(), counts_out.end(), expects.begin());
-            }
-        );
-    }
 
     /// Not collective. Complete when rank `to` has received it: messages between two ranks with one
     /// tag arrive in their order. Both sides say the same count and dtype, else Mismatch on both.
@@ -266,7 +92,8 @@ protected:
         }
         std::array<std::int32_t, 2> const mine{color, key};
         std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
-        all_gather({mine.data(), 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32}).wait();
+        this->all_gather({mine.data(), 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32})
+            .wait();
         std::vector<int> members;
         for (int other = 0; other < size(); ++other) {
             if (all[static_cast<std::size_t>(other)][0] == color) {
@@ -280,7 +107,7 @@ protected:
         int const maker = members.front();
         std::uint64_t const made = rank() == maker ? rank_.make_group(members) : 0;
         std::vector<std::uint64_t> places(all.size());
-        all_gather({&made, 1, DType::u64}, {places.data(), places.size(), DType::u64}).wait();
+        this->all_gather({&made, 1, DType::u64}, {places.data(), places.size(), DType::u64}).wait();
         std::uint64_t const place = places[static_cast<std::size_t>(maker)];
         if (place == 0) {
             throw CommunicationError{concat(
@@ -298,36 +125,11 @@ protected:
     Rank rank_;
 
 private:
+    friend class BasicCollectives<BoardCommunicator, Work>;
+
     int exceptions_ = std::uncaught_exceptions();
 
-    [[nodiscard]] std::size_t index() const noexcept { return static_cast<std::size_t>(rank()); }
-
-    Work post(Descriptor const& said, ConstBuffer in, Buffer out) {
-        return post(said, in, out, [](auto, auto) {});
-    }
-    template <class Tell>
-    Work post_counts(Descriptor said, ConstBuffer in, Buffer out, Tell const& tell) {
-        said.has_counts = true;
-        return post(said, in, out, [&](auto sends, auto expects) {
-            std::fill(sends.begin(), sends.end(), std::size_t{0});
-            std::fill(expects.begin(), expects.end(), std::size_t{0});
-            tell(sends, expects);
-        });
-    }
-    /// Leaves out what the collective does not look at on this rank.
-    template <class Tell>
-    Work post(Descriptor const& said, ConstBuffer in, Buffer out, Tell const& tell) {
-        if (rank() != said.root) {
-            switch (said.collective) {
-            case Collective::broadcast:
-            case Collective::scatter: in = {}; break;
-            case Collective::reduce:
-            case Collective::gather: out = {}; break;
-            default: break;
-            }
-        }
-        return {rank_, rank_.post(said, in, out, tell)};
-    }
+    Work post(Request const& request) { return {rank_, rank_.post(request)}; }
 };
 
 } // namespace joinable::inline v0::detail

@@ -25,7 +25,8 @@ public:
 
     /// Whether the header says what a rank can say; of one that does, its bytes are right.
     [[nodiscard]] bool is_arrival(FrameHeader const& said, int rank) const noexcept {
-        bool const is_known = said.collective <= Collective::barrier && said.dtype <= DType::u64 &&
+        bool const is_known = said.collective <= Collective::barrier &&
+                              static_cast<std::size_t>(said.dtype) < dtype_count &&
                               said.op <= ReduceOp::bit_or && said.root >= 0 &&
                               static_cast<std::size_t>(said.root) < size_;
         std::size_t const element = is_known ? size_of(said.dtype) : 1;
@@ -66,12 +67,7 @@ public:
         auto const said_by = [this](int rank) -> Descriptor const& {
             return *open_.front().said[index(rank)];
         };
-        for (std::size_t rank = 1; rank < size_; ++rank) {
-            if (!(said_by(static_cast<int>(rank)) == said_by(0))) {
-                return reason_of_difference(static_cast<int>(size_), said_by);
-            }
-        }
-        return std::nullopt;
+        return find_difference(static_cast<int>(size_), said_by);
     }
     /// Does the oldest, and calls `give(rank, sequence, body)` for each rank, for rank 0 last.
     /// @pre is_complete()

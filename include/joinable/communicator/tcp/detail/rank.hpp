@@ -17,6 +17,7 @@
 #include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
+#include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/tcp/detail/frame.hpp>
 #include <joinable/communicator/tcp/detail/socket.hpp>
 #include <joinable/detail/failure.hpp>
@@ -48,7 +49,8 @@ public:
     }
 
     /// Arrives in the next collective and returns its number.
-    std::uint64_t post(Descriptor const& said, ConstBuffer in, Buffer out) {
+    std::uint64_t post(Request const& request) {
+        Descriptor const& said = request.signature;
         while (pending_.size() == most_in_flight) {
             finish(finished_);
         }
@@ -62,7 +64,8 @@ public:
         header.count = said.count;
         header.sequence = next();
         std::uint64_t const sequence = next();
-        pending_.push_back({said, out});
+        pending_.push_back({said, request.out});
+        ConstBuffer const& in = request.in;
         send(header, std::span{static_cast<std::byte const*>(in.data), in.bytes()});
         return sequence;
     }

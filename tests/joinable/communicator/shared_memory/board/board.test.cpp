@@ -37,10 +37,9 @@ TEST_CASE("ranks meet at a board that each of them sees at another address") {
         for (std::int64_t round = 0; round < 1000; ++round) {
             std::int64_t value = round + rank;
             endpoint.finish(endpoint.post(
-                {Collective::all_reduce, DType::i64, ReduceOp::sum, 0, 1},
-                Buffer{&value, 1, DType::i64},
-                Buffer{&value, 1, DType::i64},
-                [](auto, auto) {}
+                {{Collective::all_reduce, DType::i64, ReduceOp::sum, 0, 1},
+                 Buffer{&value, 1, DType::i64},
+                 Buffer{&value, 1, DType::i64}}
             ));
             if (value != 2 * round + 1) {
                 heard[static_cast<std::size_t>(rank)] += "a wrong sum, ";
@@ -50,7 +49,7 @@ TEST_CASE("ranks meet at a board that each of them sees at another address") {
             group.abort({FailureKind::peer_failed, {1, 0}, "rank 0 gives up"}, rank);
         }
         try {
-            endpoint.finish(endpoint.post({}, {}, {}, [](auto, auto) {}));
+            endpoint.finish(endpoint.post({}));
         } catch (joinable::PeerFailed const& error) {
             CHECK(error.ranks() == std::vector{0, 1});
             heard[static_cast<std::size_t>(rank)] += error.what();

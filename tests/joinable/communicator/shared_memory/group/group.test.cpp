@@ -122,10 +122,7 @@ TEST_CASE("what finds no memory says so, and the next one that fits is made") {
     auto const reduce = [&](std::size_t n) {
         Buffer const buffer{bytes.data(), n, DType::u8};
         return rank.post(
-            {Collective::all_reduce, DType::u8, joinable::ReduceOp::sum, 0, n},
-            buffer,
-            buffer,
-            [](auto, auto) {}
+            {{Collective::all_reduce, DType::u8, joinable::ReduceOp::sum, 0, n}, buffer, buffer}
         );
     };
     CHECK_THROWS_AS(reduce(9000), joinable::ContractViolation);

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/nccl/detail/api.hpp>
+#include <joinable/communicator/nccl/detail/scaled_sum.hpp>
+#include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/dtype.hpp>
+
+namespace joinable::inline v0::detail {
+
+/// Collectives as calls of NCCL, which go to one handle and one stream. Each member returns the
+/// worst result of its calls.
+class NcclCalls {
+public:
+    NcclCalls(ncclComm_t comm, cudaStream_t stream, int size) noexcept
+        : comm_{comm}, stream_{stream}, size_{size} {}
+
+    /// @pre the request is no barrier, which NCCL does not have, and NCCL has its operation.
+    [[nodiscard]] ncclResult_t collective(Request const& request) const {
+        Descriptor const& said = request.signature;
+        void const* const in = request.in.data;
+        void* const out = request.out.data;
+        std::size_t const count = said.count;
+        ncclDataType_t const type = nccl_type(said.dtype);
+        switch (said.collective) {
+        case Collective::all_reduce:
+            return ncclAllReduce(in, out, count, type, nccl_op(said.op), comm_, stream_);
+        case Collective::scaled_all_reduce: return scaled_all_reduce(request.out, said.factor);
+        case Collective::reduce: {
+            void* const data = const_cast<void*>(in); // in place; written at the root alone
+            ncclRedOp_t const op = nccl_op(said.op);
+            return ncclReduce(data, data, count, type, op, said.root, comm_, stream_);
+        }
+        case Collective::broadcast: // in place; only read at the root
+            return ncclBroadcast(out, out, count, type, said.root, comm_, stream_);
+        case Collective::all_gather:
+            return said.has_counts ? exchange(request, Sends::same)
+                                   : ncclAllGather(in, out, count, type, comm_, stream_);
+        case Collective::reduce_scatter:
+            return said.has_counts
+                       ? reduce_to_each(request)
+                       : ncclReduceScatter(in, out, count, type, nccl_op(said.op), comm_, stream_);
+        case Collective::gather: return exchange(request, Sends::same);
+        default: return exchange(request, Sends::parts);
+        }
+    }
+
+    /// The factor is a number, or where that number will be in memory of the device.
+    template <class Factor>
+    [[nodiscard]] ncclResult_t scaled_all_reduce(Buffer buffer, Factor factor) const {
+        NcclScaledSum const sum{comm_, buffer.dtype, factor};
+        ncclDataType_t const type = nccl_type(buffer.dtype);
+        return sum.result() != ncclSuccess
+                   ? sum.result()
+                   : ncclAllReduce(
+                         buffer.data, buffer.data, buffer.count, type, sum.op(), comm_, stream_
+                     );
+    }
+
+    [[nodiscard]] ncclResult_t send(ConstBuffer buffer, int to) const {
+        return ncclSend(buffer.data, buffer.count, nccl_type(buffer.dtype), to, comm_, stream_);
+    }
+    [[nodiscard]] ncclResult_t receive(Buffer buffer, int from) const {
+        return ncclRecv(buffer.data, buffer.count, nccl_type(buffer.dtype), from, comm_, stream_);
+    }
+
+private:
+    /// What a rank sends to each rank: a part of its own, or the same.
+    enum class Sends : bool { parts, same };
+
+    /// Runs `call(rank)` for each rank, as one.
+    template <class Call>
+    [[nodiscard]] ncclResult_t for_each_rank(Call const& call) const {
+        ncclResult_t worst = ncclGroupStart();
+        auto const note = [&](ncclResult_t result) {
+            if (is_error(result) && !is_error(worst)) {
+                worst = result;
+            }
+        };
+        for (int rank = 0; rank < size_; ++rank) {
+            call(rank, note);
+        }
+        note(ncclGroupEnd());
+        return worst;
+    }
+
+    /// A message to each rank and one from each.
+    [[nodiscard]] ncclResult_t exchange(Request const& request, Sends what) const {
+        std::size_t const element = size_of(request.signature.dtype);
+        ncclDataType_t const type = nccl_type(request.signature.dtype);
+        auto const* from = static_cast<std::byte const*>(request.in.data);
+        auto* to = static_cast<std::byte*>(request.out.data);
+        return for_each_rank([&](int peer, auto const& note) {
+            std::size_t const sent = request.sends[peer];
+            std::size_t const expected = request.expects[peer];
+            if (sent != 0) {
+                note(ncclSend(from, sent, type, peer, comm_, stream_));
+            }
+            if (expected != 0) {
+                note(ncclRecv(to, expected, type, peer, comm_, stream_));
+            }
+            from += what == Sends::parts ? sent * element : 0;
+            to += expected * element;
+        });
+    }
+    /// A reduction to each rank, which NCCL has for equal parts only.
+    [[nodiscard]] ncclResult_t reduce_to_each(Request const& request) const {
+        Descriptor const& said = request.signature;
+        ncclRedOp_t const op = nccl_op(said.op);
+        auto const* part = static_cast<std::byte const*>(request.in.data);
+        return for_each_rank([&](int root, auto const& note) {
+            if (std::size_t const count = request.sends[root]; count != 0) {
+                note(ncclReduce(
+                    part, request.out.data, count, nccl_type(said.dtype), op, root, comm_, stream_
+                ));
+                part += count * size_of(said.dtype);
+            }
+        });
+    }
+
+    ncclComm_t comm_;
+    cudaStream_t stream_;
+    int size_;
+};
+
+} // namespace joinable::inline v0::detail

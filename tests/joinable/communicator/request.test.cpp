@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <joinable/communicator/detail/request.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <joinable/communicator/detail/collective_members.hpp>
+#include <joinable/error.hpp>
+
+namespace {
+
+using joinable::Buffer;
+using joinable::ConstBuffer;
+using joinable::DType;
+using joinable::ReduceOp;
+using joinable::detail::Collective;
+using joinable::detail::Counts;
+using joinable::detail::Descriptor;
+using joinable::detail::PartSizes;
+using joinable::detail::Request;
+using joinable::detail::RequestsOf;
+
+constexpr int ranks = 3;
+using Sizes = std::array<std::size_t, ranks>;
+constexpr Sizes none{};
+
+Sizes sizes_of(PartSizes const& parts) {
+    Sizes sizes{};
+    parts.copy_to(std::span<std::size_t>{sizes});
+    for (int rank = 0; rank < ranks; ++rank) {
+        CHECK(parts[rank] == sizes[static_cast<std::size_t>(rank)]);
+    }
+    return sizes;
+}
+
+/// Memory for the largest buffers of these tests, and no part of one is a part of the other.
+struct Buffers {
+    std::array<std::int32_t, 12> input{};
+    std::array<std::int32_t, 12> output{};
+
+    [[nodiscard]] ConstBuffer in(std::size_t count) const {
+        return {input.data(), count, DType::i32};
+    }
+    [[nodiscard]] Buffer out(std::size_t count) { return {output.data(), count, DType::i32}; }
+};
+
+bool is_empty(ConstBuffer buffer) {
+    return buffer.data == nullptr && buffer.count == 0;
+}
+
+TEST_CASE("sizes of parts are a table, one for all ranks, or one for one rank") {
+    Sizes const table{4, 0, 7};
+    CHECK(sizes_of(PartSizes::of(table)) == table);
+    CHECK(sizes_of(PartSizes::equal(5)) == Sizes{5, 5, 5});
+    CHECK(sizes_of(PartSizes::only(1, 5)) == Sizes{0, 5, 0});
+    CHECK(sizes_of({}) == none);
+}
+
+TEST_CASE("a request in place has one buffer, of which the root's is the only one that counts") {
+    Buffers buffers;
+    Buffer const buffer = buffers.out(5);
+    for (int rank = 0; rank < ranks; ++rank) {
+        RequestsOf const requests{rank, ranks};
+        bool const is_root = rank == 1;
+        Request const sum = requests.all_reduce(buffer, ReduceOp::max);
+        CHECK(sum.signature == Descriptor{Collective::all_reduce, DType::i32, ReduceOp::max, 0, 5});
+        CHECK(sum.in.data == buffer.data);
+        CHECK(sum.out.data == buffer.data);
+        Request const to_root = requests.reduce(buffer, ReduceOp::min, 1);
+        CHECK(to_root.signature == Descriptor{Collective::reduce, DType::i32, ReduceOp::min, 1, 5});
+        CHECK(to_root.in.data == buffer.data);
+        CHECK(is_empty(to_root.out) == !is_root);
+        Request const from_root = requests.broadcast(buffer, 1);
+        CHECK(
+            from_root.signature ==
+            Descriptor{Collective::broadcast, DType::i32, ReduceOp::sum, 1, 5}
+        );
+        CHECK(is_empty(from_root.in) == !is_root);
+        CHECK(from_root.out.data == buffer.data);
+        CHECK(requests.barrier().signature == Descriptor{});
+    }
+}
+
+TEST_CASE("a request for a scaled sum carries this rank's factor, which is not compared") {
+    std::array<double, 2> values{};
+    Buffer const buffer{values.data(), 2, DType::f64};
+    Request const half = RequestsOf{0, ranks}.all_reduce(buffer, ReduceOp::sum, 0.5);
+    CHECK(half.signature.factor == 0.5);
+    CHECK(half.signature == RequestsOf{1, ranks}.all_reduce(buffer, ReduceOp::sum, 2.0).signature);
+    CHECK(!(half.signature == RequestsOf{0, ranks}.all_reduce(buffer, ReduceOp::sum).signature));
+}
+
+TEST_CASE("equal parts are told by one size, and unequal ones by the caller's table") {
+    Buffers buffers;
+    Sizes const counts{2, 0, 3};
+    for (int rank = 0; rank < ranks; ++rank) {
+        RequestsOf const requests{rank, ranks};
+        std::size_t const own = counts[static_cast<std::size_t>(rank)];
+        Sizes const same{own, own, own};
+
+        Request request = requests.all_gather(buffers.in(4), buffers.out(12));
+        CHECK(
+            request.signature == Descriptor{Collective::all_gather, DType::i32, ReduceOp::sum, 0, 4}
+        );
+        CHECK(sizes_of(request.sends) == Sizes{4, 4, 4});
+        CHECK(sizes_of(request.expects) == Sizes{4, 4, 4});
+        request = requests.all_gather(buffers.in(own), buffers.out(5), counts);
+        CHECK(request.signature.has_counts);
+        CHECK(request.signature.count == 0);
+        CHECK(sizes_of(request.sends) == same);
+        CHECK(sizes_of(request.expects) == counts);
+
+        request = requests.reduce_scatter(buffers.in(12), buffers.out(4), ReduceOp::product);
+        CHECK(
+            request.signature ==
+            Descriptor{Collective::reduce_scatter, DType::i32, ReduceOp::product, 0, 4}
+        );
+        request = requests.reduce_scatter(buffers.in(5), buffers.out(own), ReduceOp::sum, counts);
+        CHECK(request.signature.has_counts);
+        CHECK(sizes_of(request.sends) == counts);
+        CHECK(sizes_of(request.expects) == same);
+
+        request = requests.all_to_all(buffers.in(12), buffers.out(12));
+        CHECK(
+            request.signature == Descriptor{Collective::all_to_all, DType::i32, ReduceOp::sum, 0, 4}
+        );
+        CHECK(sizes_of(request.sends) == Sizes{4, 4, 4});
+        request = requests.all_to_all(buffers.in(5), buffers.out(6), counts, Sizes{1, 2, 3});
+        CHECK(request.signature.has_counts);
+        CHECK(sizes_of(request.sends) == counts);
+        CHECK(sizes_of(request.expects) == Sizes{1, 2, 3});
+    }
+}
+
+TEST_CASE("only the root's whole buffer and only its table are looked at") {
+    Buffers buffers;
+    Sizes const counts{2, 0, 3};
+    ConstBuffer const no_input{nullptr, 99, DType::f64};
+    Buffer const no_output{nullptr, 99, DType::f64};
+    for (int rank = 0; rank < ranks; ++rank) {
+        RequestsOf const requests{rank, ranks};
+        bool const is_root = rank == 2;
+        std::size_t const own = counts[static_cast<std::size_t>(rank)];
+        Counts const table = is_root ? Counts{counts} : Counts{};
+
+        Request request = requests.gather(buffers.in(4), is_root ? buffers.out(12) : no_output, 2);
+        CHECK(request.signature == Descriptor{Collective::gather, DType::i32, ReduceOp::sum, 2, 4});
+        CHECK(is_empty(request.out) == !is_root);
+        CHECK(sizes_of(request.sends) == Sizes{0, 0, 4});
+        CHECK(sizes_of(request.expects) == (is_root ? Sizes{4, 4, 4} : none));
+        request = requests.gather(buffers.in(own), is_root ? buffers.out(5) : no_output, 2, table);
+        CHECK(request.signature.has_counts);
+        CHECK(is_empty(request.out) == !is_root);
+        CHECK(sizes_of(request.sends) == Sizes{0, 0, own});
+        CHECK(sizes_of(request.expects) == (is_root ? counts : none));
+
+        request = requests.scatter(is_root ? buffers.in(12) : no_input, buffers.out(4), 2);
+        CHECK(
+            request.signature == Descriptor{Collective::scatter, DType::i32, ReduceOp::sum, 2, 4}
+        );
+        CHECK(is_empty(request.in) == !is_root);
+        CHECK(sizes_of(request.sends) == (is_root ? Sizes{4, 4, 4} : none));
+        CHECK(sizes_of(request.expects) == Sizes{0, 0, 4});
+        request = requests.scatter(is_root ? buffers.in(5) : no_input, buffers.out(own), 2, table);
+        CHECK(request.signature.has_counts);
+        CHECK(is_empty(request.in) == !is_root);
+        CHECK(sizes_of(request.sends) == (is_root ? counts : none));
+        CHECK(sizes_of(request.expects) == Sizes{0, 0, own});
+    }
+}
+
+TEST_CASE("an empty table of counts is a table, and a wrong one") {
+    Buffers buffers;
+    CHECK_THROWS_WITH_AS(
+        (void)RequestsOf(0, 1).all_gather(buffers.in(2), buffers.out(2), Counts{}),
+        "a collective over 1 ranks needs 1 counts, but got 0",
+        joinable::ContractViolation
+    );
+}
+
+/// A transport of one rank, as another one is written: it keeps what it was asked for.
+struct Posted {
+    void wait() const {}
+    [[nodiscard]] bool test() const { return true; }
+};
+class Recorder : public joinable::detail::Collectives<Recorder, Posted> {
+public:
+    [[nodiscard]] int rank() const { return 0; }
+    [[nodiscard]] int size() const { return 1; }
+    [[nodiscard]] std::vector<Collective> const& posted() const { return posted_; }
+
+private:
+    friend class joinable::detail::BasicCollectives<Recorder, Posted>;
+    [[nodiscard]] Posted post(Request const& request) {
+        posted_.push_back(request.signature.collective);
+        return {};
+    }
+
+    std::vector<Collective> posted_;
+};
+/// And one that has no more than it needs.
+class LeastRecorder : public joinable::detail::BasicCollectives<LeastRecorder, Posted> {
+public:
+    [[nodiscard]] int rank() const { return 0; }
+    [[nodiscard]] int size() const { return 1; }
+    [[nodiscard]] Posted post(Request const&) { return {}; }
+};
+
+static_assert(joinable::models_communicator<Recorder>());
+static_assert(joinable::ScalesSums<Recorder>);
+static_assert(joinable::Reduces<Recorder>);
+static_assert(joinable::AllGathers<Recorder>);
+static_assert(joinable::ReduceScatters<Recorder>);
+static_assert(joinable::Gathers<Recorder>);
+static_assert(joinable::Scatters<Recorder>);
+static_assert(joinable::AllToAlls<Recorder>);
+static_assert(joinable::models_communicator<LeastRecorder>());
+static_assert(!joinable::ScalesSums<LeastRecorder>);
+static_assert(!joinable::Reduces<LeastRecorder>);
+static_assert(!joinable::AllGathers<LeastRecorder>);
+static_assert(!joinable::ReduceScatters<LeastRecorder>);
+static_assert(!joinable::Gathers<LeastRecorder>);
+static_assert(!joinable::Scatters<LeastRecorder>);
+static_assert(!joinable::AllToAlls<LeastRecorder>);
+
+TEST_CASE("a transport with one post() has all collectives, each with and without counts") {
+    Recorder comm;
+    std::array<float, 2> in{};
+    std::array<float, 2> out{};
+    ConstBuffer const input{in.data(), 2, DType::f32};
+    Buffer const output{out.data(), 2, DType::f32};
+    std::vector<std::size_t> const counts{2};
+    (void)comm.all_reduce(output, ReduceOp::sum);
+    (void)comm.all_reduce(output, ReduceOp::sum, 0.5);
+    (void)comm.reduce(output, ReduceOp::sum, 0);
+    (void)comm.broadcast(output, 0);
+    comm.barrier();
+    (void)comm.all_gather(input, output);
+    (void)comm.all_gather(input, output, counts);
+    (void)comm.reduce_scatter(input, output, ReduceOp::sum);
+    (void)comm.reduce_scatter(input, output, ReduceOp::sum, counts);
+    (void)comm.gather(input, output, 0);
+    (void)comm.gather(input, output, 0, counts);
+    (void)comm.scatter(input, output, 0);
+    (void)comm.scatter(input, output, 0, counts);
+    (void)comm.all_to_all(input, output);
+    (void)comm.all_to_all(input, output, counts, counts);
+    CHECK_THROWS_AS((void)comm.broadcast(output, 1), joinable::ContractViolation);
+    CHECK(
+        comm.posted() ==
+        std::vector{
+            Collective::all_reduce,
+            Collective::scaled_all_reduce,
+            Collective::reduce,
+            Collective::broadcast,
+            Collective::barrier,
+            Collective::all_gather,
+            Collective::all_gather,
+            Collective::reduce_scatter,
+            Collective::reduce_scatter,
+            Collective::gather,
+            Collective::gather,
+            Collective::scatter,
+            Collective::scatter,
+            Collective::all_to_all,
+            Collective::all_to_all,
+        }
+    );
+}
+
+TEST_CASE("a descriptor is read from its word as it was written, with any root") {
+    for (std::size_t dtype = 0; dtype < joinable::dtype_count; ++dtype) {
+        for (int const root : {0, 1, joinable::detail::max_ranks - 1, 1'000'000}) {
+            for (bool const has_counts : {false, true}) {
+                Descriptor const said{
+                    Collective::scaled_all_reduce,
+                    static_cast<DType>(dtype),
+                    ReduceOp::bit_or,
+                    root,
+                    7,
+                    has_counts
+                };
+                Descriptor const read = Descriptor::of_word(said.word(), 7, has_counts);
+                CHECK(read == said);
+                CHECK(read.count == 7);
+            }
+        }
+    }
+    Descriptor const widest{
+        Collective::scaled_all_reduce, DType::u64, ReduceOp::bit_or, joinable::detail::max_ranks - 1
+    };
+    CHECK(widest.word() < std::uint64_t{1} << 24U);
+}
+
+} // namespace

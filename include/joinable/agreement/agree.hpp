@@ -200,7 +200,8 @@ private:
         std::string text = label.empty() ? label_there : label;
         text += concat(": rank ", lowest_, " has ", value, ", rank ", other, " has ");
         if (label != label_there && !label.empty() && !label_there.empty()) {
-            std::size_t const title = label.find(": ") + 2;
+            std::size_t const colon = label.find(": ");
+            std::size_t const title = colon == std::string::npos ? 0 : colon + 2;
             bool const is_same = label_there.compare(0, title, label, 0, title) == 0;
             text += label_there.substr(is_same ? title : 0) + ": ";
         }

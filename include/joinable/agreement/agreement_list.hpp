@@ -46,7 +46,7 @@ consteval bool is_agreeable() {
     return false;
 }
 
-inline std::string quoted(std::string_view string) {
+inline std::string in_quotes(std::string_view string) {
     std::string text = "\"";
     for (char const letter : string) {
         text.append(letter == '"' || letter == '\\' ? "\\" : "") += letter;
@@ -72,7 +72,7 @@ std::string agreed_text(V const& value, bool is_inside = false) {
     } else if constexpr (std::is_integral_v<V>) {
         return std::to_string(value);
     } else if constexpr (std::is_convertible_v<V const&, std::string_view>) {
-        return is_inside ? quoted(value) : std::string{std::string_view{value}};
+        return is_inside ? in_quotes(value) : std::string{std::string_view{value}};
     } else if constexpr (is_optional<V>) {
         return value ? agreed_text(*value, true) : "no value";
     } else {

@@ -31,7 +31,7 @@ public:
     using std::logic_error::logic_error;
 };
 
-/// The transport failed. The communicator is spent.
+/// The transport failed. The communicator is aborted.
 class CommunicationError : public Error {
 public:
     using Error::Error;

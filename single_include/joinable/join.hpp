@@ -228,7 +228,7 @@ public:
     using std::logic_error::logic_error;
 };
 
-/// The transport failed. The communicator is spent.
+/// The transport failed. The communicator is aborted.
 class CommunicationError : public Error {
 public:
     using Error::Error;
@@ -3113,15 +3113,15 @@ concept has_barrier = requires(C& comm) { comm.barrier(); };
 template <class C>
 concept has_abort = requires(C& comm, AbortReason reason) {
     comm.abort(reason);
-    { comm.is_spent() } -> std::convertible_to<bool>;
+    { comm.is_aborted() } -> std::convertible_to<bool>;
 };
 template <class C>
 concept has_set_deadline = requires(C& comm, std::chrono::nanoseconds deadline) {
     { comm.set_deadline(deadline) } -> std::convertible_to<std::chrono::nanoseconds>;
 };
 template <class C>
-concept has_missing = requires(C const& comm) {
-    { comm.missing() } -> std::convertible_to<std::vector<int>>;
+concept has_missing_ranks = requires(C const& comm) {
+    { comm.missing_ranks() } -> std::convertible_to<std::vector<int>>;
 };
 
 template <class C>
@@ -3164,7 +3164,7 @@ concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, Hos
 /// |                                |                    | wait() sees its result                   |
 ///
 /// Not checkable, still required: every rank calls the same collectives in the same order; a
-/// collective that throws because of another rank leaves the communicator spent. Thread safety:
+/// collective that throws because of another rank leaves the communicator aborted. Thread safety:
 /// one thread at a time per object; ranks are independent. Need not be movable.
 /// Archetype: tests/support/archetypes.hpp. Models: SelfCommunicator, ThreadCommunicator.
 template <class C>
@@ -3177,7 +3177,7 @@ concept Communicator = detail::has_rank<C> && detail::has_size<C> && detail::has
 /// |----------------------|---------------------|-------------------------------------------------|
 /// | `comm.abort(reason)` |                     | local; every wait that cannot complete throws   |
 /// |                      |                     | `reason` on every rank; the first writer wins   |
-/// | `comm.is_spent()`    | convertible to bool | whether somebody aborted                        |
+/// | `comm.is_aborted()`    | convertible to bool | whether somebody aborted                        |
 template <class C>
 concept Aborts = Communicator<C> && detail::has_abort<C>;
 
@@ -3203,9 +3203,9 @@ concept RenewsDeadline = HasDeadline<C> && detail::has_keep_alive<C>;
 ///
 /// | expression       | result           | meaning                                               |
 /// |------------------|------------------|-------------------------------------------------------|
-/// | `comm.missing()` | std::vector<int> | local; ascending; empty when nothing is pending       |
+/// | `comm.missing_ranks()` | std::vector<int> | local; ascending; empty when nothing is pending       |
 template <class C>
-concept ReportsMissing = Communicator<C> && detail::has_missing<C>;
+concept ReportsMissing = Communicator<C> && detail::has_missing_ranks<C>;
 
 /// Says in one sentence what a class lacks to be a Communicator.
 template <class C>
@@ -6232,7 +6232,7 @@ consteval bool is_agreeable() {
     return false;
 }
 
-inline std::string quoted(std::string_view string) {
+inline std::string in_quotes(std::string_view string) {
     std::string text = "\"";
     for (char const letter : string) {
         text.append(letter == '"' || letter == '\\' ? "\\" : "") += letter;
@@ -6258,7 +6258,7 @@ std::string agreed_text(V const& value, bool is_inside = false) {
     } else if constexpr (std::is_integral_v<V>) {
         return std::to_string(value);
     } else if constexpr (std::is_convertible_v<V const&, std::string_view>) {
-        return is_inside ? quoted(value) : std::string{std::string_view{value}};
+        return is_inside ? in_quotes(value) : std::string{std::string_view{value}};
     } else if constexpr (is_optional<V>) {
         return value ? agreed_text(*value, true) : "no value";
     } else {
@@ -6375,15 +6375,15 @@ public:
     }
 };
 
-/// `Held` is a communicator, or a reference to one. A `Base` may ask for more than guards need: what
+/// `Accumulated` is a communicator, or a reference to one. A `Base` may ask for more than guards need: what
 /// derives from this answers it.
-template <class Held, class Base = ControlCommunicator>
+template <class Accumulated, class Base = ControlCommunicator>
 class ControlOver : public Base {
-    using Comm = std::remove_reference_t<Held>;
+    using Comm = std::remove_reference_t<Accumulated>;
 
 public:
     explicit ControlOver(Comm& comm) noexcept
-        requires std::is_reference_v<Held>
+        requires std::is_reference_v<Accumulated>
         : comm_{comm}, host_{comm_} {}
     /// `make()` returns what is held, which need not be movable.
     template <std::invocable Make>
@@ -6433,7 +6433,7 @@ protected:
     [[nodiscard]] Comm const& communicator() const noexcept { return comm_; }
 
 private:
-    Held comm_;
+    Accumulated comm_;
     HostCollectives<Comm> host_;
     std::optional<typename HostCollectives<Comm>::Work> work_;
 };
@@ -6680,7 +6680,8 @@ private:
         std::string text = label.empty() ? label_there : label;
         text += concat(": rank ", lowest_, " has ", value, ", rank ", other, " has ");
         if (label != label_there && !label.empty() && !label_there.empty()) {
-            std::size_t const title = label.find(": ") + 2;
+            std::size_t const colon = label.find(": ");
+            std::size_t const title = colon == std::string::npos ? 0 : colon + 2;
             bool const is_same = label_there.compare(0, title, label, 0, title) == 0;
             text += label_there.substr(is_same ? title : 0) + ": ";
         }
@@ -6866,12 +6867,12 @@ enum class Verdict : std::uint8_t { go_on, failed, mismatch, stop, early_end, en
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/join/detail/held.hpp
+// ---- joinable/join/detail/accumulated.hpp
 
 namespace joinable::inline v0::detail {
 
 /// What one rank accumulated in training rounds that did not sync, since the last one that did.
-struct Held {
+struct Accumulated {
     std::size_t rounds = 0;   ///< such rounds, whoever was active in them
     std::size_t batches = 0;  ///< those to which this rank added a gradient of its own
     std::uint64_t weight = 0; ///< of this rank in those rounds
@@ -6932,17 +6933,17 @@ public:
     /// The round of a participant that no guard watches: all ranks active and contributing, as far
     /// as this rank knows, and only this rank's weight.
     static Round outside_guard(
-        int world_size, RoundNotice const& notice, detail::Held const& held = {}
+        int world_size, RoundNotice const& notice, detail::Accumulated const& accumulated = {}
     ) noexcept {
         Round round;
         round.active_count_ = round.contributor_count_ = world_size;
         round.phase_ = notice.phase;
         round.will_sync_ = notice.will_sync && notice.phase == Phase::train;
         round.is_weighted_ = notice.weight.has_value();
-        round.contributes_ = !notice.skips || held.batches != 0;
-        round.weight_ = round.weight_sum_ =
-            (notice.skips ? 0 : notice.weight.value_or(0)) + (round.will_sync_ ? held.weight : 0);
-        round.accumulated_rounds_ = held.rounds;
+        round.contributes_ = !notice.skips || accumulated.batches != 0;
+        round.weight_ = round.weight_sum_ = (notice.skips ? 0 : notice.weight.value_or(0)) +
+                                            (round.will_sync_ ? accumulated.weight : 0);
+        round.accumulated_rounds_ = accumulated.rounds;
         return round;
     }
 
@@ -7394,14 +7395,14 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/join/detail/ending.hpp
+// ---- joinable/join/detail/guard_outcome.hpp
 
 namespace joinable::inline v0::detail {
 
 /// How a guard ends on this rank: whether it has, and why.
-class Ending {
+class GuardOutcome {
 public:
-    explicit Ending(std::vector<ControlCommunicator*> communicators)
+    explicit GuardOutcome(std::vector<ControlCommunicator*> communicators)
         : communicators_{std::move(communicators)} {}
 
     /// Keeps the reason of a failure that is about to leave the guard; the first one counts.
@@ -7471,7 +7472,255 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/join/detail/parts.hpp
+// ---- joinable/join/detail/rounds.hpp
+
+namespace joinable::inline v0::detail {
+
+/// What an active rank says of a round when it opens it.
+struct Announcement {
+    RoundNotice notice;
+    Opening opening = Opening::notification;
+    std::size_t opener = 0; ///< the notifying participant
+
+    [[nodiscard]] bool syncs() const noexcept {
+        return notice.will_sync && notice.phase == Phase::train;
+    }
+};
+
+/// The rounds of a guard as one rank announces, hears and counts them. Knows nothing of whose part
+/// it is inside a round, nor of how a guard ends.
+class Rounds {
+public:
+    Rounds(ControlCommunicator& control, JoinOptions const& options)
+        : control_{control}, options_{options}, roll_call_{control, options.end_policy} {}
+
+    /// Collective. Ranks say how many inputs they have, and need no roll calls from now on.
+    void exchange_lengths() {
+        std::uint64_t const weight = options_.weight_per_input.value_or(0);
+        std::array<std::uint64_t, 2> const mine{{options_.inputs.value_or(0), weight}};
+        std::vector<std::uint64_t> const all = control_.gather(mine);
+        std::vector<Schedule::Shard> shards;
+        for (std::size_t k = 0; k < all.size(); k += mine.size()) {
+            shards.push_back({all[k], all[k + 1]});
+        }
+        bool const is_weighted = options_.weight_per_input.has_value();
+        roll_call_.follow(Schedule{std::move(shards), is_weighted, options_.sync_every});
+    }
+
+    // -- saying ----------------------------------------------------------------------------------
+
+    /// What a notice comes to in the next round.
+    /// @throws ContractViolation  the weight, with what is held, is too large to be summed.
+    [[nodiscard]] RoundNotice completed(RoundNotice const& notice) const {
+        RoundNotice const said = detail::completed(notice, options_, roll_call_.rounds());
+        accumulated_.require_summable(said.phase, own_weight(said));
+        return said;
+    }
+
+    /// The next round as this rank alone knows it.
+    [[nodiscard]] Round preview(Announcement const& said) const noexcept {
+        Round round;
+        round.number_ = roll_call_.rounds();
+        round.phase_ = said.notice.phase;
+        round.will_sync_ = said.syncs();
+        return round;
+    }
+
+    void announce(Announcement const& said) {
+        RoundCode const code{
+            said.notice.phase,
+            said.syncs(),
+            said.notice.weight.has_value(),
+            said.opening,
+            static_cast<std::uint32_t>(said.opener)
+        };
+        RollCallLanes lanes;
+        lanes.active = 1;
+        lanes.stop = take_vote();
+        lanes.syncs = said.syncs() ? 1 : 0;
+        lanes.contributors = contributes(said) ? 1 : 0;
+        lanes.weight = weight_of(said);
+        lanes.code = Agreement::of(code.encode());
+        lanes.digest = Agreement::of(static_cast<std::uint32_t>(roll_call_.rounds()) & digest_mask);
+        roll_call_.post(lanes);
+    }
+    /// That this rank has run out of inputs, and what it holds.
+    void announce_arrival() {
+        RollCallLanes lanes;
+        lanes.arrived = 1;
+        lanes.stop = take_vote();
+        roll_call_.post(lanes, {accumulated_.batches != 0 ? 1U : 0U, accumulated_.weight});
+    }
+    /// Nothing but a vote: for a rank that has joined, and for the closing of a guard. A vote may
+    /// come after the arrival was announced: with look-ahead, or from a hook.
+    void announce_nothing() {
+        RollCallLanes lanes;
+        lanes.stop = take_vote();
+        roll_call_.post(lanes);
+    }
+
+    /// For a rank that leaves: says so to the others, who all hear of it.
+    void announce_failure(std::string const& text) {
+        RollCallLanes lanes;
+        lanes.failed = 1;
+        roll_call_.post(lanes);
+        roll_call_.answer(text);
+    }
+
+    void vote_stop() noexcept { vote_ = true; }
+    [[nodiscard]] bool has_vote() const noexcept { return vote_; }
+
+    // -- hearing ---------------------------------------------------------------------------------
+
+    [[nodiscard]] bool is_posted() const noexcept { return roll_call_.is_posted(); }
+    [[nodiscard]] bool is_scheduled() const noexcept { return roll_call_.is_scheduled(); }
+    [[nodiscard]] RollCall const& roll_call() const noexcept { return roll_call_; }
+
+    Verdict hear() {
+        if (roll_call_.test()) {
+            return roll_call_.answer();
+        }
+        auto const begin = std::chrono::steady_clock::now();
+        Verdict const verdict = roll_call_.answer();
+        result_.waited += std::chrono::steady_clock::now() - begin;
+        return verdict;
+    }
+
+    /// After the verdict to go on: the round as all ranks agreed on it, for a rank that announced
+    /// it or, without `own`, for one that shadows it.
+    [[nodiscard]] Round adopt(Session& session, std::optional<Announcement> const& own) {
+        RollCallLanes const& said = roll_call_.said();
+        RoundCode const code = agreed_code();
+        Round round;
+        round.session_ = &session;
+        round.number_ = roll_call_.rounds() - 1;
+        round.phase_ = code.phase;
+        round.will_sync_ = code.syncs;
+        round.is_weighted_ = code.weighted;
+        round.active_count_ = static_cast<int>(said.active);
+        bool const takes_carry = code.syncs && options_.carry_accumulated;
+        carry_.ranks += roll_call_.carry().ranks;
+        carry_.weight += roll_call_.carry().weight;
+        round.contributor_count_ =
+            static_cast<int>(said.contributors + (takes_carry ? carry_.ranks : 0));
+        round.contributes_ = own ? contributes(*own) : takes_carry && accumulated_.batches != 0;
+        round.weight_sum_ = said.weight + (takes_carry ? carry_.weight : 0);
+        round.weight_ = own ? weight_of(*own) : takes_carry ? accumulated_.weight : 0;
+        round.accumulated_rounds_ = accumulated_.rounds;
+        round.buffer_source_ = roll_call_.lowest_active();
+        round.is_shadow_ = !own;
+        ++(own ? result_.own_rounds : result_.shadow_rounds);
+        if (code.syncs) {
+            carry_ = {};
+        }
+        if (own) {
+            accumulated_.pass(code.syncs, code.phase, own->notice.skips, own_weight(own->notice));
+        } else {
+            accumulated_.pass(code.syncs, code.phase);
+        }
+        return round;
+    }
+    /// How the active ranks opened the round that was heard last; not known with known lengths.
+    [[nodiscard]] Opening opening() const noexcept { return agreed_code().opening; }
+    [[nodiscard]] bool was_voted_down() const noexcept { return roll_call_.said().stop > 0; }
+
+    /// What happened up to now.
+    [[nodiscard]] JoinResult result(bool stopped_early) const {
+        JoinResult result = result_;
+        result.rounds = roll_call_.rounds();
+        result.stopped_early = stopped_early;
+        result.unsynced_rounds = accumulated_.rounds;
+        std::vector<int> const& arrived = roll_call_.arrived();
+        bool const some_arrived = roll_call_.said().arrived > 0;
+        for (int rank = 0; rank < control_.size(); ++rank) {
+            result.rounds_per_rank.push_back(roll_call_.rounds_of(rank));
+            bool const arrives_last =
+                some_arrived && std::find(arrived.begin(), arrived.end(), rank) != arrived.end();
+            if (arrives_last || (stopped_early && roll_call_.is_active(rank))) {
+                result.last_joiners.push_back(rank);
+            }
+        }
+        result.authoritative_rank = result.last_joiners.back();
+        return result;
+    }
+    [[nodiscard]] std::size_t shadow_rounds() const noexcept { return result_.shadow_rounds; }
+
+private:
+    [[nodiscard]] RoundCode agreed_code() const noexcept {
+        RollCallLanes const& said = roll_call_.said();
+        return RoundCode::decode(said.code.value(said.active).value_or(0));
+    }
+    [[nodiscard]] bool contributes(Announcement const& said) const noexcept {
+        return !said.notice.skips || accumulated_.batches != 0;
+    }
+    /// 0 where it skips, unless the others know no better than what was promised at entry.
+    [[nodiscard]] std::uint64_t own_weight(RoundNotice const& notice) const noexcept {
+        return notice.skips && !is_scheduled() ? 0 : notice.weight.value_or(0);
+    }
+    /// In a round that syncs, since the last one that did.
+    [[nodiscard]] std::uint64_t weight_of(Announcement const& said) const noexcept {
+        return own_weight(said.notice) + (said.syncs() ? accumulated_.weight : 0);
+    }
+    [[nodiscard]] std::uint32_t take_vote() noexcept {
+        return vote_ && !std::exchange(is_vote_sent_, true) ? 1 : 0;
+    }
+
+    ControlCommunicator& control_;
+    JoinOptions const& options_;
+    RollCall roll_call_;
+    Accumulated accumulated_; ///< by this rank; by one that has joined: from before
+    Carry carry_;             ///< of all ranks that joined since the last round that synced
+    bool vote_ = false;
+    bool is_vote_sent_ = false;
+    JoinResult result_; ///< what is counted as rounds go by
+};
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/join/detail/skew.hpp
+
+namespace joinable::inline v0::detail {
+
+/// Lets one call through per minute, whichever thread makes it.
+class OncePerMinute {
+public:
+    [[nodiscard]] bool allows(std::chrono::steady_clock::time_point now) noexcept {
+        Ticks const ticks = now.time_since_epoch().count();
+        Ticks next = next_.load(std::memory_order_relaxed);
+        return ticks >= next && next_.compare_exchange_strong(next, ticks + minute);
+    }
+
+private:
+    using Ticks = std::chrono::steady_clock::rep;
+    static constexpr Ticks minute =
+        std::chrono::steady_clock::duration{std::chrono::minutes{1}}.count();
+    std::atomic<Ticks> next_{(std::numeric_limits<Ticks>::min)()};
+};
+
+/// Shared by all guards and ranks of this process.
+[[nodiscard]] inline OncePerMinute& skew_warnings() noexcept {
+    static OncePerMinute warnings;
+    return warnings;
+}
+
+/// Tells the user that this rank has been shadowing for long: it costs time, and is often a sign
+/// of badly dealt data.
+inline void warn_of_skew(JoinOptions const& options, int rank, std::size_t shadow_rounds) {
+    if (shadow_rounds <= options.skew_limit || !options.warn ||
+        !skew_warnings().allows(std::chrono::steady_clock::now())) {
+        return;
+    }
+    options.warn(
+        "rank " + to_text(rank) + " ran out of inputs and has shadowed " + to_text(shadow_rounds) +
+        " rounds of the others; deal the data more evenly if that costs too much "
+        "(JoinOptions::skew_limit is " +
+        to_text(options.skew_limit) + ")"
+    );
+}
+
+} // namespace joinable::inline v0::detail
+
+// ---- joinable/join/detail/turn_order.hpp
 
 namespace joinable::inline v0::detail {
 
@@ -7487,9 +7736,9 @@ struct ParticipantInfo {
 
 /// Whose turn it is inside a round. A participant's part begins with its notification and ends with
 /// the next one's, or, where it was held open, with done(). Positions are in hook order.
-class Parts {
+class TurnOrder {
 public:
-    explicit Parts(std::vector<ParticipantInfo> participants)
+    explicit TurnOrder(std::vector<ParticipantInfo> participants)
         : participants_{std::move(participants)} {}
 
     [[nodiscard]] std::size_t count() const noexcept { return participants_.size(); }
@@ -7611,254 +7860,6 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/join/detail/rounds.hpp
-
-namespace joinable::inline v0::detail {
-
-/// What an active rank says of a round when it opens it.
-struct Announcement {
-    RoundNotice notice;
-    Opening opening = Opening::notification;
-    std::size_t opener = 0; ///< the notifying participant
-
-    [[nodiscard]] bool syncs() const noexcept {
-        return notice.will_sync && notice.phase == Phase::train;
-    }
-};
-
-/// The rounds of a guard as one rank announces, hears and counts them. Knows nothing of whose part
-/// it is inside a round, nor of how a guard ends.
-class Rounds {
-public:
-    Rounds(ControlCommunicator& control, JoinOptions const& options)
-        : control_{control}, options_{options}, roll_call_{control, options.end_policy} {}
-
-    /// Collective. Ranks say how many inputs they have, and need no roll calls from now on.
-    void exchange_lengths() {
-        std::uint64_t const weight = options_.weight_per_input.value_or(0);
-        std::array<std::uint64_t, 2> const mine{{options_.inputs.value_or(0), weight}};
-        std::vector<std::uint64_t> const all = control_.gather(mine);
-        std::vector<Schedule::Shard> shards;
-        for (std::size_t k = 0; k < all.size(); k += mine.size()) {
-            shards.push_back({all[k], all[k + 1]});
-        }
-        bool const is_weighted = options_.weight_per_input.has_value();
-        roll_call_.follow(Schedule{std::move(shards), is_weighted, options_.sync_every});
-    }
-
-    // -- saying ----------------------------------------------------------------------------------
-
-    /// What a notice comes to in the next round.
-    /// @throws ContractViolation  the weight, with what is held, is too large to be summed.
-    [[nodiscard]] RoundNotice completed(RoundNotice const& notice) const {
-        RoundNotice const said = detail::completed(notice, options_, roll_call_.rounds());
-        held_.require_summable(said.phase, own_weight(said));
-        return said;
-    }
-
-    /// The next round as this rank alone knows it.
-    [[nodiscard]] Round preview(Announcement const& said) const noexcept {
-        Round round;
-        round.number_ = roll_call_.rounds();
-        round.phase_ = said.notice.phase;
-        round.will_sync_ = said.syncs();
-        return round;
-    }
-
-    void announce(Announcement const& said) {
-        RoundCode const code{
-            said.notice.phase,
-            said.syncs(),
-            said.notice.weight.has_value(),
-            said.opening,
-            static_cast<std::uint32_t>(said.opener)
-        };
-        RollCallLanes lanes;
-        lanes.active = 1;
-        lanes.stop = take_vote();
-        lanes.syncs = said.syncs() ? 1 : 0;
-        lanes.contributors = contributes(said) ? 1 : 0;
-        lanes.weight = weight_of(said);
-        lanes.code = Agreement::of(code.encode());
-        lanes.digest = Agreement::of(static_cast<std::uint32_t>(roll_call_.rounds()) & digest_mask);
-        roll_call_.post(lanes);
-    }
-    /// That this rank has run out of inputs, and what it holds.
-    void announce_arrival() {
-        RollCallLanes lanes;
-        lanes.arrived = 1;
-        lanes.stop = take_vote();
-        roll_call_.post(lanes, {held_.batches != 0 ? 1U : 0U, held_.weight});
-    }
-    /// Nothing but a vote: for a rank that has joined, and for the closing of a guard. A vote may
-    /// come after the arrival was announced: with look-ahead, or from a hook.
-    void announce_nothing() {
-        RollCallLanes lanes;
-        lanes.stop = take_vote();
-        roll_call_.post(lanes);
-    }
-
-    /// For a rank that leaves: says so to the others, who all hear of it.
-    void announce_failure(std::string const& text) {
-        RollCallLanes lanes;
-        lanes.failed = 1;
-        roll_call_.post(lanes);
-        roll_call_.answer(text);
-    }
-
-    void vote_stop() noexcept { vote_ = true; }
-    [[nodiscard]] bool has_vote() const noexcept { return vote_; }
-
-    // -- hearing ---------------------------------------------------------------------------------
-
-    [[nodiscard]] bool is_posted() const noexcept { return roll_call_.is_posted(); }
-    [[nodiscard]] bool is_scheduled() const noexcept { return roll_call_.is_scheduled(); }
-    [[nodiscard]] RollCall const& roll_call() const noexcept { return roll_call_; }
-
-    Verdict hear() {
-        if (roll_call_.test()) {
-            return roll_call_.answer();
-        }
-        auto const begin = std::chrono::steady_clock::now();
-        Verdict const verdict = roll_call_.answer();
-        result_.waited += std::chrono::steady_clock::now() - begin;
-        return verdict;
-    }
-
-    /// After the verdict to go on: the round as all ranks agreed on it, for a rank that announced
-    /// it or, without `own`, for one that shadows it.
-    [[nodiscard]] Round adopt(Session& session, std::optional<Announcement> const& own) {
-        RollCallLanes const& said = roll_call_.said();
-        RoundCode const code = agreed_code();
-        Round round;
-        round.session_ = &session;
-        round.number_ = roll_call_.rounds() - 1;
-        round.phase_ = code.phase;
-        round.will_sync_ = code.syncs;
-        round.is_weighted_ = code.weighted;
-        round.active_count_ = static_cast<int>(said.active);
-        bool const takes_carry = code.syncs && options_.carry_accumulated;
-        carry_.ranks += roll_call_.carry().ranks;
-        carry_.weight += roll_call_.carry().weight;
-        round.contributor_count_ =
-            static_cast<int>(said.contributors + (takes_carry ? carry_.ranks : 0));
-        round.contributes_ = own ? contributes(*own) : takes_carry && held_.batches != 0;
-        round.weight_sum_ = said.weight + (takes_carry ? carry_.weight : 0);
-        round.weight_ = own ? weight_of(*own) : takes_carry ? held_.weight : 0;
-        round.accumulated_rounds_ = held_.rounds;
-        round.buffer_source_ = roll_call_.lowest_active();
-        round.is_shadow_ = !own;
-        ++(own ? result_.own_rounds : result_.shadow_rounds);
-        if (code.syncs) {
-            carry_ = {};
-        }
-        if (own) {
-            held_.pass(code.syncs, code.phase, own->notice.skips, own_weight(own->notice));
-        } else {
-            held_.pass(code.syncs, code.phase);
-        }
-        return round;
-    }
-    /// How the active ranks opened the round that was heard last; not known with known lengths.
-    [[nodiscard]] Opening opening() const noexcept { return agreed_code().opening; }
-    [[nodiscard]] bool was_voted_down() const noexcept { return roll_call_.said().stop > 0; }
-
-    /// What happened up to now.
-    [[nodiscard]] JoinResult result(bool stopped_early) const {
-        JoinResult result = result_;
-        result.rounds = roll_call_.rounds();
-        result.stopped_early = stopped_early;
-        result.unsynced_rounds = held_.rounds;
-        std::vector<int> const& arrived = roll_call_.arrived();
-        bool const some_arrived = roll_call_.said().arrived > 0;
-        for (int rank = 0; rank < control_.size(); ++rank) {
-            result.rounds_per_rank.push_back(roll_call_.rounds_of(rank));
-            bool const arrives_last =
-                some_arrived && std::find(arrived.begin(), arrived.end(), rank) != arrived.end();
-            if (arrives_last || (stopped_early && roll_call_.is_active(rank))) {
-                result.last_joiners.push_back(rank);
-            }
-        }
-        result.authoritative_rank = result.last_joiners.back();
-        return result;
-    }
-    [[nodiscard]] std::size_t shadow_rounds() const noexcept { return result_.shadow_rounds; }
-
-private:
-    [[nodiscard]] RoundCode agreed_code() const noexcept {
-        RollCallLanes const& said = roll_call_.said();
-        return RoundCode::decode(said.code.value(said.active).value_or(0));
-    }
-    [[nodiscard]] bool contributes(Announcement const& said) const noexcept {
-        return !said.notice.skips || held_.batches != 0;
-    }
-    /// 0 where it skips, unless the others know no better than what was promised at entry.
-    [[nodiscard]] std::uint64_t own_weight(RoundNotice const& notice) const noexcept {
-        return notice.skips && !is_scheduled() ? 0 : notice.weight.value_or(0);
-    }
-    /// In a round that syncs, since the last one that did.
-    [[nodiscard]] std::uint64_t weight_of(Announcement const& said) const noexcept {
-        return own_weight(said.notice) + (said.syncs() ? held_.weight : 0);
-    }
-    [[nodiscard]] std::uint32_t take_vote() noexcept {
-        return vote_ && !std::exchange(is_vote_sent_, true) ? 1 : 0;
-    }
-
-    ControlCommunicator& control_;
-    JoinOptions const& options_;
-    RollCall roll_call_;
-    Held held_;   ///< by this rank; by one that has joined: from before
-    Carry carry_; ///< of all ranks that joined since the last round that synced
-    bool vote_ = false;
-    bool is_vote_sent_ = false;
-    JoinResult result_; ///< what is counted as rounds go by
-};
-
-} // namespace joinable::inline v0::detail
-
-// ---- joinable/join/detail/skew.hpp
-
-namespace joinable::inline v0::detail {
-
-/// Lets one call through per minute, whichever thread makes it.
-class OncePerMinute {
-public:
-    [[nodiscard]] bool allows(std::chrono::steady_clock::time_point now) noexcept {
-        Ticks const ticks = now.time_since_epoch().count();
-        Ticks next = next_.load(std::memory_order_relaxed);
-        return ticks >= next && next_.compare_exchange_strong(next, ticks + minute);
-    }
-
-private:
-    using Ticks = std::chrono::steady_clock::rep;
-    static constexpr Ticks minute =
-        std::chrono::steady_clock::duration{std::chrono::minutes{1}}.count();
-    std::atomic<Ticks> next_{(std::numeric_limits<Ticks>::min)()};
-};
-
-/// Shared by all guards and ranks of this process.
-[[nodiscard]] inline OncePerMinute& skew_warnings() noexcept {
-    static OncePerMinute warnings;
-    return warnings;
-}
-
-/// Tells the user that this rank has been shadowing for long: it costs time, and is often a sign
-/// of badly dealt data.
-inline void warn_of_skew(JoinOptions const& options, int rank, std::size_t shadow_rounds) {
-    if (shadow_rounds <= options.skew_limit || !options.warn ||
-        !skew_warnings().allows(std::chrono::steady_clock::now())) {
-        return;
-    }
-    options.warn(
-        "rank " + to_text(rank) + " ran out of inputs and has shadowed " + to_text(shadow_rounds) +
-        " rounds of the others; deal the data more evenly if that costs too much "
-        "(JoinOptions::skew_limit is " +
-        to_text(options.skew_limit) + ")"
-    );
-}
-
-} // namespace joinable::inline v0::detail
-
 // ---- joinable/join/detail/session.hpp
 
 namespace joinable::inline v0::detail {
@@ -7885,8 +7886,8 @@ public:
         std::vector<ParticipantInfo> participants,
         JoinOptions const& options
     )
-        : ending_{std::move(communicators)}, parts_{std::move(participants)}, options_{options},
-          rounds_{ending_.control(), options_} {}
+        : outcome_{std::move(communicators)}, turns_{std::move(participants)}, options_{options},
+          rounds_{outcome_.control(), options_} {}
 
     Session(Session const&) = delete; // rounds know the options by address
     Session& operator=(Session const&) = delete;
@@ -7896,7 +7897,7 @@ public:
     void enter(AgreementList const& list, std::exception_ptr const& local_error) {
         std::optional<AbortReason> failure;
         try {
-            failure = find_disagreement(ending_.control(), list, local_error);
+            failure = find_disagreement(outcome_.control(), list, local_error);
             if (!failure && options_.inputs && can_abort()) {
                 rounds_.exchange_lengths();
             }
@@ -7916,19 +7917,19 @@ public:
         }
     }
 
-    [[nodiscard]] bool can_abort() const noexcept { return ending_.can_abort(); }
+    [[nodiscard]] bool can_abort() const noexcept { return outcome_.can_abort(); }
 
     // -- what participants call ------------------------------------------------------------------
 
     /// Local. Opens a round (the answer comes with `answer`), or begins a part of the open one.
     void announce(std::size_t position, RoundNotice const& notice) {
-        ending_.require_alive();
+        outcome_.require_alive();
         if (is_shadowing_) {
             return; // a hook may run the code of active ranks
         }
         require_no_announcement();
         bool const loop_opens_rounds = opened_ && opened_->opening != Opening::notification;
-        if (parts_.take_turn(position, loop_opens_rounds)) {
+        if (turns_.take_turn(position, loop_opens_rounds)) {
             check_later_notice(position, notice);
             return;
         }
@@ -7945,13 +7946,13 @@ public:
 
     void hold(std::size_t position) {
         if (!is_shadowing_) {
-            parts_.hold(position);
+            turns_.hold(position);
         }
     }
-    void done() { parts_.done(); }
+    void done() { turns_.done(); }
 
-    void record_failure(std::string_view text) { ending_.record(text); }
-    void forget_failure() noexcept { ending_.forget(); }
+    void record_failure(std::string_view text) { outcome_.record(text); }
+    void forget_failure() noexcept { outcome_.forget(); }
 
     [[nodiscard]] bool is_active(int rank) const { return rounds_.roll_call().is_active(rank); }
     /// Whether the announced round is open. A round that this rank shadows is, though with
@@ -7975,7 +7976,7 @@ public:
         if (stopped_) {
             return false;
         }
-        ending_.require_alive();
+        outcome_.require_alive();
         require_complete_round();
         if (!have_input) {
             return false;
@@ -8016,7 +8017,7 @@ public:
 
     /// Makes this rank joined, shadows until all are, runs the post hooks.
     void finish(HookRunner& hooks) {
-        ending_.require_alive();
+        outcome_.require_alive();
         try {
             require_complete_round();
             require_nothing_ahead();
@@ -8027,14 +8028,14 @@ public:
             JoinResult result = rounds_.result(stopped_);
             auto const& last = result.last_joiners;
             bool const is_last =
-                std::find(last.begin(), last.end(), ending_.control().rank()) != last.end();
+                std::find(last.begin(), last.end(), outcome_.control().rank()) != last.end();
             hooks.run_post_hooks(result, is_last);
             rounds_.announce_nothing(); // a post hook that fails on one rank fails on all
             hear();
-            ending_.end();
+            outcome_.end();
             result_ = std::move(result);
         } catch (...) {
-            ending_.record({});
+            outcome_.record({});
             leave_by_exception();
             throw;
         }
@@ -8043,13 +8044,13 @@ public:
     /// For a guard that an exception leaves. Blocks at most the deadline, never throws: between
     /// rounds it says so in the next roll call, anywhere else it aborts the communicators.
     void leave_by_exception() noexcept {
-        if (ending_.is_over()) {
+        if (outcome_.is_over()) {
             return;
         }
         try {
-            AbortReason const reason = ending_.reason();
+            AbortReason const reason = outcome_.reason();
             if (is_between_rounds() && reason.ranks.empty()) {
-                ending_.end();
+                outcome_.end();
                 rounds_.announce_failure(reason.message);
                 return;
             }
@@ -8061,7 +8062,7 @@ public:
 
     /// What finish() returned, once it has.
     [[nodiscard]] std::optional<JoinResult> const& result() const noexcept { return result_; }
-    [[nodiscard]] bool is_over() const noexcept { return ending_.is_over(); }
+    [[nodiscard]] bool is_over() const noexcept { return outcome_.is_over(); }
     [[nodiscard]] Round const& round() const noexcept { return round_; }
 
 private:
@@ -8075,7 +8076,7 @@ private:
             if (rounds_.has_vote() || options_.end_policy == EndPolicy::stop_at_first) {
                 throw_violation(stop_needs_loop);
             }
-            parts_.require_first(opener, rounds_.preview(said));
+            turns_.require_first(opener, rounds_.preview(said));
         }
         rounds_.announce(said);
         return said;
@@ -8091,9 +8092,9 @@ private:
             return;
         }
         round_ = rounds_.adopt(*this, opened_);
-        parts_.open(round_);
+        turns_.open(round_);
         if (opened_ && opened_->opening == Opening::notification) {
-            parts_.begin(opened_->opener);
+            turns_.begin(opened_->opener);
         }
     }
 
@@ -8112,14 +8113,14 @@ private:
     /// After an exchange that all ranks take part in has thrown, on this rank alone or because the
     /// communicator failed: the others cannot go on.
     void fail_together() {
-        ending_.record_end_of_roll_calls();
+        outcome_.record_end_of_roll_calls();
         abort();
     }
 
     /// Tells every rank, wherever it waits, why this one leaves.
     void abort() noexcept {
         try {
-            ending_.abort(blamed_on(ending_.control().rank(), ending_.reason()));
+            outcome_.abort(blamed_on(outcome_.control().rank(), outcome_.reason()));
         } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is in flight goes on
         }
     }
@@ -8127,9 +8128,9 @@ private:
     Verdict act_on(Verdict verdict) {
         switch (verdict) {
         case Verdict::failed:
-        case Verdict::mismatch: ending_.fail(rounds_.roll_call().failure());
+        case Verdict::mismatch: outcome_.fail(rounds_.roll_call().failure());
         case Verdict::early_end:
-            ending_.end();
+            outcome_.end();
             throw EarlyTermination{
                 rounds_.roll_call().arrived(),
                 to_text(ranks_text(rounds_.roll_call().arrived())) + " ran out of inputs after " +
@@ -8137,7 +8138,7 @@ private:
             };
         case Verdict::stop: // a rank that opens no round can vote whatever the others do
             if (rounds_.was_voted_down() && rounds_.opening() == Opening::notification) {
-                ending_.fail({FailureKind::contract, {}, stop_needs_loop});
+                outcome_.fail({FailureKind::contract, {}, stop_needs_loop});
             }
             break;
         case Verdict::go_on:
@@ -8152,7 +8153,7 @@ private:
         }
         if (notice != RoundNotice{.skips = opened_->notice.skips}) {
             throw_violation(concat(
-                parts_.name(position),
+                turns_.name(position),
                 " gave a notice that differs from the one that opened round ",
                 round_.number(),
                 opened_->opening == Opening::notification
@@ -8165,7 +8166,7 @@ private:
     void require_no_announcement() const {
         if (!is_answered()) {
             throw_violation(concat(
-                parts_.name(opened_ ? opened_->opener : 0),
+                turns_.name(opened_ ? opened_->opener : 0),
                 " announced round ",
                 rounds_.roll_call().rounds(),
                 ", but never waited for it (a forward without its backward?)"
@@ -8175,7 +8176,7 @@ private:
 
     void require_complete_round() const {
         require_no_announcement();
-        parts_.require_complete();
+        turns_.require_complete();
     }
 
     /// Others compute a round already that this rank has announced: they cannot go on without it.
@@ -8183,26 +8184,26 @@ private:
         if (ahead_) {
             AbortReason const reason{
                 FailureKind::contract,
-                {ending_.control().rank()},
-                "rank " + to_text(ending_.control().rank()) +
+                {outcome_.control().rank()},
+                "rank " + to_text(outcome_.control().rank()) +
                     " left a loop with look-ahead before its end, but had announced round " +
                     to_text(rounds_.roll_call().rounds()) +
                     "; vote_stop() instead, or iterate without look_ahead"
             };
-            ending_.abort(reason);
+            outcome_.abort(reason);
             throw_failure(reason);
         }
     }
 
     [[nodiscard]] bool is_between_rounds() const {
-        return !rounds_.is_posted() && !rounds_.is_scheduled() && parts_.are_complete() &&
+        return !rounds_.is_posted() && !rounds_.is_scheduled() && turns_.are_complete() &&
                !stopped_ && !has_ended_ && !is_shadowing_; // after a stop come the post hooks
     }
 
     // -- the end ---------------------------------------------------------------------------------
 
     void shadow_until_end(HookRunner& hooks) {
-        parts_.close();
+        turns_.close();
         if (!std::exchange(is_ahead_, false)) {
             rounds_.announce_arrival();
         }
@@ -8217,23 +8218,23 @@ private:
             if (rounds_.opening() == Opening::look_ahead) {
                 rounds_.announce_nothing(); // before this round's collectives, as active ranks do
             }
-            parts_.open(round_);
-            for (auto part = parts_.next(); part; part = parts_.next()) {
-                parts_.begin(*part);
+            turns_.open(round_);
+            for (auto part = turns_.next(); part; part = turns_.next()) {
+                turns_.begin(*part);
                 round_.position_ = *part;
                 hooks.run_main_hook(*part, round_);
             }
-            parts_.close();
+            turns_.close();
             is_shadowing_ = false;
-            warn_of_skew(options_, ending_.control().rank(), rounds_.shadow_rounds());
+            warn_of_skew(options_, outcome_.control().rank(), rounds_.shadow_rounds());
             if (!rounds_.is_posted()) {
                 rounds_.announce_nothing();
             }
         }
     }
 
-    Ending ending_;
-    Parts parts_;
+    GuardOutcome outcome_;
+    TurnOrder turns_;
     JoinOptions options_;
     Rounds rounds_;
 
@@ -8292,15 +8293,15 @@ private:
     Round open_alone(int world_size, RoundNotice const& notice) {
         RoundNotice const said =
             local_rounds_ == nullptr ? notice : local_rounds_->announce(position_ == 0, notice);
-        Round const round = Round::outside_guard(world_size, said, held_);
+        Round const round = Round::outside_guard(world_size, said, accumulated_);
         std::uint64_t const own = said.skips ? 0 : said.weight.value_or(0);
-        held_.require_summable(said.phase, own);
-        held_.pass(round.will_sync(), said.phase, said.skips, own);
+        accumulated_.require_summable(said.phase, own);
+        accumulated_.pass(round.will_sync(), said.phase, said.skips, own);
         return round;
     }
 
     detail::Session* session_ = nullptr;
-    detail::Held held_; ///< outside guards, and in those that are not enabled
+    detail::Accumulated accumulated_; ///< outside guards, and in those that are not enabled
     std::size_t position_ = 0;
     detail::LocalRounds* local_rounds_ = nullptr; ///< of a guard that is not enabled
 };
@@ -8671,14 +8672,14 @@ public:
         state_ = &state;
         state.local_rounds_ = &rounds;
         state.position_ = position;
-        state.held_ = {};
+        state.accumulated_ = {};
     }
 
     void detach() noexcept {
         if (JoinState* const state = std::exchange(state_, nullptr)) {
             state->session_ = nullptr;
             state->local_rounds_ = nullptr;
-            state->held_ = {};
+            state->accumulated_ = {};
         }
     }
 
@@ -8792,7 +8793,7 @@ private:
         return occupied;
     }
 
-    /// Held for a few dozen instructions, at both ends of a guard.
+    /// Accumulated for a few dozen instructions, at both ends of a guard.
     class Lock {
     public:
         explicit Lock(std::atomic_flag& busy) noexcept : busy_{busy} {
@@ -12374,7 +12375,7 @@ public:
     /// Collectives before this number are not looked at for `rank` any more: once that is so for all
     /// ranks, their slots are free for others. In this order: a helper that this does not see yet
     /// sees that its rank has retired the collective, and lets it alone (begin_helping).
-    [[nodiscard]] std::uint64_t let_go(int rank) noexcept {
+    [[nodiscard]] std::uint64_t release(int rank) noexcept {
         RankState& state = state_of(rank);
         std::uint64_t const retired = state.retired.load();
         return (std::min)(retired, computes(state, Worker::helper).load());
@@ -12389,7 +12390,7 @@ public:
     [[nodiscard]] std::vector<int> holding_up(std::uint64_t sequence) {
         std::vector<int> ranks;
         for (int rank = 0; rank < size_; ++rank) {
-            if (let_go(rank) + max_in_flight <= sequence) {
+            if (release(rank) + max_in_flight <= sequence) {
                 ranks.push_back(rank);
             }
         }
@@ -12398,7 +12399,7 @@ public:
 
     /// The first writer wins. Returns when nothing can arrive any more. Writers are numbered as a
     /// FirstReason says: not by their ranks here, if this is the board of a part of all ranks. Should
-    /// the writer die, then bury() is called for it: by `before_sleep`, where nobody else does.
+    /// the writer die, then mark_dead() is called for it: by `before_sleep`, where nobody else does.
     template <class BeforeSleep = SleepThrough>
     void
     abort(AbortReason const& reason, int writer, BeforeSleep const& before_sleep = {}) noexcept {
@@ -12409,16 +12410,16 @@ public:
     /// Returns when nothing can arrive any more. @pre is_ending()
     template <class BeforeSleep>
     void finish_ending(BeforeSleep const& before_sleep) noexcept {
-        while (!room.wait([&] { return is_spent(); }, SleepThrough{}(), before_sleep)) {
+        while (!room.wait([&] { return is_aborted(); }, SleepThrough{}(), before_sleep)) {
         }
     }
     /// The writer with this number has died, wherever it was: in an abort, too. Here it was `rank`,
     /// or no rank, if that is negative. `burier` is the writer who says so, which may be killed
-    /// meanwhile and then be buried itself, or FirstReason::nobody. Each writer may be buried many
+    /// meanwhile and then be marked dead itself, or FirstReason::nobody. Each writer may be buried many
     /// times, by whoever finds it. Returns at once, though another one may not have finished its own
     /// abort.
-    void bury(int rank, int number, AbortReason const& reason, int burier) noexcept {
-        if (is_spent() && (rank < 0 || is_dead(rank))) {
+    void mark_dead(int rank, int number, AbortReason const& reason, int burier) noexcept {
+        if (is_aborted() && (rank < 0 || is_dead(rank))) {
             return; // or those who find it would wake each other without end
         }
         reason_.take_over(number, reason, burier, [this] { freeze(); });
@@ -12481,7 +12482,7 @@ public:
     /// Somebody ends it, or has: true for whoever has failed because of that.
     [[nodiscard]] bool is_ending() const noexcept { return reason_.has_begun(); }
     /// True only when nothing can arrive any more: whoever sees it can rely on it.
-    [[nodiscard]] bool is_spent() const noexcept { return reason_.is_given(); }
+    [[nodiscard]] bool is_aborted() const noexcept { return reason_.is_given(); }
     /// @pre some line is frozen
     [[nodiscard]] AbortReason reason() const { return reason_.reason(); }
 
@@ -13440,7 +13441,7 @@ chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
 /// All ranks find the same. @pre all chunks are claimed
 [[nodiscard]] inline bool
 chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
-    return board.is_spent() && board.may_be_lost(sequence) &&
+    return board.is_aborted() && board.may_be_lost(sequence) &&
            !chunks_are_done(board, sequence, cut);
 }
 
@@ -13644,7 +13645,7 @@ public:
     /// Whether this rank, which cannot advance, never will: because some rank that is not through has
     /// died, because one has given up, or because the deadline of one for which it waits is over.
     [[nodiscard]] bool is_lost(Board& board) const {
-        if (!board.is_spent()) {
+        if (!board.is_aborted()) {
             return false;
         }
         for (int rank = 0; rank < board.size(); ++rank) {
@@ -13815,7 +13816,7 @@ namespace joinable::inline v0::detail {
 
 /// One side of a message: a send that waits for its receive, or the other way round. It lies in
 /// memory of the rank that wrote it.
-struct alignas(64) Letter {
+struct alignas(64) PendingMessage {
     enum class State : std::uint8_t { waiting, taken, done };
 
     std::atomic<State> state{State::waiting}; ///< taken: the other side copies
@@ -13824,20 +13825,20 @@ struct alignas(64) Letter {
     std::int32_t tag = 0;
     std::uint64_t count = 0;
     std::uint64_t data = 0; ///< a place relative to the board; of a send only read
-    std::uint64_t next = 0; ///< the place of the letter after it in the mailbox; 0 is none
+    std::uint64_t next = 0; ///< the place of the message after it in the mailbox; 0 is none
 };
 
 /// No member of a template: nvcc 13 looks for an operator new with an alignment there.
-inline Letter& write_letter(
+inline PendingMessage& write_message(
     std::byte* memory, bool is_send, int tag, ConstBuffer said, std::uint64_t data_place
 ) noexcept {
-    auto* const letter = ::new (memory) Letter{};
-    letter->is_send = is_send;
-    letter->dtype = said.dtype;
-    letter->tag = tag;
-    letter->count = said.count;
-    letter->data = data_place;
-    return *letter;
+    auto* const pending = ::new (memory) PendingMessage{};
+    pending->is_send = is_send;
+    pending->dtype = said.dtype;
+    pending->tag = tag;
+    pending->count = said.count;
+    pending->data = data_place;
+    return *pending;
 }
 
 inline std::string text_of(bool is_send, int tag, std::uint64_t count, DType dtype) {
@@ -13851,7 +13852,7 @@ inline std::string text_of(bool is_send, int tag, std::uint64_t count, DType dty
     );
 }
 
-/// The messages from one rank to another: the letters of either that wait for one of the other, in
+/// The messages from one rank to another: the messages of either that wait for one of the other, in
 /// the order in which they were written. It lies in memory that processes share and holds no
 /// addresses; zeros are an empty one. The lock is between two ranks that would wait for each other
 /// anyway, and nothing is copied under it.
@@ -13860,40 +13861,40 @@ public:
     [[nodiscard]] bool try_lock() noexcept { return lock_.exchange(1) == 0; }
     void unlock() noexcept { lock_.store(0); }
 
-    /// The oldest letter of the other side with this tag; null if there is none. Linear in the
-    /// letters that wait. @pre locked, as for all that follows
-    [[nodiscard]] Letter* find(Board& board, bool is_send, int tag) const noexcept {
+    /// The oldest message of the other side with this tag; null if there is none. Linear in the
+    /// messages that wait. @pre locked, as for all that follows
+    [[nodiscard]] PendingMessage* find(Board& board, bool is_send, int tag) const noexcept {
         for (std::uint64_t place = first_; place != 0;) {
-            Letter& letter = at(board, place);
-            if (letter.is_send != is_send && letter.tag == tag) {
-                return &letter;
+            PendingMessage& pending = at(board, place);
+            if (pending.is_send != is_send && pending.tag == tag) {
+                return &pending;
             }
-            place = letter.next;
+            place = pending.next;
         }
         return nullptr;
     }
-    void append(Board& board, Letter& letter) noexcept {
-        std::uint64_t const place = board.place_of(&letter);
+    void append(Board& board, PendingMessage& pending) noexcept {
+        std::uint64_t const place = board.place_of(&pending);
         (last_ == 0 ? first_ : at(board, last_).next) = place;
         last_ = place;
     }
-    void remove(Board& board, Letter& letter) noexcept {
-        std::uint64_t const place = board.place_of(&letter);
+    void remove(Board& board, PendingMessage& pending) noexcept {
+        std::uint64_t const place = board.place_of(&pending);
         std::uint64_t before = 0;
         for (std::uint64_t other = first_; other != place; other = at(board, other).next) {
             before = other;
         }
-        (before == 0 ? first_ : at(board, before).next) = letter.next;
+        (before == 0 ? first_ : at(board, before).next) = pending.next;
         last_ = last_ == place ? before : last_;
     }
 
 private:
-    static Letter& at(Board& board, std::uint64_t place) noexcept {
-        return *std::launder(reinterpret_cast<Letter*>(board.place_at(place)));
+    static PendingMessage& at(Board& board, std::uint64_t place) noexcept {
+        return *std::launder(reinterpret_cast<PendingMessage*>(board.place_at(place)));
     }
 
     std::atomic<std::uint32_t> lock_{0};
-    std::uint64_t first_ = 0; ///< places of letters; 0 is none
+    std::uint64_t first_ = 0; ///< places of messages; 0 is none
     std::uint64_t last_ = 0;
 };
 
@@ -13973,8 +13974,8 @@ public:
     /// one, was about to end them for another reason. False if somebody is at it, or keeps other
     /// groups locked, who may have died as well: then call it again soon. `burier` is as a Board
     /// says. @pre this is the group from which all others come.
-    bool bury(int number, std::string const& death, int burier) const {
-        return bury(number, death, {FailureKind::peer_failed, {}, death}, true, burier);
+    bool mark_dead(int number, std::string const& death, int burier) const {
+        return mark_dead(number, death, {FailureKind::peer_failed, {}, death}, true, burier);
     }
     /// Endpoint calls it.
     std::chrono::nanoseconds look_for_deaths() const noexcept {
@@ -13987,7 +13988,7 @@ public:
 
     /// Whether its collectives or its messages have ended. Waits for whoever is at it: so it is true
     /// for a rank that has failed because of that, and nothing can start after it was true.
-    [[nodiscard]] bool is_spent() const noexcept {
+    [[nodiscard]] bool is_aborted() const noexcept {
         bool const is_ending = shared().end.has_begun() || board_->is_ending();
         if (is_ending) {
             board_->finish_ending([this] { return look_for_deaths(); });
@@ -14012,7 +14013,7 @@ public:
     ranks_here(AbortReason const& said, int number) const {
         auto const is_of = [&](auto const& end) { return end.reason().message == said.message; };
         if ((shared().end.is_given() && is_of(shared().end)) ||
-            (board_->is_spent() && is_of(*board_))) {
+            (board_->is_aborted() && is_of(*board_))) {
             return said.ranks;
         }
         std::optional<std::vector<int>> found;
@@ -14143,7 +14144,7 @@ private:
     }
 
     /// `reason` is that of the group around this one: of this death, or of what was before it.
-    bool bury(
+    bool mark_dead(
         int number, std::string const& death, AbortReason reason, bool is_of_death, int burier
     ) const {
         int const rank = rank_of(number);
@@ -14159,7 +14160,7 @@ private:
         }
         AbortReason const first = shared().end.reason();
         is_of_death = is_of_death && first.message == reason.message;
-        board_->bury(rank, number, first, burier);
+        board_->mark_dead(rank, number, first, burier);
         // This rank itself may hold the list, where it waits in an abort and looks for deaths.
         bool const is_mine = shared().locked_by.load() == burier + 1;
         int holder = number + 1;
@@ -14169,7 +14170,8 @@ private:
         }
         bool is_everywhere = true;
         for_each_child([&](Group child) {
-            is_everywhere = child.bury(number, death, first, is_of_death, burier) && is_everywhere;
+            is_everywhere =
+                child.mark_dead(number, death, first, is_of_death, burier) && is_everywhere;
         });
         if (!is_mine) {
             unlock();
@@ -14177,7 +14179,7 @@ private:
         return is_everywhere;
     }
 
-    /// The list is only changed for moments, so nobody sleeps for it. bury() ends the wait for a
+    /// The list is only changed for moments, so nobody sleeps for it. mark_dead() ends the wait for a
     /// holder that has died.
     void lock(int number) const noexcept {
         while (!try_lock(number)) {
@@ -14270,7 +14272,7 @@ public:
 
     /// Local. The first reason wins; every wait that cannot complete any more throws it.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
-    [[nodiscard]] bool is_spent() const noexcept { return rank_.group().is_spent(); }
+    [[nodiscard]] bool is_aborted() const noexcept { return rank_.group().is_aborted(); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
@@ -14280,14 +14282,14 @@ public:
     void keep_alive() noexcept { rank_.keep_alive(); }
 
     /// Local. Who has not arrived in this rank's oldest unfinished collective.
-    [[nodiscard]] std::vector<int> missing() const { return rank_.missing(); }
+    [[nodiscard]] std::vector<int> missing_ranks() const { return rank_.missing_ranks(); }
 
     /// For ProgressThread.
     [[nodiscard]] Helper helper() noexcept { return {rank_.group().board(), rank_.rank()}; }
 
 protected:
     /// A place in a group that split() makes.
-    struct Seat {
+    struct Slot {
         Group group;
         int rank;
     };
@@ -14304,7 +14306,7 @@ protected:
     }
 
     /// What split() does before there is a communicator.
-    [[nodiscard]] Seat take_seat(int color, int key) {
+    [[nodiscard]] Slot allot_slot(int color, int key) {
         if (color < 0) {
             throw ContractViolation{
                 concat("split needs a color of at least 0, but was given ", color)
@@ -14338,8 +14340,8 @@ protected:
                 " ranks: wait for what is under way, or leave groups before making new ones"
             )};
         }
-        auto const seat = std::find(members.begin(), members.end(), rank());
-        return {rank_.group().group_at(place), static_cast<int>(seat - members.begin())};
+        auto const slot = std::find(members.begin(), members.end(), rank());
+        return {rank_.group().group_at(place), static_cast<int>(slot - members.begin())};
     }
 
     Rank rank_;
@@ -14543,7 +14545,7 @@ public:
     void keep_alive() noexcept { board_.alive_at(rank_).store(now().time_since_epoch().count()); }
 
     /// Who has not arrived in this rank's oldest unfinished collective.
-    [[nodiscard]] std::vector<int> missing() const {
+    [[nodiscard]] std::vector<int> missing_ranks() const {
         return retired_ == next_ ? std::vector<int>{} : board_.missing(retired_);
     }
 
@@ -14806,7 +14808,7 @@ private:
         };
         wait_for_others(
             is_over,
-            [&] { return board_.is_spent() ? std::vector<int>{} : pipeline.holding_up(board_); },
+            [&] { return board_.is_aborted() ? std::vector<int>{} : pipeline.holding_up(board_); },
             "copy a slice",
             [&] { return "waits in " + pending_of(sequence).said.text(); }
         );
@@ -14837,9 +14839,9 @@ private:
         auto const others_have_room = [&] {
             all_retired_ = next_;
             for (int rank = 0; rank < size(); ++rank) {
-                all_retired_ = (std::min)(all_retired_, board_.let_go(rank));
+                all_retired_ = (std::min)(all_retired_, board_.release(rank));
             }
-            return next_ < max_in_flight + all_retired_ || board_.is_spent();
+            return next_ < max_in_flight + all_retired_ || board_.is_aborted();
         };
         wait_for_others(
             others_have_room,
@@ -14847,7 +14849,7 @@ private:
             "finish a collective",
             [] { return "posts another one"; }
         );
-        if (board_.is_spent()) {
+        if (board_.is_aborted()) {
             throw_failure(board_.reason());
         }
     }
@@ -14923,24 +14925,24 @@ private:
 
 } // namespace joinable::inline v0::detail
 
-// ---- joinable/communicator/shared_memory/group/home.hpp
+// ---- joinable/communicator/shared_memory/group/group_storage.hpp
 
 namespace joinable::inline v0::detail {
 
 /// The memory of a rank (Room) or of all thread ranks together (Heap), and the groups that lie in
 /// it. It lives as long as one of the communicators that use it. Any thread may call it.
 template <class Memory>
-class Home {
+class GroupStorage {
 public:
     template <class... Arguments>
-    explicit Home(Arguments const&... arguments) : memory_{arguments...} {}
-    ~Home() {
+    explicit GroupStorage(Arguments const&... arguments) : memory_{arguments...} {}
+    ~GroupStorage() {
         for (Owned const& owned : groups_) {
             give_back(owned);
         }
     }
-    Home(Home const&) = delete;
-    Home& operator=(Home const&) = delete;
+    GroupStorage(GroupStorage const&) = delete;
+    GroupStorage& operator=(GroupStorage const&) = delete;
 
     [[nodiscard]] Memory& memory() noexcept { return memory_; }
 
@@ -14990,7 +14992,7 @@ struct Message {
     int peer = -1; ///< the rank of the other side
     int tag = 0;
     Buffer buffer = {};
-    Letter* letter = nullptr; ///< while it waits; without one it is delivered
+    PendingMessage* pending = nullptr; ///< while it waits; without one it is delivered
 
     [[nodiscard]] std::string text() const {
         return text_of(is_send, tag, buffer.count, buffer.dtype);
@@ -15007,12 +15009,14 @@ class GroupRank : public Endpoint<Group, LentBy<Memory>> {
     using Base = Endpoint<Group, LentBy<Memory>>;
 
 public:
-    GroupRank(Group group, int rank, std::shared_ptr<Home<Memory>> home)
-        : Base{group, rank, LentBy<Memory>{std::shared_ptr<Memory>{home, &home->memory()}}},
-          group_{group}, home_{std::move(home)} {}
+    GroupRank(Group group, int rank, std::shared_ptr<GroupStorage<Memory>> storage)
+        : Base{group, rank, LentBy<Memory>{std::shared_ptr<Memory>{storage, &storage->memory()}}},
+          group_{group}, storage_{std::move(storage)} {}
 
     [[nodiscard]] Group const& group() const noexcept { return group_; }
-    [[nodiscard]] std::shared_ptr<Home<Memory>> const& home() const noexcept { return home_; }
+    [[nodiscard]] std::shared_ptr<GroupStorage<Memory>> const& storage() const noexcept {
+        return storage_;
+    }
 
     /// Tells the others that an exception is leaving `what` on this rank.
     void abort_for_exception(std::string const& what) {
@@ -15031,7 +15035,7 @@ public:
         }
         std::optional<Group> made;
         try {
-            made = home_->make(members, members.front());
+            made = storage_->make(members, members.front());
         } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): all members hear of it
         }
         if (!made) {
@@ -15043,15 +15047,15 @@ public:
         return group_.board().place_of(&made->board());
     }
 
-    /// Leaves a letter for the other side, or delivers at once.
+    /// Leaves a message for the other side, or delivers at once.
     /// @throws Mismatch           the other side has another count or dtype; on both, unless the group
     ///                            had failed before.
     /// @throws ContractViolation  the memory for this rank's messages is in use.
     [[nodiscard]] Message post_message(bool is_send, int peer, int tag, Buffer buffer) {
         Message message{is_send, peer, tag, buffer};
-        Letter* other = meet(message);
+        PendingMessage* other = meet(message);
         if (other == nullptr) {
-            message.letter = &write_letter(message);
+            message.pending = &write_message(message);
             other = meet(message); // which may have come meanwhile
         }
         if (other != nullptr) {
@@ -15064,10 +15068,10 @@ public:
 
     /// Whether waiting for the message would return at once, or throw.
     [[nodiscard]] bool is_settled(Message const& message) const noexcept {
-        switch (message.letter->state.load()) {
-        case Letter::State::waiting: return group_.is_lost(message.peer);
-        case Letter::State::taken: return group_.board().is_dead(message.peer);
-        case Letter::State::done: break;
+        switch (message.pending->state.load()) {
+        case PendingMessage::State::waiting: return group_.is_lost(message.peer);
+        case PendingMessage::State::taken: return group_.board().is_dead(message.peer);
+        case PendingMessage::State::done: break;
         }
         return true;
     }
@@ -15075,7 +15079,7 @@ public:
     /// Blocks until the message is settled; then nobody touches its buffer any more. Whether it was
     /// delivered: if not, group().loss(peer) says why.
     [[nodiscard]] bool finish_message(Message& message) {
-        auto const waits = [&] { return message.letter->state.load() == State::waiting; };
+        auto const waits = [&] { return message.pending->state.load() == State::waiting; };
         if (!is_settled(message)) {
             this->wait_for_others(
                 [&] { return !waits() || group_.is_lost(message.peer); },
@@ -15086,21 +15090,21 @@ public:
         }
         bool const has_come = is_delivered(message);
         if (has_come && !message.is_send && !is_in_reach(message.buffer)) {
-            copy(message.buffer.data, data_of(*message.letter), message.buffer.bytes());
+            copy(message.buffer.data, data_of(*message.pending), message.buffer.bytes());
         }
         throw_away(message);
         return has_come;
     }
 
 private:
-    using State = Letter::State;
+    using State = PendingMessage::State;
 
     [[nodiscard]] Mailbox& mailbox_of(Message const& message) noexcept {
         return message.is_send ? group_.mailbox(this->rank(), message.peer)
                                : group_.mailbox(message.peer, this->rank());
     }
-    [[nodiscard]] std::byte* data_of(Letter const& letter) noexcept {
-        return group_.board().place_at(letter.data);
+    [[nodiscard]] std::byte* data_of(PendingMessage const& pending) noexcept {
+        return group_.board().place_at(pending.data);
     }
     static void copy(void* to, void const* from, std::size_t bytes) noexcept {
         if (bytes != 0) {
@@ -15127,15 +15131,15 @@ private:
         group_.board().room.wake(); // whoever waits for it, whatever becomes of this message
     }
 
-    /// Takes the letter of the other side, if there is one, else leaves this side's, if it is written.
-    [[nodiscard]] Letter* meet(Message& message) {
+    /// Takes the message of the other side, if there is one, else leaves this side's, if it is written.
+    [[nodiscard]] PendingMessage* meet(Message& message) {
         Board& board = group_.board();
         Mailbox& mailbox = mailbox_of(message);
         if (!lock(mailbox, message.peer)) {
             throw_away(message);
             throw_failure(group_.loss(message.peer));
         }
-        Letter* const other = mailbox.find(board, message.is_send, message.tag);
+        PendingMessage* const other = mailbox.find(board, message.is_send, message.tag);
         if (other != nullptr) {
             Message const theirs{
                 !message.is_send, this->rank(), other->tag, {nullptr, other->count, other->dtype}
@@ -15147,14 +15151,14 @@ private:
             }
             mailbox.remove(board, *other);
             other->state.store(State::taken);
-        } else if (message.letter != nullptr) {
-            mailbox.append(board, *message.letter);
+        } else if (message.pending != nullptr) {
+            mailbox.append(board, *message.pending);
         }
         unlock(mailbox);
         return other;
     }
 
-    void deliver(Message const& message, Letter& other) noexcept {
+    void deliver(Message const& message, PendingMessage& other) noexcept {
         if (message.is_send) {
             copy(data_of(other), message.buffer.data, message.buffer.bytes());
         } else {
@@ -15164,32 +15168,32 @@ private:
     }
 
     /// Whether the message is delivered: if not, the other side finds it no longer. Or its process has
-    /// been stopped while it was at it: then the letter is left to it for ever.
+    /// been stopped while it was at it: then the message is left to it for ever.
     [[nodiscard]] bool is_delivered(Message& message) {
-        Letter& letter = *message.letter;
+        PendingMessage& pending = *message.pending;
         Mailbox& mailbox = mailbox_of(message);
         for (;;) {
             bool is_locked = false;
             auto const is_over = [&] {
-                State const state = letter.state.load();
+                State const state = pending.state.load();
                 return state == State::done ||
                        (state == State::waiting && (is_locked = mailbox.try_lock())) ||
-                       group_.board().is_dead(message.peer); // a letter to it is taken back, too
+                       group_.board().is_dead(message.peer); // a message to it is taken back, too
             };
             // A thread never stops for long; should it be late, it still copies to this rank's buffer.
             while (!this->wait(is_over, this->deadline())) {
                 if (!Memory::is_all_in_reach) {
                     abort_for_copy(message);
-                    message.letter = nullptr;
+                    message.pending = nullptr;
                     return false;
                 }
             }
             if (!is_locked) {
-                return letter.state.load() == State::done;
+                return pending.state.load() == State::done;
             }
-            bool const waits = letter.state.load() == State::waiting;
+            bool const waits = pending.state.load() == State::waiting;
             if (waits) {
-                mailbox.remove(group_.board(), letter);
+                mailbox.remove(group_.board(), pending);
             }
             unlock(mailbox);
             if (waits) {
@@ -15212,13 +15216,13 @@ private:
 
     /// Whether the other side finds the buffer itself: then there is no copy of it.
     [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
-        return home_->memory().reaches(buffer);
+        return storage_->memory().reaches(buffer);
     }
     [[nodiscard]] std::size_t bytes_of(Message const& message) const noexcept {
-        return sizeof(Letter) + (is_in_reach(message.buffer) ? 0 : message.buffer.bytes());
+        return sizeof(PendingMessage) + (is_in_reach(message.buffer) ? 0 : message.buffer.bytes());
     }
-    [[nodiscard]] Letter& write_letter(Message const& message) {
-        std::byte* const memory = home_->memory().allocate(bytes_of(message));
+    [[nodiscard]] PendingMessage& write_message(Message const& message) {
+        std::byte* const memory = storage_->memory().allocate(bytes_of(message));
         if (memory == nullptr) {
             throw ContractViolation{concat(
                 message.text(),
@@ -15228,20 +15232,20 @@ private:
         }
         void* data = message.buffer.data;
         if (!is_in_reach(message.buffer)) {
-            data = memory + sizeof(Letter);
+            data = memory + sizeof(PendingMessage);
             if (message.is_send) {
                 copy(data, message.buffer.data, message.buffer.bytes());
             }
         }
-        return detail::write_letter(
+        return detail::write_message(
             memory, message.is_send, message.tag, message.buffer, group_.board().place_of(data)
         );
     }
     void throw_away(Message& message) noexcept {
-        if (message.letter != nullptr) {
-            auto* const memory = reinterpret_cast<std::byte*>(message.letter);
-            home_->memory().free(memory, bytes_of(message));
-            message.letter = nullptr;
+        if (message.pending != nullptr) {
+            auto* const memory = reinterpret_cast<std::byte*>(message.pending);
+            storage_->memory().free(memory, bytes_of(message));
+            message.pending = nullptr;
         }
     }
 
@@ -15265,7 +15269,7 @@ private:
     }
 
     Group group_;
-    std::shared_ptr<Home<Memory>> home_;
+    std::shared_ptr<GroupStorage<Memory>> storage_;
 };
 
 } // namespace joinable::inline v0::detail
@@ -15289,7 +15293,7 @@ public:
 
     ~GroupWork() {
         if (rank_ == nullptr ||
-            (is_message() ? message_.letter == nullptr : rank_->is_done(sequence_))) {
+            (is_message() ? message_.pending == nullptr : rank_->is_done(sequence_))) {
             return;
         }
         try {
@@ -15308,7 +15312,7 @@ public:
     void wait() {
         if (!is_message()) {
             rank_->finish(sequence_);
-        } else if (message_.letter != nullptr) {
+        } else if (message_.pending != nullptr) {
             is_lost_ = !rank_->finish_message(message_);
         }
         if (is_lost_) {
@@ -15320,7 +15324,7 @@ public:
         if (!is_message()) {
             return rank_->test(sequence_);
         }
-        if (message_.letter != nullptr && !rank_->is_settled(message_)) {
+        if (message_.pending != nullptr && !rank_->is_settled(message_)) {
             rank_->group().look_for_deaths(); // who polls may never wait
             return false;
         }
@@ -15451,7 +15455,7 @@ struct alignas(64) MemberTable {
     [[nodiscard]] Member& member(int rank) noexcept {
         return std::launder(reinterpret_cast<Member*>(this + 1))[rank];
     }
-    [[nodiscard]] std::vector<int> missing() {
+    [[nodiscard]] std::vector<int> missing_ranks() {
         std::vector<int> ranks;
         for (int rank = 0; rank < static_cast<int>(heading.size); ++rank) {
             if (!member(rank).has_come()) {
@@ -15932,7 +15936,7 @@ public:
         if (now >= next && next_look_.compare_exchange_strong(next, now + between_looks)) {
             for (int other = 0; other < board().size(); ++other) {
                 if (other != rank_ && table().member(other).has_died()) {
-                    group().bury(other, "its process died", rank_);
+                    group().mark_dead(other, "its process died", rank_);
                 }
             }
         }
@@ -16036,13 +16040,13 @@ private:
     void
     wait_for_all(std::chrono::steady_clock::time_point end, std::chrono::nanoseconds deadline) {
         board().room.wake();
-        auto const all_have_come = [&] { return table().missing().empty(); };
+        auto const all_have_come = [&] { return table().missing_ranks().empty(); };
         bool const is_over = board().room.wait(
-            [&] { return all_have_come() || board().is_spent(); },
+            [&] { return all_have_come() || board().is_aborted(); },
             end - std::chrono::steady_clock::now(),
             [&] { return look_for_deaths(); }
         );
-        std::vector<int> const missing = table().missing();
+        std::vector<int> const missing = table().missing_ranks();
         if (!is_over && !missing.empty()) {
             group().abort(
                 {FailureKind::timed_out,
@@ -16176,7 +16180,7 @@ public:
               segment.group(),
               rank,
               // An arena may outlive this, so it keeps a segment that nobody else does.
-              std::make_shared<Home<Room>>(
+              std::make_shared<GroupStorage<Room>>(
                   segment.staging(rank),
                   [&segment,
                    kept = segment.weak_from_this().lock()](std::byte const* data, std::size_t bytes) {
@@ -16186,8 +16190,8 @@ public:
           },
           outcome_{&segment.outcome(rank)} {}
     /// Of a group that was split from that of all.
-    ProcessRank(Group group, int rank, std::shared_ptr<Home<Room>> home)
-        : GroupRank{group, rank, std::move(home)} {}
+    ProcessRank(Group group, int rank, std::shared_ptr<GroupStorage<Room>> storage)
+        : GroupRank{group, rank, std::move(storage)} {}
 
     /// The process that started this one waits as long for the others after a failure: what is set
     /// for the group of all counts.
@@ -16405,7 +16409,7 @@ public:
     /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
     /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
     [[nodiscard]] ProcessCommunicator split(int color, int key) {
-        return {*this, take_seat(color, key)};
+        return {*this, allot_slot(color, key)};
     }
 
     /// Local. Zeroed memory that the ranks share, for what is to be reduced often; memory of arenas
@@ -16428,8 +16432,8 @@ private:
         : SegmentOwner{std::move(segment)}, BoardCommunicator{*owned, options.rank} {
         set_deadline(options.deadline);
     }
-    ProcessCommunicator(ProcessCommunicator const& parent, Seat const& seat)
-        : SegmentOwner{parent}, BoardCommunicator{seat.group, seat.rank, parent.rank_.home()} {
+    ProcessCommunicator(ProcessCommunicator const& parent, Slot const& slot)
+        : SegmentOwner{parent}, BoardCommunicator{slot.group, slot.rank, parent.rank_.storage()} {
         set_deadline(parent.rank_.deadline());
     }
 };
@@ -16669,7 +16673,7 @@ public:
                     close(child.handle);
                 }
             }
-            bury();
+            mark_dead();
             if (has_failure_ && limit == (std::chrono::steady_clock::time_point::max)()) {
                 limit = end_of_wait(longest_deadline());
             }
@@ -16722,9 +16726,9 @@ private:
     }
 
     /// Tells the others. Who is left over was stopped by another that died, not yet noted.
-    void bury() {
+    void mark_dead() {
         std::erase_if(unburied_, [&](int rank) {
-            return segment_.group().bury(rank, death(rank), FirstReason::nobody);
+            return segment_.group().mark_dead(rank, death(rank), FirstReason::nobody);
         });
     }
 
@@ -16815,7 +16819,7 @@ inline void throw_first_failure(ProcessSegment& segment, ChildProcesses const& c
             throw PeerFailed{failures.back().ranks, failures.back().message};
         }
     };
-    if (segment.board().is_spent()) {
+    if (segment.board().is_aborted()) {
         for (int const rank : segment.board().reason().ranks) {
             if (rank < size) {
                 look_at(rank);
@@ -16957,23 +16961,23 @@ class ThreadCommunicator
 public:
     /// For run_threads.
     ThreadCommunicator(
-        detail::Group group, int rank, std::shared_ptr<detail::Home<detail::Heap>> home
+        detail::Group group, int rank, std::shared_ptr<detail::GroupStorage<detail::Heap>> storage
     )
-        : BoardCommunicator{group, rank, std::move(home)} {}
+        : BoardCommunicator{group, rank, std::move(storage)} {}
 
     /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
     /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
     /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
     [[nodiscard]] ThreadCommunicator split(int color, int key) {
-        return {rank_, take_seat(color, key)};
+        return {rank_, allot_slot(color, key)};
     }
 
     /// Collective, blocks. See shared_buffer().
     [[nodiscard]] Arena share(std::size_t bytes) { return detail::share_heap(*this, bytes); }
 
 private:
-    ThreadCommunicator(detail::GroupRank<detail::Heap> const& parent, Seat const& seat)
-        : ThreadCommunicator{seat.group, seat.rank, parent.home()} {
+    ThreadCommunicator(detail::GroupRank<detail::Heap> const& parent, Slot const& slot)
+        : ThreadCommunicator{slot.group, slot.rank, parent.storage()} {
         set_deadline(parent.deadline());
     }
 };
@@ -17031,12 +17035,12 @@ original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& 
 /// @throws ContractViolation  world_size is below 1.
 template <class F>
 void run_threads(int world_size, F body) {
-    auto const home = std::make_shared<detail::Home<detail::Heap>>();
-    detail::Group const group = home->make(detail::all_numbers(world_size), 0).value();
+    auto const storage = std::make_shared<detail::GroupStorage<detail::Heap>>();
+    detail::Group const group = storage->make(detail::all_numbers(world_size), 0).value();
     std::vector<std::exception_ptr> errors(static_cast<std::size_t>(world_size));
     std::atomic<int> first_to_throw{-1};
     auto const run = [&](int rank) {
-        ThreadCommunicator comm{group, rank, home};
+        ThreadCommunicator comm{group, rank, storage};
         try {
             body(comm);
         } catch (...) {
@@ -17085,29 +17089,29 @@ public:
 
     /// See shared_buffer().
     [[nodiscard]] Arena share(std::size_t bytes) {
-        throw_if_spent();
+        throw_if_aborted();
         return Arena{bytes};
     }
 
     void abort(AbortReason reason) {
-        if (!is_spent_) {
+        if (!is_aborted_) {
             reason_ = std::move(reason);
-            is_spent_ = true;
+            is_aborted_ = true;
         }
     }
-    [[nodiscard]] bool is_spent() const noexcept { return is_spent_; }
+    [[nodiscard]] bool is_aborted() const noexcept { return is_aborted_; }
 
 private:
     friend class detail::BasicCollectives<SelfCommunicator, CompletedWork>;
 
-    void throw_if_spent() const {
-        if (is_spent_) {
+    void throw_if_aborted() const {
+        if (is_aborted_) {
             throw_failure(reason_);
         }
     }
     [[nodiscard]] CompletedWork post(detail::Request const& request) const {
         auto const& [said, in, out, sends, expects] = request;
-        throw_if_spent();
+        throw_if_aborted();
         if (said.collective == detail::Collective::scaled_all_reduce) {
             AnyView const elements{out.data, out.dtype, {out.count}, {1}};
             scale_copy(elements, said.factor, elements);
@@ -17118,7 +17122,7 @@ private:
     }
 
     AbortReason reason_;
-    bool is_spent_ = false;
+    bool is_aborted_ = false;
 };
 
 } // namespace joinable::inline v0

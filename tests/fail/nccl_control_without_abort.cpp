@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // EXPECT: NcclCommunicator: the control communicator needs members 'abort(AbortReason)' and 'bool
-// EXPECT: is_spent()', by which ranks learn that one of them failed; use one that models Aborts
+// EXPECT: is_aborted()', by which ranks learn that one of them failed; use one that models Aborts
 #include <joinable/communicator/nccl/detail/control.hpp>
 #include <joinable/communicator/self.hpp>
 

@@ -127,7 +127,7 @@ struct SplittingIntoSomethingElse : Core {
 static_assert(Splits<Splitting> && !Splits<SplittingIntoSomethingElse>);
 struct Aborting : Core {
     void abort(AbortReason);
-    bool is_spent() const;
+    bool is_aborted() const;
 };
 struct HalfAborting : Core {
     void abort(AbortReason);

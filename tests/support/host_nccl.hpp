@@ -96,7 +96,7 @@ public:
     }
     void barrier() { comm_.barrier(); }
     void abort(joinable::AbortReason const& reason) { comm_.abort(reason); }
-    [[nodiscard]] bool is_spent() const { return comm_.is_spent(); }
+    [[nodiscard]] bool is_aborted() const { return comm_.is_aborted(); }
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) {
         control_.set_deadline(deadline);
         return comm_.set_deadline(deadline);

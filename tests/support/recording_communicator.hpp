@@ -51,7 +51,7 @@ public:
         this->inner_.barrier();
     }
     void abort(joinable::AbortReason const& reason) { this->inner_.abort(reason); }
-    [[nodiscard]] bool is_spent() const { return this->inner_.is_spent(); }
+    [[nodiscard]] bool is_aborted() const { return this->inner_.is_aborted(); }
     auto set_deadline(std::chrono::nanoseconds deadline) {
         return this->inner_.set_deadline(deadline);
     }

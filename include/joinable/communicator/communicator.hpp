@@ -41,15 +41,15 @@ concept has_barrier = requires(C& comm) { comm.barrier(); };
 template <class C>
 concept has_abort = requires(C& comm, AbortReason reason) {
     comm.abort(reason);
-    { comm.is_spent() } -> std::convertible_to<bool>;
+    { comm.is_aborted() } -> std::convertible_to<bool>;
 };
 template <class C>
 concept has_set_deadline = requires(C& comm, std::chrono::nanoseconds deadline) {
     { comm.set_deadline(deadline) } -> std::convertible_to<std::chrono::nanoseconds>;
 };
 template <class C>
-concept has_missing = requires(C const& comm) {
-    { comm.missing() } -> std::convertible_to<std::vector<int>>;
+concept has_missing_ranks = requires(C const& comm) {
+    { comm.missing_ranks() } -> std::convertible_to<std::vector<int>>;
 };
 
 template <class C>
@@ -92,7 +92,7 @@ concept reduces_host_memory = std::same_as<typename device_type_of<C>::type, Hos
 /// |                                |                    | wait() sees its result                   |
 ///
 /// Not checkable, still required: every rank calls the same collectives in the same order; a
-/// collective that throws because of another rank leaves the communicator spent. Thread safety:
+/// collective that throws because of another rank leaves the communicator aborted. Thread safety:
 /// one thread at a time per object; ranks are independent. Need not be movable.
 /// Archetype: tests/support/archetypes.hpp. Models: SelfCommunicator, ThreadCommunicator.
 template <class C>
@@ -105,7 +105,7 @@ concept Communicator = detail::has_rank<C> && detail::has_size<C> && detail::has
 /// |----------------------|---------------------|-------------------------------------------------|
 /// | `comm.abort(reason)` |                     | local; every wait that cannot complete throws   |
 /// |                      |                     | `reason` on every rank; the first writer wins   |
-/// | `comm.is_spent()`    | convertible to bool | whether somebody aborted                        |
+/// | `comm.is_aborted()`    | convertible to bool | whether somebody aborted                        |
 template <class C>
 concept Aborts = Communicator<C> && detail::has_abort<C>;
 
@@ -131,9 +131,9 @@ concept RenewsDeadline = HasDeadline<C> && detail::has_keep_alive<C>;
 ///
 /// | expression       | result           | meaning                                               |
 /// |------------------|------------------|-------------------------------------------------------|
-/// | `comm.missing()` | std::vector<int> | local; ascending; empty when nothing is pending       |
+/// | `comm.missing_ranks()` | std::vector<int> | local; ascending; empty when nothing is pending       |
 template <class C>
-concept ReportsMissing = Communicator<C> && detail::has_missing<C>;
+concept ReportsMissing = Communicator<C> && detail::has_missing_ranks<C>;
 
 /// Says in one sentence what a class lacks to be a Communicator.
 template <class C>

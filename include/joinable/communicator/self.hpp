@@ -26,29 +26,29 @@ public:
 
     /// See shared_buffer().
     [[nodiscard]] Arena share(std::size_t bytes) {
-        throw_if_spent();
+        throw_if_aborted();
         return Arena{bytes};
     }
 
     void abort(AbortReason reason) {
-        if (!is_spent_) {
+        if (!is_aborted_) {
             reason_ = std::move(reason);
-            is_spent_ = true;
+            is_aborted_ = true;
         }
     }
-    [[nodiscard]] bool is_spent() const noexcept { return is_spent_; }
+    [[nodiscard]] bool is_aborted() const noexcept { return is_aborted_; }
 
 private:
     friend class detail::BasicCollectives<SelfCommunicator, CompletedWork>;
 
-    void throw_if_spent() const {
-        if (is_spent_) {
+    void throw_if_aborted() const {
+        if (is_aborted_) {
             throw_failure(reason_);
         }
     }
     [[nodiscard]] CompletedWork post(detail::Request const& request) const {
         auto const& [said, in, out, sends, expects] = request;
-        throw_if_spent();
+        throw_if_aborted();
         if (said.collective == detail::Collective::scaled_all_reduce) {
             AnyView const elements{out.data, out.dtype, {out.count}, {1}};
             scale_copy(elements, said.factor, elements);
@@ -59,7 +59,7 @@ private:
     }
 
     AbortReason reason_;
-    bool is_spent_ = false;
+    bool is_aborted_ = false;
 };
 
 } // namespace joinable::inline v0

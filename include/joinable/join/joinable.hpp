@@ -57,15 +57,15 @@ private:
     Round open_alone(int world_size, RoundNotice const& notice) {
         RoundNotice const said =
             local_rounds_ == nullptr ? notice : local_rounds_->announce(position_ == 0, notice);
-        Round const round = Round::outside_guard(world_size, said, held_);
+        Round const round = Round::outside_guard(world_size, said, accumulated_);
         std::uint64_t const own = said.skips ? 0 : said.weight.value_or(0);
-        held_.require_summable(said.phase, own);
-        held_.pass(round.will_sync(), said.phase, said.skips, own);
+        accumulated_.require_summable(said.phase, own);
+        accumulated_.pass(round.will_sync(), said.phase, said.skips, own);
         return round;
     }
 
     detail::Session* session_ = nullptr;
-    detail::Held held_; ///< outside guards, and in those that are not enabled
+    detail::Accumulated accumulated_; ///< outside guards, and in those that are not enabled
     std::size_t position_ = 0;
     detail::LocalRounds* local_rounds_ = nullptr; ///< of a guard that is not enabled
 };

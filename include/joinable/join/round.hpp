@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <joinable/join/detail/held.hpp>
+#include <joinable/join/detail/accumulated.hpp>
 #include <joinable/join/options.hpp>
 
 namespace joinable::inline v0 {
@@ -24,17 +24,17 @@ public:
     /// The round of a participant that no guard watches: all ranks active and contributing, as far
     /// as this rank knows, and only this rank's weight.
     static Round outside_guard(
-        int world_size, RoundNotice const& notice, detail::Held const& held = {}
+        int world_size, RoundNotice const& notice, detail::Accumulated const& accumulated = {}
     ) noexcept {
         Round round;
         round.active_count_ = round.contributor_count_ = world_size;
         round.phase_ = notice.phase;
         round.will_sync_ = notice.will_sync && notice.phase == Phase::train;
         round.is_weighted_ = notice.weight.has_value();
-        round.contributes_ = !notice.skips || held.batches != 0;
-        round.weight_ = round.weight_sum_ =
-            (notice.skips ? 0 : notice.weight.value_or(0)) + (round.will_sync_ ? held.weight : 0);
-        round.accumulated_rounds_ = held.rounds;
+        round.contributes_ = !notice.skips || accumulated.batches != 0;
+        round.weight_ = round.weight_sum_ = (notice.skips ? 0 : notice.weight.value_or(0)) +
+                                            (round.will_sync_ ? accumulated.weight : 0);
+        round.accumulated_rounds_ = accumulated.rounds;
         return round;
     }
 

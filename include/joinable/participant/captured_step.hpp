@@ -109,7 +109,7 @@ public:
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
         /// A rank that was joined all the time has captured no passes.
-        ~Hook() { step_.averages_.let_go(); }
+        ~Hook() { step_.averages_.release_kernels(); }
         static bool takes_part(Round const& round) noexcept { return round.will_sync(); }
         void main_hook(Round const& round) { step_.run(round, false); }
         void post_hook(bool) noexcept {}

@@ -112,7 +112,7 @@ TEST_CASE("a single rank runs the same code") {
     check_collectives(comm);
     check_sizes(comm);
     comm.abort({joinable::FailureKind::peer_failed, {0}, "enough"});
-    CHECK(comm.is_spent());
+    CHECK(comm.is_aborted());
     CHECK_THROWS_WITH_AS(comm.barrier(), "enough", joinable::PeerFailed);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // Rounds that accumulate until one syncs, and ranks that skip a batch or run out in between.
-#include <joinable/join/detail/held.hpp>
+#include <joinable/join/detail/accumulated.hpp>
 
 #include <algorithm>
 #include <cstddef>

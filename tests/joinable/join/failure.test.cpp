@@ -49,16 +49,16 @@ constexpr Point all_points[] = {
     Point::in_a_post_hook,
 };
 
-struct Ending {
+struct GuardOutcome {
     bool threw_own = false;
     std::vector<int> named;
     std::string text;
-    bool is_spent = false;
+    bool is_aborted = false;
 };
 
 /// Runs two participants with 3 + rank inputs and throws at `point` on `culprit`.
-Ending run_with_fault(RankCommunicator& comm, Point point, int culprit, bool says_why) {
-    Ending ending;
+GuardOutcome run_with_fault(RankCommunicator& comm, Point point, int culprit, bool says_why) {
+    GuardOutcome ending;
     AllReducer a{comm};
     AllReducer b{comm};
     a.ends_its_part = b.ends_its_part = true;
@@ -103,7 +103,7 @@ Ending run_with_fault(RankCommunicator& comm, Point point, int culprit, bool say
         ending.named = error.ranks();
         ending.text = error.what();
     }
-    ending.is_spent = comm.is_spent();
+    ending.is_aborted = comm.is_aborted();
     return ending;
 }
 
@@ -117,7 +117,7 @@ TEST_CASE("a throw anywhere ends every other rank with PeerFailed that names the
                 CAPTURE(world);
                 CAPTURE(static_cast<int>(point));
                 CAPTURE(culprit);
-                std::vector<Ending> endings(static_cast<std::size_t>(world));
+                std::vector<GuardOutcome> endings(static_cast<std::size_t>(world));
                 auto const start = std::chrono::steady_clock::now();
                 over_ranks({world}, [&](RankCommunicator& comm) {
                     endings[static_cast<std::size_t>(comm.rank())] =
@@ -125,7 +125,7 @@ TEST_CASE("a throw anywhere ends every other rank with PeerFailed that names the
                 });
                 CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds{30});
                 for (int rank = 0; rank < world; ++rank) {
-                    Ending const& ending = endings[static_cast<std::size_t>(rank)];
+                    GuardOutcome const& ending = endings[static_cast<std::size_t>(rank)];
                     CAPTURE(rank);
                     CHECK(ending.threw_own == (rank == culprit));
                     if (rank != culprit) {
@@ -153,8 +153,8 @@ TEST_CASE("a throw between rounds leaves the communicators usable, one inside a 
                                       point == Point::before_first_round ||
                                       point == Point::between_rounds;
             over_ranks({world}, [&](RankCommunicator& comm) {
-                Ending const ending = run_with_fault(comm, point, 0, false);
-                CHECK(ending.is_spent == !stays_usable);
+                GuardOutcome const ending = run_with_fault(comm, point, 0, false);
+                CHECK(ending.is_aborted == !stays_usable);
                 if (stays_usable) {
                     comm.barrier();
                     int one = 1;
@@ -169,7 +169,7 @@ TEST_CASE("a throw between rounds leaves the communicators usable, one inside a 
 
 TEST_CASE("the text is a default when the thrower did not say why") {
     over_ranks({2, 4}, [](RankCommunicator& comm) {
-        Ending const ending = run_with_fault(comm, Point::between_rounds, 1, false);
+        GuardOutcome const ending = run_with_fault(comm, Point::between_rounds, 1, false);
         if (comm.rank() != 1) {
             CHECK(ending.text == "rank 1 failed: an exception left the guard");
         }

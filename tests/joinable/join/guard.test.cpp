@@ -235,7 +235,7 @@ TEST_CASE("a vote of a rank that opens no round, over notifications, is refused 
             guard.finish();
         };
         CHECK_THROWS_AS(run(), joinable::ContractViolation);
-        CHECK_FALSE(comm.is_spent());
+        CHECK_FALSE(comm.is_aborted());
         comm.barrier();
     });
 }

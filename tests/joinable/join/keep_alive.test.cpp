@@ -38,7 +38,7 @@ TEST_CASE("one that does not is named") {
             joinable::Join guard{joinable::participants(reducer), {.timeout = long_deadline}};
             reducer();
             if (comm.rank() == busy) {
-                wait_until([&] { return comm.is_spent(); });
+                wait_until([&] { return comm.is_aborted(); });
             }
             reducer();
             FAIL_CHECK("no exception");

@@ -78,7 +78,7 @@ struct Case {
 };
 
 /// What one rank holds between two rounds that sync, in the serial training.
-struct Held {
+struct Accumulated {
     Gradients gradients;
     std::vector<bool> uses = std::vector<bool>(BranchingNet::count);
     std::uint64_t weight = 0;
@@ -87,8 +87,9 @@ struct Held {
 
 /// By the formulas: sum of factor * gradient over ranks, in rank order.
 template <class T>
-std::vector<T>
-average_of(std::vector<Held> const& ranks, std::vector<double> const& factors, std::size_t p) {
+std::vector<T> average_of(
+    std::vector<Accumulated> const& ranks, std::vector<double> const& factors, std::size_t p
+) {
     std::vector<T> average(ranks.front().gradients[p].size());
     for (std::size_t i = 0; i < average.size(); ++i) {
         for (std::size_t r = 0; r < ranks.size(); ++r) {
@@ -108,10 +109,10 @@ BranchingNet train_serially(Case const& what, int world) {
     for (int rank = 0; rank < world; ++rank) {
         rounds = std::max(rounds, what.length_of(rank, world));
     }
-    std::vector<Held> const nothing(
-        static_cast<std::size_t>(world), Held{.gradients = net.zero_gradients()}
+    std::vector<Accumulated> const nothing(
+        static_cast<std::size_t>(world), Accumulated{.gradients = net.zero_gradients()}
     );
-    std::vector<Held> held = nothing;
+    std::vector<Accumulated> held = nothing;
     std::vector<bool> is_in_graph; ///< static: what the first iteration used
     for (std::size_t i = 0; i < rounds; ++i) {
         for (int rank = 0; rank < world; ++rank) {
@@ -120,7 +121,7 @@ BranchingNet train_serially(Case const& what, int world) {
             }
             auto const batch = what.batch(rank, i);
             Gradients const gradients = what.gradients(net, batch);
-            Held& own = held[static_cast<std::size_t>(rank)];
+            Accumulated& own = held[static_cast<std::size_t>(rank)];
             own.weight += batch.size();
             own.contributes = true;
             for (std::size_t p = 0; p < gradients.size(); ++p) {
@@ -137,7 +138,7 @@ BranchingNet train_serially(Case const& what, int world) {
         double contributors = 0;
         double weights = 0;
         std::vector<bool> used(BranchingNet::count);
-        for (Held const& rank : held) {
+        for (Accumulated const& rank : held) {
             contributors += rank.contributes ? 1 : 0;
             weights += static_cast<double>(rank.weight);
             for (std::size_t p = 0; p < used.size(); ++p) {
@@ -148,7 +149,7 @@ BranchingNet train_serially(Case const& what, int world) {
                                : what.average == Average::active ? contributors
                                                                  : world;
         std::vector<double> factors;
-        for (Held const& rank : held) {
+        for (Accumulated const& rank : held) {
             double const own =
                 what.average == Average::weighted_mean ? static_cast<double>(rank.weight) : 1.0;
             factors.push_back(rank.contributes ? own / divisor : 0.0);

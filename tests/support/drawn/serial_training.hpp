@@ -47,7 +47,7 @@ public:
     [[nodiscard]] auto const& buffers() const noexcept { return buffers_; }
 
 private:
-    struct Held {
+    struct Accumulated {
         std::size_t batches = 0;
         std::uint64_t weight = 0;
     };
@@ -58,8 +58,8 @@ private:
         std::vector<bool> accumulated; ///< in rounds that did not sync, where there is a map
         bool has_accumulated = false;
         bool is_recorded = false; ///< its static graph
-        Held outside;             ///< by rounds without a guard
-        Held held;                ///< by those of this epoch's guard
+        Accumulated outside;      ///< by rounds without a guard
+        Accumulated held;         ///< by those of this epoch's guard
     };
     /// What a rank brings to a round that syncs.
     struct Part {
@@ -81,7 +81,7 @@ private:
             e > 0 && training_.epochs[e - 1].guard == Guard::none && epoch.guard == Guard::none;
         for (Rank& rank : ranks_) { // a guard begins and ends with nothing held
             rank.held = {};
-            rank.outside = goes_on ? rank.outside : Held{};
+            rank.outside = goes_on ? rank.outside : Accumulated{};
         }
         for (std::size_t k = 0; k < epoch.rounds.size() && !is_refused_; ++k) {
             RoundPlan& plan = epoch.rounds[k];
@@ -181,7 +181,7 @@ private:
         Epoch& epoch = training_.epochs[e];
         RoundPlan const& plan = epoch.rounds[k];
         Batch& batch = epoch.rounds[k].batches[static_cast<std::size_t>(rank.rank)];
-        Held& held = epoch.is_guarded() ? rank.held : rank.outside;
+        Accumulated& held = epoch.is_guarded() ? rank.held : rank.outside;
         bool const is_recording = training_.options.static_graph && !rank.is_recorded;
         if (batch.fails == Fails::in_backward && plan.will_sync && rank.is_recorded &&
             std::set<std::size_t>{batch.marks.begin(), batch.marks.end()}.size() !=

@@ -64,7 +64,7 @@ public:
         work.wait();
     }
     void abort(joinable::AbortReason const& reason) { ranks_.abort(reason); }
-    [[nodiscard]] bool is_spent() const { return ranks_.is_spent(); }
+    [[nodiscard]] bool is_aborted() const { return ranks_.is_aborted(); }
     [[nodiscard]] joinable::CudaDevice& device_memory() noexcept { return device_; }
 
 protected:

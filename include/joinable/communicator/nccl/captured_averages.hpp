@@ -97,7 +97,7 @@ public:
     }
 
     /// Forgets the graph; runs that are under way go on.
-    void let_go() noexcept { graph_.let_go(); }
+    void release_kernels() noexcept { graph_.release_kernels(); }
 
 private:
     /// One number in each dtype that gradients have, by dtype.

@@ -63,7 +63,7 @@ public:
     [[nodiscard]] int size() const noexcept { return rank_.size(); }
 
     [[nodiscard]] int device() const noexcept { return rank_.device(); }
-    /// Null once the communicator is spent, unless it revokes.
+    /// Null once the communicator is aborted, unless it revokes.
     [[nodiscard]] ncclComm_t native_handle() const noexcept { return rank_.handle(); }
     /// That of the collectives.
     [[nodiscard]] cudaStream_t stream() const noexcept { return rank_.stream(); }
@@ -103,7 +103,7 @@ public:
     /// @throws Mismatch  ranks give arenas of different sizes; nothing was registered.
     ///         CommunicationError, PeerFailed, TimedOut  after aborting, on all ranks: NCCL refuses on
     ///         any of them, after which its communicator takes nothing more.
-    bool register_arena(Arena const& arena) { return arenas_.enroll(arena); }
+    bool register_arena(Arena const& arena) { return arenas_.register_arena(arena); }
 
     /// Of the hosts: streams go on.
     void barrier() {
@@ -143,7 +143,7 @@ public:
     /// reason wins. NCCL's handle is freed, unless it is revoked: an engine whose handle it is must not
     /// destroy it.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
-    [[nodiscard]] bool is_spent() const { return rank_.is_spent(); }
+    [[nodiscard]] bool is_aborted() const { return rank_.is_aborted(); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
@@ -156,7 +156,7 @@ public:
     void keep_alive() { rank_.keep_alive(); }
     /// Local. Who has not posted this rank's oldest unfinished collective; none, where the control
     /// communicator does not model SharesMemory.
-    [[nodiscard]] std::vector<int> missing() const { return rank_.missing(); }
+    [[nodiscard]] std::vector<int> missing_ranks() const { return rank_.missing_ranks(); }
 
 protected:
     NcclCollectives(std::unique_ptr<detail::NcclControl> control, NcclOptions const& options)

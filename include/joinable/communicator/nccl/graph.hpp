@@ -41,7 +41,7 @@ public:
     NcclGraph& operator=(NcclGraph const&) = delete;
     ~NcclGraph() {
         rank_.unhold(*this);
-        let_go();
+        release_kernels();
         static_cast<void>(cudaEventDestroy(event_));
     }
 
@@ -56,13 +56,13 @@ public:
     template <class Body>
     void capture(Body const& body) {
         rank_.begin_call();
-        let_go();
+        release_kernels();
         try {
             begin();
             body();
             end();
         } catch (...) {
-            let_go();
+            release_kernels();
             throw;
         }
     }
@@ -108,7 +108,7 @@ public:
     }
 
     /// Launches that are under way go on.
-    void let_go() noexcept override {
+    void release_kernels() noexcept override {
         if (std::exchange(is_capturing_, false)) {
             cudaGraph_t same = nullptr;
             static_cast<void>(cudaStreamEndCapture(origin_, &same));

@@ -119,12 +119,12 @@ public:
     void barrier() { comm_.barrier(); }
 
     void abort(AbortReason const& reason) { comm_.abort(reason); }
-    [[nodiscard]] bool is_spent() const { return comm_.is_spent(); }
+    [[nodiscard]] bool is_aborted() const { return comm_.is_aborted(); }
     /// Of `comm`, too.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         return comm_.set_deadline(deadline);
     }
-    [[nodiscard]] std::vector<int> missing() const { return comm_.missing(); }
+    [[nodiscard]] std::vector<int> missing_ranks() const { return comm_.missing_ranks(); }
 
 private:
     friend StagedNcclWork;

@@ -118,7 +118,7 @@ public:
     /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
     /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
     [[nodiscard]] ProcessCommunicator split(int color, int key) {
-        return {*this, take_seat(color, key)};
+        return {*this, allot_slot(color, key)};
     }
 
     /// Local. Zeroed memory that the ranks share, for what is to be reduced often; memory of arenas
@@ -141,8 +141,8 @@ private:
         : SegmentOwner{std::move(segment)}, BoardCommunicator{*owned, options.rank} {
         set_deadline(options.deadline);
     }
-    ProcessCommunicator(ProcessCommunicator const& parent, Seat const& seat)
-        : SegmentOwner{parent}, BoardCommunicator{seat.group, seat.rank, parent.rank_.home()} {
+    ProcessCommunicator(ProcessCommunicator const& parent, Slot const& slot)
+        : SegmentOwner{parent}, BoardCommunicator{slot.group, slot.rank, parent.rank_.storage()} {
         set_deadline(parent.rank_.deadline());
     }
 };

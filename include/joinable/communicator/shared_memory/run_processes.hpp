@@ -70,7 +70,7 @@ inline void throw_first_failure(ProcessSegment& segment, ChildProcesses const& c
             throw PeerFailed{failures.back().ranks, failures.back().message};
         }
     };
-    if (segment.board().is_spent()) {
+    if (segment.board().is_aborted()) {
         for (int const rank : segment.board().reason().ranks) {
             if (rank < size) {
                 look_at(rank);

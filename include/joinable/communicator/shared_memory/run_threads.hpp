@@ -11,7 +11,7 @@
 
 #include <joinable/communicator/shared_memory/board/group_memory.hpp>
 #include <joinable/communicator/shared_memory/group/group.hpp>
-#include <joinable/communicator/shared_memory/group/home.hpp>
+#include <joinable/communicator/shared_memory/group/group_storage.hpp>
 #include <joinable/communicator/shared_memory/thread.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/error.hpp>
@@ -65,12 +65,12 @@ original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& 
 /// @throws ContractViolation  world_size is below 1.
 template <class F>
 void run_threads(int world_size, F body) {
-    auto const home = std::make_shared<detail::Home<detail::Heap>>();
-    detail::Group const group = home->make(detail::all_numbers(world_size), 0).value();
+    auto const storage = std::make_shared<detail::GroupStorage<detail::Heap>>();
+    detail::Group const group = storage->make(detail::all_numbers(world_size), 0).value();
     std::vector<std::exception_ptr> errors(static_cast<std::size_t>(world_size));
     std::atomic<int> first_to_throw{-1};
     auto const run = [&](int rank) {
-        ThreadCommunicator comm{group, rank, home};
+        ThreadCommunicator comm{group, rank, storage};
         try {
             body(comm);
         } catch (...) {

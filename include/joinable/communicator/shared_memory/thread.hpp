@@ -9,8 +9,8 @@
 #include <joinable/communicator/shared_memory/group/board_communicator.hpp>
 #include <joinable/communicator/shared_memory/group/group.hpp>
 #include <joinable/communicator/shared_memory/group/group_rank.hpp>
+#include <joinable/communicator/shared_memory/group/group_storage.hpp>
 #include <joinable/communicator/shared_memory/group/group_work.hpp>
-#include <joinable/communicator/shared_memory/group/home.hpp>
 #include <joinable/communicator/shared_memory/group/shared_heap.hpp>
 #include <joinable/device/arena.hpp>
 
@@ -37,23 +37,23 @@ class ThreadCommunicator
 public:
     /// For run_threads.
     ThreadCommunicator(
-        detail::Group group, int rank, std::shared_ptr<detail::Home<detail::Heap>> home
+        detail::Group group, int rank, std::shared_ptr<detail::GroupStorage<detail::Heap>> storage
     )
-        : BoardCommunicator{group, rank, std::move(home)} {}
+        : BoardCommunicator{group, rank, std::move(storage)} {}
 
     /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
     /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
     /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
     [[nodiscard]] ThreadCommunicator split(int color, int key) {
-        return {rank_, take_seat(color, key)};
+        return {rank_, allot_slot(color, key)};
     }
 
     /// Collective, blocks. See shared_buffer().
     [[nodiscard]] Arena share(std::size_t bytes) { return detail::share_heap(*this, bytes); }
 
 private:
-    ThreadCommunicator(detail::GroupRank<detail::Heap> const& parent, Seat const& seat)
-        : ThreadCommunicator{seat.group, seat.rank, parent.home()} {
+    ThreadCommunicator(detail::GroupRank<detail::Heap> const& parent, Slot const& slot)
+        : ThreadCommunicator{slot.group, slot.rank, parent.storage()} {
         set_deadline(parent.deadline());
     }
 };

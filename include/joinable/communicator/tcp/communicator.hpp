@@ -150,7 +150,7 @@ public:
     /// Local. The first reason wins; every wait that cannot complete any more throws it. Returns when
     /// rank 0 has said which that is, and after 5 s where it does not answer.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
-    [[nodiscard]] bool is_spent() const { return rank_.is_spent(); }
+    [[nodiscard]] bool is_aborted() const { return rank_.is_aborted(); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
@@ -160,7 +160,7 @@ public:
     void keep_alive() { rank_.keep_alive(); }
 
     /// Local, but asks rank 0. Who has not arrived in this rank's oldest unfinished collective.
-    [[nodiscard]] std::vector<int> missing() const { return rank_.missing(); }
+    [[nodiscard]] std::vector<int> missing_ranks() const { return rank_.missing_ranks(); }
 
 private:
     /// The two ends of the connection between rank 0 and where all meet.

@@ -45,14 +45,14 @@ public:
         state_ = &state;
         state.local_rounds_ = &rounds;
         state.position_ = position;
-        state.held_ = {};
+        state.accumulated_ = {};
     }
 
     void detach() noexcept {
         if (JoinState* const state = std::exchange(state_, nullptr)) {
             state->session_ = nullptr;
             state->local_rounds_ = nullptr;
-            state->held_ = {};
+            state->accumulated_ = {};
         }
     }
 
@@ -166,7 +166,7 @@ private:
         return occupied;
     }
 
-    /// Held for a few dozen instructions, at both ends of a guard.
+    /// Accumulated for a few dozen instructions, at both ends of a guard.
     class Lock {
     public:
         explicit Lock(std::atomic_flag& busy) noexcept : busy_{busy} {

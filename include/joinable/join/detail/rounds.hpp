@@ -12,7 +12,7 @@
 #include <vector>
 
 #include <joinable/agreement/control.hpp>
-#include <joinable/join/detail/held.hpp>
+#include <joinable/join/detail/accumulated.hpp>
 #include <joinable/join/detail/roll_call.hpp>
 #include <joinable/join/options.hpp>
 #include <joinable/join/result.hpp>
@@ -57,7 +57,7 @@ public:
     /// @throws ContractViolation  the weight, with what is held, is too large to be summed.
     [[nodiscard]] RoundNotice completed(RoundNotice const& notice) const {
         RoundNotice const said = detail::completed(notice, options_, roll_call_.rounds());
-        held_.require_summable(said.phase, own_weight(said));
+        accumulated_.require_summable(said.phase, own_weight(said));
         return said;
     }
 
@@ -93,7 +93,7 @@ public:
         RollCallLanes lanes;
         lanes.arrived = 1;
         lanes.stop = take_vote();
-        roll_call_.post(lanes, {held_.batches != 0 ? 1U : 0U, held_.weight});
+        roll_call_.post(lanes, {accumulated_.batches != 0 ? 1U : 0U, accumulated_.weight});
     }
     /// Nothing but a vote: for a rank that has joined, and for the closing of a guard. A vote may
     /// come after the arrival was announced: with look-ahead, or from a hook.
@@ -147,10 +147,10 @@ public:
         carry_.weight += roll_call_.carry().weight;
         round.contributor_count_ =
             static_cast<int>(said.contributors + (takes_carry ? carry_.ranks : 0));
-        round.contributes_ = own ? contributes(*own) : takes_carry && held_.batches != 0;
+        round.contributes_ = own ? contributes(*own) : takes_carry && accumulated_.batches != 0;
         round.weight_sum_ = said.weight + (takes_carry ? carry_.weight : 0);
-        round.weight_ = own ? weight_of(*own) : takes_carry ? held_.weight : 0;
-        round.accumulated_rounds_ = held_.rounds;
+        round.weight_ = own ? weight_of(*own) : takes_carry ? accumulated_.weight : 0;
+        round.accumulated_rounds_ = accumulated_.rounds;
         round.buffer_source_ = roll_call_.lowest_active();
         round.is_shadow_ = !own;
         ++(own ? result_.own_rounds : result_.shadow_rounds);
@@ -158,9 +158,9 @@ public:
             carry_ = {};
         }
         if (own) {
-            held_.pass(code.syncs, code.phase, own->notice.skips, own_weight(own->notice));
+            accumulated_.pass(code.syncs, code.phase, own->notice.skips, own_weight(own->notice));
         } else {
-            held_.pass(code.syncs, code.phase);
+            accumulated_.pass(code.syncs, code.phase);
         }
         return round;
     }
@@ -173,7 +173,7 @@ public:
         JoinResult result = result_;
         result.rounds = roll_call_.rounds();
         result.stopped_early = stopped_early;
-        result.unsynced_rounds = held_.rounds;
+        result.unsynced_rounds = accumulated_.rounds;
         std::vector<int> const& arrived = roll_call_.arrived();
         bool const some_arrived = roll_call_.said().arrived > 0;
         for (int rank = 0; rank < control_.size(); ++rank) {
@@ -195,7 +195,7 @@ private:
         return RoundCode::decode(said.code.value(said.active).value_or(0));
     }
     [[nodiscard]] bool contributes(Announcement const& said) const noexcept {
-        return !said.notice.skips || held_.batches != 0;
+        return !said.notice.skips || accumulated_.batches != 0;
     }
     /// 0 where it skips, unless the others know no better than what was promised at entry.
     [[nodiscard]] std::uint64_t own_weight(RoundNotice const& notice) const noexcept {
@@ -203,7 +203,7 @@ private:
     }
     /// In a round that syncs, since the last one that did.
     [[nodiscard]] std::uint64_t weight_of(Announcement const& said) const noexcept {
-        return own_weight(said.notice) + (said.syncs() ? held_.weight : 0);
+        return own_weight(said.notice) + (said.syncs() ? accumulated_.weight : 0);
     }
     [[nodiscard]] std::uint32_t take_vote() noexcept {
         return vote_ && !std::exchange(is_vote_sent_, true) ? 1 : 0;
@@ -212,8 +212,8 @@ private:
     ControlCommunicator& control_;
     JoinOptions const& options_;
     RollCall roll_call_;
-    Held held_;   ///< by this rank; by one that has joined: from before
-    Carry carry_; ///< of all ranks that joined since the last round that synced
+    Accumulated accumulated_; ///< by this rank; by one that has joined: from before
+    Carry carry_;             ///< of all ranks that joined since the last round that synced
     bool vote_ = false;
     bool is_vote_sent_ = false;
     JoinResult result_; ///< what is counted as rounds go by

@@ -13,10 +13,10 @@
 #include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/detail/failure.hpp>
-#include <joinable/join/detail/ending.hpp>
-#include <joinable/join/detail/parts.hpp>
+#include <joinable/join/detail/guard_outcome.hpp>
 #include <joinable/join/detail/rounds.hpp>
 #include <joinable/join/detail/skew.hpp>
+#include <joinable/join/detail/turn_order.hpp>
 #include <joinable/join/result.hpp>
 #include <joinable/join/round.hpp>
 
@@ -44,8 +44,8 @@ public:
         std::vector<ParticipantInfo> participants,
         JoinOptions const& options
     )
-        : ending_{std::move(communicators)}, parts_{std::move(participants)}, options_{options},
-          rounds_{ending_.control(), options_} {}
+        : outcome_{std::move(communicators)}, turns_{std::move(participants)}, options_{options},
+          rounds_{outcome_.control(), options_} {}
 
     Session(Session const&) = delete; // rounds know the options by address
     Session& operator=(Session const&) = delete;
@@ -55,7 +55,7 @@ public:
     void enter(AgreementList const& list, std::exception_ptr const& local_error) {
         std::optional<AbortReason> failure;
         try {
-            failure = find_disagreement(ending_.control(), list, local_error);
+            failure = find_disagreement(outcome_.control(), list, local_error);
             if (!failure && options_.inputs && can_abort()) {
                 rounds_.exchange_lengths();
             }
@@ -75,19 +75,19 @@ public:
         }
     }
 
-    [[nodiscard]] bool can_abort() const noexcept { return ending_.can_abort(); }
+    [[nodiscard]] bool can_abort() const noexcept { return outcome_.can_abort(); }
 
     // -- what participants call ------------------------------------------------------------------
 
     /// Local. Opens a round (the answer comes with `answer`), or begins a part of the open one.
     void announce(std::size_t position, RoundNotice const& notice) {
-        ending_.require_alive();
+        outcome_.require_alive();
         if (is_shadowing_) {
             return; // a hook may run the code of active ranks
         }
         require_no_announcement();
         bool const loop_opens_rounds = opened_ && opened_->opening != Opening::notification;
-        if (parts_.take_turn(position, loop_opens_rounds)) {
+        if (turns_.take_turn(position, loop_opens_rounds)) {
             check_later_notice(position, notice);
             return;
         }
@@ -104,13 +104,13 @@ public:
 
     void hold(std::size_t position) {
         if (!is_shadowing_) {
-            parts_.hold(position);
+            turns_.hold(position);
         }
     }
-    void done() { parts_.done(); }
+    void done() { turns_.done(); }
 
-    void record_failure(std::string_view text) { ending_.record(text); }
-    void forget_failure() noexcept { ending_.forget(); }
+    void record_failure(std::string_view text) { outcome_.record(text); }
+    void forget_failure() noexcept { outcome_.forget(); }
 
     [[nodiscard]] bool is_active(int rank) const { return rounds_.roll_call().is_active(rank); }
     /// Whether the announced round is open. A round that this rank shadows is, though with
@@ -134,7 +134,7 @@ public:
         if (stopped_) {
             return false;
         }
-        ending_.require_alive();
+        outcome_.require_alive();
         require_complete_round();
         if (!have_input) {
             return false;
@@ -175,7 +175,7 @@ public:
 
     /// Makes this rank joined, shadows until all are, runs the post hooks.
     void finish(HookRunner& hooks) {
-        ending_.require_alive();
+        outcome_.require_alive();
         try {
             require_complete_round();
             require_nothing_ahead();
@@ -186,14 +186,14 @@ public:
             JoinResult result = rounds_.result(stopped_);
             auto const& last = result.last_joiners;
             bool const is_last =
-                std::find(last.begin(), last.end(), ending_.control().rank()) != last.end();
+                std::find(last.begin(), last.end(), outcome_.control().rank()) != last.end();
             hooks.run_post_hooks(result, is_last);
             rounds_.announce_nothing(); // a post hook that fails on one rank fails on all
             hear();
-            ending_.end();
+            outcome_.end();
             result_ = std::move(result);
         } catch (...) {
-            ending_.record({});
+            outcome_.record({});
             leave_by_exception();
             throw;
         }
@@ -202,13 +202,13 @@ public:
     /// For a guard that an exception leaves. Blocks at most the deadline, never throws: between
     /// rounds it says so in the next roll call, anywhere else it aborts the communicators.
     void leave_by_exception() noexcept {
-        if (ending_.is_over()) {
+        if (outcome_.is_over()) {
             return;
         }
         try {
-            AbortReason const reason = ending_.reason();
+            AbortReason const reason = outcome_.reason();
             if (is_between_rounds() && reason.ranks.empty()) {
-                ending_.end();
+                outcome_.end();
                 rounds_.announce_failure(reason.message);
                 return;
             }
@@ -220,7 +220,7 @@ public:
 
     /// What finish() returned, once it has.
     [[nodiscard]] std::optional<JoinResult> const& result() const noexcept { return result_; }
-    [[nodiscard]] bool is_over() const noexcept { return ending_.is_over(); }
+    [[nodiscard]] bool is_over() const noexcept { return outcome_.is_over(); }
     [[nodiscard]] Round const& round() const noexcept { return round_; }
 
 private:
@@ -234,7 +234,7 @@ private:
             if (rounds_.has_vote() || options_.end_policy == EndPolicy::stop_at_first) {
                 throw_violation(stop_needs_loop);
             }
-            parts_.require_first(opener, rounds_.preview(said));
+            turns_.require_first(opener, rounds_.preview(said));
         }
         rounds_.announce(said);
         return said;
@@ -250,9 +250,9 @@ private:
             return;
         }
         round_ = rounds_.adopt(*this, opened_);
-        parts_.open(round_);
+        turns_.open(round_);
         if (opened_ && opened_->opening == Opening::notification) {
-            parts_.begin(opened_->opener);
+            turns_.begin(opened_->opener);
         }
     }
 
@@ -271,14 +271,14 @@ private:
     /// After an exchange that all ranks take part in has thrown, on this rank alone or because the
     /// communicator failed: the others cannot go on.
     void fail_together() {
-        ending_.record_end_of_roll_calls();
+        outcome_.record_end_of_roll_calls();
         abort();
     }
 
     /// Tells every rank, wherever it waits, why this one leaves.
     void abort() noexcept {
         try {
-            ending_.abort(blamed_on(ending_.control().rank(), ending_.reason()));
+            outcome_.abort(blamed_on(outcome_.control().rank(), outcome_.reason()));
         } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is in flight goes on
         }
     }
@@ -286,9 +286,9 @@ private:
     Verdict act_on(Verdict verdict) {
         switch (verdict) {
         case Verdict::failed:
-        case Verdict::mismatch: ending_.fail(rounds_.roll_call().failure());
+        case Verdict::mismatch: outcome_.fail(rounds_.roll_call().failure());
         case Verdict::early_end:
-            ending_.end();
+            outcome_.end();
             throw EarlyTermination{
                 rounds_.roll_call().arrived(),
                 to_text(ranks_text(rounds_.roll_call().arrived())) + " ran out of inputs after " +
@@ -296,7 +296,7 @@ private:
             };
         case Verdict::stop: // a rank that opens no round can vote whatever the others do
             if (rounds_.was_voted_down() && rounds_.opening() == Opening::notification) {
-                ending_.fail({FailureKind::contract, {}, stop_needs_loop});
+                outcome_.fail({FailureKind::contract, {}, stop_needs_loop});
             }
             break;
         case Verdict::go_on:
@@ -311,7 +311,7 @@ private:
         }
         if (notice != RoundNotice{.skips = opened_->notice.skips}) {
             throw_violation(concat(
-                parts_.name(position),
+                turns_.name(position),
                 " gave a notice that differs from the one that opened round ",
                 round_.number(),
                 opened_->opening == Opening::notification
@@ -324,7 +324,7 @@ private:
     void require_no_announcement() const {
         if (!is_answered()) {
             throw_violation(concat(
-                parts_.name(opened_ ? opened_->opener : 0),
+                turns_.name(opened_ ? opened_->opener : 0),
                 " announced round ",
                 rounds_.roll_call().rounds(),
                 ", but never waited for it (a forward without its backward?)"
@@ -334,7 +334,7 @@ private:
 
     void require_complete_round() const {
         require_no_announcement();
-        parts_.require_complete();
+        turns_.require_complete();
     }
 
     /// Others compute a round already that this rank has announced: they cannot go on without it.
@@ -342,26 +342,26 @@ private:
         if (ahead_) {
             AbortReason const reason{
                 FailureKind::contract,
-                {ending_.control().rank()},
-                "rank " + to_text(ending_.control().rank()) +
+                {outcome_.control().rank()},
+                "rank " + to_text(outcome_.control().rank()) +
                     " left a loop with look-ahead before its end, but had announced round " +
                     to_text(rounds_.roll_call().rounds()) +
                     "; vote_stop() instead, or iterate without look_ahead"
             };
-            ending_.abort(reason);
+            outcome_.abort(reason);
             throw_failure(reason);
         }
     }
 
     [[nodiscard]] bool is_between_rounds() const {
-        return !rounds_.is_posted() && !rounds_.is_scheduled() && parts_.are_complete() &&
+        return !rounds_.is_posted() && !rounds_.is_scheduled() && turns_.are_complete() &&
                !stopped_ && !has_ended_ && !is_shadowing_; // after a stop come the post hooks
     }
 
     // -- the end ---------------------------------------------------------------------------------
 
     void shadow_until_end(HookRunner& hooks) {
-        parts_.close();
+        turns_.close();
         if (!std::exchange(is_ahead_, false)) {
             rounds_.announce_arrival();
         }
@@ -376,23 +376,23 @@ private:
             if (rounds_.opening() == Opening::look_ahead) {
                 rounds_.announce_nothing(); // before this round's collectives, as active ranks do
             }
-            parts_.open(round_);
-            for (auto part = parts_.next(); part; part = parts_.next()) {
-                parts_.begin(*part);
+            turns_.open(round_);
+            for (auto part = turns_.next(); part; part = turns_.next()) {
+                turns_.begin(*part);
                 round_.position_ = *part;
                 hooks.run_main_hook(*part, round_);
             }
-            parts_.close();
+            turns_.close();
             is_shadowing_ = false;
-            warn_of_skew(options_, ending_.control().rank(), rounds_.shadow_rounds());
+            warn_of_skew(options_, outcome_.control().rank(), rounds_.shadow_rounds());
             if (!rounds_.is_posted()) {
                 rounds_.announce_nothing();
             }
         }
     }
 
-    Ending ending_;
-    Parts parts_;
+    GuardOutcome outcome_;
+    TurnOrder turns_;
     JoinOptions options_;
     Rounds rounds_;
 

@@ -107,7 +107,7 @@ TEST_CASE("arenas of different sizes are a Mismatch on all ranks, which go on") 
                 "ranks register arenas of different sizes: rank 0 of 64 bytes"
             ));
         }
-        CHECK_FALSE(comm.is_spent());
+        CHECK_FALSE(comm.is_aborted());
         CHECK(comm.register_arena(comm.allocate(64)));
     });
     check_nothing_is_left();
@@ -173,7 +173,7 @@ TEST_CASE("windows on some ranks only, for which NCCL would wait for ever, end a
         comm.barrier();
         comm.set_deadline(has_none ? std::chrono::seconds{60} : std::chrono::seconds{1});
         CHECK_THROWS_AS((void)comm.register_arena(arena), joinable::TimedOut);
-        CHECK(comm.is_spent());
+        CHECK(comm.is_aborted());
     });
     check_nothing_is_left();
 }
@@ -191,7 +191,7 @@ TEST_CASE("a registration that fails on one rank ends all of them with its text"
                     Contains(text.c_str()),
                     joinable::CommunicationError
                 );
-                CHECK(comm.is_spent());
+                CHECK(comm.is_aborted());
                 CHECK_THROWS_AS((void)comm.register_arena(arena), joinable::CommunicationError);
             });
         }
@@ -219,7 +219,7 @@ TEST_CASE(
         run_nccl_ranks({world}, [&](NcclCommunicator& comm, auto&, cudaStream_t) {
             int const last = world - 1;
             if (comm.rank() == last) {
-                wait_until([&] { return comm.is_spent(); });
+                wait_until([&] { return comm.is_aborted(); });
                 return;
             }
             Arena const arena = comm.allocate(64);
@@ -241,7 +241,7 @@ TEST_CASE(
             comm.rank() == 0 ? hosts.barrier() : (void)comm.register_arena(arena);
         };
         CHECK_THROWS_AS(call(), joinable::Mismatch);
-        CHECK(comm.is_spent());
+        CHECK(comm.is_aborted());
     });
     check_nothing_is_left();
 }
@@ -307,7 +307,7 @@ TEST_CASE("an arena that goes while a peer never comes ends all at the deadline"
         comm.all_reduce(floats(*arena, 0, 16), ReduceOp::sum).wait();
         comm.set_deadline(std::chrono::milliseconds{300});
         arena.reset();
-        CHECK(comm.is_spent());
+        CHECK(comm.is_aborted());
     });
     check_nothing_is_left();
 }
@@ -364,7 +364,7 @@ TEST_CASE("models that differ are told as before anything is registered") {
         auto const make = [&] { joinable::DistributedDataParallel{comm, model.params}; };
         CHECK_THROWS_WITH_AS(make(), Contains("models differ: "), joinable::Mismatch);
         CHECK(registrations.since() == 0);
-        CHECK_FALSE(comm.is_spent());
+        CHECK_FALSE(comm.is_aborted());
     });
     check_nothing_is_left();
 }

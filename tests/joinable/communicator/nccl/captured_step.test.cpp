@@ -312,7 +312,7 @@ TEST_CASE("a rank that never launches the graph is told of by the deadline") {
             captured.step();
             comm.synchronize();
             if (comm.rank() == 1) {
-                wait_until([&] { return comm.is_spent(); });
+                wait_until([&] { return comm.is_aborted(); });
             } else {
                 captured.step();
                 ++posted;
@@ -356,7 +356,7 @@ public:
         cuda(cudaStreamSynchronize(stream));
     }
     [[nodiscard]] bool is_captured() const noexcept { return executable_ != nullptr; }
-    void let_go() noexcept override {
+    void release_kernels() noexcept override {
         if (is_captured()) {
             static_cast<void>(cudaGraphExecDestroy(std::exchange(executable_, nullptr)));
             static_cast<void>(cudaGraphDestroy(graph_));

@@ -306,7 +306,7 @@ TEST_CASE("a group that holds nothing does nothing") {
             auto const group = comm.group();
         }
         comm.synchronize();
-        CHECK_FALSE(comm.is_spent());
+        CHECK_FALSE(comm.is_aborted());
     });
 }
 
@@ -324,7 +324,7 @@ TEST_CASE("waiting for a work orders streams and leaves the host free") {
                 copy.buffer().data, data.buffer().data, 4, cudaMemcpyDeviceToDevice, stream
             ));
             CHECK_FALSE(fake_cuda::is_idle(stream));
-            CHECK(comm.missing() == std::vector{1});
+            CHECK(comm.missing_ranks() == std::vector{1});
             hosts.barrier();
             work.synchronize();
             CHECK(work.test());
@@ -336,7 +336,7 @@ TEST_CASE("waiting for a work orders streams and leaves the host free") {
             ));
         }
         CHECK(copy.read(comm, stream) == std::vector{2});
-        CHECK(comm.missing().empty());
+        CHECK(comm.missing_ranks().empty());
     });
 }
 

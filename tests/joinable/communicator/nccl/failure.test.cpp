@@ -57,7 +57,7 @@ public:
     auto broadcast(joinable::Buffer buffer, int root) { return comm_.broadcast(buffer, root); }
     void barrier() { comm_.barrier(); }
     void abort(joinable::AbortReason const& reason) { comm_.abort(reason); }
-    [[nodiscard]] bool is_spent() const { return comm_.is_spent(); }
+    [[nodiscard]] bool is_aborted() const { return comm_.is_aborted(); }
 
 private:
     joinable::ThreadCommunicator& comm_;
@@ -95,7 +95,7 @@ TEST_CASE("a rank that never comes is named on all ranks, and nothing of NCCL is
                 check([&] { work.wait(); }); // again, the same
                 check([&] { static_cast<void>(work.test()); });
             }
-            CHECK(comm.is_spent());
+            CHECK(comm.is_aborted());
             check([&] { static_cast<void>(comm.all_reduce(data.buffer(), ReduceOp::sum)); });
             check([&] { comm.barrier(); });
             check([&] { static_cast<void>(comm.group()); });
@@ -435,7 +435,7 @@ TEST_CASE("check compares what ranks are about to do and throws Mismatch on all 
                 REQUIRE(error);
                 CHECK(error->ranks() == ranks);
                 CHECK(std::string{error->what()} == text);
-                CHECK(comm.is_spent());
+                CHECK(comm.is_aborted());
             }
         );
     };
@@ -566,7 +566,7 @@ TEST_CASE("ranks that cannot begin say so together and leave the control communi
                 CHECK(error->ranks() == std::vector{hosts.size() - 1});
                 CHECK(std::string{error->what()}.find(text) != std::string::npos);
             }
-            CHECK_FALSE(hosts.is_spent());
+            CHECK_FALSE(hosts.is_aborted());
             hosts.barrier();
         });
     };
@@ -617,7 +617,7 @@ TEST_CASE("ranks that do not come to the constructor are TimedOut") {
             REQUIRE(error);
             CHECK(error->missing() == std::vector{1});
         } else {
-            wait_until([&] { return hosts.is_spent(); });
+            wait_until([&] { return hosts.is_aborted(); });
         }
     });
 }
@@ -662,7 +662,7 @@ TEST_CASE("what NCCL starts and does not finish ends all ranks with its text") {
                 std::string const text = error->what();
                 CHECK(text.starts_with("rank 1: an asynchronous error"));
                 CHECK(text.find(concat(function, " was told to fail later")) != std::string::npos);
-                CHECK(comm.is_spent());
+                CHECK(comm.is_aborted());
             }
         );
         CHECK(fake_nccl::live_communicators() == 0);
@@ -739,7 +739,7 @@ TEST_CASE("a message of a rank to itself needs its other side in the same group"
                 joinable::ContractViolation
             );
         }
-        CHECK_FALSE(comm.is_spent());
+        CHECK_FALSE(comm.is_aborted());
     });
 }
 
@@ -804,7 +804,7 @@ TEST_CASE("a rank that keeps itself alive is waited for by collectives and by ba
                 }
                 if (comm.rank() == 1) { // once is not for ever
                     comm.keep_alive();
-                    wait_until([&] { return comm.is_spent(); });
+                    wait_until([&] { return comm.is_aborted(); });
                     return;
                 }
                 if (comm.size() == 1) {

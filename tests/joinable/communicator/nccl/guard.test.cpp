@@ -110,7 +110,7 @@ TEST_CASE("a rank that throws within a round ends the guard and NCCL on all rank
                     CHECK(failure.rank() == 1);
                     CHECK(std::string{failure.what()}.find("rank 1 failed") == 0);
                 }
-                CHECK(comm.is_spent());
+                CHECK(comm.is_aborted());
             }
         });
     };

@@ -130,7 +130,7 @@ TEST_CASE("a blocking communicator is refused on all ranks, and stays the engine
             ),
             joinable::ContractViolation
         );
-        CHECK_FALSE(hosts.is_spent());
+        CHECK_FALSE(hosts.is_aborted());
         hosts.barrier();
     });
 }
@@ -155,7 +155,7 @@ TEST_CASE("a communicator that is blocking on one rank is refused on all, withou
                 joinable::PeerFailed
             );
         }
-        CHECK_FALSE(hosts.is_spent());
+        CHECK_FALSE(hosts.is_aborted());
         hosts.barrier();
     });
     CHECK(fake_nccl::live_communicators() == 0);
@@ -183,7 +183,7 @@ TEST_CASE("a communicator that the environment makes blocking is refused, whoeve
             CHECK_THROWS_WITH_AS(
                 make(), Contains("NCCL_COMM_BLOCKING"), joinable::ContractViolation
             );
-            CHECK_FALSE(hosts.is_spent());
+            CHECK_FALSE(hosts.is_aborted());
             hosts.barrier();
         });
         fake_nccl::force_blocking(-1);
@@ -221,7 +221,7 @@ TEST_CASE("what is lent must fit the control communicator") {
                 joinable::PeerFailed
             );
         }
-        CHECK_FALSE(hosts.is_spent());
+        CHECK_FALSE(hosts.is_aborted());
         NcclCommunicatorRef const comm{hosts, engine.comm, engine.stream}; // it is still good
     });
 }
@@ -261,7 +261,7 @@ TEST_CASE("a lent handle is gone after an abort, unless it is revoked") {
                 CHECK_THROWS_AS(hosts.barrier(), joinable::TimedOut);
                 CHECK_THROWS_AS(comm.barrier(), joinable::TimedOut);
             }
-            CHECK(comm.is_spent());
+            CHECK(comm.is_aborted());
             if (comm.native_handle() == nullptr) {
                 engine.comm = nullptr;
             }
@@ -277,7 +277,7 @@ TEST_CASE("who gives a lent communicator back learns whether another rank has en
         run_engines({2}, false, [&](joinable::ThreadCommunicator& hosts, Engine& engine) {
             NcclCommunicatorRef comm{hosts, engine.comm, engine.stream};
             if (hosts.rank() == 0) {
-                CHECK_FALSE(comm.is_spent()); // which may be different a moment later
+                CHECK_FALSE(comm.is_aborted()); // which may be different a moment later
                 has_asked = true;
             } else {
                 wait_until(has_asked, true);

@@ -182,7 +182,7 @@ TEST_CASE("a rank that throws in a round or between two is named over NCCL alone
                             CHECK(error.ranks() == std::vector{culprit});
                         }
                     }
-                    CHECK(comm.is_spent() == is_inside);
+                    CHECK(comm.is_aborted() == is_inside);
                 });
             }
         }
@@ -236,7 +236,7 @@ TEST_CASE("an error of CUDA in a roll call over NCCL ends all ranks, whichever c
             CHECK_THROWS_WITH_AS(
                 sum(), Contains("an illegal memory access"), joinable::CommunicationError
             );
-            CHECK(comm.is_spent());
+            CHECK(comm.is_aborted());
         });
     }
     fake_cuda::relaunch();

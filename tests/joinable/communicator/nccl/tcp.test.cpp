@@ -100,7 +100,7 @@ TEST_CASE("ranks meet by TCP, take the device of their place, and reduce by NCCL
         comm.broadcast(told.buffer(), n - 1).wait();
         CHECK(told.read(comm, stream) == std::vector{n - 1});
         comm.barrier();
-        CHECK(comm.missing().empty());
+        CHECK(comm.missing_ranks().empty());
     });
 }
 
@@ -171,7 +171,7 @@ TEST_CASE("a rank that throws in a round over NCCL and TCP is named on all other
                         } catch (joinable::PeerFailed const& error) {
                             CHECK(error.ranks() == std::vector{culprit});
                         }
-                        CHECK(rank.comm.is_spent());
+                        CHECK(rank.comm.is_aborted());
                     }
                 });
             };
@@ -194,7 +194,7 @@ TEST_CASE("a rank that is gone before NCCL begins is named by those that wait fo
         } catch (joinable::PeerFailed const& error) {
             CHECK(error.ranks() == std::vector{control.size() - 1});
         }
-        CHECK(control.is_spent());
+        CHECK(control.is_aborted());
     });
 }
 

@@ -181,7 +181,7 @@ TEST_CASE("of two pairs whose sides say different things the first is what all r
         auto const take_part = [&] {
             switch (comm.rank()) {
             case 0: return send(1);
-            case 1: wait_until([&] { return comm.is_spent(); }); return receive(0);
+            case 1: wait_until([&] { return comm.is_aborted(); }); return receive(0);
             case 2: return send(3);
             default: return receive(2);
             }

@@ -316,7 +316,7 @@ TEST_CASE("ranks that are killed while they tell of a failure leave nobody waiti
             });
         }
         wait_until(fates->attached, 5);
-        for (std::size_t const rank : {0U, 1U, 2U}) { // one, and those who may bury it
+        for (std::size_t const rank : {0U, 1U, 2U}) { // one, and those who may mark_dead it
             kill(ids[rank], SIGKILL);
             std::this_thread::sleep_for(std::chrono::microseconds{attempt * (rank == 0 ? 1 : 800)});
         }
@@ -328,7 +328,9 @@ TEST_CASE("ranks that are killed while they tell of a failure leave nobody waiti
     }
 }
 
-TEST_CASE("a rank that dies while it tells of a failure is buried, by one that dies over it, too") {
+TEST_CASE(
+    "a rank that dies while it tells of a failure is marked dead, by one that dies over it, too"
+) {
     // The text of the reason ends the board, which begins on the second page of the object, and the
     // arrival lines of the ranks come after it: what a rank may not write there kills it.
     using joinable::detail::Board;

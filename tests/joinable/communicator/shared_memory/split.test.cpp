@@ -92,11 +92,11 @@ TEST_CASE("an abort reaches the groups that were split off, not the other way ro
             auto other = comm.split(0, 0);
             comm.barrier();
             comm.abort({joinable::FailureKind::peer_failed, {0}, "rank 0 gives up"});
-            CHECK(other.is_spent());
+            CHECK(other.is_aborted());
         } else {
             auto other = comm.split(0, 0);
             other.abort({joinable::FailureKind::peer_failed, {1}, "only here"});
-            CHECK(!comm.is_spent());
+            CHECK(!comm.is_aborted());
             comm.barrier();
             // Nobody else is in `deeper` forever: it ends because of the abort two levels above.
             CHECK_THROWS_WITH_AS(
@@ -109,8 +109,8 @@ TEST_CASE("an abort reaches the groups that were split off, not the other way ro
                 joinable::PeerFailed
             );
         }
-        CHECK(deeper.is_spent());
-        CHECK(group.is_spent());
+        CHECK(deeper.is_aborted());
+        CHECK(group.is_aborted());
         CHECK_THROWS_AS((void)comm.split(0, 0), joinable::PeerFailed);
     });
 }
@@ -121,7 +121,7 @@ TEST_CASE("groups go on without a rank of the parent that has left") {
         if (comm.rank() == 0) {
             return;
         }
-        while (!comm.is_spent()) { // rank 0 is gone
+        while (!comm.is_aborted()) { // rank 0 is gone
             std::this_thread::yield();
         }
         CHECK(sum_of_ones(group) == comm.size() - 1);
@@ -185,7 +185,7 @@ TEST_CASE("an abort reaches a group whose parent all have left") {
             "rank 0 gives up",
             joinable::PeerFailed
         );
-        CHECK(deeper.is_spent());
+        CHECK(deeper.is_aborted());
     });
 }
 
@@ -415,7 +415,7 @@ TEST_CASE("keep_alive extends what others wait, by one deadline from then on") {
         comm.barrier();
         if (comm.rank() == 1) { // once is not for ever
             comm.keep_alive();
-            wait_until([&] { return comm.is_spent(); });
+            wait_until([&] { return comm.is_aborted(); });
         }
         try {
             comm.barrier();

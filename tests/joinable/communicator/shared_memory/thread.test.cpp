@@ -330,7 +330,7 @@ void check_mismatch(A const& usual, B const& odd, std::string const& odd_text) {
         }
         CAPTURE(text);
         CHECK(text.find(odd_text) != std::string::npos);
-        CHECK(comm.is_spent());
+        CHECK(comm.is_aborted());
     });
 }
 
@@ -455,14 +455,14 @@ TEST_CASE("a rank that leaves while others wait is named at once") {
     });
 }
 
-TEST_CASE("nothing starts any more after a communicator was seen to be spent") {
+TEST_CASE("nothing starts any more after a communicator was seen to be aborted") {
     for (int attempt = 0; attempt < 50; ++attempt) {
         run_ranks({2, 3, 4, 8}, [](ThreadCommunicator& comm) {
             comm.barrier();
             if (comm.rank() == 0) {
                 comm.abort({joinable::FailureKind::peer_failed, {0}, "rank 0 gives up"});
             }
-            while (!comm.is_spent()
+            while (!comm.is_aborted()
             ) { // no pause: the others are to see it as soon as it can be seen
             }
             CHECK_THROWS_WITH_AS(
@@ -496,7 +496,7 @@ TEST_CASE("the missing ranks are named when the deadline passes") {
             auto work = comm.all_reduce({values.data(), values.size(), DType::f32}, ReduceOp::sum);
             ++arrived;
             wait_until(arrived, world - 1); // or they could be missed, too
-            CHECK(comm.missing() == std::vector{world - 1});
+            CHECK(comm.missing_ranks() == std::vector{world - 1});
             for (int twice = 0; twice < 2; ++twice) {
                 try {
                     work.wait();
@@ -522,7 +522,7 @@ TEST_CASE("a collective that all ranks have posted completes, although one abort
             std::this_thread::yield();
         }
         comm.abort({joinable::FailureKind::peer_failed, {0}, "rank 0 gives up"});
-        CHECK(comm.is_spent());
+        CHECK(comm.is_aborted());
         work.wait();
         CHECK(values.front() == static_cast<float>(comm.size()));
         CHECK_THROWS_WITH_AS(comm.barrier(), "rank 0 gives up", joinable::PeerFailed);
@@ -540,7 +540,7 @@ TEST_CASE("a work that is destroyed unfinished waits, and aborts while unwinding
     });
     run_all_ranks({2, 4}, [](auto& comm) {
         if (comm.rank() != 0) {
-            while (!comm.is_spent()) {
+            while (!comm.is_aborted()) {
                 std::this_thread::yield();
             }
             CHECK_THROWS_AS(comm.barrier(), joinable::PeerFailed);
@@ -552,7 +552,7 @@ TEST_CASE("a work that is destroyed unfinished waits, and aborts while unwinding
                 comm.all_reduce({values.data(), values.size(), DType::f32}, ReduceOp::sum);
             throw std::runtime_error{"changed my mind"};
         } catch (std::runtime_error const&) {
-            CHECK(comm.is_spent());
+            CHECK(comm.is_aborted());
         }
     });
 }

@@ -339,7 +339,7 @@ TEST_CASE("the ranks that have not come are known by TCP before any deadline") {
     run_tcp_ranks({2, 3, 8}, [&](TcpCommunicator& comm) {
         have_looked = 0;
         comm.barrier();
-        CHECK(comm.missing().empty());
+        CHECK(comm.missing_ranks().empty());
         int const late = comm.size() - 1;
         std::int32_t value = 1;
         if (comm.rank() == late) {
@@ -350,10 +350,10 @@ TEST_CASE("the ranks that have not come are known by TCP before any deadline") {
             return;
         }
         TcpWork work = comm.all_reduce({&value, 1, DType::i32}, ReduceOp::sum);
-        std::vector<int> missing = comm.missing();
+        std::vector<int> missing = comm.missing_ranks();
         while (missing.size() > 1) { // others are on their way
             std::this_thread::yield();
-            missing = comm.missing();
+            missing = comm.missing_ranks();
         }
         CHECK(missing == std::vector{late});
         ++have_looked;

@@ -111,7 +111,7 @@ TEST_CASE("a rank that is killed at any step is PeerFailed on all others at once
                         CHECK(
                             std::chrono::steady_clock::now() - start < 40s
                         ); // of a deadline of 50
-                        CHECK(comm.is_spent());
+                        CHECK(comm.is_aborted());
                         CHECK_THROWS_AS(comm.barrier(), joinable::PeerFailed);
                     });
                 }
@@ -169,7 +169,7 @@ TEST_CASE("what an exception leaves is named: a collective, or the communicator"
             std::string const what = has_work ? "a collective" : "the scope of its communicator";
             try {
                 if (comm.rank() == 2) { // never posts the collective, or it might be complete
-                    wait_until([&] { return comm.is_spent(); });
+                    wait_until([&] { return comm.is_aborted(); });
                 }
                 comm.all_reduce({&value, 1, DType::i32}, ReduceOp::sum).wait();
                 FAIL_CHECK("no exception");
@@ -263,7 +263,7 @@ std::string text_of_mismatch(Comm& comm, int kind) {
     } catch (joinable::Mismatch const& error) {
         CHECK(error.ranks() == std::vector{comm.size() - 1});
         CHECK(values == std::vector<float>(8, 1.0F)); // no data moved
-        CHECK(comm.is_spent());
+        CHECK(comm.is_aborted());
         return error.what();
     }
 }
@@ -290,7 +290,7 @@ TEST_CASE("whoever aborts first is heard by all, also while rank 0 computes") {
             if (rank != 0 || world == 2) { // two of them at the same time, or one
                 if (rank == 1 || rank == 2) {
                     comm.abort({FailureKind::contract, {rank}, "by " + std::to_string(rank)});
-                    CHECK(comm.is_spent());
+                    CHECK(comm.is_aborted());
                 }
             }
             while (rank == 0 && heard != world - 1) {
@@ -303,7 +303,7 @@ TEST_CASE("whoever aborts first is heard by all, also while rank 0 computes") {
                 told.add(error.what());
                 ++heard;
             }
-            CHECK(comm.is_spent());
+            CHECK(comm.is_aborted());
             std::int32_t value = 1;
             CHECK_THROWS_AS(
                 (void)comm.all_reduce({&value, 1, DType::i32}, ReduceOp::sum),
@@ -405,7 +405,7 @@ TEST_CASE("a work by TCP that is destroyed while a rank is missing ends at the d
             auto const work =
                 comm.all_reduce({values.data(), values.size(), DType::f32}, ReduceOp::sum);
         }
-        CHECK(comm.is_spent());
+        CHECK(comm.is_aborted());
         CHECK(values == std::vector<float>(1000, 3.0F)); // and nobody touches them any more
         is_over = true;
     });

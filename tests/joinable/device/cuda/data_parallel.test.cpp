@@ -300,7 +300,7 @@ TEST_CASE("a model that is not on the communicator's device is refused on all ra
         CHECK(text_of([&] {
                   DistributedDataParallel const ddp(without, model.params);
               }).find("its kernels are missing") != std::string::npos);
-        DistributedDataParallel const ddp{comm, model.params}; // nothing is spent
+        DistributedDataParallel const ddp{comm, model.params}; // nothing is aborted
     });
     fake::drain();
     CHECK(fake::live_allocations() == 0);

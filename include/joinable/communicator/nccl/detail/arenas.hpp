@@ -63,7 +63,7 @@ public:
     }
 
     /// See NcclCollectives::register_arena.
-    [[nodiscard]] bool enroll(Arena const& arena) {
+    [[nodiscard]] bool register_arena(Arena const& arena) {
         rank_.begin_call();
         Segment* const segment = find(arena);
         if (segment != nullptr && segment->registration != nullptr) {
@@ -92,7 +92,7 @@ public:
             return segment->registration != nullptr;
         });
         if (has_any && finish()) {
-            rank_.let_go();
+            rank_.release_kernels();
             for (Segment* const segment : segments_) {
                 deregister(*segment);
             }
@@ -135,7 +135,7 @@ private:
     /// Whether nothing is under way any more and the handle lives.
     [[nodiscard]] bool finish() noexcept {
         try {
-            rank_.throw_if_spent();
+            rank_.throw_if_aborted();
             rank_.finish_launches();
             return rank_.handle() != nullptr;
         } catch (...) { // it has ended on all ranks, and what was under way with it

@@ -35,7 +35,7 @@ public:
     virtual void barrier() = 0;
 
     virtual void abort(AbortReason const& reason) = 0;
-    [[nodiscard]] virtual bool is_spent() const = 0;
+    [[nodiscard]] virtual bool is_aborted() const = 0;
     /// The deadline that was in force, none where it has none.
     virtual std::optional<std::chrono::nanoseconds> set_deadline(std::chrono::nanoseconds deadline
     ) = 0;
@@ -49,10 +49,10 @@ public:
     [[nodiscard]] virtual std::unique_ptr<NcclControl> split(int color, int key) = 0;
 };
 
-/// `Held` is a communicator, or a reference to one.
-template <class Held>
+/// `Accumulated` is a communicator, or a reference to one.
+template <class Accumulated>
 class NcclControlOver final : public NcclControl {
-    using Comm = std::remove_reference_t<Held>;
+    using Comm = std::remove_reference_t<Accumulated>;
 
 public:
     /// `make()` returns what is held, which need not be movable.
@@ -71,7 +71,7 @@ public:
     void barrier() override { comm_.barrier(); }
 
     void abort(AbortReason const& reason) override { comm_.abort(reason); }
-    [[nodiscard]] bool is_spent() const override { return comm_.is_spent(); }
+    [[nodiscard]] bool is_aborted() const override { return comm_.is_aborted(); }
     std::optional<std::chrono::nanoseconds> set_deadline(std::chrono::nanoseconds deadline
     ) override {
         if constexpr (HasDeadline<Comm>) {
@@ -106,7 +106,7 @@ public:
     }
 
 private:
-    Held comm_;
+    Accumulated comm_;
 };
 
 /// Says in one sentence what a communicator lacks to be the control of NCCL ranks.
@@ -115,7 +115,7 @@ consteval bool models_nccl_control() {
     static_assert(
         Aborts<Comm>,
         "NcclCommunicator: the control communicator needs members 'abort(AbortReason)' and 'bool "
-        "is_spent()', by which ranks learn that one of them failed; use one that models Aborts"
+        "is_aborted()', by which ranks learn that one of them failed; use one that models Aborts"
     );
     static_assert(
         reduces_host_memory<Comm>,

@@ -29,7 +29,7 @@ namespace joinable::inline v0::detail {
 class HoldsNcclKernels {
 public:
     /// May be called again.
-    virtual void let_go() noexcept = 0;
+    virtual void release_kernels() noexcept = 0;
 
 protected:
     ~HoldsNcclKernels() = default;
@@ -56,19 +56,19 @@ public:
         return std::exchange(deadline_, deadline);
     }
 
-    /// The handle must be alive until it is given up, or until this rank is spent.
+    /// The handle must be alive until it is given up, or until this rank is aborted.
     void adopt(ncclComm_t comm) noexcept { comm_ = comm; }
 
     void hold(HoldsNcclKernels& holder) { holders_.push_back(&holder); }
     void unhold(HoldsNcclKernels& holder) noexcept { std::erase(holders_, &holder); }
     /// Before anything goes that NCCL's kernels use.
-    void let_go() noexcept {
+    void release_kernels() noexcept {
         for (HoldsNcclKernels* const holder : holders_) {
-            holder->let_go();
+            holder->release_kernels();
         }
     }
 
-    [[nodiscard]] bool is_spent() const { return failure_ != nullptr || control_->is_spent(); }
+    [[nodiscard]] bool is_aborted() const { return failure_ != nullptr || control_->is_aborted(); }
 
     /// Ends this rank's part, unless that has happened: what is under way and has not run is lost. The
     /// others are told by the control communicator, where the first reason wins.
@@ -121,7 +121,7 @@ public:
             check_device_memory(buffer, found, device_);
         }
     }
-    void throw_if_spent(std::string_view error = asynchronous_error) {
+    void throw_if_aborted(std::string_view error = asynchronous_error) {
         poll(error);
         if (failure_) {
             std::rethrow_exception(failure_);
@@ -131,7 +131,7 @@ public:
     /// Runs f(control) with this rank's deadline; what that throws ends this rank, too.
     template <class F>
     void over_control(F const& f) {
-        throw_if_spent();
+        throw_if_aborted();
         auto const before = control_->set_deadline(deadline_);
         try {
             f(*control_);
@@ -162,7 +162,7 @@ protected:
             return;
         }
         try {
-            if (control_->is_spent()) {
+            if (control_->is_aborted()) {
                 abort({FailureKind::communication, {}, "another rank aborted"});
             } else if (ncclResult_t const state = async_state(); is_error(state)) {
                 check(state, error);
@@ -183,7 +183,7 @@ private:
 
     /// NCCL's kernels end, and with an abort the handle is gone.
     void end_handle() noexcept {
-        let_go();
+        release_kernels();
         lose_launches();
         if (comm_ == nullptr) {
             return;

@@ -144,7 +144,7 @@ public:
     }
 
     /// Who has not posted this rank's oldest unfinished collective, where that is known.
-    [[nodiscard]] std::vector<int> missing() const {
+    [[nodiscard]] std::vector<int> missing_ranks() const {
         std::uint64_t oldest = posted_ + 1;
         launches_.for_each_unsettled([&](NcclLaunch const& launch) {
             if (launch.number != 0 && launch.number < oldest && !launch.has_run()) {
@@ -183,7 +183,7 @@ private:
 
     /// Before anything that NCCL is asked.
     void begin() {
-        throw_if_spent();
+        throw_if_aborted();
         if (grouping_rank != nullptr && grouping_rank != this) {
             throw ContractViolation{"a group of another NCCL communicator is open on this thread, "
                                     "and NCCL would put this "
@@ -207,7 +207,7 @@ private:
         if (unsettled_ == nullptr) {
             return true;
         }
-        throw_if_spent();
+        throw_if_aborted();
         if (async_state() != ncclSuccess) {
             return false;
         }

@@ -34,11 +34,11 @@ public:
     /// deadline: later it aborts, and at once if `is_unwinding`. Returns the handle if it is another
     /// one's and lives.
     ncclComm_t close(bool is_unwinding, bool owns_handle) noexcept {
-        let_go();
+        release_kernels();
         try {
             if (is_unwinding) {
                 abort_for_exception("the scope of its communicator");
-            } else if (!is_spent()) {
+            } else if (!is_aborted()) {
                 settle();
                 if (owns_handle) {
                     check(ncclCommFinalize(handle()), "ncclCommFinalize");

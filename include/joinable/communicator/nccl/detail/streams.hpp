@@ -91,7 +91,7 @@ protected:
         cudaError_t const found = cudaStreamQuery(caller_);
         if (found == cudaErrorNotReady) {
             static_cast<void>(cudaGetLastError());
-            throw_if_spent();
+            throw_if_aborted();
             return false;
         }
         check_stream(found, "cudaStreamQuery");

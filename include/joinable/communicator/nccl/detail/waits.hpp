@@ -65,7 +65,7 @@ protected:
     ) {
         auto start = Clock::now();
         for (int turn = 0; !ready(); ++turn) {
-            throw_if_spent(error);
+            throw_if_aborted(error);
             if (Clock::now() - start >= deadline()) {
                 start = last_sign_of_life(start, doing, number);
             }

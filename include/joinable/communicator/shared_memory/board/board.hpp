@@ -136,7 +136,7 @@ public:
     /// Collectives before this number are not looked at for `rank` any more: once that is so for all
     /// ranks, their slots are free for others. In this order: a helper that this does not see yet
     /// sees that its rank has retired the collective, and lets it alone (begin_helping).
-    [[nodiscard]] std::uint64_t let_go(int rank) noexcept {
+    [[nodiscard]] std::uint64_t release(int rank) noexcept {
         RankState& state = state_of(rank);
         std::uint64_t const retired = state.retired.load();
         return (std::min)(retired, computes(state, Worker::helper).load());
@@ -151,7 +151,7 @@ public:
     [[nodiscard]] std::vector<int> holding_up(std::uint64_t sequence) {
         std::vector<int> ranks;
         for (int rank = 0; rank < size_; ++rank) {
-            if (let_go(rank) + max_in_flight <= sequence) {
+            if (release(rank) + max_in_flight <= sequence) {
                 ranks.push_back(rank);
             }
         }
@@ -160,7 +160,7 @@ public:
 
     /// The first writer wins. Returns when nothing can arrive any more. Writers are numbered as a
     /// FirstReason says: not by their ranks here, if this is the board of a part of all ranks. Should
-    /// the writer die, then bury() is called for it: by `before_sleep`, where nobody else does.
+    /// the writer die, then mark_dead() is called for it: by `before_sleep`, where nobody else does.
     template <class BeforeSleep = SleepThrough>
     void
     abort(AbortReason const& reason, int writer, BeforeSleep const& before_sleep = {}) noexcept {
@@ -171,16 +171,16 @@ public:
     /// Returns when nothing can arrive any more. @pre is_ending()
     template <class BeforeSleep>
     void finish_ending(BeforeSleep const& before_sleep) noexcept {
-        while (!room.wait([&] { return is_spent(); }, SleepThrough{}(), before_sleep)) {
+        while (!room.wait([&] { return is_aborted(); }, SleepThrough{}(), before_sleep)) {
         }
     }
     /// The writer with this number has died, wherever it was: in an abort, too. Here it was `rank`,
     /// or no rank, if that is negative. `burier` is the writer who says so, which may be killed
-    /// meanwhile and then be buried itself, or FirstReason::nobody. Each writer may be buried many
+    /// meanwhile and then be marked dead itself, or FirstReason::nobody. Each writer may be buried many
     /// times, by whoever finds it. Returns at once, though another one may not have finished its own
     /// abort.
-    void bury(int rank, int number, AbortReason const& reason, int burier) noexcept {
-        if (is_spent() && (rank < 0 || is_dead(rank))) {
+    void mark_dead(int rank, int number, AbortReason const& reason, int burier) noexcept {
+        if (is_aborted() && (rank < 0 || is_dead(rank))) {
             return; // or those who find it would wake each other without end
         }
         reason_.take_over(number, reason, burier, [this] { freeze(); });
@@ -243,7 +243,7 @@ public:
     /// Somebody ends it, or has: true for whoever has failed because of that.
     [[nodiscard]] bool is_ending() const noexcept { return reason_.has_begun(); }
     /// True only when nothing can arrive any more: whoever sees it can rely on it.
-    [[nodiscard]] bool is_spent() const noexcept { return reason_.is_given(); }
+    [[nodiscard]] bool is_aborted() const noexcept { return reason_.is_given(); }
     /// @pre some line is frozen
     [[nodiscard]] AbortReason reason() const { return reason_.reason(); }
 

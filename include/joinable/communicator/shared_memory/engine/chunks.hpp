@@ -66,7 +66,7 @@ chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
 /// All ranks find the same. @pre all chunks are claimed
 [[nodiscard]] inline bool
 chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
-    return board.is_spent() && board.may_be_lost(sequence) &&
+    return board.is_aborted() && board.may_be_lost(sequence) &&
            !chunks_are_done(board, sequence, cut);
 }
 

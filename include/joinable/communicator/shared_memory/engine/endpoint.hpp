@@ -51,7 +51,7 @@ public:
     void keep_alive() noexcept { board_.alive_at(rank_).store(now().time_since_epoch().count()); }
 
     /// Who has not arrived in this rank's oldest unfinished collective.
-    [[nodiscard]] std::vector<int> missing() const {
+    [[nodiscard]] std::vector<int> missing_ranks() const {
         return retired_ == next_ ? std::vector<int>{} : board_.missing(retired_);
     }
 
@@ -314,7 +314,7 @@ private:
         };
         wait_for_others(
             is_over,
-            [&] { return board_.is_spent() ? std::vector<int>{} : pipeline.holding_up(board_); },
+            [&] { return board_.is_aborted() ? std::vector<int>{} : pipeline.holding_up(board_); },
             "copy a slice",
             [&] { return "waits in " + pending_of(sequence).said.text(); }
         );
@@ -345,9 +345,9 @@ private:
         auto const others_have_room = [&] {
             all_retired_ = next_;
             for (int rank = 0; rank < size(); ++rank) {
-                all_retired_ = (std::min)(all_retired_, board_.let_go(rank));
+                all_retired_ = (std::min)(all_retired_, board_.release(rank));
             }
-            return next_ < max_in_flight + all_retired_ || board_.is_spent();
+            return next_ < max_in_flight + all_retired_ || board_.is_aborted();
         };
         wait_for_others(
             others_have_room,
@@ -355,7 +355,7 @@ private:
             "finish a collective",
             [] { return "posts another one"; }
         );
-        if (board_.is_spent()) {
+        if (board_.is_aborted()) {
             throw_failure(board_.reason());
         }
     }

@@ -151,7 +151,7 @@ public:
     /// Whether this rank, which cannot advance, never will: because some rank that is not through has
     /// died, because one has given up, or because the deadline of one for which it waits is over.
     [[nodiscard]] bool is_lost(Board& board) const {
-        if (!board.is_spent()) {
+        if (!board.is_aborted()) {
             return false;
         }
         for (int rank = 0; rank < board.size(); ++rank) {

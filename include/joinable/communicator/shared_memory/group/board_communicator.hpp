@@ -50,7 +50,7 @@ public:
 
     /// Local. The first reason wins; every wait that cannot complete any more throws it.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
-    [[nodiscard]] bool is_spent() const noexcept { return rank_.group().is_spent(); }
+    [[nodiscard]] bool is_aborted() const noexcept { return rank_.group().is_aborted(); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
@@ -60,14 +60,14 @@ public:
     void keep_alive() noexcept { rank_.keep_alive(); }
 
     /// Local. Who has not arrived in this rank's oldest unfinished collective.
-    [[nodiscard]] std::vector<int> missing() const { return rank_.missing(); }
+    [[nodiscard]] std::vector<int> missing_ranks() const { return rank_.missing_ranks(); }
 
     /// For ProgressThread.
     [[nodiscard]] Helper helper() noexcept { return {rank_.group().board(), rank_.rank()}; }
 
 protected:
     /// A place in a group that split() makes.
-    struct Seat {
+    struct Slot {
         Group group;
         int rank;
     };
@@ -84,7 +84,7 @@ protected:
     }
 
     /// What split() does before there is a communicator.
-    [[nodiscard]] Seat take_seat(int color, int key) {
+    [[nodiscard]] Slot allot_slot(int color, int key) {
         if (color < 0) {
             throw ContractViolation{
                 concat("split needs a color of at least 0, but was given ", color)
@@ -118,8 +118,8 @@ protected:
                 " ranks: wait for what is under way, or leave groups before making new ones"
             )};
         }
-        auto const seat = std::find(members.begin(), members.end(), rank());
-        return {rank_.group().group_at(place), static_cast<int>(seat - members.begin())};
+        auto const slot = std::find(members.begin(), members.end(), rank());
+        return {rank_.group().group_at(place), static_cast<int>(slot - members.begin())};
     }
 
     Rank rank_;

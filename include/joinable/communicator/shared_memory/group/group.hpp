@@ -97,8 +97,8 @@ public:
     /// one, was about to end them for another reason. False if somebody is at it, or keeps other
     /// groups locked, who may have died as well: then call it again soon. `burier` is as a Board
     /// says. @pre this is the group from which all others come.
-    bool bury(int number, std::string const& death, int burier) const {
-        return bury(number, death, {FailureKind::peer_failed, {}, death}, true, burier);
+    bool mark_dead(int number, std::string const& death, int burier) const {
+        return mark_dead(number, death, {FailureKind::peer_failed, {}, death}, true, burier);
     }
     /// Endpoint calls it.
     std::chrono::nanoseconds look_for_deaths() const noexcept {
@@ -111,7 +111,7 @@ public:
 
     /// Whether its collectives or its messages have ended. Waits for whoever is at it: so it is true
     /// for a rank that has failed because of that, and nothing can start after it was true.
-    [[nodiscard]] bool is_spent() const noexcept {
+    [[nodiscard]] bool is_aborted() const noexcept {
         bool const is_ending = shared().end.has_begun() || board_->is_ending();
         if (is_ending) {
             board_->finish_ending([this] { return look_for_deaths(); });
@@ -136,7 +136,7 @@ public:
     ranks_here(AbortReason const& said, int number) const {
         auto const is_of = [&](auto const& end) { return end.reason().message == said.message; };
         if ((shared().end.is_given() && is_of(shared().end)) ||
-            (board_->is_spent() && is_of(*board_))) {
+            (board_->is_aborted() && is_of(*board_))) {
             return said.ranks;
         }
         std::optional<std::vector<int>> found;
@@ -267,7 +267,7 @@ private:
     }
 
     /// `reason` is that of the group around this one: of this death, or of what was before it.
-    bool bury(
+    bool mark_dead(
         int number, std::string const& death, AbortReason reason, bool is_of_death, int burier
     ) const {
         int const rank = rank_of(number);
@@ -283,7 +283,7 @@ private:
         }
         AbortReason const first = shared().end.reason();
         is_of_death = is_of_death && first.message == reason.message;
-        board_->bury(rank, number, first, burier);
+        board_->mark_dead(rank, number, first, burier);
         // This rank itself may hold the list, where it waits in an abort and looks for deaths.
         bool const is_mine = shared().locked_by.load() == burier + 1;
         int holder = number + 1;
@@ -293,7 +293,8 @@ private:
         }
         bool is_everywhere = true;
         for_each_child([&](Group child) {
-            is_everywhere = child.bury(number, death, first, is_of_death, burier) && is_everywhere;
+            is_everywhere =
+                child.mark_dead(number, death, first, is_of_death, burier) && is_everywhere;
         });
         if (!is_mine) {
             unlock();
@@ -301,7 +302,7 @@ private:
         return is_everywhere;
     }
 
-    /// The list is only changed for moments, so nobody sleeps for it. bury() ends the wait for a
+    /// The list is only changed for moments, so nobody sleeps for it. mark_dead() ends the wait for a
     /// holder that has died.
     void lock(int number) const noexcept {
         while (!try_lock(number)) {

@@ -16,7 +16,7 @@
 #include <joinable/communicator/shared_memory/engine/endpoint.hpp>
 #include <joinable/communicator/shared_memory/engine/lent_memory.hpp>
 #include <joinable/communicator/shared_memory/group/group.hpp>
-#include <joinable/communicator/shared_memory/group/home.hpp>
+#include <joinable/communicator/shared_memory/group/group_storage.hpp>
 #include <joinable/communicator/shared_memory/group/mailbox.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
@@ -30,7 +30,7 @@ struct Message {
     int peer = -1; ///< the rank of the other side
     int tag = 0;
     Buffer buffer = {};
-    Letter* letter = nullptr; ///< while it waits; without one it is delivered
+    PendingMessage* pending = nullptr; ///< while it waits; without one it is delivered
 
     [[nodiscard]] std::string text() const {
         return text_of(is_send, tag, buffer.count, buffer.dtype);
@@ -47,12 +47,14 @@ class GroupRank : public Endpoint<Group, LentBy<Memory>> {
     using Base = Endpoint<Group, LentBy<Memory>>;
 
 public:
-    GroupRank(Group group, int rank, std::shared_ptr<Home<Memory>> home)
-        : Base{group, rank, LentBy<Memory>{std::shared_ptr<Memory>{home, &home->memory()}}},
-          group_{group}, home_{std::move(home)} {}
+    GroupRank(Group group, int rank, std::shared_ptr<GroupStorage<Memory>> storage)
+        : Base{group, rank, LentBy<Memory>{std::shared_ptr<Memory>{storage, &storage->memory()}}},
+          group_{group}, storage_{std::move(storage)} {}
 
     [[nodiscard]] Group const& group() const noexcept { return group_; }
-    [[nodiscard]] std::shared_ptr<Home<Memory>> const& home() const noexcept { return home_; }
+    [[nodiscard]] std::shared_ptr<GroupStorage<Memory>> const& storage() const noexcept {
+        return storage_;
+    }
 
     /// Tells the others that an exception is leaving `what` on this rank.
     void abort_for_exception(std::string const& what) {
@@ -71,7 +73,7 @@ public:
         }
         std::optional<Group> made;
         try {
-            made = home_->make(members, members.front());
+            made = storage_->make(members, members.front());
         } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): all members hear of it
         }
         if (!made) {
@@ -83,15 +85,15 @@ public:
         return group_.board().place_of(&made->board());
     }
 
-    /// Leaves a letter for the other side, or delivers at once.
+    /// Leaves a message for the other side, or delivers at once.
     /// @throws Mismatch           the other side has another count or dtype; on both, unless the group
     ///                            had failed before.
     /// @throws ContractViolation  the memory for this rank's messages is in use.
     [[nodiscard]] Message post_message(bool is_send, int peer, int tag, Buffer buffer) {
         Message message{is_send, peer, tag, buffer};
-        Letter* other = meet(message);
+        PendingMessage* other = meet(message);
         if (other == nullptr) {
-            message.letter = &write_letter(message);
+            message.pending = &write_message(message);
             other = meet(message); // which may have come meanwhile
         }
         if (other != nullptr) {
@@ -104,10 +106,10 @@ public:
 
     /// Whether waiting for the message would return at once, or throw.
     [[nodiscard]] bool is_settled(Message const& message) const noexcept {
-        switch (message.letter->state.load()) {
-        case Letter::State::waiting: return group_.is_lost(message.peer);
-        case Letter::State::taken: return group_.board().is_dead(message.peer);
-        case Letter::State::done: break;
+        switch (message.pending->state.load()) {
+        case PendingMessage::State::waiting: return group_.is_lost(message.peer);
+        case PendingMessage::State::taken: return group_.board().is_dead(message.peer);
+        case PendingMessage::State::done: break;
         }
         return true;
     }
@@ -115,7 +117,7 @@ public:
     /// Blocks until the message is settled; then nobody touches its buffer any more. Whether it was
     /// delivered: if not, group().loss(peer) says why.
     [[nodiscard]] bool finish_message(Message& message) {
-        auto const waits = [&] { return message.letter->state.load() == State::waiting; };
+        auto const waits = [&] { return message.pending->state.load() == State::waiting; };
         if (!is_settled(message)) {
             this->wait_for_others(
                 [&] { return !waits() || group_.is_lost(message.peer); },
@@ -126,21 +128,21 @@ public:
         }
         bool const has_come = is_delivered(message);
         if (has_come && !message.is_send && !is_in_reach(message.buffer)) {
-            copy(message.buffer.data, data_of(*message.letter), message.buffer.bytes());
+            copy(message.buffer.data, data_of(*message.pending), message.buffer.bytes());
         }
         throw_away(message);
         return has_come;
     }
 
 private:
-    using State = Letter::State;
+    using State = PendingMessage::State;
 
     [[nodiscard]] Mailbox& mailbox_of(Message const& message) noexcept {
         return message.is_send ? group_.mailbox(this->rank(), message.peer)
                                : group_.mailbox(message.peer, this->rank());
     }
-    [[nodiscard]] std::byte* data_of(Letter const& letter) noexcept {
-        return group_.board().place_at(letter.data);
+    [[nodiscard]] std::byte* data_of(PendingMessage const& pending) noexcept {
+        return group_.board().place_at(pending.data);
     }
     static void copy(void* to, void const* from, std::size_t bytes) noexcept {
         if (bytes != 0) {
@@ -167,15 +169,15 @@ private:
         group_.board().room.wake(); // whoever waits for it, whatever becomes of this message
     }
 
-    /// Takes the letter of the other side, if there is one, else leaves this side's, if it is written.
-    [[nodiscard]] Letter* meet(Message& message) {
+    /// Takes the message of the other side, if there is one, else leaves this side's, if it is written.
+    [[nodiscard]] PendingMessage* meet(Message& message) {
         Board& board = group_.board();
         Mailbox& mailbox = mailbox_of(message);
         if (!lock(mailbox, message.peer)) {
             throw_away(message);
             throw_failure(group_.loss(message.peer));
         }
-        Letter* const other = mailbox.find(board, message.is_send, message.tag);
+        PendingMessage* const other = mailbox.find(board, message.is_send, message.tag);
         if (other != nullptr) {
             Message const theirs{
                 !message.is_send, this->rank(), other->tag, {nullptr, other->count, other->dtype}
@@ -187,14 +189,14 @@ private:
             }
             mailbox.remove(board, *other);
             other->state.store(State::taken);
-        } else if (message.letter != nullptr) {
-            mailbox.append(board, *message.letter);
+        } else if (message.pending != nullptr) {
+            mailbox.append(board, *message.pending);
         }
         unlock(mailbox);
         return other;
     }
 
-    void deliver(Message const& message, Letter& other) noexcept {
+    void deliver(Message const& message, PendingMessage& other) noexcept {
         if (message.is_send) {
             copy(data_of(other), message.buffer.data, message.buffer.bytes());
         } else {
@@ -204,32 +206,32 @@ private:
     }
 
     /// Whether the message is delivered: if not, the other side finds it no longer. Or its process has
-    /// been stopped while it was at it: then the letter is left to it for ever.
+    /// been stopped while it was at it: then the message is left to it for ever.
     [[nodiscard]] bool is_delivered(Message& message) {
-        Letter& letter = *message.letter;
+        PendingMessage& pending = *message.pending;
         Mailbox& mailbox = mailbox_of(message);
         for (;;) {
             bool is_locked = false;
             auto const is_over = [&] {
-                State const state = letter.state.load();
+                State const state = pending.state.load();
                 return state == State::done ||
                        (state == State::waiting && (is_locked = mailbox.try_lock())) ||
-                       group_.board().is_dead(message.peer); // a letter to it is taken back, too
+                       group_.board().is_dead(message.peer); // a message to it is taken back, too
             };
             // A thread never stops for long; should it be late, it still copies to this rank's buffer.
             while (!this->wait(is_over, this->deadline())) {
                 if (!Memory::is_all_in_reach) {
                     abort_for_copy(message);
-                    message.letter = nullptr;
+                    message.pending = nullptr;
                     return false;
                 }
             }
             if (!is_locked) {
-                return letter.state.load() == State::done;
+                return pending.state.load() == State::done;
             }
-            bool const waits = letter.state.load() == State::waiting;
+            bool const waits = pending.state.load() == State::waiting;
             if (waits) {
-                mailbox.remove(group_.board(), letter);
+                mailbox.remove(group_.board(), pending);
             }
             unlock(mailbox);
             if (waits) {
@@ -252,13 +254,13 @@ private:
 
     /// Whether the other side finds the buffer itself: then there is no copy of it.
     [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
-        return home_->memory().reaches(buffer);
+        return storage_->memory().reaches(buffer);
     }
     [[nodiscard]] std::size_t bytes_of(Message const& message) const noexcept {
-        return sizeof(Letter) + (is_in_reach(message.buffer) ? 0 : message.buffer.bytes());
+        return sizeof(PendingMessage) + (is_in_reach(message.buffer) ? 0 : message.buffer.bytes());
     }
-    [[nodiscard]] Letter& write_letter(Message const& message) {
-        std::byte* const memory = home_->memory().allocate(bytes_of(message));
+    [[nodiscard]] PendingMessage& write_message(Message const& message) {
+        std::byte* const memory = storage_->memory().allocate(bytes_of(message));
         if (memory == nullptr) {
             throw ContractViolation{concat(
                 message.text(),
@@ -268,20 +270,20 @@ private:
         }
         void* data = message.buffer.data;
         if (!is_in_reach(message.buffer)) {
-            data = memory + sizeof(Letter);
+            data = memory + sizeof(PendingMessage);
             if (message.is_send) {
                 copy(data, message.buffer.data, message.buffer.bytes());
             }
         }
-        return detail::write_letter(
+        return detail::write_message(
             memory, message.is_send, message.tag, message.buffer, group_.board().place_of(data)
         );
     }
     void throw_away(Message& message) noexcept {
-        if (message.letter != nullptr) {
-            auto* const memory = reinterpret_cast<std::byte*>(message.letter);
-            home_->memory().free(memory, bytes_of(message));
-            message.letter = nullptr;
+        if (message.pending != nullptr) {
+            auto* const memory = reinterpret_cast<std::byte*>(message.pending);
+            storage_->memory().free(memory, bytes_of(message));
+            message.pending = nullptr;
         }
     }
 
@@ -305,7 +307,7 @@ private:
     }
 
     Group group_;
-    std::shared_ptr<Home<Memory>> home_;
+    std::shared_ptr<GroupStorage<Memory>> storage_;
 };
 
 } // namespace joinable::inline v0::detail

@@ -25,7 +25,7 @@ public:
 
     ~GroupWork() {
         if (rank_ == nullptr ||
-            (is_message() ? message_.letter == nullptr : rank_->is_done(sequence_))) {
+            (is_message() ? message_.pending == nullptr : rank_->is_done(sequence_))) {
             return;
         }
         try {
@@ -44,7 +44,7 @@ public:
     void wait() {
         if (!is_message()) {
             rank_->finish(sequence_);
-        } else if (message_.letter != nullptr) {
+        } else if (message_.pending != nullptr) {
             is_lost_ = !rank_->finish_message(message_);
         }
         if (is_lost_) {
@@ -56,7 +56,7 @@ public:
         if (!is_message()) {
             return rank_->test(sequence_);
         }
-        if (message_.letter != nullptr && !rank_->is_settled(message_)) {
+        if (message_.pending != nullptr && !rank_->is_settled(message_)) {
             rank_->group().look_for_deaths(); // who polls may never wait
             return false;
         }

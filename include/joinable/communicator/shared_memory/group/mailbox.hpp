@@ -15,7 +15,7 @@ namespace joinable::inline v0::detail {
 
 /// One side of a message: a send that waits for its receive, or the other way round. It lies in
 /// memory of the rank that wrote it.
-struct alignas(64) Letter {
+struct alignas(64) PendingMessage {
     enum class State : std::uint8_t { waiting, taken, done };
 
     std::atomic<State> state{State::waiting}; ///< taken: the other side copies
@@ -24,20 +24,20 @@ struct alignas(64) Letter {
     std::int32_t tag = 0;
     std::uint64_t count = 0;
     std::uint64_t data = 0; ///< a place relative to the board; of a send only read
-    std::uint64_t next = 0; ///< the place of the letter after it in the mailbox; 0 is none
+    std::uint64_t next = 0; ///< the place of the message after it in the mailbox; 0 is none
 };
 
 /// No member of a template: nvcc 13 looks for an operator new with an alignment there.
-inline Letter& write_letter(
+inline PendingMessage& write_message(
     std::byte* memory, bool is_send, int tag, ConstBuffer said, std::uint64_t data_place
 ) noexcept {
-    auto* const letter = ::new (memory) Letter{};
-    letter->is_send = is_send;
-    letter->dtype = said.dtype;
-    letter->tag = tag;
-    letter->count = said.count;
-    letter->data = data_place;
-    return *letter;
+    auto* const pending = ::new (memory) PendingMessage{};
+    pending->is_send = is_send;
+    pending->dtype = said.dtype;
+    pending->tag = tag;
+    pending->count = said.count;
+    pending->data = data_place;
+    return *pending;
 }
 
 inline std::string text_of(bool is_send, int tag, std::uint64_t count, DType dtype) {
@@ -51,7 +51,7 @@ inline std::string text_of(bool is_send, int tag, std::uint64_t count, DType dty
     );
 }
 
-/// The messages from one rank to another: the letters of either that wait for one of the other, in
+/// The messages from one rank to another: the messages of either that wait for one of the other, in
 /// the order in which they were written. It lies in memory that processes share and holds no
 /// addresses; zeros are an empty one. The lock is between two ranks that would wait for each other
 /// anyway, and nothing is copied under it.
@@ -60,40 +60,40 @@ public:
     [[nodiscard]] bool try_lock() noexcept { return lock_.exchange(1) == 0; }
     void unlock() noexcept { lock_.store(0); }
 
-    /// The oldest letter of the other side with this tag; null if there is none. Linear in the
-    /// letters that wait. @pre locked, as for all that follows
-    [[nodiscard]] Letter* find(Board& board, bool is_send, int tag) const noexcept {
+    /// The oldest message of the other side with this tag; null if there is none. Linear in the
+    /// messages that wait. @pre locked, as for all that follows
+    [[nodiscard]] PendingMessage* find(Board& board, bool is_send, int tag) const noexcept {
         for (std::uint64_t place = first_; place != 0;) {
-            Letter& letter = at(board, place);
-            if (letter.is_send != is_send && letter.tag == tag) {
-                return &letter;
+            PendingMessage& pending = at(board, place);
+            if (pending.is_send != is_send && pending.tag == tag) {
+                return &pending;
             }
-            place = letter.next;
+            place = pending.next;
         }
         return nullptr;
     }
-    void append(Board& board, Letter& letter) noexcept {
-        std::uint64_t const place = board.place_of(&letter);
+    void append(Board& board, PendingMessage& pending) noexcept {
+        std::uint64_t const place = board.place_of(&pending);
         (last_ == 0 ? first_ : at(board, last_).next) = place;
         last_ = place;
     }
-    void remove(Board& board, Letter& letter) noexcept {
-        std::uint64_t const place = board.place_of(&letter);
+    void remove(Board& board, PendingMessage& pending) noexcept {
+        std::uint64_t const place = board.place_of(&pending);
         std::uint64_t before = 0;
         for (std::uint64_t other = first_; other != place; other = at(board, other).next) {
             before = other;
         }
-        (before == 0 ? first_ : at(board, before).next) = letter.next;
+        (before == 0 ? first_ : at(board, before).next) = pending.next;
         last_ = last_ == place ? before : last_;
     }
 
 private:
-    static Letter& at(Board& board, std::uint64_t place) noexcept {
-        return *std::launder(reinterpret_cast<Letter*>(board.place_at(place)));
+    static PendingMessage& at(Board& board, std::uint64_t place) noexcept {
+        return *std::launder(reinterpret_cast<PendingMessage*>(board.place_at(place)));
     }
 
     std::atomic<std::uint32_t> lock_{0};
-    std::uint64_t first_ = 0; ///< places of letters; 0 is none
+    std::uint64_t first_ = 0; ///< places of messages; 0 is none
     std::uint64_t last_ = 0;
 };
 

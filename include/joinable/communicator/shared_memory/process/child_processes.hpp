@@ -105,7 +105,7 @@ public:
                     close(child.handle);
                 }
             }
-            bury();
+            mark_dead();
             if (has_failure_ && limit == (std::chrono::steady_clock::time_point::max)()) {
                 limit = end_of_wait(longest_deadline());
             }
@@ -158,9 +158,9 @@ private:
     }
 
     /// Tells the others. Who is left over was stopped by another that died, not yet noted.
-    void bury() {
+    void mark_dead() {
         std::erase_if(unburied_, [&](int rank) {
-            return segment_.group().bury(rank, death(rank), FirstReason::nobody);
+            return segment_.group().mark_dead(rank, death(rank), FirstReason::nobody);
         });
     }
 

@@ -104,7 +104,7 @@ struct alignas(64) MemberTable {
     [[nodiscard]] Member& member(int rank) noexcept {
         return std::launder(reinterpret_cast<Member*>(this + 1))[rank];
     }
-    [[nodiscard]] std::vector<int> missing() {
+    [[nodiscard]] std::vector<int> missing_ranks() {
         std::vector<int> ranks;
         for (int rank = 0; rank < static_cast<int>(heading.size); ++rank) {
             if (!member(rank).has_come()) {

@@ -126,7 +126,7 @@ public:
         if (now >= next && next_look_.compare_exchange_strong(next, now + between_looks)) {
             for (int other = 0; other < board().size(); ++other) {
                 if (other != rank_ && table().member(other).has_died()) {
-                    group().bury(other, "its process died", rank_);
+                    group().mark_dead(other, "its process died", rank_);
                 }
             }
         }
@@ -230,13 +230,13 @@ private:
     void
     wait_for_all(std::chrono::steady_clock::time_point end, std::chrono::nanoseconds deadline) {
         board().room.wake();
-        auto const all_have_come = [&] { return table().missing().empty(); };
+        auto const all_have_come = [&] { return table().missing_ranks().empty(); };
         bool const is_over = board().room.wait(
-            [&] { return all_have_come() || board().is_spent(); },
+            [&] { return all_have_come() || board().is_aborted(); },
             end - std::chrono::steady_clock::now(),
             [&] { return look_for_deaths(); }
         );
-        std::vector<int> const missing = table().missing();
+        std::vector<int> const missing = table().missing_ranks();
         if (!is_over && !missing.empty()) {
             group().abort(
                 {FailureKind::timed_out,

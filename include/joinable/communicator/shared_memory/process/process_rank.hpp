@@ -9,7 +9,7 @@
 #include <joinable/communicator/shared_memory/board/group_memory.hpp>
 #include <joinable/communicator/shared_memory/group/group.hpp>
 #include <joinable/communicator/shared_memory/group/group_rank.hpp>
-#include <joinable/communicator/shared_memory/group/home.hpp>
+#include <joinable/communicator/shared_memory/group/group_storage.hpp>
 #include <joinable/communicator/shared_memory/process/process_segment.hpp>
 
 namespace joinable::inline v0::detail {
@@ -22,7 +22,7 @@ public:
               segment.group(),
               rank,
               // An arena may outlive this, so it keeps a segment that nobody else does.
-              std::make_shared<Home<Room>>(
+              std::make_shared<GroupStorage<Room>>(
                   segment.staging(rank),
                   [&segment,
                    kept = segment.weak_from_this().lock()](std::byte const* data, std::size_t bytes) {
@@ -32,8 +32,8 @@ public:
           },
           outcome_{&segment.outcome(rank)} {}
     /// Of a group that was split from that of all.
-    ProcessRank(Group group, int rank, std::shared_ptr<Home<Room>> home)
-        : GroupRank{group, rank, std::move(home)} {}
+    ProcessRank(Group group, int rank, std::shared_ptr<GroupStorage<Room>> storage)
+        : GroupRank{group, rank, std::move(storage)} {}
 
     /// The process that started this one waits as long for the others after a failure: what is set
     /// for the group of all counts.

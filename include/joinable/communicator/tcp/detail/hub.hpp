@@ -15,7 +15,7 @@
 #include <joinable/communicator/tcp/detail/collectives.hpp>
 #include <joinable/communicator/tcp/detail/frame.hpp>
 #include <joinable/communicator/tcp/detail/handshake.hpp>
-#include <joinable/communicator/tcp/detail/lobby.hpp>
+#include <joinable/communicator/tcp/detail/handshake_server.hpp>
 #include <joinable/communicator/tcp/detail/socket.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -30,7 +30,7 @@ public:
     /// `listener` is where the ranks connect, `rank_0` the other end of that rank's connection.
     Hub(Socket listener, Socket rank_0, TcpJob job)
         : collectives_{job.size}, members_(static_cast<std::size_t>(job.size)) {
-        lobby_.emplace(std::move(listener), std::move(job));
+        handshakes_.emplace(std::move(listener), std::move(job));
         admit(0, std::move(rank_0));
     }
 
@@ -69,7 +69,7 @@ private:
         std::string meanwhile;
     };
     /// What ends the connection of one rank, which broke the protocol.
-    struct Nonsense {};
+    struct ProtocolError {};
 
     [[nodiscard]] int size() const noexcept { return static_cast<int>(members_.size()); }
     [[nodiscard]] Member& member(int rank) noexcept {
@@ -89,9 +89,9 @@ private:
             auto const events = static_cast<short>(POLLIN | (is_blocked ? POLLOUT : 0));
             polled_.push_back({one.socket.handle(), events, 0}); // one that is closed is left out
         }
-        if (lobby_) {
-            lobby_->poll(polled_);
-            next = lobby_->next_look();
+        if (handshakes_) {
+            handshakes_->poll(polled_);
+            next = handshakes_->next_look();
         }
         if (leaving_) { // the kernel does not tell when something has been delivered
             next = (std::min)(*leaving_, Clock::now() + std::chrono::milliseconds{1});
@@ -124,7 +124,7 @@ private:
                     take(rank, header, body);
                 }
             );
-        } catch (Nonsense const&) {
+        } catch (ProtocolError const&) {
             makes_sense = false;
         }
         if (!makes_sense) {
@@ -163,12 +163,12 @@ private:
         one.consumed = header.consumed;
         if (header.kind == FrameKind::arrival && !end_) {
             if (!collectives_.is_arrival(header, rank)) {
-                throw Nonsense{};
+                throw ProtocolError{};
             }
             return collectives_.place(header, rank);
         }
         if (header.bytes > most_frame_bytes) {
-            throw Nonsense{};
+            throw ProtocolError{};
         }
         one.body.resize(header.bytes);
         return one.body;
@@ -188,7 +188,7 @@ private:
         case FrameKind::overdue: overdue_.push_back({rank, header, unpacked_text(body)}); break;
         case FrameKind::question: answer(rank, header.sequence); break;
         case FrameKind::credit: break;
-        default: throw Nonsense{};
+        default: throw ProtocolError{};
         }
     }
 
@@ -232,7 +232,7 @@ private:
     }
 
     [[nodiscard]] bool is_finished(std::uint64_t sequence) const noexcept {
-        return sequence == meeting ? !lobby_.has_value() : collectives_.is_finished(sequence);
+        return sequence == meeting ? !handshakes_.has_value() : collectives_.is_finished(sequence);
     }
     [[nodiscard]] std::vector<int> missing(std::uint64_t sequence) const {
         if (sequence != meeting) {
@@ -298,8 +298,8 @@ private:
     // -- coming and going -------------------------------------------------------------------------
 
     void look_into_lobby() {
-        if (lobby_) {
-            lobby_->look(
+        if (handshakes_) {
+            handshakes_->look(
                 [this](int rank) { return member(rank).has_come; },
                 [this](int rank, Socket socket) { admit(rank, std::move(socket)); }
             );
@@ -314,10 +314,10 @@ private:
         }
     }
     void start_if_all_are_here() {
-        if (end_ || !lobby_ || !missing(meeting).empty()) {
+        if (end_ || !handshakes_ || !missing(meeting).empty()) {
             return;
         }
-        lobby_.reset();
+        handshakes_.reset();
         for (int rank = size(); rank-- > 0;) {
             FrameHeader header;
             header.kind = FrameKind::start;
@@ -330,7 +330,7 @@ private:
         if (rank == 0 && !leaving_) {
             leaving_ = Clock::now() + tcp_patience;
             look_into_lobby(); // who has come is told why all ends, not that nobody is here
-            lobby_.reset();
+            handshakes_.reset();
         }
     }
     /// Rank 0 has left. Whether the others need nothing of this machine any more.
@@ -355,7 +355,7 @@ private:
 
     OpenCollectives collectives_;
     std::vector<Member> members_;
-    std::optional<Lobby> lobby_; ///< until all have come
+    std::optional<HandshakeServer> handshakes_; ///< until all have come
     std::optional<AbortReason> end_;
     std::optional<TimePoint> leaving_; ///< until when, after rank 0 has left
     std::vector<pollfd> polled_;

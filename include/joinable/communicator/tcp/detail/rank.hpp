@@ -93,7 +93,7 @@ public:
     /// which that is: what others do because of what this rank does next cannot be before it. If it
     /// does not answer, it is this rank's own.
     void abort(AbortReason const& reason) {
-        if (is_spent()) {
+        if (is_aborted()) {
             return;
         }
         own_reason_ = reason;
@@ -113,7 +113,7 @@ public:
     void abort_for_exception(std::string const& what) {
         abort(blamed_on(rank_, {FailureKind::peer_failed, {}, "an exception left " + what}));
     }
-    [[nodiscard]] bool is_spent() {
+    [[nodiscard]] bool is_aborted() {
         look();
         return over_.has_value();
     }
@@ -128,7 +128,7 @@ public:
     }
 
     /// Who has not arrived in the oldest collective that is not finished here.
-    [[nodiscard]] std::vector<int> missing() {
+    [[nodiscard]] std::vector<int> missing_ranks() {
         look();
         if (pending_.empty()) {
             return {};

@@ -410,7 +410,7 @@ void check_mismatch(Usual const& usual, Odd const& odd, std::string const& expec
             std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>{}) == ranks.end()
         );
         CHECK(out == std::vector<float>(3 * world, -1));
-        CHECK(comm.is_spent());
+        CHECK(comm.is_aborted());
     });
 }
 

@@ -362,7 +362,7 @@ TEST_CASE("nobody touches an arena any more after a rank has heard that its slic
                 std::fill(values.data(), values.data() + many, 5.0F);
             }
         };
-        wait_until([&] { return comm.is_spent(); });
+        wait_until([&] { return comm.is_aborted(); });
         for (int i = 0; i < 100 && !is_lost; ++i) {
             look();
         }

@@ -19,7 +19,7 @@
 
 #include <joinable/communicator/shared_memory/board/group_memory.hpp>
 #include <joinable/communicator/shared_memory/group/group_rank.hpp>
-#include <joinable/communicator/shared_memory/group/home.hpp>
+#include <joinable/communicator/shared_memory/group/group_storage.hpp>
 
 namespace {
 
@@ -38,10 +38,10 @@ public:
     [[nodiscard]] Group group(int rank) const {
         return Group{*reinterpret_cast<Board*>(base(rank))};
     }
-    [[nodiscard]] std::shared_ptr<Home<Room>> home(int rank) const {
+    [[nodiscard]] std::shared_ptr<GroupStorage<Room>> storage(int rank) const {
         std::byte* const room =
             base(rank) + group_bytes_ + static_cast<std::size_t>(rank) * room_bytes_;
-        return std::make_shared<Home<Room>>(std::span{room, room_bytes_});
+        return std::make_shared<GroupStorage<Room>>(std::span{room, room_bytes_});
     }
 
 private:
@@ -67,7 +67,7 @@ void exchange(GroupRank<Room>& rank) {
         Message first = rank.post_message(sends_first, peer, 3, sends_first ? to : from);
         Message second = rank.post_message(!sends_first, peer, 3, sends_first ? from : to);
         for (Message* const message : {&second, &first}) {
-            CHECK((message->letter == nullptr || rank.finish_message(*message)));
+            CHECK((message->pending == nullptr || rank.finish_message(*message)));
         }
         CHECK(in == std::vector<std::int32_t>(n, peer));
     }
@@ -77,7 +77,7 @@ TEST_CASE("ranks that see the memory at different addresses exchange messages an
     TwoRanks const ranks{std::size_t{1} << 20U};
     std::atomic<std::uint64_t> place{0};
     auto const run = [&](int number) {
-        GroupRank<Room> rank{ranks.group(number), number, ranks.home(number)};
+        GroupRank<Room> rank{ranks.group(number), number, ranks.storage(number)};
         exchange(rank);
         if (number == 1) { // the first one of the group to be made
             place = rank.make_group({1, 0});
@@ -85,7 +85,7 @@ TEST_CASE("ranks that see the memory at different addresses exchange messages an
         while (place == 0) {
             std::this_thread::yield();
         }
-        GroupRank<Room> other{rank.group().group_at(place), 1 - number, rank.home()};
+        GroupRank<Room> other{rank.group().group_at(place), 1 - number, rank.storage()};
         CHECK(other.group().number_of(0) == 1);
         exchange(other);
         if (number == 0) {
@@ -104,7 +104,7 @@ TEST_CASE("ranks that see the memory at different addresses exchange messages an
 
 TEST_CASE("what finds no memory says so, and the next one that fits is made") {
     TwoRanks const ranks{10'000};
-    GroupRank<Room> rank{ranks.group(0), 0, ranks.home(0)};
+    GroupRank<Room> rank{ranks.group(0), 0, ranks.storage(0)};
     std::vector<std::uint8_t> bytes(9000);
     auto const send = [&](std::size_t n) {
         return rank.post_message(true, 1, 5, {bytes.data(), n, DType::u8});
@@ -116,7 +116,7 @@ TEST_CASE("what finds no memory says so, and the next one that fits is made") {
         "what is under way, or cut it into smaller ones",
         joinable::ContractViolation
     );
-    CHECK(send(10).letter != nullptr);
+    CHECK(send(10).pending != nullptr);
     CHECK(rank.make_group({0, 1}) == 0);
     // The same for a collective that fits, but not now: there is none to be waited for.
     auto const reduce = [&](std::size_t n) {
@@ -127,9 +127,9 @@ TEST_CASE("what finds no memory says so, and the next one that fits is made") {
     };
     CHECK_THROWS_AS(reduce(9000), joinable::ContractViolation);
 
-    GroupRank<Room> other{ranks.group(1), 1, ranks.home(1)};
+    GroupRank<Room> other{ranks.group(1), 1, ranks.storage(1)};
     Message const received = other.post_message(false, 0, 5, {bytes.data(), 9000, DType::u8});
-    CHECK(received.letter == nullptr);
+    CHECK(received.pending == nullptr);
     CHECK(rank.finish_message(large));
     CHECK(reduce(9000) == 0);
 }
@@ -138,8 +138,8 @@ TEST_CASE("a group that the heap has no place for is no memory, of which all mem
     TwoRanks const ranks{std::size_t{1} << 20U};
     auto const heap_is_full = [](std::byte const*, std::size_t) { throw std::bad_alloc{}; };
     std::vector<std::byte> room(std::size_t{1} << 20U);
-    auto const home = std::make_shared<Home<Room>>(std::span{room}, heap_is_full);
-    GroupRank<Room> rank{ranks.group(0), 0, home};
+    auto const storage = std::make_shared<GroupStorage<Room>>(std::span{room}, heap_is_full);
+    GroupRank<Room> rank{ranks.group(0), 0, storage};
     CHECK(rank.make_group({0, 1}) == 0);
 }
 

@@ -477,7 +477,7 @@ TEST_CASE(
             }
             if (comm.rank() == 1) {
                 wait_until([&] { return *process != 0; });
-                while (!comm.is_spent()) {
+                while (!comm.is_aborted()) {
                 }
                 kill(*process, SIGKILL);
             }
@@ -523,7 +523,7 @@ TEST_CASE("a message between arenas is not copied into other memory, at whicheve
                 );
             }
         });
-        // Letters lie there, too. Whoever comes first copies: it may be the same rank every time.
+        // Messages lie there, too. Whoever comes first copies: it may be the same rank every time.
         CHECK((std::max(ranks.copied(0), ranks.copied(1)) < 1000) == uses_arenas);
     }
 }

@@ -26,9 +26,9 @@ struct ParticipantInfo {
 
 /// Whose turn it is inside a round. A participant's part begins with its notification and ends with
 /// the next one's, or, where it was held open, with done(). Positions are in hook order.
-class Parts {
+class TurnOrder {
 public:
-    explicit Parts(std::vector<ParticipantInfo> participants)
+    explicit TurnOrder(std::vector<ParticipantInfo> participants)
         : participants_{std::move(participants)} {}
 
     [[nodiscard]] std::size_t count() const noexcept { return participants_.size(); }

@@ -22,9 +22,10 @@ namespace joinable::inline v0::detail {
 /// Where rank 0 looks at who connects, until all ranks have come. Whoever connects is a stranger: it
 /// may be slow, silent, send anything, or be somebody else's rank. None of them keeps a rank out: all
 /// are heard at the same time, each for a while, and who does not belong here is turned away.
-class Lobby {
+class HandshakeServer {
 public:
-    Lobby(Socket listener, TcpJob job) : listener_{std::move(listener)}, job_{std::move(job)} {}
+    HandshakeServer(Socket listener, TcpJob job)
+        : listener_{std::move(listener)}, job_{std::move(job)} {}
 
     [[nodiscard]] TcpJob const& job() const noexcept { return job_; }
 

@@ -15,17 +15,17 @@ namespace joinable::inline v0::detail {
 /// The memory of a rank (Room) or of all thread ranks together (Heap), and the groups that lie in
 /// it. It lives as long as one of the communicators that use it. Any thread may call it.
 template <class Memory>
-class Home {
+class GroupStorage {
 public:
     template <class... Arguments>
-    explicit Home(Arguments const&... arguments) : memory_{arguments...} {}
-    ~Home() {
+    explicit GroupStorage(Arguments const&... arguments) : memory_{arguments...} {}
+    ~GroupStorage() {
         for (Owned const& owned : groups_) {
             give_back(owned);
         }
     }
-    Home(Home const&) = delete;
-    Home& operator=(Home const&) = delete;
+    GroupStorage(GroupStorage const&) = delete;
+    GroupStorage& operator=(GroupStorage const&) = delete;
 
     [[nodiscard]] Memory& memory() noexcept { return memory_; }
 

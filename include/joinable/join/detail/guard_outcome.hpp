@@ -14,9 +14,9 @@
 namespace joinable::inline v0::detail {
 
 /// How a guard ends on this rank: whether it has, and why.
-class Ending {
+class GuardOutcome {
 public:
-    explicit Ending(std::vector<ControlCommunicator*> communicators)
+    explicit GuardOutcome(std::vector<ControlCommunicator*> communicators)
         : communicators_{std::move(communicators)} {}
 
     /// Keeps the reason of a failure that is about to leave the guard; the first one counts.

@@ -10,6 +10,7 @@
 #include <doctest/doctest.h>
 
 #include <joinable/communicator/detail/collective_members.hpp>
+#include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/error.hpp>
 
 namespace {
@@ -98,6 +99,7 @@ TEST_CASE("a request for a scaled sum carries this rank's factor, which is not c
 TEST_CASE("equal parts are told by one size, and unequal ones by the caller's table") {
     Buffers buffers;
     Sizes const counts{2, 0, 3};
+    Sizes const others{1, 2, 3};
     for (int rank = 0; rank < ranks; ++rank) {
         RequestsOf const requests{rank, ranks};
         std::size_t const own = counts[static_cast<std::size_t>(rank)];
@@ -130,10 +132,10 @@ TEST_CASE("equal parts are told by one size, and unequal ones by the caller's ta
             request.signature == Descriptor{Collective::all_to_all, DType::i32, ReduceOp::sum, 0, 4}
         );
         CHECK(sizes_of(request.sends) == Sizes{4, 4, 4});
-        request = requests.all_to_all(buffers.in(5), buffers.out(6), counts, Sizes{1, 2, 3});
+        request = requests.all_to_all(buffers.in(5), buffers.out(6), counts, others);
         CHECK(request.signature.has_counts);
         CHECK(sizes_of(request.sends) == counts);
-        CHECK(sizes_of(request.expects) == Sizes{1, 2, 3});
+        CHECK(sizes_of(request.expects) == others);
     }
 }
 
@@ -271,6 +273,22 @@ TEST_CASE("a transport with one post() has all collectives, each with and withou
             Collective::all_to_all,
         }
     );
+}
+
+TEST_CASE("a difference of counts is blamed on both ranks in ascending order, or on one alone") {
+    Descriptor const said{Collective::all_to_all, DType::f32, ReduceOp::sum, 0, 0, true};
+    auto const expected = [](int, int) { return 1; };
+    auto const blamed = [&](int culprit, int other) {
+        auto const sent = [=](int from, int to) { return from == culprit && to == other ? 2 : 1; };
+        auto const reason =
+            joinable::detail::find_difference_of_counts(ranks, said, sent, expected);
+        REQUIRE(reason);
+        return reason->ranks;
+    };
+    CHECK(blamed(0, 2) == std::vector{0, 2});
+    CHECK(blamed(2, 0) == std::vector{0, 2});
+    CHECK(blamed(1, 1) == std::vector{1});
+    CHECK(!joinable::detail::find_difference_of_counts(ranks, said, expected, expected));
 }
 
 TEST_CASE("a descriptor is read from its word as it was written, with any root") {

@@ -500,7 +500,7 @@ TEST_CASE("check compares what ranks are about to do and throws Mismatch on all 
         [&](NcclCommunicator& comm, joinable::Buffer) {
             gather_by_counts(comm, comm.rank() == 2 ? 2 : 1);
         },
-        {0, 2}, // in their order, whichever has the elements
+        {0, 2},
         "counts differ in gather by counts of f32 to rank 0: rank 2 has 2 elements for rank 0, "
         "which expects 1"
     );
@@ -514,7 +514,7 @@ TEST_CASE("check compares what ranks are about to do and throws Mismatch on all 
             DeviceArray<float> const out{3};
             static_cast<void>(comm.all_to_all(in.buffer(), out.buffer(), sends, expects));
         },
-        {1}, // once
+        {1},
         "counts differ in all_to_all by counts of f32: rank 1 has 2 elements for rank 1, which "
         "expects 1"
     );

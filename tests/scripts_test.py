@@ -132,8 +132,8 @@ class Layers(Copy):
         self.fails(self.script, saying="R2 participant/step.hpp: includes join/detail/session.hpp")
 
     def test_r3_names_in_the_wrong_namespace_fail(self):
-        self.add("join/detail/session.hpp", "namespace joinable::inline v0 {}\n")
-        self.add("reduction/reduce.hpp", "namespace joinable::inline v0 {}\n")
+        self.add("join/detail/session.hpp", "namespace joinable { inline namespace v0 {\n}}\n")
+        self.add("reduction/reduce.hpp", "namespace joinable { inline namespace v0 {\n}}\n")
         self.add("bucket/nothing.hpp", "#include <joinable/config.hpp>\n")
         self.fails(self.script, saying="R3 join/detail/session.hpp: declares in v0")
         self.fails(self.script, saying="R3 reduction/reduce.hpp: declares in v0")
@@ -157,9 +157,9 @@ class Layers(Copy):
     def test_r7_objects_at_namespace_scope_fail_and_functions_do_not(self):
         self.add(
             "device/host.hpp",
-            "namespace joinable::inline v0::detail {\n"
+            "namespace joinable { inline namespace v0 { namespace detail {\n"
             "inline HostDevice\n    another_host;\ninline std::vector<int> numbers{1, 2};\n"
-            "class Counted {\n    static inline std::vector<int> all;\n};\n}\n",
+            "class Counted {\n    static inline std::vector<int> all;\n};\n}}} // namespace joinable::v0::detail\n",
         )
         self.fails(self.script, saying="each file would emit: inline HostDevice another_host")
         self.fails(self.script, saying="each file would emit: inline std::vector<int> numbers")
@@ -170,7 +170,7 @@ class Layers(Copy):
         self.fails(self.script, saying="R8 tcp.hpp: an umbrella includes, and nothing else")
 
     def test_a_forgotten_header_fails(self):
-        self.add("tensor/forgotten.hpp", "namespace joinable::inline v0 {}\n")
+        self.add("tensor/forgotten.hpp", "namespace joinable { inline namespace v0 {\n}}\n")
         self.fails(self.script, saying="join.hpp does not include tensor/forgotten.hpp")
 
     def test_what_is_written_from_the_headers_fails_when_it_is_stale(self):
@@ -241,12 +241,12 @@ class Reference(Copy):
     def test_what_lacks_a_docstring_or_a_table_fails(self):
         self.append(
             "include/joinable/core.hpp",
-            "namespace joinable::inline v0 {\n"
+            "namespace joinable { inline namespace v0 {\n"
             "void undocumented();\n"
             "/// A concept without a table.\ntemplate <class T>\nconcept Plain = true;\n"
             "template <class T>\nconcept Bare = true;\n"
             "/// Refers to #nothing_that_exists.\nvoid wrong();\n"
-            "}\n",
+            "}} // namespace joinable::v0\n",
         )
         self.fails(self.script, saying="undocumented() (function) of namespace joinable")
         self.fails(self.script, saying="concept Plain has no table")

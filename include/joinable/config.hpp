@@ -10,13 +10,13 @@
 #define JOINABLE_VERSION_MINOR 1
 #define JOINABLE_VERSION_PATCH 0
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// The version of this library; ranks compare it when they enter a guard together.
 inline constexpr std::uint32_t library_version =
     JOINABLE_VERSION_MAJOR * 10'000 + JOINABLE_VERSION_MINOR * 100 + JOINABLE_VERSION_PATCH;
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // How a function with a loop over elements is compiled, so that it is as fast in a program built
 // with -O2 for every processor as in one built with -O3 for this one. Clang vectorises loops at -O2;
@@ -62,7 +62,7 @@ inline constexpr std::uint32_t library_version =
 #define JOINABLE_LOOP_AVX512 JOINABLE_LOOP
 #endif
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The instruction sets for which loops over elements exist, from the one that every processor has.
 enum class InstructionSet : std::uint8_t { baseline, avx2, avx512 };
@@ -112,4 +112,4 @@ inline void cpu_relax() noexcept {
 #endif
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// What went wrong, as it travels between ranks. See `throw_failure` for the matching exception.
 enum class FailureKind : std::uint8_t { peer_failed, timed_out, mismatch, communication, contract };
@@ -97,4 +97,4 @@ private:
     throw CommunicationError{reason.message};
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -22,7 +22,7 @@
 /// | `K::agree_on(list, v)` | how ranks compare values of a keyword        | hook/keywords.hpp      |
 /// | `K::per_rank`          | that they do not                             | hook/keywords.hpp      |
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 enum class DType : std::uint8_t;
 struct Buffer;
@@ -51,4 +51,4 @@ class PendingRound;
 struct RoundNotice;
 struct JoinResult;
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

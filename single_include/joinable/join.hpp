@@ -47,13 +47,13 @@
 #define JOINABLE_VERSION_MINOR 1
 #define JOINABLE_VERSION_PATCH 0
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// The version of this library; ranks compare it when they enter a guard together.
 inline constexpr std::uint32_t library_version =
     JOINABLE_VERSION_MAJOR * 10'000 + JOINABLE_VERSION_MINOR * 100 + JOINABLE_VERSION_PATCH;
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // How a function with a loop over elements is compiled, so that it is as fast in a program built
 // with -O2 for every processor as in one built with -O3 for this one. Clang vectorises loops at -O2;
@@ -99,7 +99,7 @@ inline constexpr std::uint32_t library_version =
 #define JOINABLE_LOOP_AVX512 JOINABLE_LOOP
 #endif
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The instruction sets for which loops over elements exist, from the one that every processor has.
 enum class InstructionSet : std::uint8_t { baseline, avx2, avx512 };
@@ -149,7 +149,7 @@ inline void cpu_relax() noexcept {
 #endif
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/fwd.hpp
 
@@ -171,7 +171,7 @@ inline void cpu_relax() noexcept {
 /// | `K::agree_on(list, v)` | how ranks compare values of a keyword        | hook/keywords.hpp      |
 /// | `K::per_rank`          | that they do not                             | hook/keywords.hpp      |
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 enum class DType : std::uint8_t;
 struct Buffer;
@@ -200,11 +200,11 @@ class PendingRound;
 struct RoundNotice;
 struct JoinResult;
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/error.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// What went wrong, as it travels between ranks. See `throw_failure` for the matching exception.
 enum class FailureKind : std::uint8_t { peer_failed, timed_out, mismatch, communication, contract };
@@ -294,11 +294,11 @@ private:
     throw CommunicationError{reason.message};
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/tensor/dtype.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// The element types that communicators move and reduce.
 enum class DType : std::uint8_t { f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64 };
@@ -492,11 +492,11 @@ constexpr BFloat16::operator float() const noexcept {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/tensor/buffer.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Contiguous memory that a communicator reads and writes. Does not own it.
 struct Buffer {
@@ -523,11 +523,11 @@ struct ConstBuffer {
     [[nodiscard]] constexpr std::size_t bytes() const noexcept { return count * size_of(dtype); }
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/tensor/reduce_op.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// How a reduction combines two elements. Sums and products of integers wrap around; the bit
 /// operations are for integers only.
@@ -539,11 +539,11 @@ enum class ReduceOp : std::uint8_t { sum, product, min, max, bit_and, bit_or };
     return names[static_cast<std::size_t>(op)];
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/detail/text.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 inline std::string to_text(std::string_view piece) {
     return std::string{piece};
@@ -587,11 +587,11 @@ inline std::string ranks_text(std::vector<int> const& ranks) {
     return concat(ranks.size() == 1 ? "rank " : "ranks ", ranks);
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/tensor/shape.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// The most dimensions that a tensor may have.
 inline constexpr std::size_t max_tensor_rank = 8;
@@ -756,11 +756,11 @@ checked_reach(Shape const& extents, Shape const& strides, std::size_t element_by
 
 } // namespace detail
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/tensor/traits.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Where a tensor's memory lives.
 enum class DeviceKind : std::uint8_t { host, cuda };
@@ -818,11 +818,11 @@ struct tensor_traits<std::span<U, Extent>> {
     }
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/tensor/tensor.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -1029,11 +1029,11 @@ template <Tensor T>
     return {detail::traits_of<T>::data(tensor), numel(tensor), dtype(tensor)};
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/tensor/strided_view.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A non-owning tensor of up to `max_tensor_rank` dimensions whose elements may lie apart. Cheap to
 /// copy; iterates over all elements in row-major order of their indices.
@@ -1225,11 +1225,11 @@ narrow(StridedView<T> const& view, std::size_t dimension, std::size_t start, std
     return {data, extents, view.strides()};
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/tensor/any_view.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A non-owning writable tensor whose dtype is known at run time. A default one is empty: it
 /// stands for "no tensor".
@@ -1331,11 +1331,11 @@ struct tensor_traits<AnyView> {
     static DeviceId device(AnyView const& view) noexcept { return view.device(); }
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/tensor/overlap.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -1552,11 +1552,11 @@ template <Tensor A, Tensor B>
     return sums.has(total, 1);
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/reduction/arithmetic.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 // What follows is written for vectorisers: no branches, comparisons of signed numbers only (SSE2 has
 // no others), and always inlined, so that it is compiled for the instruction set of its caller.
@@ -1722,11 +1722,11 @@ struct Assign {
     [[gnu::always_inline]] Bits operator()(Bits source, Bits) const noexcept { return source; }
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/reduction/rows.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Rows of elements at even distances, in bytes.
 template <class Byte>
@@ -1922,11 +1922,11 @@ auto rows_function(InstructionSet set = instruction_set()) noexcept {
     return &apply_baseline<Operation>;
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/device/detail/transpose.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Registers, of bytes as Bytes16: compilers find the instruction for larger elements in what moves together.
 using Bytes32 [[gnu::vector_size(32)]] = unsigned char;
@@ -2136,11 +2136,11 @@ auto transpose_function(InstructionSet set = instruction_set()) noexcept {
     return &transpose_baseline<Bits>;
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/device/detail/loops.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The order in which the elements of two views of the same extents are visited: the target's
 /// smallest step innermost, since writes cost more than reads; dimensions of extent 1 dropped;
@@ -2346,11 +2346,11 @@ void for_all_rows(
     }
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/device/copy.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -2566,11 +2566,11 @@ void fill_zero(StridedView<T> const& to) {
     fill_zero(AnyView{to});
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/tensor/parameter.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -2683,11 +2683,11 @@ concept is_handle_parameter = requires { requires parameter_traits_of<P>::is_han
 template <class P>
 concept Parameter = detail::has_value<P> && detail::has_grad<P>;
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/tensor/detail/handle_list.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Handles on objects whose types were forgotten. An index is a position in the list.
 ///
@@ -2774,11 +2774,11 @@ void append(HandleList<Handle>& list, Range&& range) {
     }
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/tensor/parameters.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A handle on one parameter of an engine whose type was forgotten. Cheap to copy; does not own
 /// the parameter unless it was made from an owning pointer or a handle type.
@@ -2915,11 +2915,11 @@ inline void check_value(ParameterList const& parameters, std::size_t i, DeviceId
 
 } // namespace detail
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/tensor/tensor_list.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A handle on one tensor of an engine whose type was forgotten: unlike a view it follows the
 /// tensor when the engine gives it other memory. Cheap to copy; does not own the tensor unless it
@@ -3040,11 +3040,11 @@ template <class... Ranges>
     return BufferList{detail::tensor_list(std::forward<Ranges>(ranges)...)};
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/communicator/work.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -3080,11 +3080,11 @@ struct CompletedWork {
     [[nodiscard]] bool test() const noexcept { return true; }
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/communicator/communicator.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// How long a collective waits for the other ranks unless set_deadline() says otherwise.
 inline constexpr std::chrono::nanoseconds default_deadline = std::chrono::minutes{5};
@@ -3229,11 +3229,11 @@ template <Communicator C>
 using work_of =
     std::remove_cvref_t<decltype(std::declval<C&>().all_reduce(Buffer{}, ReduceOp::sum))>;
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/device/arena.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -3320,7 +3320,7 @@ private:
     void* context_ = nullptr;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/communicator/capabilities.hpp
 
@@ -3332,7 +3332,7 @@ private:
 /// but RegistersArenas. ThreadCommunicator lacks AllocatesArena, too, because its ranks share the
 /// heap. SelfCommunicator also lacks SendsAndReceives and Splits.
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -3523,11 +3523,11 @@ concept RegistersArenas = AllocatesArena<C> && detail::has_register_arena<C>;
 template <class C>
 concept SharesMemory = Communicator<C> && detail::has_share<C>;
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/device/device.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -3579,11 +3579,11 @@ public:
     virtual void download(void const* from, void* to, std::size_t bytes) = 0;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/device/detail/permute_sections.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Exchanges two ranges that do not overlap, through the stack.
 inline void swap_bytes(std::byte* a, std::byte* b, std::size_t bytes) noexcept {
@@ -3675,11 +3675,11 @@ inline void permute_sections(std::byte* memory, std::vector<Section>& sections) 
     }
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/device/host.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// The host's memory: every operation is done when it is asked for.
 class HostDevice final : public Device {
@@ -3719,11 +3719,11 @@ namespace detail {
 
 } // namespace detail
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/communicator/device_of.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Not asked of communicators of host memory, which need no device_memory().
 template <class C>
@@ -3748,11 +3748,11 @@ template <Communicator Comm>
     }
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/make_arena.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Zeroed memory for buffers that go through `comm`: where it needs no copies of them, if it
 /// models AllocatesArena, else from the heap or its device. Local.
@@ -3769,7 +3769,7 @@ make_arena(Comm& comm, std::size_t bytes, std::size_t alignment = Arena::default
     }
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/communicator/collectives.hpp
 
@@ -3778,7 +3778,7 @@ make_arena(Comm& comm, std::size_t bytes, std::size_t alignment = Arena::default
 /// each returns the communicator's Work, and the tensors must live until it is waited for.
 /// All throw ContractViolation before any data moves when a tensor is not contiguous.
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -3941,11 +3941,11 @@ template <Communicator Comm, class Out>
     return comm.receive(to_buffer(tensor), from, tag);
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/hook/join_hook.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -4020,11 +4020,11 @@ consteval bool models_join_hook() {
     return JoinHook<H>;
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/hook/keywords.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// One `keyword = value` as it was given to a guard.
 template <class K>
@@ -4141,11 +4141,11 @@ consteval bool check_keyword() {
 
 } // namespace detail
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/hook/ordering.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A list of labels: what a hook runs before or after.
 template <class... Labels>
@@ -4355,11 +4355,11 @@ struct ordered_hooks {
 
 } // namespace detail
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/bucket/tensor_size.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// All that bucket assignment asks of a tensor. Give it in place of tensors that have no memory
 /// yet: a layout can then be computed before the model is made, or by the compiler.
@@ -4400,11 +4400,11 @@ template <has_tensor_size T>
 
 } // namespace detail
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/bucket/assignment.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Which tensors share a bucket, and the limit in bytes that each bucket was cut by (0 for a sparse
 /// tensor, which is alone in its bucket).
@@ -4561,11 +4561,11 @@ template <class Tensors>
     );
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/bucket/options.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// How gradients are cut into buckets. The same on every rank.
 struct BucketOptions {
@@ -4611,11 +4611,11 @@ namespace detail {
 
 } // namespace detail
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/bucket/memory.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Where buckets are, for classes that know no communicator: in the memory that it moves, from
 /// make_arena(), or on the heap. Refers to the communicator.
@@ -4641,11 +4641,11 @@ private:
     Arena (*make_)(void* comm, std::size_t bytes) = nullptr;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/bucket/bucket.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Where buckets start in an arena, in bytes: whole cache lines, so that no two buckets share one.
 inline constexpr std::size_t bucket_alignment = Arena::default_alignment;
@@ -4831,11 +4831,11 @@ make_bucket_layout(ParameterList const& parameters, BucketOptions const& options
     return {parameters, detail::expected_ready_order(parameters), detail::bucket_limits(options)};
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/bucket/broadcast_coalesced.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Copies tensors from one rank to all, many in one broadcast, again and again: what is packed
 /// where is planned once. Where a tensor lies and how it is strided is asked anew each time.
@@ -4947,11 +4947,11 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
     }.run(comm, root);
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/bucket/timeline.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -4992,11 +4992,11 @@ struct NoTimeline {
     }
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/bucket/all_reduce.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// What one collective of a reducer moves: a bucket, or a run of its parameters where some of them
 /// are not used. Ranks have the same runs.
@@ -5109,11 +5109,11 @@ struct AllReduce {
     static void finish(Comm&, BucketRun const&) noexcept {}
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/agreement/host_collectives.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Collectives over a few words on the host, whatever memory the communicator moves: through memory
 /// of its device, see agreement/staged_collectives.hpp, which comes with each device. One at a time.
@@ -5139,11 +5139,11 @@ private:
     Comm& comm_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/bucket/detail/gradients.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The gradients of a model and their places in buckets: packs, delivers, moves. Knows nothing of
 /// communicators and iterations; all members are local. Gradients of a device stay in their memory
@@ -5334,11 +5334,11 @@ private:
     std::vector<Place> places_; ///< per parameter
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/bucket/detail/static_graph.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// How often each gradient becomes ready in an iteration: recorded in the first one, after which a
 /// gradient is final when it became ready as often as then. Local.
@@ -5375,11 +5375,11 @@ private:
     bool is_recorded_ = false;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/bucket/detail/used_map.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Which parameters some rank uses: one count per parameter, summed over ranks by whoever owns the
 /// map. Local.
@@ -5412,11 +5412,11 @@ private:
     bool is_known_ = false;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/bucket/detail/iteration.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// One rank's side of an iteration: which gradients are ready, which are unused, which buckets are
 /// full; packs gradients when their time has come, and says what was done wrong. Local.
@@ -5726,11 +5726,11 @@ private:
     bool is_recording_ = false; ///< the static graph: what is used is known at the end only
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/bucket/reducer.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Averages gradients over ranks, bucket by bucket, while the backward pass still runs. Stands
 /// alone: an engine without a guard drives it by its verbs.
@@ -6086,11 +6086,11 @@ Reducer(Comm&, ParameterList, BucketOptions) -> Reducer<Comm>;
 template <class Comm, class Reduction>
 Reducer(Comm&, ParameterList, BucketOptions, Reduction) -> Reducer<Comm, Reduction>;
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/join/options.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// What happens when some ranks have run out of inputs and others have not.
 enum class EndPolicy : std::uint8_t {
@@ -6167,11 +6167,11 @@ completed(RoundNotice notice, JoinOptions const& options, std::size_t round) noe
     return names[static_cast<std::size_t>(policy)];
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/detail/hash.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// FNV-1a with 64 bits: the same on every machine. Two inputs collide by accident once in 2^64, and
 /// on purpose easily.
@@ -6199,11 +6199,11 @@ private:
     std::uint64_t value_ = 0xcbf2'9ce4'8422'2325U;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/agreement/agreement_list.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -6317,11 +6317,11 @@ private:
     std::vector<Item> items_;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/agreement/control.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// A communicator as guards, models and groups see it by which ranks agree: type-erased, so that the
 /// type of a guard does not depend on it, and small, because they only sum words and abort.
@@ -6438,11 +6438,11 @@ private:
     std::optional<typename HostCollectives<Comm>::Work> work_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/detail/failure.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// What peers should be told about an exception. A failure that came from other ranks keeps its
 /// culprits; anything else has none yet, which stands for the rank that throws it.
@@ -6495,14 +6495,14 @@ inline AbortReason blamed_on(int rank, AbortReason reason) {
     return reason;
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/agreement/agree.hpp
 
 /// @file
 /// What fails or differs on one rank fails on all of them: the one mechanism for it.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 inline constexpr int max_world_size = 1 << 18; ///< so that no sum of squares overflows
 inline constexpr std::uint32_t digest_mask = (1U << 23) - 1;
@@ -6740,14 +6740,14 @@ inline void agree(
     }
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/join/detail/agreement.hpp
 
 /// @file
 /// The words of a roll call, and the verdict that every rank computes from their sum.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 inline constexpr std::uint64_t max_weight = std::uint64_t{1} << 45;
 
@@ -6865,11 +6865,11 @@ enum class Verdict : std::uint8_t { go_on, failed, mismatch, stop, early_end, en
     return Verdict::go_on;
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/join/detail/accumulated.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// What one rank accumulated in training rounds that did not sync, since the last one that did.
 struct Accumulated {
@@ -6912,11 +6912,11 @@ struct Accumulated {
     }
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/join/round.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 class Session;
@@ -7006,11 +7006,11 @@ private:
     bool contributes_ = true;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/join/result.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// What happened inside a guard. The same on every rank, but for `own_rounds`, `shadow_rounds` and
 /// `waited`. Over a guard that was not enabled it counts this rank's own rounds alone.
@@ -7061,11 +7061,11 @@ Stream& operator<<(Stream& stream, JoinResult const& result) {
     return stream;
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/join/detail/schedule.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The rounds of a guard whose ranks said at entry how many inputs they have. What a roll call
 /// would hear follows from that, so nothing needs to be sent. Every rank has the same schedule.
@@ -7185,7 +7185,7 @@ private:
     Carry carry_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/join/detail/roll_call.hpp
 
@@ -7193,7 +7193,7 @@ private:
 /// The agreement that opens every round: one sum of seven words, from which every rank computes
 /// the same verdict. Knows nothing of guards, participants or RAII.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Who is where, and the exchanges that find it out. All ranks of `control` make the same calls.
 class RollCall {
@@ -7340,11 +7340,11 @@ private:
     AbortReason failure_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/join/detail/local_rounds.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The rounds of a guard that is not enabled: nobody is heard, but what the options and next() say
 /// of a round holds for its participants as it does in one that is enabled.
@@ -7393,11 +7393,11 @@ private:
     std::size_t unsynced_ = 0;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/join/detail/guard_outcome.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// How a guard ends on this rank: whether it has, and why.
 class GuardOutcome {
@@ -7470,11 +7470,11 @@ private:
     std::optional<AbortReason> failure_;  ///< what the guard itself threw
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/join/detail/rounds.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// What an active rank says of a round when it opens it.
 struct Announcement {
@@ -7675,11 +7675,11 @@ private:
     JoinResult result_; ///< what is counted as rounds go by
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/join/detail/skew.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Lets one call through per minute, whichever thread makes it.
 class OncePerMinute {
@@ -7718,11 +7718,11 @@ inline void warn_of_skew(JoinOptions const& options, int rank, std::size_t shado
     );
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/join/detail/turn_order.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 [[noreturn]] inline void throw_violation(std::string const& text) {
     throw ContractViolation{text};
@@ -7858,11 +7858,11 @@ private:
     bool is_open_ = false;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/join/detail/session.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The hooks of a guard, so that the loop over rounds need not be a template.
 class HookRunner {
@@ -8248,11 +8248,11 @@ private:
     std::optional<JoinResult> result_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/join/joinable.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 inline bool Round::is_active(int rank) const {
     return session_ == nullptr || session_->is_active(rank);
@@ -8526,11 +8526,11 @@ decltype(auto) run_part(J& joinable, Round round, F&& collectives) {
 
 } // namespace detail
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/join/participants.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// The participants of a guard: made by participants().
 template <class... Js>
@@ -8600,11 +8600,11 @@ template <class Comm>
     return {communicator};
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/detail/type_name.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The name of a type as the compiler prints it, for error texts only: it differs between
 /// compilers, so nothing may depend on it.
@@ -8639,14 +8639,14 @@ template <class T>
     return before == std::string_view::npos ? name : name.substr(before + 1);
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/join/detail/attachments.hpp
 
 /// @file
 /// What a guard changes outside itself, each undone by a destructor, and what it checks before.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Sets a participant's state for as long as its guard lives.
 class Attachment {
@@ -8847,11 +8847,11 @@ inline void check_same_ranks(std::vector<ControlCommunicator*> const& communicat
     }
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/join/detail/hooks.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 template <std::size_t First, std::size_t... Rest>
 consteval std::size_t first_of(std::index_sequence<First, Rest...>) {
@@ -8948,14 +8948,14 @@ private:
     HookSlots<std::index_sequence_for<Js...>, Js...> slots_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/join/detail/entry.hpp
 
 /// @file
 /// What ranks compare when they enter a guard.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 template <class J>
 std::string join_name_of(J const& joinable) {
@@ -9031,11 +9031,11 @@ AgreementList entry_list(
     return list;
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/join/guarded_range.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// The tag of Join::iterate that announces every round one element early.
 inline constexpr struct look_ahead_t {
@@ -9120,11 +9120,11 @@ private:
     Announce announce_;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/join/guard.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Lets ranks with different numbers of inputs run collectives together: ranks that have run out
 /// shadow the collectives of the others until everybody is done, and a failure of one rank becomes
@@ -9434,7 +9434,7 @@ private:
     std::array<detail::Attachment, sizeof...(Js)> attachments_;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/join/explain.hpp
 
@@ -9446,7 +9446,7 @@ private:
 /// with a misspelt name. Guides come after the class: clang (14 and 19) forgets those of its
 /// constructors otherwise.
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -9522,11 +9522,11 @@ template <class K>
 Join(detail::SomeParticipants, KeywordArgument<K>, ...)
     -> Join<detail::Explained<detail::KeywordBeforeOptions<K>>>;
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/participant/action.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Any collective as a participant, without a class: `Action log{comm, act, shadow};`.
 ///
@@ -9579,11 +9579,11 @@ private:
 template <class Comm, class Act, class Shadow>
 Action(Comm&, Act, Shadow) -> Action<Act, Shadow, Comm>;
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/participant/options.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// What a rank's gradient is, where notices carry weights: g is the gradient, w the weight, both of
 /// all its samples since the last round that synced.
@@ -9645,11 +9645,11 @@ struct DataParallelOptions {
     };
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/detail/scoped_flag.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// As long as it lives a flag has another value; then that of before.
 class ScopedFlag {
@@ -9665,11 +9665,11 @@ private:
     bool before_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/participant/averaging.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Keyword of a guard, for each DistributedDataParallel in it: whether gradients are divided by the
 /// number of all ranks (true, the default) or of the ranks that are still active. Where notices carry
@@ -9712,11 +9712,11 @@ struct Averaging {
 };
 
 } // namespace detail
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/participant/detail/check_parameters.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 inline void check_distinct(
     ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
@@ -9771,14 +9771,14 @@ inline void check_parameters(ParameterList const& list, DeviceId device) {
     });
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/participant/detail/verify.hpp
 
 /// @file
 /// What ranks compare of a model: see agreement/agree.hpp.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 inline void agree_on(AgreementList& list, DataParallelOptions const& options) {
     list.add("bucket_cap_bytes", options.bucket_cap_bytes);
@@ -9822,11 +9822,11 @@ inline void agree_on(AgreementList& list, TensorList const& tensors, std::string
     }
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/participant/detail/module_state.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// All of a model but its gradients, and what keeps it the same on all ranks: parameters, buffers
 /// and attached state from one rank at the start and the end, buffers in every round that syncs.
@@ -9927,11 +9927,11 @@ private:
     BufferHook hook_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/participant/data_parallel.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -10416,11 +10416,11 @@ template <class Comm, class Parameters, class Reduction>
 DistributedDataParallel(Comm&, Parameters&&, BufferList, DataParallelOptions, Reduction)
     -> DistributedDataParallel<Comm, Reduction>;
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/participant/step.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A plain optimizer as a participant: `Step step{comm, [&] { optimizer.step(model); }};`.
 ///
@@ -10468,7 +10468,7 @@ private:
 template <class Comm, class Body>
 Step(Comm&, Body) -> Step<Body, Comm>;
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/core.hpp
 
@@ -10485,7 +10485,7 @@ Step(Comm&, Body) -> Step<Body, Comm>;
 /// @file
 /// How a view keeps the range that it was made from.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// A named range, kept by its address.
 template <class Range>
@@ -10524,11 +10524,11 @@ template <class Range>
     return Kept<Range>(std::forward<Range>(range));
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/bucket/bucketed_view.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -10790,7 +10790,7 @@ private:
 
 } // namespace views
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 /// A view unless it owns its range: then copying it would copy that.
 template <class Base>
@@ -10805,7 +10805,7 @@ inline constexpr bool std::ranges::enable_view<joinable::LazyBucket<BaseIterator
 
 // ---- joinable/bucket/fixed_assignment.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A bucket assignment of at most `Capacity` tensors that allocates nothing, so that it can be a
 /// constexpr variable (a BucketAssignment lives in a constant expression only as long as that):
@@ -10850,11 +10850,11 @@ private:
     std::size_t size_ = 0;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/communicator/environment.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// What a launcher says of this process by environment variables.
 struct LaunchEnvironment {
@@ -11073,11 +11073,11 @@ template <class Lookup>
     return launch_environment([](char const* name) { return std::getenv(name); });
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/communicator/shared_memory/board/arena_space.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Memory from which the arenas of one rank are cut. One thread at a time. It is there as long as
 /// its owner or an arena: so an arena may outlive its communicator.
@@ -11160,7 +11160,7 @@ private:
     bool is_closed_ = false;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/board/group_memory.hpp
 
@@ -11168,7 +11168,7 @@ private:
 /// Where a rank has the memory that the others find: all in which thread ranks and process ranks
 /// differ. Both give whole cache lines, and take back what they gave.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 inline constexpr std::size_t cache_line = 64;
 
@@ -11294,7 +11294,7 @@ private:
     std::size_t given_ = 0;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/detail/checks.hpp
 
@@ -11302,7 +11302,7 @@ private:
 /// What every communicator checks before any data moves: on its own rank, which throws
 /// ContractViolation, and of what all ranks said, which throws Mismatch on all of them.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
     if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating_point(buffer.dtype)) {
@@ -11501,11 +11501,11 @@ check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing = "
     }
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/detail/descriptor.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Ranks that one communicator on the host may have: a root fits into 13 bits of an arrival.
 inline constexpr int max_ranks = 1 << 13;
@@ -11600,11 +11600,11 @@ struct Descriptor {
     }
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/detail/request.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// How many elements one rank sends to each rank, or expects of each: a table of the caller's, one
 /// size for all ranks, or one for a single rank. Refers to the table.
@@ -11795,7 +11795,7 @@ private:
     }
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/detail/collective_members.hpp
 
@@ -11805,7 +11805,7 @@ private:
 /// BasicCollectives<Derived, Work> a friend. A transport that lacks some collectives takes the
 /// smaller class: its communicator then does not model those capabilities.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// What every communicator has.
 template <class Derived, class Work>
@@ -11893,7 +11893,7 @@ public:
     }
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/board/tuning.hpp
 
@@ -11901,7 +11901,7 @@ public:
 /// Where one way of doing a thing becomes better than another. None of these changes a result.
 /// tests/benchmarks/tune.py measures each number beside others and prints this table anew.
 
-namespace joinable::inline v0::detail::tuning {
+namespace joinable { inline namespace v0 { namespace detail { namespace tuning {
 
 /// Up to so many bytes every rank combines all contributions for itself, beyond ranks share the work.
 inline constexpr std::size_t slot_bytes = 2048;
@@ -11922,11 +11922,11 @@ inline constexpr int crowded_spins = 20;
 /// How often it yields before it sleeps.
 inline constexpr int yields = 100;
 
-} // namespace joinable::inline v0::detail::tuning
+}}}} // namespace joinable::v0::detail::tuning
 
 // ---- joinable/communicator/shared_memory/board/arrival_line.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Whether every rank combines for itself what all contribute; else ranks share the work by chunks.
 [[nodiscard]] inline bool is_small(Descriptor const& said) noexcept {
@@ -11978,11 +11978,11 @@ struct alignas(64) ArrivalLine {
     }
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/board/stored_reason.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// An AbortReason in memory of fixed size, which another process may read. A text that does not fit
 /// ends in "...".
@@ -12031,11 +12031,11 @@ private:
     std::array<char, max_text> text_{};
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/board/first_reason.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Why something ended for all: the first to say so wins, and what it takes to end it is done once.
 /// It lies in memory that processes share, and whoever is at it may be killed: so writers have
@@ -12100,11 +12100,11 @@ private:
     StoredReason reason_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/detail/deadline.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// When a wait that starts now ends. A year stands for any longer time: the sum would overflow.
 [[nodiscard]] inline std::chrono::steady_clock::time_point
@@ -12113,7 +12113,7 @@ end_of_wait(std::chrono::nanoseconds deadline) noexcept {
     return std::chrono::steady_clock::now() + (std::min)(deadline, year);
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/board/futex.hpp
 
@@ -12131,7 +12131,7 @@ end_of_wait(std::chrono::nanoseconds deadline) noexcept {
 /// How a thread sleeps until a word changes, also one that other processes write. With config.hpp
 /// the only header that differs between systems: that one must not include theirs.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 using FutexWord = std::atomic<std::uint32_t>;
 static_assert(sizeof(FutexWord) == sizeof(std::uint32_t) && FutexWord::is_always_lock_free);
@@ -12170,11 +12170,11 @@ inline void futex_wake_all(FutexWord&) noexcept {}
 
 #endif
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/board/waiting.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// How a thread sleeps that others wake in any case: until the deadline.
 struct SleepThrough {
@@ -12253,11 +12253,11 @@ private:
     FutexWord wakes_{0};
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/board/board.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// What one rank tells about its share of the chunks of a large collective. It resets this itself
 /// before it arrives, when nobody looks at the collective any more that used the slot before.
@@ -12563,14 +12563,14 @@ private:
 };
 static_assert(std::is_trivially_destructible_v<Board>);
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/detail/reasons.hpp
 
 /// @file
 /// Why a collective ends for all, in the same words over every transport.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// `rank` is done with its communicator.
 [[nodiscard]] inline AbortReason reason_of_leaving(int rank) {
@@ -12657,7 +12657,7 @@ template <class Sent, class Expected>
     return std::nullopt;
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/reduction/halves.hpp
 
@@ -12665,7 +12665,7 @@ template <class Sent, class Expected>
 /// Rows of numbers of 16 bits to float and back, the same bits as Half and BFloat16 give, compiled for each
 /// instruction set. Rows do not overlap.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 template <sixteen_bits T>
 struct Widen {
@@ -12750,7 +12750,7 @@ auto* conversion_function(InstructionSet set) noexcept {
     return &convert_baseline<C>;
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/reduction/lanes.hpp
 
@@ -12758,7 +12758,7 @@ auto* conversion_function(InstructionSet set) noexcept {
 /// Elements in registers, and what a reduction does to them. Registers are types of the compiler, and
 /// always inlined: so the same text is compiled for each instruction set, by any optimisation level.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// A register of elements.
 template <class T, std::size_t width>
@@ -12896,11 +12896,11 @@ struct BitOr {
     }
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/reduction/reduce.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// One pass of a reduction: reads every input once, in order, and writes every output. An output may be
 /// one of the inputs; otherwise they do not overlap.
@@ -13136,7 +13136,7 @@ inline void reduce_to(
     );
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/engine/exchange.hpp
 
@@ -13144,7 +13144,7 @@ inline void reduce_to(
 /// What happens once all ranks have arrived in a collective: nothing here waits, and any rank can
 /// do it for all.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Stands for a rank: of a block that comes from all of them, reduced, or goes to all of them.
 inline constexpr int every_rank = -1;
@@ -13381,7 +13381,7 @@ inline void combine_contributions(
     reduce_to(said.dtype, said.op, {ranks, contributed_by}, {1, in_place}, said.count);
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/engine/chunks.hpp
 
@@ -13390,7 +13390,7 @@ inline void combine_contributions(
 /// so that what it computed last time is still in its caches, and takes over from others when it is
 /// through: so nobody waits for a rank that computes something else.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// A large message is cut into `chunks` ranges of `chunk` elements, the same on every rank.
 struct Cut {
@@ -13504,7 +13504,7 @@ inline bool run_chunks(
     return chunks_are_done(board, sequence, cut);
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/engine/slices.hpp
 
@@ -13514,7 +13514,7 @@ inline bool run_chunks(
 /// it is in the caches, and a rank copies the next ones while others are still at the one before. Each
 /// rank has a share of every slice, and nobody takes it over: the rank must come for its copies anyway.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The parts of a message of `total` elements, the same on every rank.
 struct Slices {
@@ -13730,11 +13730,11 @@ private:
     std::uint64_t taken_ = 0;    ///< it has copied out
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/engine/helper.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Computes for a rank beside it, in collectives in which all ranks have arrived. It knows what the
 /// board knows: the rank itself is not asked, and finishes its collectives as always.
@@ -13808,11 +13808,11 @@ private:
     std::atomic<bool> stops_{false};
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/group/mailbox.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// One side of a message: a send that waits for its receive, or the other way round. It lies in
 /// memory of the rank that wrote it.
@@ -13898,11 +13898,11 @@ private:
     std::uint64_t last_ = 0;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/group/group.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Who looks for ranks that have died, where no other process does.
 class Watch {
@@ -14237,11 +14237,11 @@ private:
     return blamed_on(rank, std::move(reason));
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/group/board_communicator.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The members that communicators over a board have in common. `Rank` is a GroupRank, and `Work`
 /// what its collectives and messages return. What the members promise is said of the communicators.
@@ -14354,14 +14354,14 @@ private:
     Work post(Request const& request) { return {rank_, rank_.post(request)}; }
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/engine/lent_memory.hpp
 
 /// @file
 /// Where the other ranks find the buffers of a large collective until it is done.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 struct LentAddresses {
     void const* in = nullptr;
@@ -14514,11 +14514,11 @@ private:
 template <class Memory>
 using LentBy = std::conditional_t<Memory::is_all_in_reach, OwnMemory, StagedMemory>;
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/engine/endpoint.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
 /// an abort(reason, rank) that may reach further than the board, and a look_for_deaths() that buries
@@ -14923,11 +14923,11 @@ private:
     std::array<Pending, Board::max_in_flight> pending_{};
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/group/group_storage.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The memory of a rank (Room) or of all thread ranks together (Heap), and the groups that lie in
 /// it. It lives as long as one of the communicators that use it. Any thread may call it.
@@ -14980,11 +14980,11 @@ private:
     std::vector<Owned> groups_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/group/group_rank.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// What one side knows of its message.
 struct Message {
@@ -15272,11 +15272,11 @@ private:
     std::shared_ptr<GroupStorage<Memory>> storage_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/group/group_work.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 template <class Rank, class Work>
 class BoardCommunicator;
@@ -15349,7 +15349,7 @@ private:
     int exceptions_ = std::uncaught_exceptions();
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/process/members.hpp
 
@@ -15369,7 +15369,7 @@ private:
 /// Who is in a group whose processes have no parent that watches them: what lies at the beginning of
 /// its shared-memory object.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// A rank's place in the group. The rank holds a robust mutex as long as it takes part: should the
 /// thread that locked it die, however that may be, then the system marks the mutex for whoever tries
@@ -15477,7 +15477,7 @@ struct alignas(64) MemberTable {
     }
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 #endif
 
@@ -15497,7 +15497,7 @@ struct alignas(64) MemberTable {
 #include <cstring>
 #include <sys/mman.h>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// How the body of a rank ended, for the process that started it.
 struct alignas(64) Outcome {
@@ -15610,7 +15610,7 @@ private:
     Board* board_ = nullptr;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 #endif
 
@@ -15637,7 +15637,7 @@ private:
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Where the system keeps POSIX shared memory.
 inline constexpr char const* shared_memory_folder = "/dev/shm";
@@ -15813,7 +15813,7 @@ private:
     int file_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 #endif
 
@@ -15841,7 +15841,7 @@ private:
 #include <sys/stat.h>
 #include <unistd.h>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Memory mapped from an object; unmapped with this.
 class Mapping {
@@ -16157,7 +16157,7 @@ private:
     std::atomic<Ticks> next_look_{Ticks{}}; ///< whichever thread of this rank waits then
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 #endif
 
@@ -16170,7 +16170,7 @@ private:
 #include <memory>
 #include <utility>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// What one process has of its group: what its communicator and its works have in common.
 class ProcessRank : public GroupRank<Room> {
@@ -16206,7 +16206,7 @@ private:
     Outcome* outcome_ = nullptr;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 #endif
 
@@ -16226,7 +16226,7 @@ private:
 #include <sys/mman.h>
 #include <unistd.h>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Maps memory of a file, or, without one, memory that only processes which are made later can
 /// see, too. An empty arena and errno: the system does not.
@@ -16303,7 +16303,7 @@ template <class Comm>
     return memory;
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 #endif
 
@@ -16311,7 +16311,7 @@ template <class Comm>
 
 #if defined(__linux__) // elsewhere there are no process ranks
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A collective or a message between process ranks. wait() and test() are those of the class behind
 /// it, which all ranks of this machine share.
@@ -16438,13 +16438,13 @@ private:
     }
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 #endif
 
 // ---- joinable/communicator/shared_memory/progress_thread.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A thread that computes a rank's share of large collectives while the rank does something else.
 ///
@@ -16474,11 +16474,11 @@ private:
     std::thread thread_;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/communicator/shared_buffer.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -16568,7 +16568,7 @@ template <class T, Communicator Comm>
     return {comm.share(detail::bytes_of_elements<T>(count)), count};
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/communicator/shared_memory/process/child_processes.hpp
 
@@ -16590,7 +16590,7 @@ template <class T, Communicator Comm>
 #include <sys/wait.h>
 #include <unistd.h>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The processes of one group, seen by the one that started them. None is left when this is gone.
 class ChildProcesses {
@@ -16762,7 +16762,7 @@ private:
     bool has_failure_ = false;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 #endif
 
@@ -16774,7 +16774,7 @@ private:
 #include <cstring>
 #include <unistd.h>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -16885,13 +16885,13 @@ void run_processes(int world_size, F body) {
     detail::throw_first_failure(segment, children);
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 #endif
 
 // ---- joinable/communicator/shared_memory/group/shared_heap.hpp
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Memory from the heap that all ranks have, which are threads; it is there until the last rank's
 /// arena is gone. Collective, blocks.
@@ -16934,11 +16934,11 @@ template <class Comm>
     return {owned->memory.data(), bytes, release, owned};
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/thread.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A collective or a message between thread ranks. wait() and test() are those of the class behind
 /// it, which all ranks of this machine share.
@@ -16982,11 +16982,11 @@ private:
     }
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/communicator/shared_memory/run_threads.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -17073,11 +17073,11 @@ void run_threads(int world_size, F body) {
     }
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/communicator/self.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// The communicator of a single rank: everything is complete when it starts. Checks its arguments
 /// as the others do, so that a program which runs alone also runs together. It has nobody to send
@@ -17125,11 +17125,11 @@ private:
     bool is_aborted_ = false;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/data/shuffle.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Which of all orders an epoch takes: the same two numbers give the same order on every rank, with
 /// every compiler and standard library. Pairs do not share orders: epoch 1 of seed 7 is not epoch 0
@@ -17207,11 +17207,11 @@ private:
     return order;
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/data/shard.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Whose part of a range: that of one rank of several. Whatever has a rank() and a size() converts
 /// to it, and `{rank, size}` does. A rank with several workers has a shard for each of them as
@@ -17421,7 +17421,7 @@ template <class Range>
     };
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 /// A view unless it owns its range or a list: then copying it would copy that.
 template <class Base>
@@ -17434,7 +17434,7 @@ inline constexpr bool
 
 // ---- joinable/data/shard_by_weight.hpp
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -17576,7 +17576,7 @@ template <class Range, class Weight>
     return detail::deal_by_weight(std::forward<Range>(range), share, weight, std::move(order));
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 // ---- joinable/join.hpp
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSL-1.0
-"""Measures every number of communicator/shared_memory/board/tuning.hpp beside others, and prints that header anew with the best.
+"""Measures every number of communicator/shared_memory/board/tuning.hpp beside others, and prints that
+header anew with the best.
 
     python3 tests/benchmarks/tune.py [rounds]
 
@@ -19,7 +20,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "tune"
-HEADER = pathlib.Path("joinable/communicator/detail/tuning.hpp")
+HEADER = pathlib.Path("joinable/communicator/shared_memory/board/tuning.hpp")
 KIB = 1024
 CORES = os.cpu_count()
 

@@ -32,7 +32,7 @@ if result.returncode != 0:
 concepts = set()
 for path in sorted((ROOT / "include").rglob("*.hpp")):
     text = re.sub(r"(?s)namespace \w*:*detail \{.*?\} // namespace \w*:*detail", "", path.read_text())
-    if not re.search(r"v0::detail \{", text):
+    if not re.search(r"namespace v0 \{ namespace detail \{", text):
         concepts.update(re.findall(r"(?m)^concept (\w+)", text))
 for concept in sorted(concepts):
     page = OUTPUT / f"html/conceptjoinable_1_1{concept}.html"

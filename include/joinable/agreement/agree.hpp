@@ -22,7 +22,7 @@
 /// @file
 /// What fails or differs on one rank fails on all of them: the one mechanism for it.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 inline constexpr int max_world_size = 1 << 18; ///< so that no sum of squares overflows
 inline constexpr std::uint32_t digest_mask = (1U << 23) - 1;
@@ -260,4 +260,4 @@ inline void agree(
     }
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

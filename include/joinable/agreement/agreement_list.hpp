@@ -17,7 +17,7 @@
 #include <joinable/detail/hash.hpp>
 #include <joinable/detail/text.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -131,4 +131,4 @@ private:
     std::vector<Item> items_;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

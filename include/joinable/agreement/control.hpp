@@ -15,7 +15,7 @@
 #include <joinable/agreement/host_collectives.hpp>
 #include <joinable/communicator/communicator.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// A communicator as guards, models and groups see it by which ranks agree: type-erased, so that the
 /// type of a guard does not depend on it, and small, because they only sum words and abort.
@@ -132,4 +132,4 @@ private:
     std::optional<typename HostCollectives<Comm>::Work> work_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -5,7 +5,7 @@
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/tensor/buffer.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Collectives over a few words on the host, whatever memory the communicator moves: through memory
 /// of its device, see agreement/staged_collectives.hpp, which comes with each device. One at a time.
@@ -31,4 +31,4 @@ private:
     Comm& comm_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

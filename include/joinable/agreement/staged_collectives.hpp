@@ -14,7 +14,7 @@
 #include <joinable/device/device.hpp>
 #include <joinable/tensor/buffer.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Of a communicator that moves memory of a device. Nothing else may be in flight on it, or wait()
 /// waits for that, too.
@@ -87,4 +87,4 @@ private:
     std::vector<Staging> stagings_; ///< the last one is in use; nothing is freed before the end
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -11,7 +11,7 @@
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/reduce_op.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// What one collective of a reducer moves: a bucket, or a run of its parameters where some of them
 /// are not used. Ranks have the same runs.
@@ -124,4 +124,4 @@ struct AllReduce {
     static void finish(Comm&, BucketRun const&) noexcept {}
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -13,7 +13,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Which tensors share a bucket, and the limit in bytes that each bucket was cut by (0 for a sparse
 /// tensor, which is alone in its bucket).
@@ -170,4 +170,4 @@ template <class Tensors>
     );
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -16,7 +16,7 @@
 #include <joinable/device/arena.hpp>
 #include <joinable/tensor/tensor_list.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Copies tensors from one rank to all, many in one broadcast, again and again: what is packed
 /// where is planned once. Where a tensor lies and how it is strided is asked anew each time.
@@ -128,4 +128,4 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
     }.run(comm, root);
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -21,7 +21,7 @@
 #include <joinable/tensor/overlap.hpp>
 #include <joinable/tensor/parameters.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Where buckets start in an arena, in bytes: whole cache lines, so that no two buckets share one.
 inline constexpr std::size_t bucket_alignment = Arena::default_alignment;
@@ -207,4 +207,4 @@ make_bucket_layout(ParameterList const& parameters, BucketOptions const& options
     return {parameters, detail::expected_ready_order(parameters), detail::bucket_limits(options)};
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -16,7 +16,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -278,7 +278,7 @@ private:
 
 } // namespace views
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 /// A view unless it owns its range: then copying it would copy that.
 template <class Base>

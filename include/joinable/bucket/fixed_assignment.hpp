@@ -8,7 +8,7 @@
 
 #include <joinable/bucket/assignment.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A bucket assignment of at most `Capacity` tensors that allocates nothing, so that it can be a
 /// constexpr variable (a BucketAssignment lives in a constant expression only as long as that):
@@ -53,4 +53,4 @@ private:
     std::size_t size_ = 0;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -10,7 +10,7 @@
 #include <joinable/device/device.hpp>
 #include <joinable/device/host.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Where buckets are, for classes that know no communicator: in the memory that it moves, from
 /// make_arena(), or on the heap. Refers to the communicator.
@@ -36,4 +36,4 @@ private:
     Arena (*make_)(void* comm, std::size_t bytes) = nullptr;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// How gradients are cut into buckets. The same on every rank.
 struct BucketOptions {
@@ -51,4 +51,4 @@ namespace detail {
 
 } // namespace detail
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -23,7 +23,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Averages gradients over ranks, bucket by bucket, while the backward pass still runs. Stands
 /// alone: an engine without a guard drives it by its verbs.
@@ -379,4 +379,4 @@ Reducer(Comm&, ParameterList, BucketOptions) -> Reducer<Comm>;
 template <class Comm, class Reduction>
 Reducer(Comm&, ParameterList, BucketOptions, Reduction) -> Reducer<Comm, Reduction>;
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

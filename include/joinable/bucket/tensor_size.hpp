@@ -8,7 +8,7 @@
 #include <joinable/tensor/parameters.hpp>
 #include <joinable/tensor/tensor.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// All that bucket assignment asks of a tensor. Give it in place of tensors that have no memory
 /// yet: a layout can then be computed before the model is made, or by the compiler.
@@ -49,4 +49,4 @@ template <has_tensor_size T>
 
 } // namespace detail
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

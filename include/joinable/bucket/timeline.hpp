@@ -4,7 +4,7 @@
 #include <concepts>
 #include <cstddef>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -45,4 +45,4 @@ struct NoTimeline {
     }
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -18,7 +18,7 @@
 /// but RegistersArenas. ThreadCommunicator lacks AllocatesArena, too, because its ranks share the
 /// heap. SelfCommunicator also lacks SendsAndReceives and Splits.
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -209,4 +209,4 @@ concept RegistersArenas = AllocatesArena<C> && detail::has_register_arena<C>;
 template <class C>
 concept SharesMemory = Communicator<C> && detail::has_share<C>;
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

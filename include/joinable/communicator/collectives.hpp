@@ -12,7 +12,7 @@
 /// each returns the communicator's Work, and the tensors must live until it is waited for.
 /// All throw ContractViolation before any data moves when a tensor is not contiguous.
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -175,4 +175,4 @@ template <Communicator Comm, class Out>
     return comm.receive(to_buffer(tensor), from, tag);
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

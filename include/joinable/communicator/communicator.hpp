@@ -12,7 +12,7 @@
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/reduce_op.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// How long a collective waits for the other ranks unless set_deadline() says otherwise.
 inline constexpr std::chrono::nanoseconds default_deadline = std::chrono::minutes{5};
@@ -157,4 +157,4 @@ template <Communicator C>
 using work_of =
     std::remove_cvref_t<decltype(std::declval<C&>().all_reduce(Buffer{}, ReduceOp::sum))>;
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -7,7 +7,7 @@
 #include <joinable/device/device.hpp>
 #include <joinable/device/host.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Not asked of communicators of host memory, which need no device_memory().
 template <class C>
@@ -32,4 +32,4 @@ template <Communicator Comm>
     }
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -11,7 +11,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// What a launcher says of this process by environment variables.
 struct LaunchEnvironment {
@@ -230,4 +230,4 @@ template <class Lookup>
     return launch_environment([](char const* name) { return std::getenv(name); });
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

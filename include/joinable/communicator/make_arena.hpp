@@ -8,7 +8,7 @@
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/device/arena.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Zeroed memory for buffers that go through `comm`: where it needs no copies of them, if it
 /// models AllocatesArena, else from the heap or its device. Local.
@@ -25,4 +25,4 @@ make_arena(Comm& comm, std::size_t bytes, std::size_t alignment = Arena::default
     }
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

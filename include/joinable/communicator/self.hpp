@@ -14,7 +14,7 @@
 #include <joinable/device/copy.hpp>
 #include <joinable/tensor/any_view.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// The communicator of a single rank: everything is complete when it starts. Checks its arguments
 /// as the others do, so that a program which runs alone also runs together. It has nobody to send
@@ -62,4 +62,4 @@ private:
     bool is_aborted_ = false;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

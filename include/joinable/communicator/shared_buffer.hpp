@@ -15,7 +15,7 @@
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/traits.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -105,4 +105,4 @@ template <class T, Communicator Comm>
     return {comm.share(detail::bytes_of_elements<T>(count)), count};
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

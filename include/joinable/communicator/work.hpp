@@ -3,7 +3,7 @@
 
 #include <concepts>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -39,4 +39,4 @@ struct CompletedWork {
     [[nodiscard]] bool test() const noexcept { return true; }
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -16,7 +16,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Whose part of a range: that of one rank of several. Whatever has a rank() and a size() converts
 /// to it, and `{rank, size}` does. A rank with several workers has a shard for each of them as
@@ -226,7 +226,7 @@ template <class Range>
     };
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 /// A view unless it owns its range or a list: then copying it would copy that.
 template <class Base>

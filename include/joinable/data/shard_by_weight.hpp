@@ -21,7 +21,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -163,4 +163,4 @@ template <class Range, class Weight>
     return detail::deal_by_weight(std::forward<Range>(range), share, weight, std::move(order));
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Which of all orders an epoch takes: the same two numbers give the same order on every rank, with
 /// every compiler and standard library. Pairs do not share orders: epoch 1 of seed 7 is not epoch 0
@@ -84,4 +84,4 @@ private:
     return order;
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

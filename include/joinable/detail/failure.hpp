@@ -8,7 +8,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// What peers should be told about an exception. A failure that came from other ranks keeps its
 /// culprits; anything else has none yet, which stands for the rank that throws it.
@@ -61,4 +61,4 @@ inline AbortReason blamed_on(int rank, AbortReason reason) {
     return reason;
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// FNV-1a with 64 bits: the same on every machine. Two inputs collide by accident once in 2^64, and
 /// on purpose easily.
@@ -32,4 +32,4 @@ private:
     std::uint64_t value_ = 0xcbf2'9ce4'8422'2325U;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

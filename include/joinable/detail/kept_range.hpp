@@ -8,7 +8,7 @@
 /// @file
 /// How a view keeps the range that it was made from.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// A named range, kept by its address.
 template <class Range>
@@ -47,4 +47,4 @@ template <class Range>
     return Kept<Range>(std::forward<Range>(range));
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// As long as it lives a flag has another value; then that of before.
 class ScopedFlag {
@@ -19,4 +19,4 @@ private:
     bool before_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 inline std::string to_text(std::string_view piece) {
     return std::string{piece};
@@ -52,4 +52,4 @@ inline std::string ranks_text(std::vector<int> const& ranks) {
     return concat(ranks.size() == 1 ? "rank " : "ranks ", ranks);
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

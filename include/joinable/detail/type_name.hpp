@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string_view>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The name of a type as the compiler prints it, for error texts only: it differs between
 /// compilers, so nothing may depend on it.
@@ -39,4 +39,4 @@ template <class T>
     return before == std::string_view::npos ? name : name.substr(before + 1);
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

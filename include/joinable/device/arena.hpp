@@ -10,7 +10,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -97,4 +97,4 @@ private:
     void* context_ = nullptr;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -13,7 +13,7 @@
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/overlap.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -229,4 +229,4 @@ void fill_zero(StridedView<T> const& to) {
     fill_zero(AnyView{to});
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -9,7 +9,7 @@
 #include <joinable/fwd.hpp>
 #include <joinable/tensor/traits.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -61,4 +61,4 @@ public:
     virtual void download(void const* from, void* to, std::size_t bytes) = 0;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -9,7 +9,7 @@
 #include <joinable/device/detail/permute_sections.hpp>
 #include <joinable/device/device.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// The host's memory: every operation is done when it is asked for.
 class HostDevice final : public Device {
@@ -49,4 +49,4 @@ namespace detail {
 
 } // namespace detail
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

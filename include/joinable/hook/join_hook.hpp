@@ -5,7 +5,7 @@
 
 #include <joinable/fwd.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -80,4 +80,4 @@ consteval bool models_join_hook() {
     return JoinHook<H>;
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -10,7 +10,7 @@
 
 #include <joinable/fwd.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// One `keyword = value` as it was given to a guard.
 template <class K>
@@ -127,4 +127,4 @@ consteval bool check_keyword() {
 
 } // namespace detail
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

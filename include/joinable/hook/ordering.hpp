@@ -10,7 +10,7 @@
 #include <joinable/fwd.hpp>
 #include <joinable/hook/join_hook.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A list of labels: what a hook runs before or after.
 template <class... Labels>
@@ -220,4 +220,4 @@ struct ordered_hooks {
 
 } // namespace detail
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -12,7 +12,7 @@
 
 #include <joinable/bucket/timeline.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Shows rounds and buckets to NVIDIA's profilers, in a domain named "joinable": ranges "round", "shadow
 /// round" and "bucket <index>", the last with the bytes as payload. They are ranges with a beginning
@@ -79,4 +79,4 @@ private:
 };
 static_assert(Timeline<NvtxTimeline>);
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -56,7 +56,7 @@ inline constexpr bool ranges::enable_view<joinable::LazyBucket<BaseIterator>> = 
 template <class BaseIterator>
 inline constexpr bool ranges::enable_borrowed_range<joinable::LazyBucket<BaseIterator>> = true;
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Where one parameter's gradient is: in which bucket, and from which of its elements on.
 struct BucketSlot {
@@ -177,4 +177,4 @@ void rounds(std::vector<std::size_t>&& lengths) = delete; // it is gone before t
 
 } // namespace views
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -19,7 +19,7 @@
 /// with a misspelt name. Guides come after the class: clang (14 and 19) forgets those of its
 /// constructors otherwise.
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -95,4 +95,4 @@ template <class K>
 Join(detail::SomeParticipants, KeywordArgument<K>, ...)
     -> Join<detail::Explained<detail::KeywordBeforeOptions<K>>>;
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -22,7 +22,7 @@
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/participants.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Lets ranks with different numbers of inputs run collectives together: ranks that have run out
 /// shadow the collectives of the others until everybody is done, and a failure of one rank becomes
@@ -332,4 +332,4 @@ private:
     std::array<detail::Attachment, sizeof...(Js)> attachments_;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -10,7 +10,7 @@
 #include <joinable/join/detail/agreement.hpp>
 #include <joinable/join/options.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// The tag of Join::iterate that announces every round one element early.
 inline constexpr struct look_ahead_t {
@@ -95,4 +95,4 @@ private:
     Announce announce_;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

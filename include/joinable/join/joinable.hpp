@@ -16,7 +16,7 @@
 #include <joinable/join/detail/local_rounds.hpp>
 #include <joinable/join/detail/session.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 inline bool Round::is_active(int rank) const {
     return session_ == nullptr || session_->is_active(rank);
@@ -290,4 +290,4 @@ decltype(auto) run_part(J& joinable, Round round, F&& collectives) {
 
 } // namespace detail
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string_view>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// What happens when some ranks have run out of inputs and others have not.
 enum class EndPolicy : std::uint8_t {
@@ -85,4 +85,4 @@ completed(RoundNotice notice, JoinOptions const& options, std::size_t round) noe
     return names[static_cast<std::size_t>(policy)];
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

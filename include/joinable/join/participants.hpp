@@ -7,7 +7,7 @@
 #include <joinable/hook/ordering.hpp>
 #include <joinable/join/joinable.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// The participants of a guard: made by participants().
 template <class... Js>
@@ -77,4 +77,4 @@ template <class Comm>
     return {communicator};
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -9,7 +9,7 @@
 
 #include <joinable/detail/text.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// What happened inside a guard. The same on every rank, but for `own_rounds`, `shadow_rounds` and
 /// `waited`. Over a guard that was not enabled it counts this rank's own rounds alone.
@@ -60,4 +60,4 @@ Stream& operator<<(Stream& stream, JoinResult const& result) {
     return stream;
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

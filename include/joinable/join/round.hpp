@@ -7,7 +7,7 @@
 #include <joinable/join/detail/accumulated.hpp>
 #include <joinable/join/options.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 class Session;
@@ -97,4 +97,4 @@ private:
     bool contributes_ = true;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -7,7 +7,7 @@
 
 #include <joinable/join/joinable.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Any collective as a participant, without a class: `Action log{comm, act, shadow};`.
 ///
@@ -60,4 +60,4 @@ private:
 template <class Comm, class Act, class Shadow>
 Action(Comm&, Act, Shadow) -> Action<Act, Shadow, Comm>;
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

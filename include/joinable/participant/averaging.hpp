@@ -10,7 +10,7 @@
 #include <joinable/join/round.hpp>
 #include <joinable/participant/options.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Keyword of a guard, for each DistributedDataParallel in it: whether gradients are divided by the
 /// number of all ranks (true, the default) or of the ranks that are still active. Where notices carry
@@ -53,4 +53,4 @@ struct Averaging {
 };
 
 } // namespace detail
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -18,7 +18,7 @@
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// The passes of an engine and the reduction of their gradients as one CUDA graph, over NCCL.
 ///
@@ -189,4 +189,4 @@ CapturedStep(Comm&, std::vector<Buffer>, Passes) -> CapturedStep<Passes, Comm>;
 template <class Comm, class Passes>
 CapturedStep(Comm&, std::vector<Buffer>, Passes, GradientKind) -> CapturedStep<Passes, Comm>;
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -31,7 +31,7 @@
 #include <joinable/participant/detail/verify.hpp>
 #include <joinable/participant/options.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -516,4 +516,4 @@ template <class Comm, class Parameters, class Reduction>
 DistributedDataParallel(Comm&, Parameters&&, BufferList, DataParallelOptions, Reduction)
     -> DistributedDataParallel<Comm, Reduction>;
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -7,7 +7,7 @@
 
 #include <joinable/bucket/options.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// What a rank's gradient is, where notices carry weights: g is the gradient, w the weight, both of
 /// all its samples since the last round that synced.
@@ -69,4 +69,4 @@ struct DataParallelOptions {
     };
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -6,7 +6,7 @@
 
 #include <joinable/join/joinable.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A plain optimizer as a participant: `Step step{comm, [&] { optimizer.step(model); }};`.
 ///
@@ -54,4 +54,4 @@ private:
 template <class Comm, class Body>
 Step(Comm&, Body) -> Step<Body, Comm>;
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -7,7 +7,7 @@
 
 #include <joinable/tensor/dtype.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 // What follows is written for vectorisers: no branches, comparisons of signed numbers only (SSE2 has
 // no others), and always inlined, so that it is compiled for the instruction set of its caller.
@@ -173,4 +173,4 @@ struct Assign {
     [[gnu::always_inline]] Bits operator()(Bits source, Bits) const noexcept { return source; }
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

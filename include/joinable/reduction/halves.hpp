@@ -15,7 +15,7 @@
 /// Rows of numbers of 16 bits to float and back, the same bits as Half and BFloat16 give, compiled for each
 /// instruction set. Rows do not overlap.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 template <sixteen_bits T>
 struct Widen {
@@ -100,4 +100,4 @@ auto* conversion_function(InstructionSet set) noexcept {
     return &convert_baseline<C>;
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -14,7 +14,7 @@
 /// Elements in registers, and what a reduction does to them. Registers are types of the compiler, and
 /// always inlined: so the same text is compiled for each instruction set, by any optimisation level.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// A register of elements.
 template <class T, std::size_t width>
@@ -152,4 +152,4 @@ struct BitOr {
     }
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -14,7 +14,7 @@
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/reduce_op.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// One pass of a reduction: reads every input once, in order, and writes every output. An output may be
 /// one of the inputs; otherwise they do not overlap.
@@ -250,4 +250,4 @@ inline void reduce_to(
     );
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

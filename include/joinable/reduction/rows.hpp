@@ -10,7 +10,7 @@
 #include <joinable/config.hpp>
 #include <joinable/reduction/arithmetic.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Rows of elements at even distances, in bytes.
 template <class Byte>
@@ -206,4 +206,4 @@ auto rows_function(InstructionSet set = instruction_set()) noexcept {
     return &apply_baseline<Operation>;
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -8,7 +8,7 @@
 
 #include <joinable/tensor/strided_view.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A non-owning writable tensor whose dtype is known at run time. A default one is empty: it
 /// stands for "no tensor".
@@ -110,4 +110,4 @@ struct tensor_traits<AnyView> {
     static DeviceId device(AnyView const& view) noexcept { return view.device(); }
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

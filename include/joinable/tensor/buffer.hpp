@@ -5,7 +5,7 @@
 
 #include <joinable/tensor/dtype.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Contiguous memory that a communicator reads and writes. Does not own it.
 struct Buffer {
@@ -32,4 +32,4 @@ struct ConstBuffer {
     [[nodiscard]] constexpr std::size_t bytes() const noexcept { return count * size_of(dtype); }
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

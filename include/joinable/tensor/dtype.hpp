@@ -8,7 +8,7 @@
 #include <string_view>
 #include <type_traits>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// The element types that communicators move and reduce.
 enum class DType : std::uint8_t { f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64 };
@@ -202,4 +202,4 @@ constexpr BFloat16::operator float() const noexcept {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -10,7 +10,7 @@
 
 #include <joinable/tensor/tensor.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -227,4 +227,4 @@ template <Tensor A, Tensor B>
     return sums.has(total, 1);
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -8,7 +8,7 @@
 
 #include <joinable/tensor/tensor.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -121,4 +121,4 @@ concept is_handle_parameter = requires { requires parameter_traits_of<P>::is_han
 template <class P>
 concept Parameter = detail::has_value<P> && detail::has_grad<P>;
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -14,7 +14,7 @@
 #include <joinable/tensor/detail/handle_list.hpp>
 #include <joinable/tensor/parameter.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A handle on one parameter of an engine whose type was forgotten. Cheap to copy; does not own
 /// the parameter unless it was made from an owning pointer or a handle type.
@@ -151,4 +151,4 @@ inline void check_value(ParameterList const& parameters, std::size_t i, DeviceId
 
 } // namespace detail
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// How a reduction combines two elements. Sums and products of integers wrap around; the bit
 /// operations are for integers only.
@@ -17,4 +17,4 @@ enum class ReduceOp : std::uint8_t { sum, product, min, max, bit_and, bit_or };
     return names[static_cast<std::size_t>(op)];
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

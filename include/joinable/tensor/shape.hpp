@@ -11,7 +11,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// The most dimensions that a tensor may have.
 inline constexpr std::size_t max_tensor_rank = 8;
@@ -176,4 +176,4 @@ checked_reach(Shape const& extents, Shape const& strides, std::size_t element_by
 
 } // namespace detail
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -12,7 +12,7 @@
 
 #include <joinable/tensor/tensor.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A non-owning tensor of up to `max_tensor_rank` dimensions whose elements may lie apart. Cheap to
 /// copy; iterates over all elements in row-major order of their indices.
@@ -204,4 +204,4 @@ narrow(StridedView<T> const& view, std::size_t dimension, std::size_t start, std
     return {data, extents, view.strides()};
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

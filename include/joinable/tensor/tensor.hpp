@@ -10,7 +10,7 @@
 #include <joinable/tensor/shape.hpp>
 #include <joinable/tensor/traits.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -217,4 +217,4 @@ template <Tensor T>
     return {detail::traits_of<T>::data(tensor), numel(tensor), dtype(tensor)};
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -12,7 +12,7 @@
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/detail/handle_list.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A handle on one tensor of an engine whose type was forgotten: unlike a view it follows the
 /// tensor when the engine gives it other memory. Cheap to copy; does not own the tensor unless it
@@ -133,4 +133,4 @@ template <class... Ranges>
     return BufferList{detail::tensor_list(std::forward<Ranges>(ranges)...)};
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -11,7 +11,7 @@
 #include <joinable/fwd.hpp>
 #include <joinable/tensor/dtype.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Where a tensor's memory lives.
 enum class DeviceKind : std::uint8_t { host, cuda };
@@ -69,4 +69,4 @@ struct tensor_traits<std::span<U, Extent>> {
     }
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -457,8 +457,10 @@ TEST_CASE("a model in another memory format than rank 0's is refused, on all ran
         } catch (joinable::Mismatch const& error) {
             text = error.what();
         }
-        CHECK(text.starts_with("models differ: parameter 0: rank 0 has f32 (2, 3, 3, 2), rank 1 has "
-                               "f32 (2, 3, 3, 2), strides (18, 1, 6, 3)"));
+        CHECK(
+            text.starts_with("models differ: parameter 0: rank 0 has f32 (2, 3, 3, 2), rank 1 has "
+                             "f32 (2, 3, 3, 2), strides (18, 1, 6, 3)")
+        );
     });
 }
 

@@ -14,7 +14,7 @@
 #include <joinable/error.hpp>
 #include <joinable/tensor/parameters.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The gradients of a model and their places in buckets: packs, delivers, moves. Knows nothing of
 /// communicators and iterations; all members are local. Gradients of a device stay in their memory
@@ -205,4 +205,4 @@ private:
     std::vector<Place> places_; ///< per parameter
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

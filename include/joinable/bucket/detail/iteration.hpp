@@ -16,7 +16,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// One rank's side of an iteration: which gradients are ready, which are unused, which buckets are
 /// full; packs gradients when their time has come, and says what was done wrong. Local.
@@ -326,4 +326,4 @@ private:
     bool is_recording_ = false; ///< the static graph: what is used is known at the end only
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

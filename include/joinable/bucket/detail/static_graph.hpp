@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// How often each gradient becomes ready in an iteration: recorded in the first one, after which a
 /// gradient is final when it became ready as often as then. Local.
@@ -42,4 +42,4 @@ private:
     bool is_recorded_ = false;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

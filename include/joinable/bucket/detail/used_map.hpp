@@ -8,7 +8,7 @@
 
 #include <joinable/tensor/buffer.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Which parameters some rank uses: one count per parameter, summed over ranks by whoever owns the
 /// map. Local.
@@ -41,4 +41,4 @@ private:
     bool is_known_ = false;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

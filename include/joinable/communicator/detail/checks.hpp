@@ -19,7 +19,7 @@
 /// What every communicator checks before any data moves: on its own rank, which throws
 /// ContractViolation, and of what all ranks said, which throws Mismatch on all of them.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
     if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating_point(buffer.dtype)) {
@@ -218,4 +218,4 @@ check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing = "
     }
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -12,7 +12,7 @@
 /// BasicCollectives<Derived, Work> a friend. A transport that lacks some collectives takes the
 /// smaller class: its communicator then does not model those capabilities.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// What every communicator has.
 template <class Derived, class Work>
@@ -100,4 +100,4 @@ public:
     }
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <chrono>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// When a wait that starts now ends. A year stands for any longer time: the sum would overflow.
 [[nodiscard]] inline std::chrono::steady_clock::time_point
@@ -13,4 +13,4 @@ end_of_wait(std::chrono::nanoseconds deadline) noexcept {
     return std::chrono::steady_clock::now() + (std::min)(deadline, year);
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

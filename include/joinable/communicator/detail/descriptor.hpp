@@ -10,7 +10,7 @@
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/reduce_op.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Ranks that one communicator on the host may have: a root fits into 13 bits of an arrival.
 inline constexpr int max_ranks = 1 << 13;
@@ -105,4 +105,4 @@ struct Descriptor {
     }
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

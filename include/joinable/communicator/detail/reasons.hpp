@@ -15,7 +15,7 @@
 /// @file
 /// Why a collective ends for all, in the same words over every transport.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// `rank` is done with its communicator.
 [[nodiscard]] inline AbortReason reason_of_leaving(int rank) {
@@ -102,4 +102,4 @@ template <class Sent, class Expected>
     return std::nullopt;
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -11,7 +11,7 @@
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/reduce_op.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// How many elements one rank sends to each rank, or expects of each: a table of the caller's, one
 /// size for all ranks, or one for a single rank. Refers to the table.
@@ -202,4 +202,4 @@ private:
     }
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -19,7 +19,7 @@
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// A CUDA graph of an engine's passes and of the averages of their gradients. The factor of a rank is
 /// read from device memory when the graph runs, so that it may change with each run.
@@ -119,4 +119,4 @@ private:
     int exceptions_ = std::uncaught_exceptions();
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

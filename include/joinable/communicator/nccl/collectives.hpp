@@ -32,7 +32,7 @@
 #include <joinable/device/cuda/device.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 class NcclGraph;
@@ -224,4 +224,4 @@ private:
     int exceptions_ = std::uncaught_exceptions();
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

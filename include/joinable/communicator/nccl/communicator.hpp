@@ -23,7 +23,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Ranks are GPUs, one each, that NCCL connects; beside it is a host communicator of the same ranks, by
 /// which they meet and by which all of them end when one does. See NcclCollectives.
@@ -203,4 +203,4 @@ private:
     ncclComm_t split_ = nullptr;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -21,7 +21,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// A CUDA graph of what an engine launches on the caller's stream, and of collectives between that.
 /// It can run with the collectives alone, on zeros: then the engine's nodes are switched off, and
@@ -229,4 +229,4 @@ private:
     std::vector<cudaGraphNode_t> zeros_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

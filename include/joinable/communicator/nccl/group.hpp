@@ -6,7 +6,7 @@
 #include <joinable/communicator/nccl/detail/launch.hpp>
 #include <joinable/communicator/nccl/detail/rank.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// While it lives, what its communicator is given is collected; then it is launched as one. Made by
 /// group() of the communicator. Nothing in it can be waited for before, and between its beginning and
@@ -52,4 +52,4 @@ private:
     int exceptions_ = std::uncaught_exceptions();
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -9,7 +9,7 @@
 
 #include <joinable/communicator/communicator.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// How an NCCL communicator behaves. The same on all ranks, but for streams and devices.
 struct NcclOptions {
@@ -28,4 +28,4 @@ struct NcclOptions {
         NCCL_CONFIG_INITIALIZER; ///< of an own communicator; its `blocking` is ignored
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

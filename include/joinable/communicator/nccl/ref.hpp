@@ -18,7 +18,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// An engine's own NCCL communicator, lent. See NcclCollectives. While this object lives, nobody else
 /// uses the handle. When a rank fails, until this object has ended on all ranks, the handle is aborted,
@@ -118,4 +118,4 @@ private:
     bool is_lent_ = true;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

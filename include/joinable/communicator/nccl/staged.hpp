@@ -23,7 +23,7 @@
 #include <joinable/error.hpp>
 #include <joinable/tensor/buffer.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 class StagedNcclCommunicator;
 
@@ -245,4 +245,4 @@ inline bool StagedNcclWork::test() {
     return true;
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -9,7 +9,7 @@
 #include <joinable/communicator/nccl/detail/launch.hpp>
 #include <joinable/communicator/nccl/detail/rank.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A collective or a message on the stream of an NCCL communicator, which it must not outlive.
 ///
@@ -70,4 +70,4 @@ private:
     int exceptions_ = std::uncaught_exceptions();
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -20,7 +20,7 @@
 #include <joinable/communicator/shared_memory/process/process_rank.hpp>
 #include <joinable/communicator/shared_memory/process/shared_mapping.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A collective or a message between process ranks. wait() and test() are those of the class behind
 /// it, which all ranks of this machine share.
@@ -147,6 +147,6 @@ private:
     }
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 #endif

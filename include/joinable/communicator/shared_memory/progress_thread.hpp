@@ -5,7 +5,7 @@
 
 #include <joinable/communicator/shared_memory/engine/helper.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A thread that computes a rank's share of large collectives while the rank does something else.
 ///
@@ -35,4 +35,4 @@ private:
     std::thread thread_;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -25,7 +25,7 @@
 #include <cstring>
 #include <unistd.h>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -136,6 +136,6 @@ void run_processes(int world_size, F body) {
     detail::throw_first_failure(segment, children);
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 #endif

@@ -16,7 +16,7 @@
 #include <joinable/detail/failure.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -103,4 +103,4 @@ void run_threads(int world_size, F body) {
     }
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

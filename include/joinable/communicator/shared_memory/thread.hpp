@@ -14,7 +14,7 @@
 #include <joinable/communicator/shared_memory/group/shared_heap.hpp>
 #include <joinable/device/arena.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A collective or a message between thread ranks. wait() and test() are those of the class behind
 /// it, which all ranks of this machine share.
@@ -58,4 +58,4 @@ private:
     }
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -26,7 +26,7 @@
 #include <cerrno>
 #include <cstring>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// A collective of ranks that are connected by TCP. Destroyed unfinished it waits up to the deadline;
 /// while unwinding it aborts. When it is gone, nothing writes to this rank's buffer any more.
@@ -248,6 +248,6 @@ private:
     int exceptions_ = std::uncaught_exceptions();
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 #endif

@@ -12,7 +12,7 @@
 #include <joinable/communicator/tcp/detail/address.hpp>
 #include <joinable/communicator/tcp/detail/socket.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Where rank 0 listens, before it attaches: for programs that let the system choose a port, and tell
 /// the other ranks themselves. Ranks that connect meanwhile wait.
@@ -39,6 +39,6 @@ private:
     detail::Socket socket_;
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0
 
 #endif

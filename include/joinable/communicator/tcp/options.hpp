@@ -14,7 +14,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// One rank of a group on several machines, for TcpCommunicator::attach. All but the rank is the same
 /// on all ranks.
@@ -77,4 +77,4 @@ template <class Lookup>
     return tcp_environment([](char const* name) { return std::getenv(name); });
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

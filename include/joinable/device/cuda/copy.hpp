@@ -11,7 +11,7 @@
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/shape.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 /// Elements that go from one place of a device's memory to another one, times a factor: what kernels
 /// are given.
@@ -55,4 +55,4 @@ cuda_copy(void const* from, Shape const& from_strides, double factor, AnyView co
 
 } // namespace detail
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

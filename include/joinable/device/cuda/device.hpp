@@ -19,7 +19,7 @@
 #include <joinable/error.hpp>
 #include <joinable/tensor/any_view.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -278,4 +278,4 @@ private:
     std::vector<CudaCopy> running_; ///< of the last submission
 };
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

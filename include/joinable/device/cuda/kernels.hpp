@@ -15,7 +15,7 @@
 #include <joinable/device/cuda/copy.hpp>
 #include <joinable/tensor/dtype.hpp>
 
-namespace joinable::inline v0 {
+namespace joinable { inline namespace v0 {
 
 namespace detail {
 
@@ -230,4 +230,4 @@ launch_all_copies(CudaCopy const* copies, std::size_t count, cudaStream_t stream
     return {&detail::launch_all_copies};
 }
 
-} // namespace joinable::inline v0
+}} // namespace joinable::v0

@@ -9,7 +9,7 @@
 #include <joinable/device/cuda/copy.hpp>
 #include <joinable/tensor/dtype.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Does a copy without kernels: by the runtime's own copies of rows, as few of them as it takes.
 class CudaRuntimeCopies {
@@ -99,4 +99,4 @@ private:
     cudaStream_t stream_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

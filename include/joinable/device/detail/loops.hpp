@@ -13,7 +13,7 @@
 #include <joinable/reduction/rows.hpp>
 #include <joinable/tensor/shape.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The order in which the elements of two views of the same extents are visited: the target's
 /// smallest step innermost, since writes cost more than reads; dimensions of extent 1 dropped;
@@ -219,4 +219,4 @@ void for_all_rows(
     }
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

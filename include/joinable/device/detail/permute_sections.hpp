@@ -9,7 +9,7 @@
 
 #include <joinable/device/device.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Exchanges two ranges that do not overlap, through the stack.
 inline void swap_bytes(std::byte* a, std::byte* b, std::size_t bytes) noexcept {
@@ -101,4 +101,4 @@ inline void permute_sections(std::byte* memory, std::vector<Section>& sections) 
     }
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

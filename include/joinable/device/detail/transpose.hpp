@@ -8,7 +8,7 @@
 
 #include <joinable/reduction/rows.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Registers, of bytes as Bytes16: compilers find the instruction for larger elements in what moves together.
 using Bytes32 [[gnu::vector_size(32)]] = unsigned char;
@@ -218,4 +218,4 @@ auto transpose_function(InstructionSet set = instruction_set()) noexcept {
     return &transpose_baseline<Bits>;
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

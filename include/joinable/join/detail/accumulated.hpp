@@ -9,7 +9,7 @@
 #include <joinable/join/detail/agreement.hpp>
 #include <joinable/join/options.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// What one rank accumulated in training rounds that did not sync, since the last one that did.
 struct Accumulated {
@@ -52,4 +52,4 @@ struct Accumulated {
     }
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

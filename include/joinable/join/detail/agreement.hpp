@@ -12,7 +12,7 @@
 /// @file
 /// The words of a roll call, and the verdict that every rank computes from their sum.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 inline constexpr std::uint64_t max_weight = std::uint64_t{1} << 45;
 
@@ -130,4 +130,4 @@ enum class Verdict : std::uint8_t { go_on, failed, mismatch, stop, early_end, en
     return Verdict::go_on;
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

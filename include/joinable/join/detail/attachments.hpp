@@ -19,7 +19,7 @@
 /// @file
 /// What a guard changes outside itself, each undone by a destructor, and what it checks before.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Sets a participant's state for as long as its guard lives.
 class Attachment {
@@ -220,4 +220,4 @@ inline void check_same_ranks(std::vector<ControlCommunicator*> const& communicat
     }
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

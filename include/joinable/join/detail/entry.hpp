@@ -21,7 +21,7 @@
 /// @file
 /// What ranks compare when they enter a guard.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 template <class J>
 std::string join_name_of(J const& joinable) {
@@ -97,4 +97,4 @@ AgreementList entry_list(
     return list;
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -11,7 +11,7 @@
 #include <joinable/detail/failure.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// How a guard ends on this rank: whether it has, and why.
 class GuardOutcome {
@@ -84,4 +84,4 @@ private:
     std::optional<AbortReason> failure_;  ///< what the guard itself threw
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -8,7 +8,7 @@
 #include <joinable/detail/type_name.hpp>
 #include <joinable/join/joinable.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 template <std::size_t First, std::size_t... Rest>
 consteval std::size_t first_of(std::index_sequence<First, Rest...>) {
@@ -105,4 +105,4 @@ private:
     HookSlots<std::index_sequence_for<Js...>, Js...> slots_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

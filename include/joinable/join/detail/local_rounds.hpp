@@ -6,7 +6,7 @@
 
 #include <joinable/join/options.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The rounds of a guard that is not enabled: nobody is heard, but what the options and next() say
 /// of a round holds for its participants as it does in one that is enabled.
@@ -55,4 +55,4 @@ private:
     std::size_t unsynced_ = 0;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

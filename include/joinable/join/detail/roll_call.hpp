@@ -22,7 +22,7 @@
 /// The agreement that opens every round: one sum of seven words, from which every rank computes
 /// the same verdict. Knows nothing of guards, participants or RAII.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Who is where, and the exchanges that find it out. All ranks of `control` make the same calls.
 class RollCall {
@@ -169,4 +169,4 @@ private:
     AbortReason failure_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

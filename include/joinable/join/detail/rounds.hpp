@@ -18,7 +18,7 @@
 #include <joinable/join/result.hpp>
 #include <joinable/join/round.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// What an active rank says of a round when it opens it.
 struct Announcement {
@@ -219,4 +219,4 @@ private:
     JoinResult result_; ///< what is counted as rounds go by
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -11,7 +11,7 @@
 #include <joinable/error.hpp>
 #include <joinable/join/detail/agreement.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The rounds of a guard whose ranks said at entry how many inputs they have. What a roll call
 /// would hear follows from that, so nothing needs to be sent. Every rank has the same schedule.
@@ -131,4 +131,4 @@ private:
     Carry carry_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -20,7 +20,7 @@
 #include <joinable/join/result.hpp>
 #include <joinable/join/round.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The hooks of a guard, so that the loop over rounds need not be a template.
 class HookRunner {
@@ -406,4 +406,4 @@ private:
     std::optional<JoinResult> result_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -10,7 +10,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/join/options.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Lets one call through per minute, whichever thread makes it.
 class OncePerMinute {
@@ -49,4 +49,4 @@ inline void warn_of_skew(JoinOptions const& options, int rank, std::size_t shado
     );
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -12,7 +12,7 @@
 #include <joinable/error.hpp>
 #include <joinable/join/round.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 [[noreturn]] inline void throw_violation(std::string const& text) {
     throw ContractViolation{text};
@@ -148,4 +148,4 @@ private:
     bool is_open_ = false;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -5,7 +5,7 @@
 
 #include <joinable/fwd.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Says in one sentence what a CapturedStep runs over. It stands alone because it needs no header of
 /// NCCL.
@@ -20,4 +20,4 @@ consteval bool models_captured_step() {
     return is_nccl;
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

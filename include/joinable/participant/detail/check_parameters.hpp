@@ -14,7 +14,7 @@
 #include <joinable/tensor/overlap.hpp>
 #include <joinable/tensor/parameters.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 inline void check_distinct(
     ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
@@ -69,4 +69,4 @@ inline void check_parameters(ParameterList const& list, DeviceId device) {
     });
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

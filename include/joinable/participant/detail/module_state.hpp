@@ -17,7 +17,7 @@
 #include <joinable/participant/detail/verify.hpp>
 #include <joinable/participant/options.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// All of a model but its gradients, and what keeps it the same on all ranks: parameters, buffers
 /// and attached state from one rank at the start and the end, buffers in every round that syncs.
@@ -118,4 +118,4 @@ private:
     BufferHook hook_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -16,7 +16,7 @@
 /// @file
 /// What ranks compare of a model: see agreement/agree.hpp.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 inline void agree_on(AgreementList& list, DataParallelOptions const& options) {
     list.add("bucket_cap_bytes", options.bucket_cap_bytes);
@@ -60,4 +60,4 @@ inline void agree_on(AgreementList& list, TensorList const& tensors, std::string
     }
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Handles on objects whose types were forgotten. An index is a position in the list.
 ///
@@ -96,4 +96,4 @@ void append(HandleList<Handle>& list, Range&& range) {
     }
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

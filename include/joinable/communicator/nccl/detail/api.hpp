@@ -18,7 +18,7 @@
 /// @file
 /// NCCL's and CUDA's vocabulary in ours, and the other way round.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 static_assert(
     NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1),
@@ -145,4 +145,4 @@ check_device_memory(ConstBuffer buffer, cudaPointerAttributes const& found, int 
     }
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

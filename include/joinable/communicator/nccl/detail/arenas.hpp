@@ -23,7 +23,7 @@
 #include <joinable/device/cuda/device.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Memory of one rank from NCCL's allocator, in arenas, and its registration. Arenas may outlive this,
 /// and the handle: what is registered is deregistered while the handle lives, or ends with it.
@@ -179,4 +179,4 @@ private:
     std::vector<std::uint64_t> said_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -10,7 +10,7 @@
 
 #include <joinable/device/arena.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// How many collectives each rank has posted, and when it said last that it is at work, in memory that
 /// all ranks have: so whoever waits can tell for whom, and for how long. Without such memory nothing is
@@ -72,4 +72,4 @@ private:
     Arena memory_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

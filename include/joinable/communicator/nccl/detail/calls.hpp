@@ -13,7 +13,7 @@
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Collectives as calls of NCCL, which go to one handle and one stream. Each member returns the
 /// worst result of its calls.
@@ -130,4 +130,4 @@ private:
     int size_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

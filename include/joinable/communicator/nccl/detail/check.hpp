@@ -14,7 +14,7 @@
 #include <joinable/communicator/nccl/detail/rank.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// What each rank says that it is about to do, as words that a sum over ranks gathers: a rank writes
 /// its own part, the others' are zero.
@@ -97,4 +97,4 @@ inline void agree_on_collective(NcclRank& rank, Request const& mine) {
     }
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -16,7 +16,7 @@
 #include <joinable/error.hpp>
 #include <joinable/tensor/buffer.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The host communicator beside an NCCL communicator, of the same ranks: by it they meet, hear that
 /// one of them aborts, and compare what they do.
@@ -125,4 +125,4 @@ consteval bool models_nccl_control() {
     return Aborts<Comm>;
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

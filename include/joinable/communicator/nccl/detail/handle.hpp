@@ -22,7 +22,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// What has kernels of NCCL for later, in a CUDA graph: NCCL frees no handle as long as there are any,
 /// so they go before it, and before the windows that they use.
@@ -237,4 +237,4 @@ private:
     std::exception_ptr failure_; ///< what everything throws from now on
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -10,7 +10,7 @@
 
 #include <joinable/communicator/nccl/detail/api.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// What NCCL was given at once, a collective or a group of them, and the event behind it.
 struct NcclLaunch {
@@ -85,4 +85,4 @@ private:
     std::vector<std::unique_ptr<NcclLaunch>> all_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -15,7 +15,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 class NcclLaunching;
 
@@ -250,4 +250,4 @@ private:
     std::uint64_t posted_ = 0;        ///< collectives
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

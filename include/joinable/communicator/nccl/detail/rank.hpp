@@ -11,7 +11,7 @@
 #include <joinable/communicator/nccl/detail/control.hpp>
 #include <joinable/communicator/nccl/detail/launching.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// One rank of an NCCL communicator, that of an engine or its own, from beginning to end: what its
 /// collectives, works and groups have in common.
@@ -64,4 +64,4 @@ public:
     }
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -10,7 +10,7 @@
 /// ncclCommRegister with NCCL 2.19, ncclCommWindowRegister with 2.27. All are looked up only where they
 /// are called, by types that templates are given, so that this compiles with older headers.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// NCCL_WIN_COLL_SYMMETRIC, which older headers do not have: in each collective, ranks give the same
 /// offset from where their windows begin.
@@ -96,4 +96,4 @@ void nccl_deregister([[maybe_unused]] Handle comm, [[maybe_unused]] void* made) 
     }
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -11,7 +11,7 @@
 #include <joinable/communicator/nccl/detail/api.hpp>
 #include <joinable/tensor/dtype.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The bytes of a number, of which a dtype takes as many as it has.
 using NcclScalar = std::array<std::byte, 8>;
@@ -65,4 +65,4 @@ private:
     ncclResult_t result_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

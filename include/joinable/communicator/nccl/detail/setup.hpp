@@ -28,7 +28,7 @@
 /// What ranks do together before they have an NCCL communicator. All is collective over the control
 /// communicator.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Runs `local()` on every rank. If it throws on some, they throw that, and the others PeerFailed with
 /// the text of the lowest; the control communicator stays usable.
@@ -140,4 +140,4 @@ inline void share_arrivals(NcclRank& rank) {
     });
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -15,7 +15,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The two streams of one rank: that of its collectives, and the caller's, on which data is made and
 /// used.
@@ -105,4 +105,4 @@ private:
     cudaEvent_t ready_ = nullptr; ///< on the caller's stream, behind the data
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -18,7 +18,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// How the host of one rank waits: it polls what can end the wait, up to the deadline, and says for
 /// whom it waited. There is no other wait beside those of the control communicator.
@@ -127,4 +127,4 @@ private:
     NcclArrivals arrivals_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -14,7 +14,7 @@
 
 #include <joinable/device/arena.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Memory from which the arenas of one rank are cut. One thread at a time. It is there as long as
 /// its owner or an arena: so an arena may outlive its communicator.
@@ -97,4 +97,4 @@ private:
     bool is_closed_ = false;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

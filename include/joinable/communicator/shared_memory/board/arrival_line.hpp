@@ -9,7 +9,7 @@
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/shared_memory/board/tuning.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Whether every rank combines for itself what all contribute; else ranks share the work by chunks.
 [[nodiscard]] inline bool is_small(Descriptor const& said) noexcept {
@@ -61,4 +61,4 @@ struct alignas(64) ArrivalLine {
     }
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -18,7 +18,7 @@
 #include <joinable/communicator/shared_memory/board/tuning.hpp>
 #include <joinable/communicator/shared_memory/board/waiting.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// What one rank tells about its share of the chunks of a large collective. It resets this itself
 /// before it arrives, when nobody looks at the collective any more that used the slot before.
@@ -324,4 +324,4 @@ private:
 };
 static_assert(std::is_trivially_destructible_v<Board>);
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

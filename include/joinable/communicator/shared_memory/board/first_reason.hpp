@@ -8,7 +8,7 @@
 #include <joinable/config.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Why something ended for all: the first to say so wins, and what it takes to end it is done once.
 /// It lies in memory that processes share, and whoever is at it may be killed: so writers have
@@ -73,4 +73,4 @@ private:
     StoredReason reason_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -19,7 +19,7 @@
 /// How a thread sleeps until a word changes, also one that other processes write. With config.hpp
 /// the only header that differs between systems: that one must not include theirs.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 using FutexWord = std::atomic<std::uint32_t>;
 static_assert(sizeof(FutexWord) == sizeof(std::uint32_t) && FutexWord::is_always_lock_free);
@@ -58,4 +58,4 @@ inline void futex_wake_all(FutexWord&) noexcept {}
 
 #endif
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

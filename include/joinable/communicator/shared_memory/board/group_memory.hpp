@@ -19,7 +19,7 @@
 /// Where a rank has the memory that the others find: all in which thread ranks and process ranks
 /// differ. Both give whole cache lines, and take back what they gave.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 inline constexpr std::size_t cache_line = 64;
 
@@ -145,4 +145,4 @@ private:
     std::size_t given_ = 0;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

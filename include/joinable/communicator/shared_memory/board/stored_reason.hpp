@@ -11,7 +11,7 @@
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// An AbortReason in memory of fixed size, which another process may read. A text that does not fit
 /// ends in "...".
@@ -60,4 +60,4 @@ private:
     std::array<char, max_text> text_{};
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -7,7 +7,7 @@
 /// Where one way of doing a thing becomes better than another. None of these changes a result.
 /// tests/benchmarks/tune.py measures each number beside others and prints this table anew.
 
-namespace joinable::inline v0::detail::tuning {
+namespace joinable { inline namespace v0 { namespace detail { namespace tuning {
 
 /// Up to so many bytes every rank combines all contributions for itself, beyond ranks share the work.
 inline constexpr std::size_t slot_bytes = 2048;
@@ -28,4 +28,4 @@ inline constexpr int crowded_spins = 20;
 /// How often it yields before it sleeps.
 inline constexpr int yields = 100;
 
-} // namespace joinable::inline v0::detail::tuning
+}}}} // namespace joinable::v0::detail::tuning

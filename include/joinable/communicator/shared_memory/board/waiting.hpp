@@ -12,7 +12,7 @@
 #include <joinable/communicator/shared_memory/board/tuning.hpp>
 #include <joinable/config.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// How a thread sleeps that others wake in any case: until the deadline.
 struct SleepThrough {
@@ -91,4 +91,4 @@ private:
     FutexWord wakes_{0};
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

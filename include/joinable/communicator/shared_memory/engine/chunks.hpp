@@ -15,7 +15,7 @@
 /// so that what it computed last time is still in its caches, and takes over from others when it is
 /// through: so nobody waits for a rank that computes something else.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// A large message is cut into `chunks` ranges of `chunk` elements, the same on every rank.
 struct Cut {
@@ -129,4 +129,4 @@ inline bool run_chunks(
     return chunks_are_done(board, sequence, cut);
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

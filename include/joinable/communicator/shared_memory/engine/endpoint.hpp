@@ -24,7 +24,7 @@
 #include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
 /// an abort(reason, rank) that may reach further than the board, and a look_for_deaths() that buries
@@ -429,4 +429,4 @@ private:
     std::array<Pending, Board::max_in_flight> pending_{};
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

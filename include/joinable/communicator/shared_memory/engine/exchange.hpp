@@ -17,7 +17,7 @@
 /// What happens once all ranks have arrived in a collective: nothing here waits, and any rank can
 /// do it for all.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Stands for a rank: of a block that comes from all of them, reduced, or goes to all of them.
 inline constexpr int every_rank = -1;
@@ -254,4 +254,4 @@ inline void combine_contributions(
     reduce_to(said.dtype, said.op, {ranks, contributed_by}, {1, in_place}, said.count);
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

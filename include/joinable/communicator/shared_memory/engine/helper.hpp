@@ -11,7 +11,7 @@
 #include <joinable/communicator/shared_memory/engine/exchange.hpp>
 #include <joinable/communicator/shared_memory/engine/slices.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Computes for a rank beside it, in collectives in which all ranks have arrived. It knows what the
 /// board knows: the rank itself is not asked, and finishes its collectives as always.
@@ -85,4 +85,4 @@ private:
     std::atomic<bool> stops_{false};
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

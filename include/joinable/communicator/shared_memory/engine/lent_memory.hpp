@@ -21,7 +21,7 @@
 /// @file
 /// Where the other ranks find the buffers of a large collective until it is done.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 struct LentAddresses {
     void const* in = nullptr;
@@ -174,4 +174,4 @@ private:
 template <class Memory>
 using LentBy = std::conditional_t<Memory::is_all_in_reach, OwnMemory, StagedMemory>;
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

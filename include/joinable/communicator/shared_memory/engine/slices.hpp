@@ -20,7 +20,7 @@
 /// it is in the caches, and a rank copies the next ones while others are still at the one before. Each
 /// rank has a share of every slice, and nobody takes it over: the rank must come for its copies anyway.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The parts of a message of `total` elements, the same on every rank.
 struct Slices {
@@ -236,4 +236,4 @@ private:
     std::uint64_t taken_ = 0;    ///< it has copied out
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -19,7 +19,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The members that communicators over a board have in common. `Rank` is a GroupRank, and `Work`
 /// what its collectives and messages return. What the members promise is said of the communicators.
@@ -132,4 +132,4 @@ private:
     Work post(Request const& request) { return {rank_, rank_.post(request)}; }
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -25,7 +25,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Who looks for ranks that have died, where no other process does.
 class Watch {
@@ -360,4 +360,4 @@ private:
     return blamed_on(rank, std::move(reason));
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

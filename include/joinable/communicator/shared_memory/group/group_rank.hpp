@@ -22,7 +22,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// What one side knows of its message.
 struct Message {
@@ -310,4 +310,4 @@ private:
     std::shared_ptr<GroupStorage<Memory>> storage_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -10,7 +10,7 @@
 
 #include <joinable/communicator/shared_memory/group/group.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The memory of a rank (Room) or of all thread ranks together (Heap), and the groups that lie in
 /// it. It lives as long as one of the communicators that use it. Any thread may call it.
@@ -63,4 +63,4 @@ private:
     std::vector<Owned> groups_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -8,7 +8,7 @@
 #include <joinable/communicator/shared_memory/group/group_rank.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 template <class Rank, class Work>
 class BoardCommunicator;
@@ -81,4 +81,4 @@ private:
     int exceptions_ = std::uncaught_exceptions();
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

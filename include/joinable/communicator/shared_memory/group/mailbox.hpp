@@ -11,7 +11,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/tensor/buffer.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// One side of a message: a send that waits for its receive, or the other way round. It lies in
 /// memory of the rank that wrote it.
@@ -97,4 +97,4 @@ private:
     std::uint64_t last_ = 0;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

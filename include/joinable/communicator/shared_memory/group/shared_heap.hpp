@@ -13,7 +13,7 @@
 #include <joinable/device/arena.hpp>
 #include <joinable/tensor/dtype.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Memory from the heap that all ranks have, which are threads; it is there until the last rank's
 /// arena is gone. Collective, blocks.
@@ -56,4 +56,4 @@ template <class Comm>
     return {owned->memory.data(), bytes, release, owned};
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

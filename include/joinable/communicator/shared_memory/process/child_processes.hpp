@@ -22,7 +22,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The processes of one group, seen by the one that started them. None is left when this is gone.
 class ChildProcesses {
@@ -194,4 +194,4 @@ private:
     bool has_failure_ = false;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -18,7 +18,7 @@
 /// Who is in a group whose processes have no parent that watches them: what lies at the beginning of
 /// its shared-memory object.
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// A rank's place in the group. The rank holds a robust mutex as long as it takes part: should the
 /// thread that locked it die, however that may be, then the system marks the mutex for whoever tries
@@ -126,4 +126,4 @@ struct alignas(64) MemberTable {
     }
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -31,7 +31,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Memory mapped from an object; unmapped with this.
 class Mapping {
@@ -347,4 +347,4 @@ private:
     std::atomic<Ticks> next_look_{Ticks{}}; ///< whichever thread of this rank waits then
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

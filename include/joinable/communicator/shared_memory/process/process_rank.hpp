@@ -12,7 +12,7 @@
 #include <joinable/communicator/shared_memory/group/group_storage.hpp>
 #include <joinable/communicator/shared_memory/process/process_segment.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// What one process has of its group: what its communicator and its works have in common.
 class ProcessRank : public GroupRank<Room> {
@@ -48,4 +48,4 @@ private:
     Outcome* outcome_ = nullptr;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -22,7 +22,7 @@
 #include <cstring>
 #include <sys/mman.h>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// How the body of a rank ended, for the process that started it.
 struct alignas(64) Outcome {
@@ -135,4 +135,4 @@ private:
     Board* board_ = nullptr;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

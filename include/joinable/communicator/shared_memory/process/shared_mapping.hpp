@@ -19,7 +19,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Maps memory of a file, or, without one, memory that only processes which are made later can
 /// see, too. An empty arena and errno: the system does not.
@@ -96,4 +96,4 @@ template <class Comm>
     return memory;
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -23,7 +23,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Where the system keeps POSIX shared memory.
 inline constexpr char const* shared_memory_folder = "/dev/shm";
@@ -199,4 +199,4 @@ private:
     int file_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

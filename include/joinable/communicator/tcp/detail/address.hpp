@@ -18,7 +18,7 @@
 #include <netdb.h>
 #include <sys/socket.h>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// "example.org:29500", "[::1]:29500"
 [[nodiscard]] inline std::string endpoint_text(std::string const& address, std::uint16_t port) {
@@ -158,4 +158,4 @@ connect_to(std::string const& address, std::uint16_t port, TimePoint end, int ra
     }
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

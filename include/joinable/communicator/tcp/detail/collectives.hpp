@@ -15,7 +15,7 @@
 #include <joinable/error.hpp>
 #include <joinable/reduction/reduce.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The collectives in which some rank has arrived and not all have. Ranks arrive in their order, so
 /// the oldest is complete first.
@@ -133,4 +133,4 @@ private:
     std::deque<Open> open_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

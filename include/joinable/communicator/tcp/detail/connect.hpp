@@ -15,7 +15,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Whether all of it came until `end`. False, too, if the other side has closed.
 [[nodiscard]] inline bool
@@ -81,4 +81,4 @@ receive_all(Socket const& socket, std::span<std::byte> into, TimePoint end) noex
     }
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -16,7 +16,7 @@
 #include <joinable/communicator/tcp/detail/socket.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// What ranks and the hub tell each other, once they have shaken hands.
 enum class FrameKind : std::uint8_t {
@@ -239,4 +239,4 @@ private:
     std::uint64_t consumed_ = 0;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

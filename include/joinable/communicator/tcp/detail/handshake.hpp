@@ -14,7 +14,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// What all ranks of a job know, and nobody else.
 struct TcpJob {
@@ -184,4 +184,4 @@ refusal_of(std::span<std::byte const> said, TcpJob const& job) {
     return std::nullopt;
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

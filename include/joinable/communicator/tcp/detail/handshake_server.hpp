@@ -17,7 +17,7 @@
 #include <cerrno>
 #include <sys/socket.h>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Where rank 0 looks at who connects, until all ranks have come. Whoever connects is a stranger: it
 /// may be slow, silent, send anything, or be somebody else's rank. None of them keeps a rank out: all
@@ -151,4 +151,4 @@ private:
     TimePoint accept_again_{};
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

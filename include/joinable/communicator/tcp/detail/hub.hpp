@@ -20,7 +20,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// Where all ranks of a group meet: it has a connection to each of them, rank 0 included, and is all
 /// that decides whether a collective completes or ends. What it sends reaches every rank in the same
@@ -362,4 +362,4 @@ private:
     std::vector<Overdue> overdue_; ///< to be judged in the next turn
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -11,7 +11,7 @@
 
 #include <csignal>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// The thread in which the hub runs, on rank 0 alone: so a failure, a death or a result reaches all
 /// ranks while rank 0 computes. It ends when rank 0 has left, and handles no signals.
@@ -39,4 +39,4 @@ private:
     std::jthread thread_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

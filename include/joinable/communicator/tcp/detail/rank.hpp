@@ -24,7 +24,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 /// One rank's side of its connection to the hub. Whoever waits or tests moves what there is to move;
 /// nothing does it in between, but what was posted is under way, as far as the kernel takes it.
@@ -335,4 +335,4 @@ private:
     std::vector<int> missing_;
 };
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

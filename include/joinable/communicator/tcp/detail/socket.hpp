@@ -18,7 +18,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-namespace joinable::inline v0::detail {
+namespace joinable { inline namespace v0 { namespace detail {
 
 using TimePoint = std::chrono::steady_clock::time_point;
 
@@ -130,4 +130,4 @@ inline void wait_for(Socket const& socket, short events, TimePoint until) noexce
     wait_for_any({&polled, 1}, until);
 }
 
-} // namespace joinable::inline v0::detail
+}}} // namespace joinable::v0::detail

@@ -8641,6 +8641,22 @@ template <class T>
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/detail/unwinding.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Tells a destructor whether an exception destroys its object: one that was thrown after the object
+/// was made. A member of the object.
+class Unwinding {
+public:
+    [[nodiscard]] bool has_begun() const noexcept { return std::uncaught_exceptions() > before_; }
+
+private:
+    int before_ = std::uncaught_exceptions();
+};
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/join/detail/attachments.hpp
 
 /// @file
@@ -9188,7 +9204,7 @@ public:
         if (!options_.enable || session_.is_over()) {
             return;
         }
-        if (std::uncaught_exceptions() > exceptions_on_entry_) {
+        if (unwinding_.has_begun()) {
             session_.leave_by_exception();
         } else {
             finish();
@@ -9423,7 +9439,7 @@ private:
     }
 
     JoinOptions options_;
-    int exceptions_on_entry_ = std::uncaught_exceptions();
+    detail::Unwinding unwinding_;
     Erased control_;
     Controls controls_;
     detail::Occupation occupation_;
@@ -12113,6 +12129,23 @@ end_of_wait(std::chrono::nanoseconds deadline) noexcept {
     return std::chrono::steady_clock::now() + (std::min)(deadline, year);
 }
 
+/// Takes from `overdue` the ranks that say that they are at work, and returns for how much longer the
+/// first of them may be waited for: the deadline, where none was taken. `waited_for(rank)` is how long
+/// this rank has waited since the rank's last such sign.
+template <class WaitedFor>
+[[nodiscard]] std::chrono::nanoseconds take_ranks_at_work(
+    std::vector<int>& overdue, std::chrono::nanoseconds deadline, WaitedFor const& waited_for
+) {
+    std::chrono::nanoseconds left = deadline;
+    std::erase_if(overdue, [&](int rank) {
+        std::chrono::nanoseconds const waited = waited_for(rank);
+        bool const is_at_work = waited < deadline;
+        left = is_at_work ? (std::min)(left, deadline - waited) : left;
+        return is_at_work;
+    });
+    return left;
+}
+
 }}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/board/futex.hpp
@@ -14299,7 +14332,7 @@ protected:
         : rank_{std::forward<Arguments>(arguments)...} {}
     /// The rank leaves its group: whoever waits for it gets PeerFailed.
     ~BoardCommunicator() {
-        if (std::uncaught_exceptions() > exceptions_) {
+        if (unwinding_.has_begun()) {
             rank_.abort_for_exception("the scope of its communicator");
         }
         rank_.group().leave(rank());
@@ -14349,7 +14382,7 @@ protected:
 private:
     friend class BasicCollectives<BoardCommunicator, Work>;
 
-    int exceptions_ = std::uncaught_exceptions();
+    Unwinding unwinding_;
 
     Work post(Request const& request) { return {rank_, rank_.post(request)}; }
 };
@@ -14727,17 +14760,11 @@ public:
             if (overdue.empty()) {
                 return;
             }
-            left = deadline_;
-            std::erase_if(overdue, [&](int rank) {
+            left = take_ranks_at_work(overdue, deadline_, [&](int rank) {
                 std::chrono::steady_clock::time_point const alive{
                     std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
                 };
-                std::chrono::nanoseconds const waited = now() - (std::max)(start, alive);
-                bool const is_alive = waited < deadline_;
-                if (is_alive) {
-                    left = (std::min)(left, deadline_ - waited);
-                }
-                return is_alive;
+                return now() - (std::max)(start, alive);
             });
             if (!overdue.empty()) {
                 abort_for(overdue, to_do, does());
@@ -15288,7 +15315,7 @@ class [[nodiscard("destroying the work waits for it: wait() where it is needed")
 public:
     GroupWork(GroupWork&& other) noexcept
         : rank_{std::exchange(other.rank_, nullptr)}, sequence_{other.sequence_},
-          message_{other.message_}, is_lost_{other.is_lost_}, exceptions_{other.exceptions_} {}
+          message_{other.message_}, is_lost_{other.is_lost_}, unwinding_{other.unwinding_} {}
     GroupWork& operator=(GroupWork&&) = delete;
 
     ~GroupWork() {
@@ -15297,7 +15324,7 @@ public:
             return;
         }
         try {
-            if (std::uncaught_exceptions() > exceptions_) {
+            if (unwinding_.has_begun()) {
                 rank_->abort_for_exception(is_message() ? "a message" : "a collective");
             }
             wait();
@@ -15346,7 +15373,7 @@ private:
     std::uint64_t sequence_ = 0;
     Message message_;
     bool is_lost_ = false;
-    int exceptions_ = std::uncaught_exceptions();
+    Unwinding unwinding_;
 };
 
 }}} // namespace joinable::v0::detail

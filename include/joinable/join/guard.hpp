@@ -15,6 +15,7 @@
 
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/detail/type_name.hpp>
+#include <joinable/detail/unwinding.hpp>
 #include <joinable/join/detail/attachments.hpp>
 #include <joinable/join/detail/entry.hpp>
 #include <joinable/join/detail/hooks.hpp>
@@ -86,7 +87,7 @@ public:
         if (!options_.enable || session_.is_over()) {
             return;
         }
-        if (std::uncaught_exceptions() > exceptions_on_entry_) {
+        if (unwinding_.has_begun()) {
             session_.leave_by_exception();
         } else {
             finish();
@@ -321,7 +322,7 @@ private:
     }
 
     JoinOptions options_;
-    int exceptions_on_entry_ = std::uncaught_exceptions();
+    detail::Unwinding unwinding_;
     Erased control_;
     Controls controls_;
     detail::Occupation occupation_;

@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <cstddef>
-#include <exception>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +14,7 @@
 #include <joinable/communicator/tcp/listener.hpp>
 #include <joinable/communicator/tcp/options.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/detail/unwinding.hpp>
 #include <joinable/error.hpp>
 
 #if defined(__linux__) // elsewhere there are no such sockets
@@ -34,7 +34,7 @@ class [[nodiscard("destroying the work waits for it: wait() where it is needed")
 public:
     TcpWork(TcpWork&& other) noexcept
         : rank_{std::exchange(other.rank_, nullptr)}, sequence_{other.sequence_},
-          exceptions_{other.exceptions_} {}
+          unwinding_{other.unwinding_} {}
     TcpWork& operator=(TcpWork&&) = delete;
 
     ~TcpWork() {
@@ -42,7 +42,7 @@ public:
             return;
         }
         try {
-            if (std::uncaught_exceptions() > exceptions_) {
+            if (unwinding_.has_begun()) {
                 rank_->abort_for_exception("a collective");
             }
             wait();
@@ -65,7 +65,7 @@ private:
 
     detail::TcpRank* rank_;
     std::uint64_t sequence_;
-    int exceptions_ = std::uncaught_exceptions();
+    detail::Unwinding unwinding_;
 };
 
 /// Ranks are processes or threads on any machines: one object in each, connected by TCP to rank 0. For
@@ -136,7 +136,7 @@ public:
     /// The rank leaves: whoever waits for it gets PeerFailed. Blocks for a moment, and for up to 5 s
     /// where somebody does not answer.
     ~TcpCommunicator() {
-        if (std::uncaught_exceptions() > exceptions_) {
+        if (unwinding_.has_begun()) {
             try {
                 rank_.abort_for_exception("the scope of its communicator");
             } catch (...) { // NOLINT(bugprone-empty-catch): it leaves, which the others notice, too
@@ -245,7 +245,7 @@ private:
 
     detail::HubThread hub_;        // on rank 0
     mutable detail::TcpRank rank_; // asking reads what has come
-    int exceptions_ = std::uncaught_exceptions();
+    detail::Unwinding unwinding_;
 };
 
 }} // namespace joinable::v0

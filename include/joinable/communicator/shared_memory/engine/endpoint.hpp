@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/shared_memory/board/board.hpp>
@@ -233,17 +234,11 @@ public:
             if (overdue.empty()) {
                 return;
             }
-            left = deadline_;
-            std::erase_if(overdue, [&](int rank) {
+            left = take_ranks_at_work(overdue, deadline_, [&](int rank) {
                 std::chrono::steady_clock::time_point const alive{
                     std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
                 };
-                std::chrono::nanoseconds const waited = now() - (std::max)(start, alive);
-                bool const is_alive = waited < deadline_;
-                if (is_alive) {
-                    left = (std::min)(left, deadline_ - waited);
-                }
-                return is_alive;
+                return now() - (std::max)(start, alive);
             });
             if (!overdue.empty()) {
                 abort_for(overdue, to_do, does());

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <utility>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include <joinable/communicator/shared_memory/engine/helper.hpp>
 #include <joinable/communicator/shared_memory/group/group.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/detail/unwinding.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -77,7 +77,7 @@ protected:
         : rank_{std::forward<Arguments>(arguments)...} {}
     /// The rank leaves its group: whoever waits for it gets PeerFailed.
     ~BoardCommunicator() {
-        if (std::uncaught_exceptions() > exceptions_) {
+        if (unwinding_.has_begun()) {
             rank_.abort_for_exception("the scope of its communicator");
         }
         rank_.group().leave(rank());
@@ -127,7 +127,7 @@ protected:
 private:
     friend class BasicCollectives<BoardCommunicator, Work>;
 
-    int exceptions_ = std::uncaught_exceptions();
+    Unwinding unwinding_;
 
     Work post(Request const& request) { return {rank_, rank_.post(request)}; }
 };

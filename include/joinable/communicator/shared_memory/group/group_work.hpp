@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <exception>
 #include <utility>
 
 #include <joinable/communicator/shared_memory/group/group_rank.hpp>
+#include <joinable/detail/unwinding.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -20,7 +20,7 @@ class [[nodiscard("destroying the work waits for it: wait() where it is needed")
 public:
     GroupWork(GroupWork&& other) noexcept
         : rank_{std::exchange(other.rank_, nullptr)}, sequence_{other.sequence_},
-          message_{other.message_}, is_lost_{other.is_lost_}, exceptions_{other.exceptions_} {}
+          message_{other.message_}, is_lost_{other.is_lost_}, unwinding_{other.unwinding_} {}
     GroupWork& operator=(GroupWork&&) = delete;
 
     ~GroupWork() {
@@ -29,7 +29,7 @@ public:
             return;
         }
         try {
-            if (std::uncaught_exceptions() > exceptions_) {
+            if (unwinding_.has_begun()) {
                 rank_->abort_for_exception(is_message() ? "a message" : "a collective");
             }
             wait();
@@ -78,7 +78,7 @@ private:
     std::uint64_t sequence_ = 0;
     Message message_;
     bool is_lost_ = false;
-    int exceptions_ = std::uncaught_exceptions();
+    Unwinding unwinding_;
 };
 
 }}} // namespace joinable::v0::detail

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/tcp/detail/collectives.hpp>
 #include <joinable/communicator/tcp/detail/frame.hpp>
@@ -200,14 +201,11 @@ private:
             return; // the answer to that is under way
         }
         auto const deadline = std::chrono::nanoseconds{static_cast<std::int64_t>(header.count)};
-        auto const now = Clock::now();
-        auto left = deadline;
         std::vector<int> overdue = missing(header.sequence);
-        std::erase_if(overdue, [&](int other) {
-            auto const since = now - member(other).alive_at;
-            bool const is_alive = since < deadline && member(other).alive_at != Clock::time_point{};
-            left = is_alive ? (std::min)(left, deadline - since) : left;
-            return is_alive;
+        auto const left = take_ranks_at_work(overdue, deadline, [&](int other) {
+            bool const has_said = member(other).alive_at != Clock::time_point{};
+            return has_said ? std::chrono::nanoseconds{Clock::now() - member(other).alive_at}
+                            : (std::chrono::nanoseconds::max)();
         });
         if (!overdue.empty()) {
             bool const is_meeting = header.sequence == meeting;

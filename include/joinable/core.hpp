@@ -32,6 +32,7 @@
 #include <joinable/communicator/device_of.hpp>
 #include <joinable/communicator/make_arena.hpp>
 #include <joinable/communicator/collectives.hpp>
+#include <joinable/agreement/agreement_list.hpp>
 #include <joinable/hook/join_hook.hpp>
 #include <joinable/hook/keywords.hpp>
 #include <joinable/hook/ordering.hpp>

@@ -57,11 +57,6 @@ inline std::string in_quotes(std::string_view string) {
 /// A text that no other value of the type has. Strings are quoted in ranges and optionals.
 template <class V>
 std::string agreed_text(V const& value, bool is_inside = false) {
-    static_assert(
-        is_agreeable<V>(),
-        "AgreementList: expected a number, an enumerator, a string, or a range or an optional of "
-        "these"
-    );
     if constexpr (std::is_same_v<V, bool>) {
         return value ? "true" : "false";
     } else if constexpr (std::is_enum_v<V>) {
@@ -96,6 +91,11 @@ public:
     /// point numbers are compared by their bits, apart from those of NaNs.
     template <class V>
     void add(std::string_view label, V const& value) {
+        static_assert(
+            detail::is_agreeable<V>(),
+            "AgreementList: expected a number, an enumerator, a string, or a range or an optional "
+            "of these"
+        );
         items_.push_back({title_ + std::string{label}, detail::agreed_text(value)});
     }
 

@@ -207,6 +207,37 @@ TEST_CASE("participants have the names that they give themselves, and agree on w
     });
 }
 
+template <class Hook>
+struct Alike : Plain<RankCommunicator> {
+    using Plain<RankCommunicator>::Plain;
+    [[nodiscard]] std::string_view join_name() const { return "alike"; }
+    Hook join_hook(joinable::arguments<joinable::keywords<>> const&) { return {}; }
+};
+struct AnyPlace : Plain<RankCommunicator>::Hook {
+    using label = AnyPlace;
+};
+struct PostFirst : Plain<RankCommunicator>::Hook {
+    using label = PostFirst;
+    using post_runs_before = joinable::labels_of<AnyPlace>;
+};
+
+TEST_CASE("post hooks in another order are told apart, also of participants of one name") {
+    over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
+        Alike<AnyPlace> a{comm};
+        Alike<AnyPlace> b{comm};
+        Alike<PostFirst> c{comm};
+        CHECK(
+            mismatch_of([&] {
+                if (comm.rank() == 1) {
+                    Join guard{participants(a, c)};
+                } else {
+                    Join guard{participants(a, b)};
+                }
+            }).text == "guards differ: order of post hooks: rank 0 has [0, 1], rank 1 has [1, 0]"
+        );
+    });
+}
+
 // -- keywords ----------------------------------------------------------------------------------------
 
 struct Custom {

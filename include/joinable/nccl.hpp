@@ -5,6 +5,7 @@
 /// Opt-in: communicators of GPUs over NCCL. Needs its header and CUDA's, and libraries nccl and cudart:
 /// in CMake, the target joinable::nccl.
 
+#include <joinable/agreement/staged_collectives.hpp>
 #include <joinable/communicator/nccl/collectives.hpp>
 #include <joinable/communicator/nccl/communicator.hpp>
 #include <joinable/communicator/nccl/group.hpp>

@@ -3943,6 +3943,156 @@ template <Communicator Comm, class Out>
 
 }} // namespace joinable::v0
 
+// ---- joinable/detail/hash.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// FNV-1a with 64 bits: the same on every machine. Two inputs collide by accident once in 2^64, and
+/// on purpose easily.
+class Hash {
+public:
+    constexpr Hash& add(std::string_view bytes) noexcept {
+        for (char const byte : bytes) {
+            add_byte(static_cast<unsigned char>(byte));
+        }
+        return *this;
+    }
+    constexpr Hash& add(std::uint64_t number) noexcept {
+        for (int shift = 0; shift < 64; shift += 8) {
+            add_byte((number >> shift) & 0xffU);
+        }
+        return *this;
+    }
+    [[nodiscard]] constexpr std::uint64_t value() const noexcept { return value_; }
+
+private:
+    constexpr void add_byte(std::uint64_t byte) noexcept {
+        value_ = (value_ ^ byte) * 0x100'0000'01b3U;
+    }
+
+    std::uint64_t value_ = 0xcbf2'9ce4'8422'2325U;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/agreement/agreement_list.hpp
+
+namespace joinable { inline namespace v0 {
+
+namespace detail {
+
+template <class V>
+inline constexpr bool is_optional = false;
+template <class V>
+inline constexpr bool is_optional<std::optional<V>> = true;
+
+template <class V>
+using element_of = std::remove_cvref_t<decltype(*std::begin(std::declval<V const&>()))>;
+
+/// Whether AgreementList can hold a value: a number, an enumerator, a string, a range or an optional
+/// of these.
+template <class V>
+consteval bool is_agreeable() {
+    if constexpr (std::is_arithmetic_v<V> || std::is_enum_v<V> ||
+                  std::is_convertible_v<V const&, std::string_view>) {
+        return true;
+    } else if constexpr (is_optional<V>) {
+        return is_agreeable<typename V::value_type>();
+    } else if constexpr (requires { typename element_of<V>; }) {
+        if constexpr (!std::is_same_v<element_of<V>, V>) { // as a path's is
+            return is_agreeable<element_of<V>>();
+        }
+    }
+    return false;
+}
+
+inline std::string in_quotes(std::string_view string) {
+    std::string text = "\"";
+    for (char const letter : string) {
+        text.append(letter == '"' || letter == '\\' ? "\\" : "") += letter;
+    }
+    return text + '"';
+}
+
+/// A text that no other value of the type has. Strings are quoted in ranges and optionals.
+template <class V>
+std::string agreed_text(V const& value, bool is_inside = false) {
+    if constexpr (std::is_same_v<V, bool>) {
+        return value ? "true" : "false";
+    } else if constexpr (std::is_enum_v<V>) {
+        return agreed_text(static_cast<std::underlying_type_t<V>>(value));
+    } else if constexpr (std::is_floating_point_v<V>) {
+        std::array<char, 64> text{}; // the shortest one that gives the number back
+        return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
+    } else if constexpr (std::is_integral_v<V>) {
+        return std::to_string(value);
+    } else if constexpr (std::is_convertible_v<V const&, std::string_view>) {
+        return is_inside ? in_quotes(value) : std::string{std::string_view{value}};
+    } else if constexpr (is_optional<V>) {
+        return value ? agreed_text(*value, true) : "no value";
+    } else {
+        std::string text;
+        for (auto const& element : value) {
+            text += text.empty() ? "" : ", ";
+            text += agreed_text<element_of<V>>(element, true);
+        }
+        return "[" + text + "]";
+    }
+}
+
+} // namespace detail
+
+/// What ranks must say alike: labels and values, in the order in which they are compared. A
+/// participant adds what its ranks compute with in `void agree_on(AgreementList& list) const`, which
+/// a guard calls when it is entered. An item is its two texts: its hash follows from them.
+class AgreementList {
+public:
+    /// `value` is a number, an enumerator, a string, or a range or an optional of these. Floating
+    /// point numbers are compared by their bits, apart from those of NaNs.
+    template <class V>
+    void add(std::string_view label, V const& value) {
+        static_assert(
+            detail::is_agreeable<V>(),
+            "AgreementList: expected a number, an enumerator, a string, or a range or an optional "
+            "of these"
+        );
+        items_.push_back({title_ + std::string{label}, detail::agreed_text(value)});
+    }
+
+    /// The labels of items that follow begin with `title`: "options differ: ".
+    void begin_section(std::string title) { title_ = std::move(title); }
+
+    struct Item {
+        std::string label;
+        std::string value;
+    };
+    [[nodiscard]] std::vector<Item> const& items() const noexcept { return items_; }
+
+    /// Of an item; 0 behind the last one.
+    [[nodiscard]] std::uint64_t hash(std::size_t i) const noexcept {
+        if (i >= items_.size()) {
+            return 0;
+        }
+        auto const& [label, value] = items_[i];
+        detail::Hash const hash = detail::Hash{}.add(label).add(value).add(value.size());
+        return (std::max)(hash.value(), std::uint64_t{1});
+    }
+    /// Of item `first` and all that follow; a function of hash(first) and hash_from(first + 1).
+    [[nodiscard]] std::uint64_t hash_from(std::size_t first) const noexcept {
+        std::uint64_t rest = 0;
+        for (std::size_t i = items_.size(); i > first; --i) {
+            rest = detail::Hash{}.add(hash(i - 1)).add(rest).value();
+        }
+        return rest;
+    }
+
+private:
+    std::string title_;
+    std::vector<Item> items_;
+};
+
+}} // namespace joinable::v0
+
 // ---- joinable/hook/join_hook.hpp
 
 namespace joinable { inline namespace v0 {
@@ -6166,156 +6316,6 @@ completed(RoundNotice notice, JoinOptions const& options, std::size_t round) noe
     constexpr std::string_view names[] = {"drain", "stop_at_first", "throw_early"};
     return names[static_cast<std::size_t>(policy)];
 }
-
-}} // namespace joinable::v0
-
-// ---- joinable/detail/hash.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// FNV-1a with 64 bits: the same on every machine. Two inputs collide by accident once in 2^64, and
-/// on purpose easily.
-class Hash {
-public:
-    constexpr Hash& add(std::string_view bytes) noexcept {
-        for (char const byte : bytes) {
-            add_byte(static_cast<unsigned char>(byte));
-        }
-        return *this;
-    }
-    constexpr Hash& add(std::uint64_t number) noexcept {
-        for (int shift = 0; shift < 64; shift += 8) {
-            add_byte((number >> shift) & 0xffU);
-        }
-        return *this;
-    }
-    [[nodiscard]] constexpr std::uint64_t value() const noexcept { return value_; }
-
-private:
-    constexpr void add_byte(std::uint64_t byte) noexcept {
-        value_ = (value_ ^ byte) * 0x100'0000'01b3U;
-    }
-
-    std::uint64_t value_ = 0xcbf2'9ce4'8422'2325U;
-};
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/agreement/agreement_list.hpp
-
-namespace joinable { inline namespace v0 {
-
-namespace detail {
-
-template <class V>
-inline constexpr bool is_optional = false;
-template <class V>
-inline constexpr bool is_optional<std::optional<V>> = true;
-
-template <class V>
-using element_of = std::remove_cvref_t<decltype(*std::begin(std::declval<V const&>()))>;
-
-/// Whether AgreementList can hold a value: a number, an enumerator, a string, a range or an optional
-/// of these.
-template <class V>
-consteval bool is_agreeable() {
-    if constexpr (std::is_arithmetic_v<V> || std::is_enum_v<V> ||
-                  std::is_convertible_v<V const&, std::string_view>) {
-        return true;
-    } else if constexpr (is_optional<V>) {
-        return is_agreeable<typename V::value_type>();
-    } else if constexpr (requires { typename element_of<V>; }) {
-        if constexpr (!std::is_same_v<element_of<V>, V>) { // as a path's is
-            return is_agreeable<element_of<V>>();
-        }
-    }
-    return false;
-}
-
-inline std::string in_quotes(std::string_view string) {
-    std::string text = "\"";
-    for (char const letter : string) {
-        text.append(letter == '"' || letter == '\\' ? "\\" : "") += letter;
-    }
-    return text + '"';
-}
-
-/// A text that no other value of the type has. Strings are quoted in ranges and optionals.
-template <class V>
-std::string agreed_text(V const& value, bool is_inside = false) {
-    static_assert(
-        is_agreeable<V>(),
-        "AgreementList: expected a number, an enumerator, a string, or a range or an optional of "
-        "these"
-    );
-    if constexpr (std::is_same_v<V, bool>) {
-        return value ? "true" : "false";
-    } else if constexpr (std::is_enum_v<V>) {
-        return agreed_text(static_cast<std::underlying_type_t<V>>(value));
-    } else if constexpr (std::is_floating_point_v<V>) {
-        std::array<char, 64> text{}; // the shortest one that gives the number back
-        return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
-    } else if constexpr (std::is_integral_v<V>) {
-        return std::to_string(value);
-    } else if constexpr (std::is_convertible_v<V const&, std::string_view>) {
-        return is_inside ? in_quotes(value) : std::string{std::string_view{value}};
-    } else if constexpr (is_optional<V>) {
-        return value ? agreed_text(*value, true) : "no value";
-    } else {
-        std::string text;
-        for (auto const& element : value) {
-            text += text.empty() ? "" : ", ";
-            text += agreed_text<element_of<V>>(element, true);
-        }
-        return "[" + text + "]";
-    }
-}
-
-} // namespace detail
-
-/// What ranks must say alike: labels and values, in the order in which they are compared. A
-/// participant adds what its ranks compute with in `void agree_on(AgreementList& list) const`, which
-/// a guard calls when it is entered. An item is its two texts: its hash follows from them.
-class AgreementList {
-public:
-    /// `value` is a number, an enumerator, a string, or a range or an optional of these. Floating
-    /// point numbers are compared by their bits, apart from those of NaNs.
-    template <class V>
-    void add(std::string_view label, V const& value) {
-        items_.push_back({title_ + std::string{label}, detail::agreed_text(value)});
-    }
-
-    /// The labels of items that follow begin with `title`: "options differ: ".
-    void begin_section(std::string title) { title_ = std::move(title); }
-
-    struct Item {
-        std::string label;
-        std::string value;
-    };
-    [[nodiscard]] std::vector<Item> const& items() const noexcept { return items_; }
-
-    /// Of an item; 0 behind the last one.
-    [[nodiscard]] std::uint64_t hash(std::size_t i) const noexcept {
-        if (i >= items_.size()) {
-            return 0;
-        }
-        auto const& [label, value] = items_[i];
-        detail::Hash const hash = detail::Hash{}.add(label).add(value).add(value.size());
-        return (std::max)(hash.value(), std::uint64_t{1});
-    }
-    /// Of item `first` and all that follow; a function of hash(first) and hash_from(first + 1).
-    [[nodiscard]] std::uint64_t hash_from(std::size_t first) const noexcept {
-        std::uint64_t rest = 0;
-        for (std::size_t i = items_.size(); i > first; --i) {
-            rest = detail::Hash{}.add(hash(i - 1)).add(rest).value();
-        }
-        return rest;
-    }
-
-private:
-    std::string title_;
-    std::vector<Item> items_;
-};
 
 }} // namespace joinable::v0
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <initializer_list>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -17,207 +18,216 @@
 #include <joinable/join/options.hpp>
 
 /// @file
-/// What a guard changes outside itself, each undone by a destructor, and what it checks before.
+/// What a guard changes outside itself, each undone by a destructor, and what
+/// it checks before.
 
 namespace joinable::inline v0::detail {
 
 /// Sets a participant's state for as long as its guard lives.
 class Attachment {
 public:
-    Attachment() = default;
-    Attachment(Attachment const&) = delete;
-    Attachment& operator=(Attachment const&) = delete;
-    ~Attachment() { detach(); }
+  Attachment() = default;
+  Attachment(Attachment const &) = delete;
+  Attachment &operator=(Attachment const &) = delete;
+  ~Attachment() { detach(); }
 
-    static bool is_attached(JoinState const& state) noexcept {
-        return state.session_ != nullptr || state.local_rounds_ != nullptr;
+  static bool is_attached(JoinState const &state) noexcept {
+    return state.session_ != nullptr || state.local_rounds_ != nullptr;
+  }
+  void attach(JoinState &state, Session &session,
+              std::size_t position) noexcept {
+    state_ = &state;
+    state.session_ = &session;
+    state.position_ = position;
+  }
+  /// For a guard that is not enabled; inside another one it changes nothing.
+  void attach(JoinState &state, LocalRounds &rounds,
+              std::size_t position) noexcept {
+    if (is_attached(state)) {
+      return;
     }
-    void attach(JoinState& state, Session& session, std::size_t position) noexcept {
-        state_ = &state;
-        state.session_ = &session;
-        state.position_ = position;
-    }
-    /// For a guard that is not enabled; inside another one it changes nothing.
-    void attach(JoinState& state, LocalRounds& rounds, std::size_t position) noexcept {
-        if (is_attached(state)) {
-            return;
-        }
-        state_ = &state;
-        state.local_rounds_ = &rounds;
-        state.position_ = position;
-        state.held_ = {};
-    }
+    state_ = &state;
+    state.local_rounds_ = &rounds;
+    state.position_ = position;
+    state.held_ = {};
+  }
 
-    void detach() noexcept {
-        if (JoinState* const state = std::exchange(state_, nullptr)) {
-            state->session_ = nullptr;
-            state->local_rounds_ = nullptr;
-            state->held_ = {};
-        }
+  void detach() noexcept {
+    if (JoinState *const state = std::exchange(state_, nullptr)) {
+      state->session_ = nullptr;
+      state->local_rounds_ = nullptr;
+      state->held_ = {};
     }
+  }
 
 private:
-    JoinState* state_ = nullptr;
+  JoinState *state_ = nullptr;
 };
 
-/// @throws ContractViolation  a participant, here its state and name, is twice in a guard or in another
+struct NamedState {
+  JoinState const *state;
+  std::string_view name;
+};
+/// @throws ContractViolation  a participant is twice in a guard, or in another
 /// one.
-inline void
-check_states(std::vector<std::pair<JoinState const*, std::string_view>> const& participants) {
-    std::vector<JoinState const*> seen;
-    for (auto const& [state, name] : participants) {
-        if (std::count(seen.begin(), seen.end(), state) != 0) {
-            throw ContractViolation{
-                concat("a ", name, " is twice among the participants of a guard; list it once")
-            };
-        }
-        seen.push_back(state);
-        if (Attachment::is_attached(*state)) {
-            throw ContractViolation{
-                concat("a ", name, " already takes part in another guard; end that one first")
-            };
-        }
+inline void check_states(std::initializer_list<NamedState> participants) {
+  for (auto const *mine = participants.begin(); mine != participants.end();
+       ++mine) {
+    auto const is_same = [&](NamedState const &other) {
+      return other.state == mine->state;
+    };
+    if (std::any_of(participants.begin(), mine, is_same)) {
+      throw ContractViolation{
+          concat("a ", mine->name,
+                 " is twice among the participants of a guard; list it once")};
     }
+    if (Attachment::is_attached(*mine->state)) {
+      throw ContractViolation{
+          concat("a ", mine->name,
+                 " already takes part in another guard; end that one first")};
+    }
+  }
 }
 
 /// Restores the deadlines of communicators that a guard has overridden.
 class Deadlines {
 public:
-    Deadlines() = default;
-    Deadlines(Deadlines const&) = delete;
-    Deadlines& operator=(Deadlines const&) = delete;
-    ~Deadlines() { restore(); }
+  Deadlines() = default;
+  Deadlines(Deadlines const &) = delete;
+  Deadlines &operator=(Deadlines const &) = delete;
+  ~Deadlines() { restore(); }
 
-    /// @throws ContractViolation  a communicator has no deadline.
-    void exchange(
-        std::vector<ControlCommunicator*> const& communicators, std::chrono::nanoseconds deadline
-    ) {
-        before_.reserve(communicators.size()); // or one could be changed and not restored
-        for (ControlCommunicator* communicator : communicators) {
-            auto const before = communicator->exchange_deadline(deadline);
-            if (!before) {
-                throw ContractViolation{
-                    "JoinOptions::timeout needs communicators that have set_deadline()"
-                };
-            }
-            before_.emplace_back(communicator, *before);
-        }
+  /// @throws ContractViolation  a communicator has no deadline.
+  void exchange(std::vector<ControlCommunicator *> const &communicators,
+                std::chrono::nanoseconds deadline) {
+    before_.reserve(
+        communicators.size()); // or one could be changed and not restored
+    for (ControlCommunicator *communicator : communicators) {
+      auto const before = communicator->exchange_deadline(deadline);
+      if (!before) {
+        throw ContractViolation{"JoinOptions::timeout needs communicators that "
+                                "have set_deadline()"};
+      }
+      before_.emplace_back(communicator, *before);
     }
-    void restore() noexcept {
-        for (auto const& [communicator, deadline] : before_) {
-            communicator->exchange_deadline(deadline);
-        }
-        before_.clear();
+  }
+  void restore() noexcept {
+    for (auto const &[communicator, deadline] : before_) {
+      communicator->exchange_deadline(deadline);
     }
+    before_.clear();
+  }
 
 private:
-    std::vector<std::pair<ControlCommunicator*, std::chrono::nanoseconds>> before_;
+  std::vector<std::pair<ControlCommunicator *, std::chrono::nanoseconds>>
+      before_;
 };
 
-/// Keeps communicators to one guard at a time: with two, the roll calls of one could meet those of
-/// the other, depending on the data. A communicator is a class of the user's, so the note that it
-/// is inside a guard is kept here, in this process.
+/// Keeps communicators to one guard at a time: with two, the roll calls of one
+/// could meet those of the other, depending on the data. A communicator is a
+/// class of the user's, so the note that it is inside a guard is kept here, in
+/// this process.
 class Occupation {
 public:
-    Occupation() = default;
-    Occupation(Occupation const&) = delete;
-    Occupation& operator=(Occupation const&) = delete;
-    ~Occupation() { end(); }
+  Occupation() = default;
+  Occupation(Occupation const &) = delete;
+  Occupation &operator=(Occupation const &) = delete;
+  ~Occupation() { end(); }
 
-    /// @throws ContractViolation  one of them is inside a guard.
-    void begin(std::vector<ControlCommunicator*> const& communicators) {
-        std::vector<void const*> mine;
-        for (ControlCommunicator const* communicator : communicators) {
-            mine.push_back(communicator->address());
-        }
-        Occupied& occupied = in_guards();
-        Lock const lock{occupied.busy};
-        std::vector<void const*>& all = occupied.addresses;
-        if (std::find_first_of(all.begin(), all.end(), mine.begin(), mine.end()) != all.end()) {
-            throw ContractViolation{
-                "a second Join over a communicator that is inside a guard already; end that one "
-                "first, or split() the communicator"
-            };
-        }
-        all.insert(all.end(), mine.begin(), mine.end());
-        mine_ = std::move(mine);
+  /// @throws ContractViolation  one of them is inside a guard.
+  void begin(std::vector<ControlCommunicator *> const &communicators) {
+    std::vector<void const *> mine;
+    for (ControlCommunicator const *communicator : communicators) {
+      mine.push_back(communicator->address());
     }
-    void end() noexcept {
-        if (mine_.empty()) {
-            return;
-        }
-        Occupied& occupied = in_guards();
-        Lock const lock{occupied.busy};
-        std::vector<void const*>& all = occupied.addresses;
-        for (void const* address : mine_) {
-            all.erase(std::find(all.begin(), all.end(), address));
-        }
-        mine_.clear();
+    Occupied &occupied = in_guards();
+    Lock const lock{occupied.busy};
+    std::vector<void const *> &all = occupied.addresses;
+    if (std::find_first_of(all.begin(), all.end(), mine.begin(), mine.end()) !=
+        all.end()) {
+      throw ContractViolation{"a second Join over a communicator that is "
+                              "inside a guard already; end that one "
+                              "first, or split() the communicator"};
     }
+    all.insert(all.end(), mine.begin(), mine.end());
+    mine_ = std::move(mine);
+  }
+  void end() noexcept {
+    if (mine_.empty()) {
+      return;
+    }
+    Occupied &occupied = in_guards();
+    Lock const lock{occupied.busy};
+    std::vector<void const *> &all = occupied.addresses;
+    for (void const *address : mine_) {
+      all.erase(std::find(all.begin(), all.end(), address));
+    }
+    mine_.clear();
+  }
 
 private:
-    /// The communicators that are inside guards of this process.
-    struct Occupied {
-        std::atomic_flag busy{};
-        std::vector<void const*> addresses;
-    };
-    static Occupied& in_guards() noexcept {
-        static Occupied occupied;
-        return occupied;
+  /// The communicators that are inside guards of this process.
+  struct Occupied {
+    std::atomic_flag busy{};
+    std::vector<void const *> addresses;
+  };
+  static Occupied &in_guards() noexcept {
+    static Occupied occupied;
+    return occupied;
+  }
+
+  /// Held for a few dozen instructions, at both ends of a guard.
+  class Lock {
+  public:
+    explicit Lock(std::atomic_flag &busy) noexcept : busy_{busy} {
+      while (busy_.test_and_set(std::memory_order_acquire)) {
+        cpu_relax();
+      }
     }
+    Lock(Lock const &) = delete;
+    Lock &operator=(Lock const &) = delete;
+    ~Lock() { busy_.clear(std::memory_order_release); }
 
-    /// Held for a few dozen instructions, at both ends of a guard.
-    class Lock {
-    public:
-        explicit Lock(std::atomic_flag& busy) noexcept : busy_{busy} {
-            while (busy_.test_and_set(std::memory_order_acquire)) {
-                cpu_relax();
-            }
-        }
-        Lock(Lock const&) = delete;
-        Lock& operator=(Lock const&) = delete;
-        ~Lock() { busy_.clear(std::memory_order_release); }
+  private:
+    std::atomic_flag &busy_;
+  };
 
-    private:
-        std::atomic_flag& busy_;
-    };
-
-    std::vector<void const*> mine_;
+  std::vector<void const *> mine_;
 };
 
 /// @throws ContractViolation  an option is out of its range.
-inline void check_options(JoinOptions const& options) {
-    if (options.sync_every == 0) {
-        throw ContractViolation{"JoinOptions::sync_every must be at least 1, given 0"};
-    }
-    if (options.weight_per_input.value_or(0) > max_weight) {
-        throw ContractViolation{
-            "JoinOptions::weight_per_input must be at most " + to_text(max_weight) + ", given " +
-            to_text(*options.weight_per_input)
-        };
-    }
+inline void check_options(JoinOptions const &options) {
+  if (options.sync_every == 0) {
+    throw ContractViolation{
+        "JoinOptions::sync_every must be at least 1, given 0"};
+  }
+  if (options.weight_per_input.value_or(0) > max_weight) {
+    throw ContractViolation{"JoinOptions::weight_per_input must be at most " +
+                            to_text(max_weight) + ", given " +
+                            to_text(*options.weight_per_input)};
+  }
 }
 
-/// @throws ContractViolation  the communicators are not of the same ranks, or of too many.
-inline void check_same_ranks(std::vector<ControlCommunicator*> const& communicators) {
-    ControlCommunicator const& first = *communicators.front();
-    if (first.size() > max_world_size) {
-        throw ContractViolation{
-            concat("a guard takes at most ", max_world_size, " ranks, given ", first.size())
-        };
+/// @throws ContractViolation  the communicators are not of the same ranks, or
+/// of too many.
+inline void
+check_same_ranks(std::vector<ControlCommunicator *> const &communicators) {
+  ControlCommunicator const &first = *communicators.front();
+  if (first.size() > max_world_size) {
+    throw ContractViolation{concat("a guard takes at most ", max_world_size,
+                                   " ranks, given ", first.size())};
+  }
+  auto const place = [](ControlCommunicator const &communicator) {
+    return concat("rank ", communicator.rank(), " of ", communicator.size());
+  };
+  for (ControlCommunicator const *other : communicators) {
+    if (place(*other) != place(first)) {
+      throw ContractViolation{"the communicators of a guard's participants "
+                              "must have the same ranks in the same "
+                              "order, but one says " +
+                              place(first) + " and another " + place(*other)};
     }
-    auto const place = [](ControlCommunicator const& communicator) {
-        return concat("rank ", communicator.rank(), " of ", communicator.size());
-    };
-    for (ControlCommunicator const* other : communicators) {
-        if (place(*other) != place(first)) {
-            throw ContractViolation{
-                "the communicators of a guard's participants must have the same ranks in the same "
-                "order, but one says " +
-                place(first) + " and another " + place(*other)
-            };
-        }
-    }
+  }
 }
 
 } // namespace joinable::inline v0::detail

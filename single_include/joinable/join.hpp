@@ -6375,15 +6375,15 @@ public:
     }
 };
 
-/// `Accumulated` is a communicator, or a reference to one. A `Base` may ask for more than guards need: what
+/// `Held` is a communicator, or a reference to one. A `Base` may ask for more than guards need: what
 /// derives from this answers it.
-template <class Accumulated, class Base = ControlCommunicator>
+template <class Held, class Base = ControlCommunicator>
 class ControlOver : public Base {
-    using Comm = std::remove_reference_t<Accumulated>;
+    using Comm = std::remove_reference_t<Held>;
 
 public:
     explicit ControlOver(Comm& comm) noexcept
-        requires std::is_reference_v<Accumulated>
+        requires std::is_reference_v<Held>
         : comm_{comm}, host_{comm_} {}
     /// `make()` returns what is held, which need not be movable.
     template <std::invocable Make>
@@ -6433,7 +6433,7 @@ protected:
     [[nodiscard]] Comm const& communicator() const noexcept { return comm_; }
 
 private:
-    Accumulated comm_;
+    Held comm_;
     HostCollectives<Comm> host_;
     std::optional<typename HostCollectives<Comm>::Work> work_;
 };
@@ -8660,7 +8660,8 @@ private:
 // ---- joinable/join/detail/attachments.hpp
 
 /// @file
-/// What a guard changes outside itself, each undone by a destructor, and what it checks before.
+/// What a guard changes outside itself, each undone by a destructor, and what
+/// it checks before.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -8703,21 +8704,23 @@ private:
     JoinState* state_ = nullptr;
 };
 
-/// @throws ContractViolation  a participant, here its state and name, is twice in a guard or in another
+struct NamedState {
+    JoinState const* state;
+    std::string_view name;
+};
+/// @throws ContractViolation  a participant is twice in a guard, or in another
 /// one.
-inline void
-check_states(std::vector<std::pair<JoinState const*, std::string_view>> const& participants) {
-    std::vector<JoinState const*> seen;
-    for (auto const& [state, name] : participants) {
-        if (std::count(seen.begin(), seen.end(), state) != 0) {
-            throw ContractViolation{
-                concat("a ", name, " is twice among the participants of a guard; list it once")
-            };
+inline void check_states(std::initializer_list<NamedState> participants) {
+    for (auto const* mine = participants.begin(); mine != participants.end(); ++mine) {
+        auto const is_same = [&](NamedState const& other) { return other.state == mine->state; };
+        if (std::any_of(participants.begin(), mine, is_same)) {
+            throw ContractViolation{concat(
+                "a ", mine->name, " is twice among the participants of a guard; list it once"
+            )};
         }
-        seen.push_back(state);
-        if (Attachment::is_attached(*state)) {
+        if (Attachment::is_attached(*mine->state)) {
             throw ContractViolation{
-                concat("a ", name, " already takes part in another guard; end that one first")
+                concat("a ", mine->name, " already takes part in another guard; end that one first")
             };
         }
     }
@@ -8739,9 +8742,8 @@ public:
         for (ControlCommunicator* communicator : communicators) {
             auto const before = communicator->exchange_deadline(deadline);
             if (!before) {
-                throw ContractViolation{
-                    "JoinOptions::timeout needs communicators that have set_deadline()"
-                };
+                throw ContractViolation{"JoinOptions::timeout needs communicators that "
+                                        "have set_deadline()"};
             }
             before_.emplace_back(communicator, *before);
         }
@@ -8757,9 +8759,10 @@ private:
     std::vector<std::pair<ControlCommunicator*, std::chrono::nanoseconds>> before_;
 };
 
-/// Keeps communicators to one guard at a time: with two, the roll calls of one could meet those of
-/// the other, depending on the data. A communicator is a class of the user's, so the note that it
-/// is inside a guard is kept here, in this process.
+/// Keeps communicators to one guard at a time: with two, the roll calls of one
+/// could meet those of the other, depending on the data. A communicator is a
+/// class of the user's, so the note that it is inside a guard is kept here, in
+/// this process.
 class Occupation {
 public:
     Occupation() = default;
@@ -8777,10 +8780,9 @@ public:
         Lock const lock{occupied.busy};
         std::vector<void const*>& all = occupied.addresses;
         if (std::find_first_of(all.begin(), all.end(), mine.begin(), mine.end()) != all.end()) {
-            throw ContractViolation{
-                "a second Join over a communicator that is inside a guard already; end that one "
-                "first, or split() the communicator"
-            };
+            throw ContractViolation{"a second Join over a communicator that is "
+                                    "inside a guard already; end that one "
+                                    "first, or split() the communicator"};
         }
         all.insert(all.end(), mine.begin(), mine.end());
         mine_ = std::move(mine);
@@ -8809,7 +8811,7 @@ private:
         return occupied;
     }
 
-    /// Accumulated for a few dozen instructions, at both ends of a guard.
+    /// Held for a few dozen instructions, at both ends of a guard.
     class Lock {
     public:
         explicit Lock(std::atomic_flag& busy) noexcept : busy_{busy} {
@@ -8841,7 +8843,8 @@ inline void check_options(JoinOptions const& options) {
     }
 }
 
-/// @throws ContractViolation  the communicators are not of the same ranks, or of too many.
+/// @throws ContractViolation  the communicators are not of the same ranks, or
+/// of too many.
 inline void check_same_ranks(std::vector<ControlCommunicator*> const& communicators) {
     ControlCommunicator const& first = *communicators.front();
     if (first.size() > max_world_size) {
@@ -8855,7 +8858,8 @@ inline void check_same_ranks(std::vector<ControlCommunicator*> const& communicat
     for (ControlCommunicator const* other : communicators) {
         if (place(*other) != place(first)) {
             throw ContractViolation{
-                "the communicators of a guard's participants must have the same ranks in the same "
+                "the communicators of a guard's participants "
+                "must have the same ranks in the same "
                 "order, but one says " +
                 place(first) + " and another " + place(*other)
             };
@@ -8993,6 +8997,10 @@ inline void agree_on(AgreementList& list, JoinOptions const& options, bool can_a
     list.add("carry_accumulated", options.carry_accumulated);
 }
 
+inline std::string title_of(std::vector<std::string> const& names, std::size_t position) {
+    return concat("guards differ: participant ", position, " (", names[position], "): ");
+}
+
 template <class K>
 void agree_on_keyword(AgreementList& list, std::optional<typename K::value_type> const& value) {
     std::string_view name = class_name<K>();
@@ -9008,8 +9016,23 @@ void agree_on_keyword(AgreementList& list, std::optional<typename K::value_type>
     }
 }
 
-/// The participants in hook order and the order of their post hooks, options, then of each participant
-/// its keywords and what it adds.
+/// What one participant has for itself: its keywords and what it adds.
+template <class J, class... Ks>
+void agree_on_participant(
+    AgreementList& list, J const& joinable, KeywordArgument<Ks> const&... keywords
+) {
+    if constexpr (!std::is_same_v<arguments_of<J>, arguments<joinable::keywords<>>>) {
+        arguments_from<J>(keywords...).for_each([&]<class K>(K, auto const& value) {
+            agree_on_keyword<typename K::type>(list, value);
+        });
+    }
+    if constexpr (has_agree_on<J>) {
+        joinable.agree_on(list);
+    }
+}
+
+/// The participants in hook order and the order of their post hooks, options,
+/// then each participant.
 template <std::size_t... Main, std::size_t... Post, class... Js, class... Ks>
 AgreementList entry_list(
     std::tuple<Js&...> const& joinables,
@@ -9019,31 +9042,20 @@ AgreementList entry_list(
     bool can_abort,
     KeywordArgument<Ks> const&... keywords
 ) {
-    AgreementList list;
-    std::array<std::string, sizeof...(Js)> const names{{join_name_of(std::get<Main>(joinables))...}
-    };
-    std::array<std::size_t, sizeof...(Js)> positions{};
+    std::vector<std::string> const names{join_name_of(std::get<Main>(joinables))...};
+    std::vector<std::size_t> positions(names.size());
     std::size_t position = 0;
     ((positions[Main] = position++), ...);
+    AgreementList list;
     list.begin_section("guards differ: ");
     list.add("library version", library_version);
     list.add("participants", names);
-    list.add("order of post hooks", std::array{positions[Post]...});
+    list.add("order of post hooks", std::vector<std::size_t>{positions[Post]...});
     agree_on(list, options, can_abort);
     position = 0;
-    auto const add = [&]<class J>(J const& joinable) {
-        list.begin_section(
-            concat("guards differ: participant ", position, " (", names[position], "): ")
-        );
-        ++position;
-        arguments_from<J>(keywords...).for_each([&]<class K>(K, auto const& value) {
-            agree_on_keyword<typename K::type>(list, value);
-        });
-        if constexpr (has_agree_on<J>) {
-            joinable.agree_on(list);
-        }
-    };
-    (add(std::get<Main>(joinables)), ...);
+    ((list.begin_section(title_of(names, position++)),
+      agree_on_participant(list, std::get<Main>(joinables), keywords...)),
+     ...);
     return list;
 }
 

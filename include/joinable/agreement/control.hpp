@@ -69,15 +69,15 @@ public:
     }
 };
 
-/// `Accumulated` is a communicator, or a reference to one. A `Base` may ask for more than guards need: what
+/// `Held` is a communicator, or a reference to one. A `Base` may ask for more than guards need: what
 /// derives from this answers it.
-template <class Accumulated, class Base = ControlCommunicator>
+template <class Held, class Base = ControlCommunicator>
 class ControlOver : public Base {
-    using Comm = std::remove_reference_t<Accumulated>;
+    using Comm = std::remove_reference_t<Held>;
 
 public:
     explicit ControlOver(Comm& comm) noexcept
-        requires std::is_reference_v<Accumulated>
+        requires std::is_reference_v<Held>
         : comm_{comm}, host_{comm_} {}
     /// `make()` returns what is held, which need not be movable.
     template <std::invocable Make>
@@ -127,7 +127,7 @@ protected:
     [[nodiscard]] Comm const& communicator() const noexcept { return comm_; }
 
 private:
-    Accumulated comm_;
+    Held comm_;
     HostCollectives<Comm> host_;
     std::optional<typename HostCollectives<Comm>::Work> work_;
 };

@@ -207,11 +207,11 @@ TEST_CASE("participants have the names that they give themselves, and agree on w
     });
 }
 
-template <class Hook>
+template <class H>
 struct Alike : Plain<RankCommunicator> {
     using Plain<RankCommunicator>::Plain;
     [[nodiscard]] std::string_view join_name() const { return "alike"; }
-    Hook join_hook(joinable::arguments<joinable::keywords<>> const&) { return {}; }
+    H join_hook(joinable::arguments<joinable::keywords<>> const&) { return {}; }
 };
 struct AnyPlace : Plain<RankCommunicator>::Hook {
     using label = AnyPlace;

@@ -31,7 +31,7 @@ public:
         rank_.release(launch_);
     }
 
-    /// Ends the group before the token goes. GuardOutcome it twice is fine.
+    /// Ends the group before the token goes. Ending it twice is fine.
     /// @throws CommunicationError, PeerFailed  NCCL refuses what is in it.
     void end() {
         if (is_open()) {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <initializer_list>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -17,7 +18,8 @@
 #include <joinable/join/options.hpp>
 
 /// @file
-/// What a guard changes outside itself, each undone by a destructor, and what it checks before.
+/// What a guard changes outside itself, each undone by a destructor, and what
+/// it checks before.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -60,21 +62,23 @@ private:
     JoinState* state_ = nullptr;
 };
 
-/// @throws ContractViolation  a participant, here its state and name, is twice in a guard or in another
+struct NamedState {
+    JoinState const* state;
+    std::string_view name;
+};
+/// @throws ContractViolation  a participant is twice in a guard, or in another
 /// one.
-inline void
-check_states(std::vector<std::pair<JoinState const*, std::string_view>> const& participants) {
-    std::vector<JoinState const*> seen;
-    for (auto const& [state, name] : participants) {
-        if (std::count(seen.begin(), seen.end(), state) != 0) {
-            throw ContractViolation{
-                concat("a ", name, " is twice among the participants of a guard; list it once")
-            };
+inline void check_states(std::initializer_list<NamedState> participants) {
+    for (auto const* mine = participants.begin(); mine != participants.end(); ++mine) {
+        auto const is_same = [&](NamedState const& other) { return other.state == mine->state; };
+        if (std::any_of(participants.begin(), mine, is_same)) {
+            throw ContractViolation{concat(
+                "a ", mine->name, " is twice among the participants of a guard; list it once"
+            )};
         }
-        seen.push_back(state);
-        if (Attachment::is_attached(*state)) {
+        if (Attachment::is_attached(*mine->state)) {
             throw ContractViolation{
-                concat("a ", name, " already takes part in another guard; end that one first")
+                concat("a ", mine->name, " already takes part in another guard; end that one first")
             };
         }
     }
@@ -96,9 +100,8 @@ public:
         for (ControlCommunicator* communicator : communicators) {
             auto const before = communicator->exchange_deadline(deadline);
             if (!before) {
-                throw ContractViolation{
-                    "JoinOptions::timeout needs communicators that have set_deadline()"
-                };
+                throw ContractViolation{"JoinOptions::timeout needs communicators that "
+                                        "have set_deadline()"};
             }
             before_.emplace_back(communicator, *before);
         }
@@ -114,9 +117,10 @@ private:
     std::vector<std::pair<ControlCommunicator*, std::chrono::nanoseconds>> before_;
 };
 
-/// Keeps communicators to one guard at a time: with two, the roll calls of one could meet those of
-/// the other, depending on the data. A communicator is a class of the user's, so the note that it
-/// is inside a guard is kept here, in this process.
+/// Keeps communicators to one guard at a time: with two, the roll calls of one
+/// could meet those of the other, depending on the data. A communicator is a
+/// class of the user's, so the note that it is inside a guard is kept here, in
+/// this process.
 class Occupation {
 public:
     Occupation() = default;
@@ -134,10 +138,9 @@ public:
         Lock const lock{occupied.busy};
         std::vector<void const*>& all = occupied.addresses;
         if (std::find_first_of(all.begin(), all.end(), mine.begin(), mine.end()) != all.end()) {
-            throw ContractViolation{
-                "a second Join over a communicator that is inside a guard already; end that one "
-                "first, or split() the communicator"
-            };
+            throw ContractViolation{"a second Join over a communicator that is "
+                                    "inside a guard already; end that one "
+                                    "first, or split() the communicator"};
         }
         all.insert(all.end(), mine.begin(), mine.end());
         mine_ = std::move(mine);
@@ -166,7 +169,7 @@ private:
         return occupied;
     }
 
-    /// Accumulated for a few dozen instructions, at both ends of a guard.
+    /// Held for a few dozen instructions, at both ends of a guard.
     class Lock {
     public:
         explicit Lock(std::atomic_flag& busy) noexcept : busy_{busy} {
@@ -198,7 +201,8 @@ inline void check_options(JoinOptions const& options) {
     }
 }
 
-/// @throws ContractViolation  the communicators are not of the same ranks, or of too many.
+/// @throws ContractViolation  the communicators are not of the same ranks, or
+/// of too many.
 inline void check_same_ranks(std::vector<ControlCommunicator*> const& communicators) {
     ControlCommunicator const& first = *communicators.front();
     if (first.size() > max_world_size) {
@@ -212,7 +216,8 @@ inline void check_same_ranks(std::vector<ControlCommunicator*> const& communicat
     for (ControlCommunicator const* other : communicators) {
         if (place(*other) != place(first)) {
             throw ContractViolation{
-                "the communicators of a guard's participants must have the same ranks in the same "
+                "the communicators of a guard's participants "
+                "must have the same ranks in the same "
                 "order, but one says " +
                 place(first) + " and another " + place(*other)
             };

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/config.hpp>
@@ -43,6 +44,10 @@ inline void agree_on(AgreementList& list, JoinOptions const& options, bool can_a
     list.add("carry_accumulated", options.carry_accumulated);
 }
 
+inline std::string title_of(std::vector<std::string> const& names, std::size_t position) {
+    return concat("guards differ: participant ", position, " (", names[position], "): ");
+}
+
 template <class K>
 void agree_on_keyword(AgreementList& list, std::optional<typename K::value_type> const& value) {
     std::string_view name = class_name<K>();
@@ -58,8 +63,23 @@ void agree_on_keyword(AgreementList& list, std::optional<typename K::value_type>
     }
 }
 
-/// The participants in hook order and the order of their post hooks, options, then of each participant
-/// its keywords and what it adds.
+/// What one participant has for itself: its keywords and what it adds.
+template <class J, class... Ks>
+void agree_on_participant(
+    AgreementList& list, J const& joinable, KeywordArgument<Ks> const&... keywords
+) {
+    if constexpr (!std::is_same_v<arguments_of<J>, arguments<joinable::keywords<>>>) {
+        arguments_from<J>(keywords...).for_each([&]<class K>(K, auto const& value) {
+            agree_on_keyword<typename K::type>(list, value);
+        });
+    }
+    if constexpr (has_agree_on<J>) {
+        joinable.agree_on(list);
+    }
+}
+
+/// The participants in hook order and the order of their post hooks, options,
+/// then each participant.
 template <std::size_t... Main, std::size_t... Post, class... Js, class... Ks>
 AgreementList entry_list(
     std::tuple<Js&...> const& joinables,
@@ -69,31 +89,20 @@ AgreementList entry_list(
     bool can_abort,
     KeywordArgument<Ks> const&... keywords
 ) {
-    AgreementList list;
-    std::array<std::string, sizeof...(Js)> const names{{join_name_of(std::get<Main>(joinables))...}
-    };
-    std::array<std::size_t, sizeof...(Js)> positions{};
+    std::vector<std::string> const names{join_name_of(std::get<Main>(joinables))...};
+    std::vector<std::size_t> positions(names.size());
     std::size_t position = 0;
     ((positions[Main] = position++), ...);
+    AgreementList list;
     list.begin_section("guards differ: ");
     list.add("library version", library_version);
     list.add("participants", names);
-    list.add("order of post hooks", std::array{positions[Post]...});
+    list.add("order of post hooks", std::vector<std::size_t>{positions[Post]...});
     agree_on(list, options, can_abort);
     position = 0;
-    auto const add = [&]<class J>(J const& joinable) {
-        list.begin_section(
-            concat("guards differ: participant ", position, " (", names[position], "): ")
-        );
-        ++position;
-        arguments_from<J>(keywords...).for_each([&]<class K>(K, auto const& value) {
-            agree_on_keyword<typename K::type>(list, value);
-        });
-        if constexpr (has_agree_on<J>) {
-            joinable.agree_on(list);
-        }
-    };
-    (add(std::get<Main>(joinables)), ...);
+    ((list.begin_section(title_of(names, position++)),
+      agree_on_participant(list, std::get<Main>(joinables), keywords...)),
+     ...);
     return list;
 }
 

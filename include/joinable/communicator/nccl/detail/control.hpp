@@ -49,10 +49,10 @@ public:
     [[nodiscard]] virtual std::unique_ptr<NcclControl> split(int color, int key) = 0;
 };
 
-/// `Accumulated` is a communicator, or a reference to one.
-template <class Accumulated>
+/// `Held` is a communicator, or a reference to one.
+template <class Held>
 class NcclControlOver final : public NcclControl {
-    using Comm = std::remove_reference_t<Accumulated>;
+    using Comm = std::remove_reference_t<Held>;
 
 public:
     /// `make()` returns what is held, which need not be movable.
@@ -106,7 +106,7 @@ public:
     }
 
 private:
-    Accumulated comm_;
+    Held comm_;
 };
 
 /// Says in one sentence what a communicator lacks to be the control of NCCL ranks.

@@ -6631,16 +6631,16 @@ public:
     }
 
 private:
-    static constexpr std::size_t slots = 64;
-    static constexpr int bits = 64 * slots * HashAgreement::words;
+    static constexpr std::size_t slot_count = 64;
+    static constexpr int bits = 64 * slot_count * HashAgreement::words;
     static constexpr std::size_t label_bytes = 112;
 
     /// One item in each slot; the last one stands for all that follow.
     [[nodiscard]] std::size_t first_difference(AgreementList const& list) {
-        constexpr std::size_t last = slots - 1;
+        constexpr std::size_t last = slot_count - 1;
         for (std::size_t first = 0;; first += last) {
             words_ = {};
-            for (std::size_t slot = 0; has_say_ && slot < slots; ++slot) {
+            for (std::size_t slot = 0; has_say_ && slot < slot_count; ++slot) {
                 std::size_t const item = first + slot;
                 HashAgreement::write(
                     &words_[slot * HashAgreement::words],
@@ -6649,7 +6649,7 @@ private:
             }
             control_.sum(words_);
             std::size_t slot = 0;
-            while (slot < slots &&
+            while (slot < slot_count &&
                    HashAgreement::is_common(&words_[slot * HashAgreement::words], count_)) {
                 ++slot;
             }
@@ -6692,7 +6692,7 @@ private:
     int lowest_;
     std::uint64_t count_;
     bool has_say_;
-    std::array<std::uint64_t, slots * HashAgreement::words> words_{};
+    std::array<std::uint64_t, slot_count * HashAgreement::words> words_{};
 };
 
 /// Collective. What the ranks without an error are to throw, where a rank has one or lists differ;

@@ -139,7 +139,7 @@ struct TimedWithoutReturn : Core {
     void set_deadline(std::chrono::nanoseconds);
 };
 struct Reporting : Core {
-    std::vector<int> missing() const;
+    std::vector<int> missing_ranks() const;
 };
 struct Renewing : Timed {
     void keep_alive();

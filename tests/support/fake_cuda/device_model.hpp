@@ -12,7 +12,7 @@
 #include <support/fake_cuda/fake_cuda.hpp>
 #include <support/numbers.hpp>
 
-#include <joinable/bucket/options.hpp>
+#include <joinable/participant/options.hpp>
 
 namespace joinable_tests {
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <future>
 #include <optional>
 #include <stdexcept>
@@ -55,9 +56,14 @@ public:
     [[nodiscard]] int size() const noexcept { return comm_.size(); }
     auto all_reduce(joinable::Buffer buffer, ReduceOp op) { return comm_.all_reduce(buffer, op); }
     auto broadcast(joinable::Buffer buffer, int root) { return comm_.broadcast(buffer, root); }
-    void barrier() { comm_.barrier(); }
+    void barrier() {
+        comm_.barrier();
+        after_barrier();
+    }
     void abort(joinable::AbortReason const& reason) { comm_.abort(reason); }
     [[nodiscard]] bool is_aborted() const { return comm_.is_aborted(); }
+
+    std::function<void()> after_barrier = [] {};
 
 private:
     joinable::ThreadCommunicator& comm_;
@@ -716,6 +722,59 @@ TEST_CASE("a communicator whose end fails is aborted on all ranks, not destroyed
             CHECK(fake_nccl::live_communicators() == 0);
         }
     }
+}
+
+/// How the calling thread's communicators have ended.
+struct Ends {
+    std::size_t destroyed = fake_nccl::calls("ncclCommDestroy");
+    std::size_t aborted = fake_nccl::calls("ncclCommAbort");
+    bool operator==(Ends const&) const = default;
+};
+
+TEST_CASE("a communicator that has nothing to do is destroyed when NCCL has finished with it") {
+    fake_nccl::set_polls_in_progress(20);
+    run_ranks({1, 2, 4}, [](joinable::ThreadCommunicator& hosts) {
+        cuda(cudaSetDevice(hosts.rank()));
+        Ends expected;
+        {
+            NcclCommunicator comm{hosts};
+        }
+        ++expected.destroyed;
+        CHECK((Ends{} == expected));
+    });
+    fake_nccl::set_polls_in_progress(1);
+    CHECK(fake_nccl::live_communicators() == 0);
+}
+
+TEST_CASE("a communicator whose network fails after all ranks have finished is aborted") {
+    run_ranks({1, 2, 4}, [](joinable::ThreadCommunicator& hosts) {
+        cuda(cudaSetDevice(hosts.rank()));
+        Aborting control{hosts};
+        Ends expected;
+        {
+            NcclCommunicator comm{control};
+            control.after_barrier = [handle = comm.native_handle()] {
+                fake_nccl::fail_async(handle, ncclRemoteError, "link down");
+            };
+        }
+        ++expected.aborted;
+        CHECK((Ends{} == expected));
+    });
+    CHECK(fake_nccl::live_communicators() == 0);
+}
+
+TEST_CASE("a communicator that was revoked is aborted at its end, which waits for no rank") {
+    run_ranks({1, 2, 4}, [](joinable::ThreadCommunicator& hosts) {
+        cuda(cudaSetDevice(hosts.rank()));
+        Ends expected;
+        {
+            NcclCommunicator comm{hosts, {.revoke = true}};
+            comm.abort({joinable::FailureKind::peer_failed, {0}, "enough"});
+        }
+        ++expected.aborted;
+        CHECK((Ends{} == expected));
+    });
+    CHECK(fake_nccl::live_communicators() == 0);
 }
 
 TEST_CASE("a message of a rank to itself needs its other side in the same group") {

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <cuda_runtime_api.h>
+#include <nccl.h>
 
 #include <joinable/communicator/nccl/detail/api.hpp>
+#include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -29,15 +31,42 @@ struct NcclLaunch {
     [[nodiscard]] bool is_settled() const noexcept {
         return state == State::complete || state == State::lost;
     }
-    /// Looks at the event, and at no error.
-    [[nodiscard]] bool has_run() const noexcept {
-        bool const has = state == State::launched && cudaEventQuery(done) == cudaSuccess;
+    /// Before a wait. @throws ContractViolation
+    void require_posted() const {
+        if (state == State::open) {
+            throw ContractViolation{
+                "this work is in a group that is still open, so it cannot be waited for: end the "
+                "group first"
+            };
+        }
+    }
+    /// Looks at the event. Returns what is wrong with it.
+    cudaError_t look() noexcept {
+        if (state != State::launched) {
+            return cudaSuccess;
+        }
+        cudaError_t const found = cudaEventQuery(done);
+        if (found == cudaSuccess) {
+            state = State::complete;
+            return cudaSuccess;
+        }
         static_cast<void>(cudaGetLastError()); // not ready is no error: nobody is to find one
-        return has || state == State::complete;
+        return found == cudaErrorNotReady ? cudaSuccess : found;
+    }
+    [[nodiscard]] bool has_run() noexcept {
+        static_cast<void>(look());
+        return state == State::complete;
     }
 };
 
-/// Launches that are in use, or were: so after a while none allocates.
+class NcclLaunches;
+
+/// Whose group is open on this thread: NCCL has one for all communicators of a thread.
+inline thread_local NcclLaunches const* grouping_launches = nullptr;
+
+/// What one rank has handed to NCCL. NCCL takes one thing at a time, a collective or a group of them: so
+/// at most one launch is unsettled, which NCCL may not have put on the stream yet, and nothing is
+/// handed over before it is. Launches are used again: after a while none allocates.
 class NcclLaunches {
 public:
     NcclLaunches() = default;
@@ -49,8 +78,31 @@ public:
         }
     }
 
-    /// With one user. @throws CommunicationError  there is no event to be had.
+    [[nodiscard]] bool has_group() const noexcept { return group_ != nullptr; }
+    /// @throws ContractViolation
+    void require_no_group() const {
+        if (group_ != nullptr) {
+            throw ContractViolation{"a group of this communicator is open, which takes collectives "
+                                    "and messages only: end it first"};
+        }
+    }
+    /// @throws ContractViolation  another rank has one open on this thread.
+    void require_no_other_group() const {
+        if (grouping_launches != nullptr && grouping_launches != this) {
+            throw ContractViolation{"a group of another NCCL communicator is open on this thread, "
+                                    "and NCCL would put this off until it ends: end it first"};
+        }
+    }
+    /// Null: there is none.
+    [[nodiscard]] NcclLaunch const* unsettled() const noexcept { return unsettled_; }
+
+    /// What takes the next collective, with one more user: the group, or an open one of its own.
+    /// @throws CommunicationError  CUDA has no event.
     [[nodiscard]] NcclLaunch& take() {
+        if (group_ != nullptr) {
+            ++group_->users;
+            return *group_;
+        }
         for (auto const& launch : all_) {
             if (launch->users == 0 && launch->is_settled()) {
                 return reset(*launch);
@@ -63,10 +115,74 @@ public:
         all_.push_back(std::move(launch));
         return reset(*all_.back());
     }
+    /// NCCL was not given what `launch` was taken for.
+    void give_back(NcclLaunch& launch) const noexcept {
+        --launch.users;
+        if (group_ == nullptr) {
+            launch.state = NcclLaunch::State::lost;
+        }
+    }
+    void count(NcclLaunch& launch, std::uint64_t collectives) noexcept {
+        posted_ += collectives;
+        launch.number = collectives != 0 ? posted_ : launch.number;
+    }
+    /// NCCL has it. @pre unsettled() is null
+    void hand_over(NcclLaunch& launch) noexcept {
+        launch.state = NcclLaunch::State::posted;
+        unsettled_ = &launch;
+    }
+    /// NCCL has put what is unsettled on the stream: so the event goes behind it.
+    /// @throws CommunicationError
+    void settle(cudaStream_t stream) {
+        if (NcclLaunch* const launch = std::exchange(unsettled_, nullptr)) {
+            check_cuda(cudaEventRecord(launch->done, stream), "cudaEventRecord");
+            launch->state = NcclLaunch::State::launched;
+        }
+    }
 
+    /// What is taken until end_group() goes to NCCL at once, as `launch`.
+    void begin_group(NcclLaunch& launch) noexcept {
+        group_ = &launch;
+        grouping_launches = this;
+    }
+    /// @pre has_group()
+    [[nodiscard]] NcclLaunch& end_group() noexcept {
+        grouping_launches = nullptr;
+        return *std::exchange(group_, nullptr);
+    }
+
+    /// Before the handle ends by a failure: what has not run by now never will.
+    void lose() noexcept {
+        unsettled_ = nullptr;
+        if (has_group()) { // of this thread: until it ends, NCCL aborts nothing
+            static_cast<void>(end_group());
+            static_cast<void>(ncclGroupEnd());
+        }
+        for_each_unfinished([](NcclLaunch& launch) {
+            launch.state = launch.has_run() ? NcclLaunch::State::complete : NcclLaunch::State::lost;
+        });
+    }
+
+    /// Whether all have run.
+    [[nodiscard]] bool is_idle() const noexcept {
+        bool is_idle = true;
+        for_each_unfinished([&](NcclLaunch& launch) { is_idle = is_idle && launch.has_run(); });
+        return is_idle;
+    }
+    /// The number of the first collective that has not run; 0: all have.
+    [[nodiscard]] std::uint64_t oldest_unfinished() const noexcept {
+        std::uint64_t oldest = 0;
+        for_each_unfinished([&](NcclLaunch& launch) {
+            bool const is_older = oldest == 0 || launch.number < oldest;
+            if (launch.number != 0 && is_older && !launch.has_run()) {
+                oldest = launch.number;
+            }
+        });
+        return oldest;
+    }
     /// Calls f(launch) with each that may still run, in the order of creation.
     template <class F>
-    void for_each_unsettled(F const& f) const {
+    void for_each_unfinished(F const& f) const {
         for (auto const& launch : all_) {
             if (!launch->is_settled()) {
                 f(*launch);
@@ -83,6 +199,9 @@ private:
     }
 
     std::vector<std::unique_ptr<NcclLaunch>> all_;
+    NcclLaunch* unsettled_ = nullptr;
+    NcclLaunch* group_ = nullptr;
+    std::uint64_t posted_ = 0;
 };
 
 }}} // namespace joinable::v0::detail

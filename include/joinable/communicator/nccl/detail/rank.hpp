@@ -1,67 +1,412 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/nccl/detail/api.hpp>
 #include <joinable/communicator/nccl/detail/control.hpp>
-#include <joinable/communicator/nccl/detail/launching.hpp>
+#include <joinable/communicator/nccl/detail/deadline.hpp>
+#include <joinable/communicator/nccl/detail/handle.hpp>
+#include <joinable/communicator/nccl/detail/launch.hpp>
+#include <joinable/communicator/nccl/detail/streams.hpp>
+#include <joinable/communicator/nccl/options.hpp>
+#include <joinable/detail/failure.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/buffer.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// One rank of an NCCL communicator, that of an engine or its own, from beginning to end: what its
-/// collectives, works and groups have in common.
-class NcclRank final : public NcclLaunching {
+/// One rank of an NCCL communicator, that of an engine or its own, from beginning to end. It has what its
+/// parts do not: whatever fails in one of them fails on all ranks, and ends all parts here; and every
+/// wait of the host polls what can end it.
+class NcclRank {
 public:
-    using NcclLaunching::NcclLaunching;
+    NcclRank(std::unique_ptr<NcclControl> control, NcclOptions const& options)
+        : control_{std::move(control)}, rank_{control_->rank()}, size_{control_->size()},
+          deadline_{options.deadline, rank_, size_}, streams_{options.stream.value_or(nullptr)},
+          handle_{options.revoke} {}
+    NcclRank(NcclRank const&) = delete;
+    NcclRank& operator=(NcclRank const&) = delete;
 
-    /// Takes the current device. Collectives run on `stream`; none: on one of its own.
-    void use_device(std::optional<cudaStream_t> stream) {
-        int device = -1;
-        check_cuda(
-            cudaGetDevice(&device),
-            "an NCCL rank needs a GPU that this process can use, but cudaGetDevice"
-        );
-        set_device(device);
-        use_stream(stream);
+    [[nodiscard]] int rank() const noexcept { return rank_; }
+    [[nodiscard]] int size() const noexcept { return size_; }
+    [[nodiscard]] NcclControl& control() const noexcept { return *control_; }
+    [[nodiscard]] int device() const noexcept { return streams_.device(); }
+    [[nodiscard]] cudaStream_t stream() const noexcept { return streams_.stream(); }
+    [[nodiscard]] cudaStream_t caller() const noexcept { return streams_.caller(); }
+    cudaStream_t set_caller(cudaStream_t stream) noexcept { return streams_.set_caller(stream); }
+    [[nodiscard]] ncclComm_t handle() const noexcept { return handle_.get(); }
+    [[nodiscard]] std::chrono::nanoseconds deadline() const noexcept { return deadline_.length(); }
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
+        return deadline_.set_length(deadline);
     }
 
-    /// Collective. Frees the handle, if it is to, after what is under way on all ranks, within the
-    /// deadline: later it aborts, and at once if `is_unwinding`. Returns the handle if it is another
-    /// one's and lives.
+    // -- the beginning and the end --------------------------------------------------------------------
+
+    /// See NcclStreams::use_device. @throws CommunicationError  nothing is aborted.
+    void use_device(std::optional<cudaStream_t> stream) { streams_.use_device(stream); }
+    /// The handle must be alive until close(), or until a failure.
+    void adopt(ncclComm_t comm) noexcept { handle_.adopt(comm); }
+    void share_arrivals(Arena memory) noexcept { deadline_.share(std::move(memory)); }
+
+    void hold(HoldsNcclKernels& holder) { handle_.hold(holder); }
+    void unhold(HoldsNcclKernels& holder) noexcept { handle_.unhold(holder); }
+    /// Before anything goes that NCCL's kernels use.
+    void release_kernels() noexcept { handle_.release_kernels(); }
+
+    /// Collective. Waits for what is under way on all ranks, then frees the handle if this rank owns it.
+    /// Aborts when the deadline passes, or at once if `is_unwinding`. Returns the handle if it is
+    /// another one's and lives.
     ncclComm_t close(bool is_unwinding, bool owns_handle) noexcept {
         release_kernels();
+        bool is_finalized = false;
+        if (is_unwinding) {
+            abort_for_exception("the scope of its communicator");
+        }
         try {
-            if (is_unwinding) {
-                abort_for_exception("the scope of its communicator");
-            } else if (!is_aborted()) {
-                settle();
-                if (owns_handle) {
-                    check(ncclCommFinalize(handle()), "ncclCommFinalize");
-                    finish_call("leaves the communicator");
-                }
-                // A rank that leaves the control communicator looks to the others like one that failed.
-                over_control([](NcclControl& control) { control.barrier(); });
-                // NCCL destroys no handle that is not ready, as where the network failed meanwhile: it
-                // leaves a group open on this thread instead.
-                if (owns_handle && async_state() == ncclSuccess) {
-                    static_cast<void>(ncclCommDestroy(give_up()));
-                }
-            } else {
-                poll();
+            throw_if_aborted();
+            settle();
+            if (owns_handle) {
+                check(ncclCommFinalize(handle()), "ncclCommFinalize");
+                finish_call("leaves the communicator");
             }
+            // A rank that leaves the control communicator looks to the others like one that failed.
+            over_control([](NcclControl& control) { control.barrier(); });
+            is_finalized = true;
         } catch (...) { // NOLINT(bugprone-empty-catch): the failure has ended it on all ranks
         }
-        if (owns_handle && handle() != nullptr) { // revoked, or not ready
-            static_cast<void>(ncclCommAbort(handle()));
+        if (owns_handle) {
+            handle_.free(is_finalized);
         }
-        ncclComm_t const left = give_up();
-        return owns_handle ? nullptr : left;
+        return handle_.give_up();
     }
+
+    // -- failures -------------------------------------------------------------------------------------
+
+    [[nodiscard]] bool is_aborted() const { return failure_ != nullptr || control_->is_aborted(); }
+    /// Ends this rank's part, unless that has happened: what is under way and has not run is lost. The
+    /// others are told by the control communicator, where the first reason wins.
+    void abort(AbortReason const& reason) noexcept {
+        if (failure_) {
+            return;
+        }
+        try {
+            control_->abort(reason);
+            control_->barrier(); // throws the first reason of all
+            failure_ = std::make_exception_ptr(CommunicationError{reason.message});
+        } catch (...) {
+            failure_ = std::current_exception();
+        }
+        release_kernels();
+        launches_.lose();
+        auto const [call, result] = handle_.end(deadline());
+        if (result != ncclSuccess) {
+            add_to_failure(call, result);
+        }
+    }
+    void abort_for_exception(std::string const& what) noexcept {
+        abort(blamed_on(rank(), {FailureKind::peer_failed, {}, "an exception left " + what}));
+    }
+    [[noreturn]] void fail(AbortReason const& reason) {
+        abort(reason);
+        std::rethrow_exception(failure_);
+    }
+    void throw_if_aborted(std::string_view error = asynchronous_error) {
+        poll(error);
+        if (failure_) {
+            std::rethrow_exception(failure_);
+        }
+    }
+
+    /// @throws CommunicationError, PeerFailed  what NCCL says of a call, after aborting.
+    void check(ncclResult_t result, std::string_view call) {
+        if (is_error(result)) {
+            fail(
+                {result == ncclRemoteError ? FailureKind::peer_failed : FailureKind::communication,
+                 {},
+                 concat("rank ", rank(), ": ", call, ": ", nccl_text(result, handle()))}
+            );
+        }
+    }
+    /// The same of a call of CUDA.
+    void check(cudaError_t error, std::string_view call) {
+        on_device([&] { check_cuda(error, call); });
+    }
+    /// @throws ContractViolation  it is not this device's memory.
+    void check_memory(ConstBuffer buffer) {
+        if (buffer.count != 0) {
+            cudaPointerAttributes found{};
+            check(cudaPointerGetAttributes(&found, buffer.data), "cudaPointerGetAttributes");
+            check_device_memory(buffer, found, device());
+        }
+    }
+
+    /// Runs f(control) with this rank's deadline; what that throws ends this rank, too.
+    template <class F>
+    void over_control(F const& f) {
+        throw_if_aborted();
+        auto const before = control_->set_deadline(deadline());
+        try {
+            f(*control_);
+        } catch (...) {
+            abort(reason_of(std::current_exception()));
+        }
+        if (before) {
+            control_->set_deadline(*before);
+        }
+        if (failure_) {
+            std::rethrow_exception(failure_);
+        }
+    }
+
+    // -- calls of NCCL --------------------------------------------------------------------------------
+
+    /// Before NCCL is asked something that is no collective.
+    void begin_call() {
+        begin();
+        launches_.require_no_group();
+        settle();
+    }
+    /// Waits until NCCL is done with what was asked of the handle: `doing` says what that is. Of what
+    /// NCCL refuses, most calls tell nothing: it is here that it shows.
+    void finish_call(std::string_view doing) {
+        auto const is_done = [&] { return handle_.state() == ncclSuccess; };
+        wait_until(is_done, doing, 0, concat(asynchronous_error, " while it ", doing));
+    }
+
+    /// Hands something to NCCL by `issue()`, after what is on the caller's stream. `collectives` says
+    /// how many collectives it is; messages are none. Blocks only until NCCL has launched what came
+    /// before.
+    /// @throws ContractViolation  the caller's stream cannot be used; nothing was handed over.
+    template <class Issue>
+    [[nodiscard]] NcclLaunch& post(std::uint64_t collectives, Issue const& issue) {
+        begin();
+        settle(); // in a group: nothing
+        on_device([&] { streams_.order_after_caller(); });
+        NcclLaunch& launch = take_launch();
+        try {
+            issue();
+        } catch (...) {
+            launches_.give_back(launch);
+            throw;
+        }
+        launches_.count(launch, collectives);
+        if (collectives != 0) {
+            deadline_.arrive(launch.number);
+        }
+        if (!has_group()) {
+            hand_over(launch);
+        }
+        return launch;
+    }
+
+    [[nodiscard]] bool has_group() const noexcept { return launches_.has_group(); }
+    /// What is posted from here on goes to NCCL at once, by end_group(). Returns what that will be.
+    [[nodiscard]] NcclLaunch& begin_group() {
+        begin_call();
+        NcclLaunch& launch = take_launch();
+        check(ncclGroupStart(), "ncclGroupStart");
+        launches_.begin_group(launch);
+        return launch;
+    }
+    void end_group() {
+        NcclLaunch& launch = launches_.end_group();
+        check(ncclGroupEnd(), "ncclGroupEnd");
+        hand_over(launch);
+    }
+
+    // -- launches -------------------------------------------------------------------------------------
+
+    void release(NcclLaunch& launch) noexcept { --launch.users; }
+
+    /// Makes `stream` wait for the launch. The host waits only until NCCL has launched it.
+    void order_before(NcclLaunch& launch, cudaStream_t stream) {
+        settle(launch);
+        if (!has_run(launch)) {
+            on_device([&] { streams_.order_before(launch.done, stream); });
+        }
+    }
+    /// Does not wait. Whether the results are final.
+    [[nodiscard]] bool test(NcclLaunch& launch) {
+        launch.require_posted();
+        return (launch.state != NcclLaunch::State::posted || try_settle()) && has_run(launch);
+    }
+    /// Makes the host wait for the launch.
+    void synchronize(NcclLaunch& launch) {
+        settle(launch);
+        wait_until([&] { return has_run(launch); }, "waits for a collective", launch.number);
+    }
+    /// Makes the host wait for everything that is posted.
+    void finish_launches() {
+        settle();
+        launches_.for_each_unfinished([&](NcclLaunch& launch) { synchronize(launch); });
+    }
+    /// Makes the host wait for what is on the caller's stream.
+    void wait_for_caller() {
+        auto const has_run = [&] { return on_device([&] { return streams_.has_caller_run(); }); };
+        wait_until(has_run, "waits for a stream", 0);
+    }
+    /// Makes the host wait for everything that is posted, and for what is on the caller's stream.
+    void synchronize() {
+        finish_launches();
+        wait_for_caller();
+    }
+    /// Does not wait, nor throw. Whether everything that was posted has run.
+    [[nodiscard]] bool is_idle() const noexcept { return launches_.is_idle(); }
+
+    /// See NcclCollectives::keep_alive.
+    void keep_alive() {
+        deadline_.keep_alive();
+        if (!control_->keep_alive() && !deadline_.is_shared()) {
+            throw ContractViolation{
+                "keep_alive() reaches the ranks that wait through the control communicator, but "
+                "that models neither RenewsDeadline nor SharesMemory: use one that does"
+            };
+        }
+    }
+    /// Who has not posted this rank's oldest unfinished collective, where that is known.
+    [[nodiscard]] std::vector<int> missing_ranks() const {
+        std::uint64_t const oldest = launches_.oldest_unfinished();
+        return oldest == 0 ? std::vector<int>{} : deadline_.missing(oldest);
+    }
+
+private:
+    static constexpr std::string_view asynchronous_error = "an asynchronous error";
+
+    /// What ends the rank says what went wrong at its end, too.
+    void add_to_failure(std::string_view call, ncclResult_t result) noexcept {
+        try {
+            AbortReason reason = reason_of(failure_);
+            reason.message += concat(
+                "; besides, ", call, " failed on rank ", rank_, ": ", ncclGetErrorString(result)
+            );
+            throw_failure(reason);
+        } catch (...) {
+            failure_ = std::current_exception();
+        }
+    }
+    /// Runs f(), in which CUDA is asked. @throws CommunicationError  what CUDA says, after aborting.
+    template <class F>
+    std::invoke_result_t<F const&> on_device(F const& f) {
+        try {
+            return f();
+        } catch (CommunicationError const& error) {
+            fail({FailureKind::communication, {}, concat("rank ", rank(), ": ", error.what())});
+        }
+    }
+    /// Takes over what ended the others, and what NCCL found out by itself.
+    void poll(std::string_view error = asynchronous_error) noexcept {
+        if (failure_) {
+            return;
+        }
+        try {
+            if (control_->is_aborted()) {
+                abort({FailureKind::communication, {}, "another rank aborted"});
+            } else {
+                check(handle_.state(), error);
+            }
+        } catch (...) { // NOLINT(bugprone-empty-catch): the failure has it
+        }
+    }
+
+    /// Polls `ready()`, which throws where it finds that it never will be. `number` is that of the
+    /// collective that this is about; 0: none. `error` is what an error of NCCL is called.
+    /// @throws TimedOut  after aborting.
+    template <class Ready>
+    void wait_until(
+        Ready const& ready,
+        std::string_view doing,
+        std::uint64_t number,
+        std::string_view error = asynchronous_error
+    ) {
+        constexpr int spins = 200;
+        constexpr std::chrono::microseconds nap{50};
+        auto start = NcclDeadline::Clock::now();
+        for (int turn = 0; !ready(); ++turn) {
+            throw_if_aborted(error);
+            if (auto const reason = deadline_.expired(start, doing, number)) {
+                fail(*reason);
+            }
+            if (turn < spins) {
+                std::this_thread::yield();
+            } else {
+                std::this_thread::sleep_for(nap);
+            }
+        }
+    }
+
+    /// Before anything that NCCL is asked.
+    void begin() {
+        throw_if_aborted();
+        launches_.require_no_other_group();
+    }
+    [[nodiscard]] NcclLaunch& take_launch() {
+        return on_device([&]() -> NcclLaunch& { return launches_.take(); });
+    }
+    void hand_over(NcclLaunch& launch) {
+        launches_.hand_over(launch);
+        static_cast<void>(try_settle());
+    }
+    /// Puts the event behind what NCCL was given last, if NCCL has put that on the stream.
+    bool try_settle() {
+        if (launches_.unsettled() != nullptr) {
+            throw_if_aborted();
+            if (handle_.state() != ncclSuccess) {
+                return false;
+            }
+            on_device([&] { launches_.settle(stream()); });
+        }
+        return true;
+    }
+    /// Until NCCL has launched what it was given last.
+    void settle() {
+        if (NcclLaunch const* const launch = launches_.unsettled()) {
+            auto const is_settled = [&] { return try_settle(); };
+            wait_until(is_settled, "waits for NCCL to launch a collective", launch->number);
+        }
+    }
+    void settle(NcclLaunch const& launch) {
+        launch.require_posted();
+        if (launch.state == NcclLaunch::State::posted) {
+            settle();
+        }
+    }
+    /// Whether the results are final. @throws what ended this rank, if they never will be.
+    [[nodiscard]] bool has_run(NcclLaunch& launch) {
+        check(launch.look(), "cudaEventQuery");
+        if (launch.state == NcclLaunch::State::launched) {
+            poll();
+        }
+        if (launch.state == NcclLaunch::State::lost) {
+            std::rethrow_exception(failure_);
+        }
+        return launch.state == NcclLaunch::State::complete;
+    }
+
+    std::unique_ptr<NcclControl> control_;
+    int rank_;
+    int size_;
+    std::exception_ptr failure_; ///< what everything throws from now on
+    NcclDeadline deadline_;
+    NcclStreams streams_;
+    NcclLaunches launches_;
+    NcclHandle handle_;
 };
 
 }}} // namespace joinable::v0::detail

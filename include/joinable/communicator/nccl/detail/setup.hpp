@@ -17,8 +17,8 @@
 #include <nccl.h>
 
 #include <joinable/communicator/nccl/detail/api.hpp>
-#include <joinable/communicator/nccl/detail/arrivals.hpp>
 #include <joinable/communicator/nccl/detail/control.hpp>
+#include <joinable/communicator/nccl/detail/deadline.hpp>
 #include <joinable/communicator/nccl/detail/rank.hpp>
 #include <joinable/communicator/nccl/options.hpp>
 #include <joinable/detail/text.hpp>
@@ -134,9 +134,9 @@ inline void require_non_blocking(NcclRank& rank, std::string_view advice) {
 /// For missing().
 inline void share_arrivals(NcclRank& rank) {
     rank.over_control([&](NcclControl& control) {
-        rank.set_arrivals(NcclArrivals{
-            control.share(static_cast<std::size_t>(rank.size()) * NcclArrivals::line_bytes)
-        });
+        rank.share_arrivals(
+            control.share(static_cast<std::size_t>(rank.size()) * NcclDeadline::line_bytes)
+        );
     });
 }
 

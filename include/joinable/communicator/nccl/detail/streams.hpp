@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -9,28 +8,18 @@
 #include <cuda_runtime_api.h>
 
 #include <joinable/communicator/nccl/detail/api.hpp>
-#include <joinable/communicator/nccl/detail/control.hpp>
-#include <joinable/communicator/nccl/detail/waits.hpp>
-#include <joinable/communicator/nccl/options.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The two streams of one rank: that of its collectives, and the caller's, on which data is made and
-/// used.
-class NcclStreams : public NcclWaits {
+/// The device of one rank, and two streams: that of its collectives, and the caller's, on which data is
+/// made and used. Members that ask CUDA throw CommunicationError where it fails.
+class NcclStreams {
 public:
-    NcclStreams(std::unique_ptr<NcclControl> control, NcclOptions const& options)
-        : NcclWaits{std::move(control), options}, caller_{options.stream.value_or(nullptr)} {}
-
-    /// That of the collectives.
-    [[nodiscard]] cudaStream_t stream() const noexcept { return stream_; }
-    /// On which data is made and used.
-    [[nodiscard]] cudaStream_t caller() const noexcept { return caller_; }
-    cudaStream_t set_caller(cudaStream_t stream) noexcept { return std::exchange(caller_, stream); }
-
-protected:
+    explicit NcclStreams(cudaStream_t caller) noexcept : caller_{caller} {}
+    NcclStreams(NcclStreams const&) = delete;
+    NcclStreams& operator=(NcclStreams const&) = delete;
     ~NcclStreams() {
         if (ready_ != nullptr) {
             static_cast<void>(cudaEventDestroy(ready_));
@@ -40,8 +29,12 @@ protected:
         }
     }
 
-    /// Of the current device. None given: one of its own.
-    void use_stream(std::optional<cudaStream_t> stream) {
+    /// Once. Takes the current device. Collectives run on `stream`; none: on one of its own.
+    void use_device(std::optional<cudaStream_t> stream) {
+        check_cuda(
+            cudaGetDevice(&device_),
+            "an NCCL rank needs a GPU that this process can use, but cudaGetDevice"
+        );
         check_cuda(cudaEventCreateWithFlags(&ready_, cudaEventDisableTiming), "cudaEventCreate");
         if (stream) {
             stream_ = *stream;
@@ -51,27 +44,15 @@ protected:
         owns_stream_ = true;
     }
 
-    /// The result of a call of CUDA in which a stream of the caller is at stake.
-    /// @throws ContractViolation  it is of another device; nothing is aborted. What CUDA does with one
-    ///         that was destroyed is undefined.
-    void check_stream(cudaError_t error, std::string_view call) {
-        if (error == cudaErrorInvalidResourceHandle) {
-            static_cast<void>(cudaGetLastError());
-            throw ContractViolation{concat(
-                "the stream on which data is made or used cannot be: ",
-                call,
-                " says ",
-                cudaGetErrorString(error),
-                "; give set_stream() one of device ",
-                device()
-            )};
-        }
-        check(error, call);
-    }
+    [[nodiscard]] int device() const noexcept { return device_; }
+    /// That of the collectives.
+    [[nodiscard]] cudaStream_t stream() const noexcept { return stream_; }
+    [[nodiscard]] cudaStream_t caller() const noexcept { return caller_; }
+    cudaStream_t set_caller(cudaStream_t stream) noexcept { return std::exchange(caller_, stream); }
 
     /// What goes on the stream of the collectives from now on runs after what is on the caller's.
     /// @throws ContractViolation  the caller's stream cannot be used.
-    void order_after_caller() {
+    void order_after_caller() const {
         cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
         check_stream(cudaStreamIsCapturing(caller_, &capture), "cudaStreamIsCapturing");
         if (capture != cudaStreamCaptureStatusNone) {
@@ -83,15 +64,19 @@ protected:
         }
         if (caller_ != stream_) {
             check_stream(cudaEventRecord(ready_, caller_), "cudaEventRecord");
-            check(cudaStreamWaitEvent(stream_, ready_, 0), "cudaStreamWaitEvent");
+            check_cuda(cudaStreamWaitEvent(stream_, ready_, 0), "cudaStreamWaitEvent");
         }
     }
-
-    [[nodiscard]] bool has_caller_run() {
+    /// What goes on a stream of the caller from now on runs after the event.
+    /// @throws ContractViolation  the stream cannot be used.
+    void order_before(cudaEvent_t event, cudaStream_t stream) const {
+        check_stream(cudaStreamWaitEvent(stream, event, 0), "cudaStreamWaitEvent");
+    }
+    /// @throws ContractViolation  the caller's stream cannot be used.
+    [[nodiscard]] bool has_caller_run() const {
         cudaError_t const found = cudaStreamQuery(caller_);
         if (found == cudaErrorNotReady) {
-            static_cast<void>(cudaGetLastError());
-            throw_if_aborted();
+            static_cast<void>(cudaGetLastError()); // that is no error: nobody is to find one
             return false;
         }
         check_stream(found, "cudaStreamQuery");
@@ -99,6 +84,25 @@ protected:
     }
 
 private:
+    /// The result of a call of CUDA in which a stream of the caller is at stake.
+    /// @throws ContractViolation  it is of another device. What CUDA does with one that was destroyed is
+    ///         undefined.
+    void check_stream(cudaError_t error, std::string_view call) const {
+        if (error == cudaErrorInvalidResourceHandle) {
+            static_cast<void>(cudaGetLastError());
+            throw ContractViolation{concat(
+                "the stream on which data is made or used cannot be: ",
+                call,
+                " says ",
+                cudaGetErrorString(error),
+                "; give set_stream() one of device ",
+                device_
+            )};
+        }
+        check_cuda(error, call);
+    }
+
+    int device_ = -1;
     cudaStream_t caller_;
     cudaStream_t stream_ = nullptr;
     bool owns_stream_ = false;

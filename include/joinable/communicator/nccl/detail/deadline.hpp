@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// How long the host of one rank waits, and for whom. In memory that all ranks have, a rank says how many
+/// collectives it has posted, and when it was at work last: so a deadline begins anew when the ranks
+/// that hold this one up have been at work meanwhile. Without such memory nothing is known.
+class NcclDeadline {
+public:
+    using Clock = std::chrono::steady_clock;      ///< one for all processes of a machine
+    static constexpr std::size_t line_bytes = 64; ///< a rank's own cache line
+
+    NcclDeadline(std::chrono::nanoseconds length, int rank, int size) noexcept
+        : length_{length}, rank_{rank}, size_{size} {}
+
+    [[nodiscard]] std::chrono::nanoseconds length() const noexcept { return length_; }
+    std::chrono::nanoseconds set_length(std::chrono::nanoseconds length) noexcept {
+        return std::exchange(length_, length);
+    }
+
+    /// `memory` is zeroed, and has a line for each rank; or it is empty.
+    void share(Arena memory) noexcept { memory_ = std::move(memory); }
+    [[nodiscard]] bool is_shared() const noexcept { return memory_.data() != nullptr; }
+    void arrive(std::uint64_t number) const noexcept {
+        if (is_shared()) {
+            word(rank_, posted).store(number, std::memory_order_release);
+        }
+    }
+    void keep_alive() const noexcept {
+        if (is_shared()) {
+            auto const now = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
+            word(rank_, alive_at).store(now, std::memory_order_release);
+        }
+    }
+    /// The ranks that have not posted this collective.
+    [[nodiscard]] std::vector<int> missing(std::uint64_t number) const {
+        std::vector<int> ranks;
+        for (int rank = 0; is_shared() && rank < size_; ++rank) {
+            if (word(rank, posted).load(std::memory_order_acquire) < number) {
+                ranks.push_back(rank);
+            }
+        }
+        return ranks;
+    }
+
+    /// Why a wait that began at `start` has lasted too long, if it has; `start` moves to where the
+    /// deadline began anew. `doing` is what this rank does meanwhile, `number` that of the collective
+    /// that it waits for; 0: none. All ranks that it is known to wait for must have been at work; where
+    /// they are not known, any other rank.
+    [[nodiscard]] std::optional<AbortReason>
+    expired(Clock::time_point& start, std::string_view doing, std::uint64_t number) const {
+        auto const now = Clock::now();
+        if (now - start < length_) {
+            return std::nullopt;
+        }
+        std::vector<int> late = number == 0 ? std::vector<int>{} : missing(number);
+        auto const at_work = [&](int other) { return (std::max)(start, last_sign_of(other)); };
+        auto since = late.empty() ? start : now;
+        for (int other = 0; late.empty() && other < size_; ++other) {
+            since = other == rank_ ? since : (std::max)(since, at_work(other));
+        }
+        for (int const other : late) {
+            since = (std::min)(since, at_work(other));
+        }
+        if (now - since < length_) {
+            start = since;
+            return std::nullopt;
+        }
+        std::erase_if(late, [&](int other) { return now - at_work(other) < length_; });
+        return reason(std::move(late), doing, number);
+    }
+
+private:
+    enum Word : std::uint8_t { posted, alive_at }; ///< of a rank's line
+
+    [[nodiscard]] std::atomic_ref<std::uint64_t> word(int rank, Word which) const noexcept {
+        std::byte* const line = memory_.data() + static_cast<std::size_t>(rank) * line_bytes;
+        return std::atomic_ref<std::uint64_t>{reinterpret_cast<std::uint64_t*>(line)[which]};
+    }
+    /// Long ago, if there was none.
+    [[nodiscard]] Clock::time_point last_sign_of(int rank) const noexcept {
+        std::uint64_t const ticks =
+            is_shared() ? word(rank, alive_at).load(std::memory_order_acquire) : 0;
+        return Clock::time_point{Clock::duration{static_cast<Clock::rep>(ticks)}};
+    }
+    [[nodiscard]] AbortReason
+    reason(std::vector<int> missing, std::string_view doing, std::uint64_t number) const {
+        std::string who = "no answer";
+        if (!missing.empty()) {
+            who = concat(ranks_text(missing), " did not arrive");
+        } else if (number != 0 && is_shared()) {
+            who = "all ranks arrived, but nothing came";
+        }
+        double const seconds = std::chrono::duration<double>(length_).count();
+        std::string text = concat(who, " within ", seconds, " s, while rank ", rank_, " ", doing);
+        return {FailureKind::timed_out, std::move(missing), std::move(text)};
+    }
+
+    std::chrono::nanoseconds length_;
+    int rank_;
+    int size_;
+    Arena memory_;
+};
+
+}}} // namespace joinable::v0::detail

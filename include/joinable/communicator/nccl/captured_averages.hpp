@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
-#include <exception>
 #include <utility>
 
 #include <cuda_runtime_api.h>
@@ -15,6 +14,7 @@
 #include <joinable/communicator/nccl/detail/calls.hpp>
 #include <joinable/communicator/nccl/detail/scaled_sum.hpp>
 #include <joinable/communicator/nccl/graph.hpp>
+#include <joinable/detail/unwinding.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
@@ -37,8 +37,7 @@ public:
     ~NcclCapturedAverages() {
         for (NcclLaunch*& turn : turns_) {
             try {
-                if (std::uncaught_exceptions() > exceptions_ && turn != nullptr &&
-                    !turn->is_settled()) {
+                if (unwinding_.has_begun() && turn != nullptr && !turn->is_settled()) {
                     graph_.rank().abort_for_exception("a captured step");
                 }
                 end(turn);
@@ -116,7 +115,7 @@ private:
     Arena factors_; ///< on the device, where graphs read them; freed first, which waits for them
     std::array<NcclLaunch*, max_turns> turns_{}; ///< under way, or null
     std::size_t next_ = 0;
-    int exceptions_ = std::uncaught_exceptions();
+    Unwinding unwinding_;
 };
 
 }}} // namespace joinable::v0::detail

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -28,6 +27,7 @@
 #include <joinable/communicator/nccl/group.hpp>
 #include <joinable/communicator/nccl/options.hpp>
 #include <joinable/communicator/nccl/work.hpp>
+#include <joinable/detail/unwinding.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/device/cuda/device.hpp>
 #include <joinable/error.hpp>
@@ -163,9 +163,7 @@ protected:
         : rank_{std::move(control), options}, checks_{options.check} {}
     ~NcclCollectives() = default;
 
-    [[nodiscard]] bool is_unwinding() const noexcept {
-        return std::uncaught_exceptions() > exceptions_;
-    }
+    [[nodiscard]] bool is_unwinding() const noexcept { return unwinding_.has_begun(); }
 
     /// What the destructors do: see NcclRank::close.
     ncclComm_t close(bool owns_handle) noexcept {
@@ -221,7 +219,7 @@ private:
     bool checks_;
     detail::NcclArenas arenas_{rank_};
     std::optional<CudaDevice> device_memory_;
-    int exceptions_ = std::uncaught_exceptions();
+    detail::Unwinding unwinding_;
 };
 
 }} // namespace joinable::v0

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <exception>
-
 #include <joinable/communicator/nccl/detail/launch.hpp>
 #include <joinable/communicator/nccl/detail/rank.hpp>
+#include <joinable/detail/unwinding.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -20,7 +19,7 @@ public:
     ~NcclGroup() {
         if (is_open()) {
             try {
-                if (std::uncaught_exceptions() > exceptions_) {
+                if (unwinding_.has_begun()) {
                     rank_.abort_for_exception("a group of collectives");
                 } else {
                     rank_.end_group();
@@ -49,7 +48,7 @@ private:
 
     detail::NcclRank& rank_;
     detail::NcclLaunch& launch_;
-    int exceptions_ = std::uncaught_exceptions();
+    detail::Unwinding unwinding_;
 };
 
 }} // namespace joinable::v0

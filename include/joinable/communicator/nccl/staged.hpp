@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
-#include <exception>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -19,6 +18,7 @@
 #include <joinable/communicator/nccl/work.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/detail/unwinding.hpp>
 #include <joinable/device/cuda/device.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/buffer.hpp>
@@ -86,7 +86,7 @@ public:
     /// Waits for all that is under way, as to free memory of a device does without a deadline. While
     /// unwinding it aborts.
     ~StagedNcclCommunicator() {
-        if (std::uncaught_exceptions() > exceptions_) {
+        if (unwinding_.has_begun()) {
             comm_.abort(detail::blamed_on(
                 rank(),
                 {FailureKind::peer_failed, {}, "an exception left the scope of its communicator"}
@@ -222,7 +222,7 @@ private:
     cudaStream_t stream_ = nullptr;
     std::vector<Staging> stagings_; ///< the last one is in use
     bool is_busy_ = false;
-    int exceptions_ = std::uncaught_exceptions();
+    detail::Unwinding unwinding_;
 };
 
 inline StagedNcclWork::~StagedNcclWork() {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <exception>
 #include <utility>
 
 #include <cuda_runtime_api.h>
 
 #include <joinable/communicator/nccl/detail/launch.hpp>
 #include <joinable/communicator/nccl/detail/rank.hpp>
+#include <joinable/detail/unwinding.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -20,7 +20,7 @@ class [[nodiscard("destroying the work waits for it: wait() where it is needed")
 public:
     NcclWork(NcclWork&& other) noexcept
         : rank_{std::exchange(other.rank_, nullptr)}, launch_{other.launch_},
-          is_waited_for_{other.is_waited_for_}, exceptions_{other.exceptions_} {}
+          is_waited_for_{other.is_waited_for_}, unwinding_{other.unwinding_} {}
     NcclWork& operator=(NcclWork&&) = delete;
 
     ~NcclWork() {
@@ -29,7 +29,7 @@ public:
         }
         if (!is_waited_for_ && !launch_->is_settled()) {
             try {
-                if (std::uncaught_exceptions() > exceptions_) {
+                if (unwinding_.has_begun()) {
                     rank_->abort_for_exception("a collective");
                 } else {
                     rank_->synchronize(*launch_);
@@ -67,7 +67,7 @@ private:
     detail::NcclRank* rank_;
     detail::NcclLaunch* launch_;
     bool is_waited_for_ = false;
-    int exceptions_ = std::uncaught_exceptions();
+    detail::Unwinding unwinding_;
 };
 
 }} // namespace joinable::v0

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <span>
 #include <vector>
@@ -19,6 +18,7 @@
 #include <joinable/communicator/nccl/detail/rank.hpp>
 #include <joinable/communicator/nccl/detail/registration.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/detail/unwinding.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/device/cuda/device.hpp>
 #include <joinable/error.hpp>
@@ -106,7 +106,7 @@ private:
         void* block = nullptr; ///< what NCCL has given
         void* data = nullptr;
         void* registration = nullptr; ///< null: none, or of a handle that is gone
-        int exceptions = std::uncaught_exceptions();
+        Unwinding unwinding;
     };
 
     [[nodiscard]] std::size_t ranks() const noexcept {
@@ -151,7 +151,7 @@ private:
 
     void take_back(Segment& segment) noexcept {
         if (rank_.handle() != nullptr) {
-            if (std::uncaught_exceptions() > segment.exceptions && !rank_.is_idle()) {
+            if (segment.unwinding.has_begun() && !rank_.is_idle()) {
                 rank_.abort_for_exception("the scope of an arena"); // nobody may come to wait for
             }
             if (finish()) {

@@ -179,7 +179,7 @@ TEST_CASE("only the root's whole buffer and only its table are looked at") {
 TEST_CASE("an empty table of counts is a table, and a wrong one") {
     Buffers buffers;
     CHECK_THROWS_WITH_AS(
-        (void)RequestsOf(0, 1).all_gather(buffers.in(2), buffers.out(2), Counts{}),
+        ((void)RequestsOf{0, 1}.all_gather(buffers.in(2), buffers.out(2), Counts{})),
         "a collective over 1 ranks needs 1 counts, but got 0",
         joinable::ContractViolation
     );

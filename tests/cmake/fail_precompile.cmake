@@ -7,8 +7,8 @@ if(COMPILER MATCHES "clang")
     set(output ${FOLDER}/join.pch)
 else()
     file(REMOVE_RECURSE ${FOLDER})
-    file(COPY ${INCLUDE}/joinable/join.hpp DESTINATION ${FOLDER}/joinable)
-    set(header ${FOLDER}/joinable/join.hpp)
+    set(header ${FOLDER}/joinable/join.hpp) # no copy: g++ warns of #pragma once where it starts
+    file(WRITE ${header} "#include \"${INCLUDE}/joinable/join.hpp\"\n")
     set(output ${header}.gch)
 endif()
 execute_process(

@@ -5,8 +5,8 @@
 #
 # Each file is included in a namespace of its own, so files may use the same names. What a file
 # includes the unit includes before, outside of these namespaces. A file that itself specialises a
-# template of the library cannot be in a namespace: one such file ends the last unit, others are
-# compiled alone.
+# template of the library, or replaces operator new, cannot be in a namespace: one such file ends the
+# last unit, others are compiled alone.
 function(joinable_test_units out name)
     if(NOT JOINABLE_TEST_UNITS)
         set(${out} ${ARGN} PARENT_SCOPE)
@@ -16,7 +16,7 @@ function(joinable_test_units out name)
     set(together)
     set(specialising)
     foreach(source ${ARGN})
-        file(STRINGS ${source} found REGEX "^(template <>|struct joinable::)" LIMIT_COUNT 1)
+        file(STRINGS ${source} found REGEX "^(template <>|struct joinable::|.*operator new\\()" LIMIT_COUNT 1)
         if(found)
             list(APPEND specialising ${source})
         else()

@@ -6120,7 +6120,7 @@ private:
                 }
             }
             gradients_.device().submit();
-            BucketRun const run = run_of(index, first, last);
+            BucketRun const& run = runs_[launched_] = run_of(index, first, last);
             static_cast<void>(ranges_[launched_].emplace(timeline_.bucket(index, run.buffer.bytes())
             ));
             static_cast<void>(
@@ -6150,13 +6150,12 @@ private:
 
     void deliver() {
         std::size_t work = 0;
-        for (std::size_t index = 0; index < buckets().size(); ++index) {
-            Bucket const& bucket = buckets()[index];
+        for (Bucket const& bucket : buckets()) {
             for_each_run(bucket, [&](std::size_t first, std::size_t last) {
                 works_[work]->wait();
                 ranges_[work].reset();
-                works_[work++].reset();
-                reduction_.finish(comm_, run_of(index, first, last));
+                works_[work].reset();
+                reduction_.finish(comm_, runs_[work++]);
                 for (std::size_t k = first; Reduction::delivers && k < last; ++k) {
                     gradients_.deliver(bucket.parameters[k]);
                 }
@@ -6206,6 +6205,7 @@ private:
         std::size_t const runs = iteration_.used() ? gradients_.trained().size() : buckets().size();
         works_ = std::vector<std::optional<BucketWork>>(runs);
         ranges_ = std::vector<std::optional<Range>>(runs);
+        runs_.resize(runs);
     }
 
     Comm& comm_;
@@ -6223,6 +6223,7 @@ private:
     bool is_rebuild_due_;
     std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
     Times timeline_;
+    std::vector<BucketRun> runs_;              ///< of the works
     std::vector<std::optional<Range>> ranges_; ///< of the works
     // Destroyed first: they use the memory of what is above.
     std::optional<typename detail::HostCollectives<Comm>::Work> map_work_;
@@ -14323,7 +14324,7 @@ public:
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         return rank_.set_deadline(deadline);
     }
-    /// Local. Whoever waits for this rank does so for one more deadline from now.
+    /// Local. Ranks that wait for this one do so for one more deadline from now.
     void keep_alive() noexcept { rank_.keep_alive(); }
 
     /// Local. Who has not arrived in this rank's oldest unfinished collective.
@@ -14342,7 +14343,7 @@ protected:
     template <class... Arguments>
     explicit BoardCommunicator(Arguments&&... arguments)
         : rank_{std::forward<Arguments>(arguments)...} {}
-    /// The rank leaves its group: whoever waits for it gets PeerFailed.
+    /// The rank leaves its group: ranks that wait for it get PeerFailed.
     ~BoardCommunicator() {
         if (unwinding_.has_begun()) {
             rank_.abort_for_exception("the scope of its communicator");
@@ -16987,7 +16988,7 @@ using ThreadWork = detail::GroupWork<detail::Heap>;
 ///
 /// Reductions combine every element in rank order, so results are the same bit for bit whoever
 /// arrives first. Products of a scaled sum are rounded before they are added, those of 16-bit numbers
-/// to float. Everything is asynchronous: whoever waits or tests does the work for all, so a
+/// to float. Everything is asynchronous: a rank that waits or tests does the work for all, so a
 /// rank that computes holds up nobody. Up to 64 collectives are in flight, further ones finish the
 /// oldest. Ranks compare what they are about to do in every collective. No allocation, no lock and
 /// no system call in a collective unless a rank waits long.

@@ -263,7 +263,7 @@ private:
                 }
             }
             gradients_.device().submit();
-            BucketRun const run = run_of(index, first, last);
+            BucketRun const& run = runs_[launched_] = run_of(index, first, last);
             static_cast<void>(ranges_[launched_].emplace(timeline_.bucket(index, run.buffer.bytes())
             ));
             static_cast<void>(
@@ -293,13 +293,12 @@ private:
 
     void deliver() {
         std::size_t work = 0;
-        for (std::size_t index = 0; index < buckets().size(); ++index) {
-            Bucket const& bucket = buckets()[index];
+        for (Bucket const& bucket : buckets()) {
             for_each_run(bucket, [&](std::size_t first, std::size_t last) {
                 works_[work]->wait();
                 ranges_[work].reset();
-                works_[work++].reset();
-                reduction_.finish(comm_, run_of(index, first, last));
+                works_[work].reset();
+                reduction_.finish(comm_, runs_[work++]);
                 for (std::size_t k = first; Reduction::delivers && k < last; ++k) {
                     gradients_.deliver(bucket.parameters[k]);
                 }
@@ -349,6 +348,7 @@ private:
         std::size_t const runs = iteration_.used() ? gradients_.trained().size() : buckets().size();
         works_ = std::vector<std::optional<BucketWork>>(runs);
         ranges_ = std::vector<std::optional<Range>>(runs);
+        runs_.resize(runs);
     }
 
     Comm& comm_;
@@ -366,6 +366,7 @@ private:
     bool is_rebuild_due_;
     std::vector<std::uint64_t> order_message_; ///< whether there is an order, and the order
     Times timeline_;
+    std::vector<BucketRun> runs_;              ///< of the works
     std::vector<std::optional<Range>> ranges_; ///< of the works
     // Destroyed first: they use the memory of what is above.
     std::optional<typename detail::HostCollectives<Comm>::Work> map_work_;

@@ -161,7 +161,7 @@ TEST_CASE("a communicator that is blocking on one rank is refused on all, withou
     CHECK(fake_nccl::live_communicators() == 0);
 }
 
-TEST_CASE("a communicator that the environment makes blocking is refused, whoever made it") {
+TEST_CASE("a communicator that the environment makes blocking is refused, own or lent") {
     for (bool const is_own : {false, true}) {
         ncclUniqueId id{};
         ncclGetUniqueId(&id);

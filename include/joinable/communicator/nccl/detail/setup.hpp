@@ -21,6 +21,7 @@
 #include <joinable/communicator/nccl/detail/deadline.hpp>
 #include <joinable/communicator/nccl/detail/rank.hpp>
 #include <joinable/communicator/nccl/options.hpp>
+#include <joinable/detail/hash.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
@@ -72,10 +73,7 @@ void prepare_together(NcclRank& rank, Local const& local) {
 [[nodiscard]] inline int local_rank(NcclRank& rank) {
     std::array<char, 256> name{};
     gethostname(name.data(), name.size() - 1);
-    std::uint64_t digest = 14'695'981'039'346'656'037U; // FNV-1a
-    for (char const letter : name) {
-        digest = (digest ^ static_cast<unsigned char>(letter)) * 1'099'511'628'211U;
-    }
+    std::uint64_t const digest = Hash{}.add(std::string_view{name.data()}).value();
     std::vector<std::uint64_t> digests(static_cast<std::size_t>(rank.size()));
     digests[static_cast<std::size_t>(rank.rank())] = digest;
     rank.over_control([&](NcclControl& control) { control.sum(digests); });

@@ -56,7 +56,7 @@ public:
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         return rank_.set_deadline(deadline);
     }
-    /// Local. Whoever waits for this rank does so for one more deadline from now.
+    /// Local. Ranks that wait for this one do so for one more deadline from now.
     void keep_alive() noexcept { rank_.keep_alive(); }
 
     /// Local. Who has not arrived in this rank's oldest unfinished collective.
@@ -75,7 +75,7 @@ protected:
     template <class... Arguments>
     explicit BoardCommunicator(Arguments&&... arguments)
         : rank_{std::forward<Arguments>(arguments)...} {}
-    /// The rank leaves its group: whoever waits for it gets PeerFailed.
+    /// The rank leaves its group: ranks that wait for it get PeerFailed.
     ~BoardCommunicator() {
         if (unwinding_.has_begun()) {
             rank_.abort_for_exception("the scope of its communicator");

@@ -523,7 +523,7 @@ TEST_CASE("a message between arenas is not copied into other memory, at whicheve
                 );
             }
         });
-        // Messages lie there, too. Whoever comes first copies: it may be the same rank every time.
+        // Messages lie there, too. The rank that comes first copies: it may be the same rank every time.
         CHECK((std::max(ranks.copied(0), ranks.copied(1)) < 1000) == uses_arenas);
     }
 }

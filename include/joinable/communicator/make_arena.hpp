@@ -20,8 +20,10 @@ make_arena(Comm& comm, std::size_t bytes, std::size_t alignment = Arena::default
     } else if constexpr (detail::gives_device<Comm>) {
         return comm.device_memory().allocate(bytes, alignment);
     } else {
-        bool const is_free = alignment <= Arena::default_alignment; // to begin at any line
-        return Arena{bytes, alignment, is_free ? detail::shift_of(comm.rank()) : 0};
+        if (alignment > Arena::default_alignment) { // it may not begin at any line
+            return Arena{bytes, alignment};
+        }
+        return Arena{bytes, alignment, detail::page_offset_of(comm.rank(), comm.size())};
     }
 }
 

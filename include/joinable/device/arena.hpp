@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <memory>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include <joinable/detail/text.hpp>
@@ -22,13 +24,14 @@ inline void check_alignment(std::size_t alignment) {
     }
 }
 
-/// How much later in a page the arenas of a rank begin than those of rank 0. Elements that are combined
-/// have the same place in the buffers of all ranks: where all begin at the start of a page, as large blocks
-/// of the heap do, they compete for one set of a first-level cache, which has 8 or 12 lines.
-[[nodiscard]] constexpr std::size_t shift_of(int rank) noexcept {
-    constexpr std::size_t line = 64;
-    constexpr std::size_t lines = 5; // no power of two, and apart for what is fetched ahead
-    return static_cast<std::size_t>(rank) * lines % 64 * line;
+/// Where in a page the arenas of a rank begin, in bytes. Elements that are combined have the same place in
+/// the buffers of all ranks. Where all buffers begin at the start of a page, as large blocks of the heap do,
+/// these elements compete for one set of a first-level cache, which has 8 or 12 lines. So the ranks' arenas
+/// begin as far apart as a page allows; from 64 ranks on some share a place.
+[[nodiscard]] constexpr std::size_t page_offset_of(int rank, int size) noexcept {
+    constexpr int lines = 64; // of 64 bytes in a page
+    int const apart = size < lines ? lines / size : 1;
+    return static_cast<std::size_t>(rank * apart % lines) * 64;
 }
 
 } // namespace detail
@@ -42,23 +45,30 @@ public:
     using Release = void (*)(void* context, std::byte* data, std::size_t bytes) noexcept;
 
     Arena() = default;
-    /// From the heap. It begins `shift` bytes, a multiple of the alignment, behind where it could.
+    /// From the heap. With `page_offset`, a multiple of the alignment, it begins that many bytes
+    /// behind the start of a page of 4096 bytes.
     /// @throws std::bad_alloc; ContractViolation  alignment is no power of two.
     explicit Arena(
-        std::size_t bytes, std::size_t alignment = default_alignment, std::size_t shift = 0
+        std::size_t bytes,
+        std::size_t alignment = default_alignment,
+        std::optional<std::size_t> page_offset = {}
     ) {
         detail::check_alignment(alignment);
         if (bytes == 0) {
             return;
         }
-        std::size_t room = bytes + alignment + shift;
+        std::size_t const offset = page_offset.value_or(0);
+        if (page_offset) {
+            alignment = std::max(alignment, std::size_t{4096});
+        }
+        std::size_t room = bytes + alignment + offset;
         if (room < bytes) {
             throw std::bad_alloc{};
         }
         void* const block = ::operator new(room);
         void* start = block;
-        std::align(alignment, bytes + shift, start, room);
-        std::byte* const data = static_cast<std::byte*>(start) + shift;
+        std::align(alignment, bytes + offset, start, room);
+        std::byte* const data = static_cast<std::byte*>(start) + offset;
         std::memset(data, 0, bytes);
         *this = Arena{data, bytes, &free_block, block};
     }

@@ -89,8 +89,8 @@ public:
     }
     /// Where a rank puts what the others need: copies of its buffers, messages, groups of some ranks.
     [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept {
-        std::size_t const shift = shift_of(rank);
-        return {at(staging_at_ + static_cast<std::size_t>(rank) * room_ + shift), room_ - page};
+        std::size_t const offset = page_offset_of(rank, board_->size());
+        return {at(staging_at_ + static_cast<std::size_t>(rank) * room_ + offset), room_ - page};
     }
 
 protected:

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <span>
@@ -22,6 +23,7 @@
 #include <joinable/communicator/make_arena.hpp>
 #include <joinable/communicator/self.hpp>
 #include <joinable/communicator/shared_memory/engine/lent_memory.hpp>
+#include <joinable/communicator/shared_memory/run_threads.hpp>
 
 namespace {
 
@@ -66,31 +68,49 @@ TEST_CASE("an arena from the heap is zeroed and aligned") {
     CHECK_THROWS_AS(Arena{static_cast<std::size_t>(-1)}, std::bad_alloc);
 }
 
-TEST_CASE("arenas of up to 64 ranks begin at different lines of a page, but where that is asked for"
-) {
+TEST_CASE("arenas of ranks begin as far apart in a page as their number allows, but where another "
+          "alignment is asked for") {
     auto const begin_in_page = [](Arena const& arena) {
         return static_cast<std::size_t>(reinterpret_cast<std::uintptr_t>(arena.data()) % 4096);
     };
-    Arena const first{4096, 4096, joinable::detail::shift_of(0)};
-    CHECK(begin_in_page(first) == 0);
-    std::set<std::size_t> shifts;
-    for (int rank = 0; rank < 64; ++rank) {
-        std::size_t const shift = joinable::detail::shift_of(rank);
-        CHECK(shift < 4096);
-        CHECK(shift % Arena::default_alignment == 0);
-        shifts.insert(shift);
-        Arena const arena{100, Arena::default_alignment, shift};
-        CHECK(is_aligned(arena, Arena::default_alignment));
-        CHECK(is_zero(arena));
+    for (int const size : {1, 2, 3, 4, 8, 63, 64, 65, 256}) {
+        CAPTURE(size);
+        std::set<std::size_t> begins;
+        for (int rank = 0; rank < size; ++rank) {
+            std::size_t const offset = joinable::detail::page_offset_of(rank, size);
+            CHECK(offset < 4096);
+            CHECK(offset % Arena::default_alignment == 0);
+            begins.insert(offset);
+            Arena const arena{100, Arena::default_alignment, offset};
+            CHECK(begin_in_page(arena) == offset);
+            CHECK(is_zero(arena));
+        }
+        REQUIRE(begins.size() == static_cast<std::size_t>(std::min(size, 64)));
+        std::size_t closest = 4096 - *begins.rbegin(); // to the next page's first
+        for (auto begin = std::next(begins.begin()); begin != begins.end(); ++begin) {
+            closest = std::min(closest, *begin - *std::prev(begin));
+        }
+        CHECK(closest == 64 * std::max(64 / size, 1));
     }
-    CHECK(shifts.size() == 64);
-    Shared<std::array<std::size_t, 4>> begins;
-    run_process_ranks({4}, [&](ProcessCommunicator& comm) {
-        auto const rank = static_cast<std::size_t>(comm.rank());
-        (*begins)[rank] = begin_in_page(joinable::make_arena(comm, 100));
-        CHECK(is_aligned(joinable::make_arena(comm, 100, 4096), 4096));
-    });
-    CHECK(std::set<std::size_t>{begins->begin(), begins->end()}.size() == 4);
+    for (int const size : {1, 2, 3, 4, 8}) {
+        std::array<std::size_t, 8> of_threads{};
+        joinable::run_threads(size, [&](joinable::ThreadCommunicator& comm) {
+            of_threads.at(static_cast<std::size_t>(comm.rank())) =
+                begin_in_page(joinable::make_arena(comm, 100));
+        });
+        Shared<std::array<std::size_t, 8>> of_processes;
+        run_process_ranks({size}, [&](ProcessCommunicator& comm) {
+            of_processes->at(static_cast<std::size_t>(comm.rank())) =
+                begin_in_page(joinable::make_arena(comm, 100));
+            CHECK(is_aligned(joinable::make_arena(comm, 100, 4096), 4096));
+        });
+        for (int rank = 0; rank < size; ++rank) {
+            auto const place = static_cast<std::size_t>(rank);
+            std::size_t const apart = 64 * (64U / static_cast<std::size_t>(size));
+            CHECK(of_threads.at(place) == place * apart);
+            CHECK((of_processes->at(place) - of_processes->at(0)) % 4096 == place * apart);
+        }
+    }
 }
 
 TEST_CASE("an arena is released once, by whoever has it last") {

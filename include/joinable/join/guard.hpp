@@ -206,7 +206,7 @@ private:
     )
         : options_{options}, control_{std::move(control)},
           controls_{make_controls(list.joinables, std::index_sequence_for<Js...>{})},
-          session_{communicators(Sequence{}), describe(Sequence{}), options} {
+          session_{communicators(Sequence{}), describe(list.joinables, Sequence{}), options} {
         static_assert((check_keyword<Ks, Ks...>() && ...));
         if (!options.enable) {
             detail::check_options(options_);
@@ -290,8 +290,9 @@ private:
     }
 
     template <std::size_t... Is>
-    static std::vector<detail::ParticipantInfo> describe(std::index_sequence<Is...>) {
-        return {Hooks::template describe<Is>()...};
+    static std::vector<detail::ParticipantInfo>
+    describe(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
+        return {Hooks::describe(std::get<Is>(joinables))...};
     }
 
     /// The local checks and the hooks: what fails here fails together in the entry exchange.

@@ -46,7 +46,7 @@ struct RoundNotice {
 struct JoinOptions {
     bool enable = true; ///< false: nothing is attached and nothing is sent
     EndPolicy end_policy = EndPolicy::drain;
-    /// Inside the guard, overrides the deadline of its communicators.
+    /// Inside the guard, overrides the deadline of its communicators. Positive.
     std::optional<std::chrono::nanoseconds> timeout = {};
     /// This rank's number of inputs. When every rank gives it and the communicators can abort,
     /// rounds need no roll calls: no vote, no leaving early, no notice but the default one.

@@ -412,6 +412,33 @@ TEST_CASE("a participant that is missing, out of turn or twice in a round is nam
     );
 }
 
+TEST_CASE("a participant that takes no part in a round and notifies all the same is told so") {
+    for (int const size : {1, 2, 3, 4, 8}) {
+        for (bool const has_loop : {false, true}) {
+            CAPTURE(size);
+            CAPTURE(has_loop);
+            over_ranks({size}, [&](RankCommunicator& comm) {
+                AllReducer sum{comm};
+                joinable::Step step{comm, [] {}};
+                auto const train = [&] {
+                    Join guard{participants(sum, step), {.sync_every = 2}};
+                    if (has_loop) {
+                        guard.next(true);
+                    }
+                    sum();
+                    step.step(); // as an engine does that accumulates and forgot when to step
+                };
+                CHECK_THROWS_WITH_AS(
+                    train(),
+                    "participant 1 (Step) takes no part in round 0, which does not sync; notify "
+                    "only in rounds that concern it",
+                    joinable::ContractViolation
+                );
+            });
+        }
+    }
+}
+
 TEST_CASE("a participant twice in a guard, or in two guards, is refused and the first one goes on"
 ) {
     over_ranks({1, 2, 4}, [](RankCommunicator& comm) {

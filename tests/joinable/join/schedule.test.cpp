@@ -3,6 +3,7 @@
 #include <joinable/join/detail/schedule.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
@@ -282,9 +283,19 @@ TEST_CASE("without abort, lengths do not replace roll calls") {
     });
 }
 
-TEST_CASE("a period of 0 and weights above the maximum are refused") {
-    over_ranks({1, 2}, [](RankCommunicator& comm) {
+TEST_CASE("a period of 0, a timeout of 0 and weights above the maximum are refused") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
+        for (int const ns : {0, -1}) {
+            auto const at_once = [&] {
+                Join guard{participants(reducer), {.timeout = std::chrono::nanoseconds{ns}}};
+            };
+            CHECK_THROWS_WITH_AS(
+                at_once(),
+                doctest::Contains("JoinOptions::timeout must be positive"),
+                joinable::ContractViolation
+            );
+        }
         auto const never = [&] { Join guard{participants(reducer), {.sync_every = 0}}; };
         CHECK_THROWS_AS(never(), joinable::ContractViolation);
         auto const heavy = [&] {

@@ -190,6 +190,13 @@ private:
 
 /// @throws ContractViolation  an option is out of its range.
 inline void check_options(JoinOptions const& options) {
+    if (options.timeout && *options.timeout <= std::chrono::nanoseconds::zero()) {
+        throw ContractViolation{concat(
+            "JoinOptions::timeout must be positive, or no wait could end well; given ",
+            options.timeout->count(),
+            " ns"
+        )};
+    }
     if (options.sync_every == 0) {
         throw ContractViolation{"JoinOptions::sync_every must be at least 1, given 0"};
     }

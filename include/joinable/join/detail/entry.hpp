@@ -24,15 +24,6 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-template <class J>
-std::string join_name_of(J const& joinable) {
-    if constexpr (has_join_name<J>) {
-        return std::string{std::string_view{joinable.join_name()}};
-    } else {
-        return std::string{class_name<J>()};
-    }
-}
-
 /// Not `enable`, with which nobody enters, nor what each rank has for itself.
 inline void agree_on(AgreementList& list, JoinOptions const& options, bool can_abort) {
     list.begin_section("options differ: ");
@@ -44,7 +35,7 @@ inline void agree_on(AgreementList& list, JoinOptions const& options, bool can_a
     list.add("carry_accumulated", options.carry_accumulated);
 }
 
-inline std::string title_of(std::vector<std::string> const& names, std::size_t position) {
+inline std::string title_of(std::vector<std::string_view> const& names, std::size_t position) {
     return concat("guards differ: participant ", position, " (", names[position], "): ");
 }
 
@@ -89,7 +80,7 @@ AgreementList entry_list(
     bool can_abort,
     KeywordArgument<Ks> const&... keywords
 ) {
-    std::vector<std::string> const names{join_name_of(std::get<Main>(joinables))...};
+    std::vector<std::string_view> const names{join_name_of(std::get<Main>(joinables))...};
     std::vector<std::size_t> positions(names.size());
     std::size_t position = 0;
     ((positions[Main] = position++), ...);

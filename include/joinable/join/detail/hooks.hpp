@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -9,6 +10,16 @@
 #include <joinable/join/joinable.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+/// How texts call a participant. Valid as long as the participant and its name are.
+template <class J>
+std::string_view join_name_of(J const& joinable) {
+    if constexpr (has_join_name<J>) {
+        return joinable.join_name();
+    } else {
+        return class_name<J>();
+    }
+}
 
 template <std::size_t First, std::size_t... Rest>
 consteval std::size_t first_of(std::index_sequence<First, Rest...>) {
@@ -56,17 +67,16 @@ public:
         run_post(result, is_last_joiner, post_hook_sequence<Js...>{});
     }
 
-    /// What a session knows of the participant at argument index `Index`.
-    template <std::size_t Index>
-    static ParticipantInfo describe() {
-        using J = std::tuple_element_t<Index, std::tuple<Js...>>;
+    /// What a session knows of a participant.
+    template <class J>
+    static ParticipantInfo describe(J const& joinable) {
         using Hook = join_hook_t<J>;
         if constexpr (has_takes_part<Hook>) {
-            return {type_name<J>(), [](Round const& round) -> bool {
+            return {join_name_of(joinable), [](Round const& round) -> bool {
                         return Hook::takes_part(round);
                     }};
         } else {
-            return {type_name<J>(), nullptr};
+            return {join_name_of(joinable), nullptr};
         }
     }
 

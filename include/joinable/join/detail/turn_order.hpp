@@ -36,10 +36,14 @@ public:
         return concat("participant ", position, " (", participants_[position].name, ")");
     }
 
+    [[nodiscard]] bool takes_part(std::size_t position, Round const& round) const {
+        auto* const asks = participants_[position].takes_part;
+        return asks == nullptr || asks(round);
+    }
     /// The first participant, from `from` on, that takes part in a round.
     [[nodiscard]] std::optional<std::size_t> first(Round const& round, std::size_t from = 0) const {
         for (std::size_t i = from; i < participants_.size(); ++i) {
-            if (participants_[i].takes_part == nullptr || participants_[i].takes_part(round)) {
+            if (takes_part(i, round)) {
                 return i;
             }
         }
@@ -55,14 +59,12 @@ public:
     void require_first(std::size_t opener, Round const& announced) const {
         auto const expected = first(announced);
         if (!expected) {
-            throw_violation(concat(
-                name(opener),
-                " takes no part in round ",
-                announced.number(),
-                announced.will_sync() ? ", which syncs" : ", which does not sync"
-            ));
+            throw_violation(takes_no_part(opener, announced));
         }
         if (expected != opener) {
+            if (round_ && !takes_part(opener, *round_)) {
+                throw_violation(takes_no_part(opener, *round_));
+            }
             throw_violation(
                 name(opener) + " notified first in round " + to_text(announced.number()) +
                 ", but the first one in hook order is " + name(*expected)
@@ -107,10 +109,13 @@ public:
                 ", but the next one in hook order is " + name(*expected)
             );
         }
+        if (loop_opens_rounds && round_ && !takes_part(position, *round_)) {
+            throw_violation(takes_no_part(position, *round_));
+        }
         if (loop_opens_rounds && round_) {
             throw_violation(
                 name(position) + " notified again in round " + to_text(round_->number()) +
-                ", or takes no part in it; call next() before each round"
+                "; call next() before each round"
             );
         }
         if (loop_opens_rounds) {
@@ -141,6 +146,16 @@ public:
     [[nodiscard]] bool are_complete() const { return !is_open_ && !held_by_ && !next(); }
 
 private:
+    [[nodiscard]] std::string takes_no_part(std::size_t position, Round const& round) const {
+        return concat(
+            name(position),
+            " takes no part in round ",
+            round.number(),
+            round.will_sync() ? ", which syncs" : ", which does not sync",
+            "; notify only in rounds that concern it"
+        );
+    }
+
     std::vector<ParticipantInfo> participants_;
     std::optional<Round> round_;
     std::size_t cursor_ = 0; ///< parts before this position have begun

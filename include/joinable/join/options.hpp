@@ -33,8 +33,10 @@ struct RoundNotice {
     /// weight.
     std::optional<std::uint64_t> weight = {};
     /// This rank has no gradient of its own for this round (a batch that failed): it counts with
-    /// weight 0. With known lengths (JoinOptions::inputs) nobody hears of it: its weight stays in
-    /// the divisor, and the others count it as a contributor.
+    /// weight 0. In a guard it may leave `weight` out where the others give one. Outside a guard, and
+    /// in one that is not enabled, it says `.weight = 0` there. With known lengths
+    /// (JoinOptions::inputs) nobody hears of it: its weight stays in the divisor, and the others count
+    /// it as a contributor.
     bool skips = false;
 
     friend constexpr bool operator==(RoundNotice const&, RoundNotice const&) = default;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -220,15 +219,13 @@ public:
                     "failed with skip()"
                 };
             }
-            is_weighted(notice.phase) = notice.weight.has_value();
             open_round(notice);
         });
     }
 
     /// Blocks until all ranks have opened the round. `unused` says which parameters the backward
     /// pass gives no gradient, a range of indices or a predicate over them: see
-    /// DataParallelOptions::find_unused. See PendingRound::wait for what throws; ContractViolation
-    /// on all ranks if the weights sum to 0.
+    /// DataParallelOptions::find_unused. See PendingRound::wait for what throws.
     template <class Unused = std::initializer_list<std::size_t>>
     void prepare_for_backward(Unused const& unused = {}) {
         guarded([&] {
@@ -291,8 +288,10 @@ public:
     /// | later                               |                    | ContractViolation: too late |
     ///
     /// In a round that does not sync, before its backward pass has ended, and in an evaluation whose
-    /// forward() threw, it ends the round; nothing is taken back. Collective: blocks until the
-    /// averages are written, if the round syncs.
+    /// forward() threw, it ends the round; nothing is taken back. Where weights sum to 0, because all
+    /// ranks skip, the average is zeros: see Round::contributor_count. Outside a guard, and in one that
+    /// is not enabled, say `skip({.weight = 0})` where the others give a weight. Collective: blocks
+    /// until the averages are written, if the round syncs.
     void skip(RoundNotice notice = {}) {
         guarded([&] {
             detail::forget_failure(*this); // the batch's: peers need not hear of it
@@ -301,9 +300,6 @@ public:
                 open_round({}); // the batch failed after next() had announced it
             } else if (stage_ == Stage::idle) {
                 notice.skips = true;
-                if (is_weighted(notice.phase) && !notice.weight) {
-                    notice.weight = 0; // or the others' rounds would be weighted and this one not
-                }
                 open_round(notice);
                 if (stage_ == Stage::forward) {
                     begin_reduction();
@@ -313,7 +309,7 @@ public:
             }
             if (stage_ == Stage::forward) {
                 begin_reduction();
-                (void)averaging_.factor(comm_, round_); // refuses what the others refuse
+                (void)averaging_.factor(comm_, round_); // the others may sum weights
                 reducer_->contribute_zeros(round_.buffer_source());
                 end_reduction();
             } else if (stage_ == Stage::backward) {
@@ -344,11 +340,9 @@ public:
                   ddp.averaging_.divides_by_initial_world_size, divides_by_initial_world_size
               } {
             ddp.stage_ = Stage::idle; // whatever an earlier guard left open
-            ddp.is_weighted_ = {};
         }
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
-        ~Hook() { ddp_.is_weighted_ = {}; }
 
         void main_hook(Round const& round) {
             if (round.phase() != Phase::train) {
@@ -462,8 +456,6 @@ private:
         }
     }
 
-    bool& is_weighted(Phase phase) noexcept { return is_weighted_[phase == Phase::train ? 0 : 1]; }
-
     template <class F>
     decltype(auto) guarded(F&& verb) {
         try {
@@ -485,8 +477,7 @@ private:
     std::optional<RoundRange> round_range_; ///< while a training round of this rank is open
     Stage stage_ = Stage::idle;
     bool is_inside_no_sync_ = false;
-    std::array<bool, 2> is_weighted_{}; ///< per phase: the last forward pass in this guard was
-    bool has_accumulated_ = false;      ///< gradients, since the last round that synced
+    bool has_accumulated_ = false; ///< gradients, since the last round that synced
     JoinState state_;
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -332,18 +333,50 @@ TEST_CASE("weights give the same result outside a guard and in one that is not e
     });
 }
 
-TEST_CASE("weights that sum to 0 are refused on all ranks") {
-    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
-        std::vector<Param<double>> params;
-        params.emplace_back(1);
-        DistributedDataParallel ddp{comm, params};
-        auto const train = [&] {
-            Join guard{participants(ddp)};
-            ddp.forward([] {}, {.weight = 0});
-            ddp.backward([](auto ready) { ready(0); });
-        };
-        CHECK_THROWS_AS(train(), joinable::ContractViolation);
-    });
+TEST_CASE("weights that sum to 0 average to zeros, of both kinds, and the optimizer steps") {
+    enum class Guarded { yes, not_enabled, no };
+    for (Guarded const guarded : {Guarded::yes, Guarded::not_enabled, Guarded::no}) {
+        for (GradientKind const kind : {GradientKind::mean, GradientKind::sum}) {
+            for (bool const views : {false, true}) {
+                over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+                    Params params = make_params<double>({1});
+                    DistributedDataParallel ddp{
+                        comm, params, {.gradient_as_bucket_view = views, .gradient_kind = kind}
+                    };
+                    int contributors = 0;
+                    double velocity = 8.0;
+                    joinable::Step step{comm, [&](joinable::Round const& round) {
+                                            contributors = round.contributor_count();
+                                            velocity = velocity / 2 + params[0].g(0);
+                                        }};
+                    std::optional<Join<decltype(ddp), decltype(step)>> guard;
+                    if (guarded != Guarded::no) {
+                        guard.emplace(
+                            participants(ddp, step),
+                            joinable::JoinOptions{.enable = guarded == Guarded::yes}
+                        );
+                    }
+                    ddp.forward([] {}, {.weight = 0});
+                    ddp.backward([&](auto ready) {
+                        params[0].g(0) = kind == GradientKind::mean ? std::nan("") : 5.0;
+                        ready(0);
+                    });
+                    step.step();
+                    CHECK(params[0].g(0) == 0.0);
+                    CHECK(velocity == 4.0);
+                    CHECK(contributors == (guarded == Guarded::yes ? 0 : comm.size()));
+                    ddp.forward([] {}, {.weight = 2}); // and training goes on
+                    ddp.backward([&](auto ready) {
+                        params[0].g(0) = kind == GradientKind::mean ? 1.0 : 2.0;
+                        ready(0);
+                    });
+                    step.step();
+                    CHECK(params[0].g(0) == 1.0);
+                    CHECK(contributors == comm.size());
+                });
+            }
+        }
+    }
 }
 
 TEST_CASE("rounds without gradients, evaluation and accumulation, reduce nothing") {

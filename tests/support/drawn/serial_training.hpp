@@ -40,7 +40,7 @@ public:
         }
     }
 
-    /// Whether the training is one that the library refuses: a changed static graph, weights of 0.
+    /// Whether the training is one that the library refuses: a changed static graph.
     [[nodiscard]] bool is_refused() const noexcept { return is_refused_; }
     /// [epoch][round][rank]
     [[nodiscard]] auto const& gradients() const noexcept { return results_; }
@@ -63,6 +63,7 @@ private:
     };
     /// What a rank brings to a round that syncs.
     struct Part {
+        bool has_pass = false; ///< also one that failed
         bool contributes = true;
         std::uint64_t weight = 0;
         std::vector<bool> takes; ///< per parameter: its gradient is in the sum
@@ -214,6 +215,7 @@ private:
             return {};
         }
         Part part{
+            !skips,
             !skips || held.batches != 0,
             weight + held.weight,
             std::vector<bool>(count),
@@ -238,7 +240,7 @@ private:
 
     Part shadow(Rank& rank, Epoch const& epoch) const {
         std::size_t const count = training_.parameters.size();
-        Part part{false, 0, std::vector<bool>(count), std::vector<bool>(count)};
+        Part part{false, false, 0, std::vector<bool>(count), std::vector<bool>(count)};
         if (epoch.carries) {
             part.contributes = rank.held.batches != 0;
             part.weight = rank.held.weight;
@@ -275,15 +277,18 @@ private:
         return contributors;
     }
 
-    void reduce(Epoch const& epoch, std::size_t k, std::vector<Part> const& parts) {
+    void reduce(Epoch const& epoch, std::size_t k, std::vector<Part>& parts) {
         bool const is_weighted = epoch.average == Average::weighted;
         std::uint64_t weights = 0;
         for (Part const& part : parts) {
             weights += part.weight;
         }
-        if (is_weighted && weights == 0) {
-            is_refused_ = true;
-            return;
+        bool const is_zero = is_weighted && weights == 0;
+        for (Part& part : parts) { // nobody contributes; ranks without a pass know it in a guard
+            part.contributes = part.contributes && !is_zero;
+            if (is_zero && epoch.is_guarded() && !part.has_pass) {
+                part.uses.assign(part.uses.size(), false);
+            }
         }
         double const divisor =
             is_weighted ? static_cast<double>(weights) : divisor_of(epoch, k, parts);

@@ -219,9 +219,10 @@ private:
 /// pass, and wait() before the first collective, so that the roll call hides behind the pass.
 ///
 /// Collective over the active ranks; joined ranks follow by shadowing. While this rank shadows it
-/// does nothing; outside any guard it only notes what accumulates until a round syncs.
+/// does nothing; outside any guard it only notes what accumulates until a round syncs. With
+/// EndPolicy::throw_early it waits: a rank that has run out ends the guard before the pass.
 /// @throws ContractViolation  it is not this participant's turn, or the notice is refused; the text
-///         names the participants.
+///         names the participants. With EndPolicy::throw_early what PendingRound::wait throws.
 template <class J>
 PendingRound announce_round(J& joinable, RoundNotice notice = {}) {
     static_assert(models_joinable<J>());

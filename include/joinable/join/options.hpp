@@ -14,7 +14,7 @@ namespace joinable { inline namespace v0 {
 enum class EndPolicy : std::uint8_t {
     drain,         ///< the others go on to their end, and the joined ranks shadow them
     stop_at_first, ///< all ranks leave after the same number of rounds, without an exception
-    throw_early,   ///< all ranks throw EarlyTermination
+    throw_early,   ///< all ranks throw EarlyTermination, before the pass of that round
 };
 
 /// What an active rank does in a round.

@@ -204,9 +204,9 @@ public:
         finalize_backward();
     }
 
-    /// Collective over the active ranks; does not block in a round that syncs. Whether it syncs is
-    /// what the round's opener said: under next() and iterate() the notice given there, else the
-    /// notice given here, and never inside no_sync().
+    /// Collective over the active ranks; does not block in a round that syncs, except with
+    /// EndPolicy::throw_early. Whether it syncs is what the round's opener said: under next() and
+    /// iterate() the notice given there, else the notice given here, and never inside no_sync().
     /// @throws ContractViolation  the previous forward had no backward; see announce_round.
     void prepare_for_forward(RoundNotice notice = {}) {
         guarded([&] {

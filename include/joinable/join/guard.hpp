@@ -307,6 +307,7 @@ private:
             },
             joinables
         );
+        detail::check_guard(joinables, options_);
         if (options_.timeout) {
             deadlines_.exchange(all, *options_.timeout);
         }

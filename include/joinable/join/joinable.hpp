@@ -70,6 +70,12 @@ private:
     detail::LocalRounds* local_rounds_ = nullptr; ///< of a guard that is not enabled
 };
 
+/// What a participant is told of the guard that it enters.
+struct GuardView {
+    bool carries_accumulated; ///< JoinOptions::carry_accumulated
+    bool steps;               ///< a hook is labelled labels::step or labels::shards
+};
+
 namespace detail {
 
 inline Session* session_of(JoinState const& state) noexcept {
@@ -107,6 +113,11 @@ concept has_agree_on = requires(J const& joinable, AgreementList& list) {
     joinable.agree_on(list);
 } || requires { &J::agree_on; };
 
+template <class J>
+concept has_check_guard = requires(J const& joinable, GuardView const& view) {
+    joinable.check_guard(view);
+} || requires { &J::check_guard; };
+
 template <class Keywords>
 inline constexpr bool are_comparable = true;
 template <class... Ks>
@@ -139,6 +150,8 @@ using join_communicator_t =
 /// | (optional, const)              |               | else it is the name of the class              |
 /// | `joinable.agree_on(list)`      |               | adds to an AgreementList what must be the     |
 /// | (optional, const)              |               | same on every rank that enters a guard        |
+/// | `joinable.check_guard(view)`   |               | throws where it cannot take part in a guard   |
+/// | (optional, const)              |               | that a GuardView describes                    |
 ///
 /// Not checkable, still required: it calls notify_join_context or announce_round before its
 /// collectives of a round.

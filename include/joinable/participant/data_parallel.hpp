@@ -54,6 +54,11 @@ concept describes_model =
 /// mark_ready, finalize_backward. The average is over the initial world, over the active ranks
 /// (divide_by_initial_world_size = false), or by weight where notices carry one. `Reduction` says how
 /// a bucket travels, see BucketReduction. `Times` is told when rounds and buckets begin and end.
+///
+/// Zero gradients before the pass or after the step. A joined rank runs neither: its gradients hold
+/// the averages of the others' rounds until the guard ends, and are zeros then, so that its first pass
+/// in the next guard adds to nothing (DataParallelOptions::joined_gradients). What zeros in a Step's
+/// body, after the step, runs on joined ranks as well.
 template <Communicator Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class DistributedDataParallel {
 public:
@@ -340,6 +345,7 @@ public:
                   ddp.averaging_.divides_by_initial_world_size, divides_by_initial_world_size
               } {
             ddp.stage_ = Stage::idle; // whatever an earlier guard left open
+            ddp.reducer_->begin_guard();
         }
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
@@ -364,6 +370,7 @@ public:
                 ddp_.module_->sync(result.authoritative_rank);
             }
         }
+        void end_hook() { ddp_.reducer_->end_guard(); }
 
     private:
         DistributedDataParallel& ddp_;
@@ -382,6 +389,22 @@ public:
         detail::agree_on(list, module_->options());
         list.add("reduction", Reduction::name);
         list.add("model", model_);
+    }
+    /// @throws ContractViolation  joined ranks leave their gradients untouched, but others use them.
+    void check_guard(GuardView const& guard) const {
+        bool const is_untouched = module_->options().joined_gradients == JoinedGradients::untouched;
+        if (is_untouched && guard.carries_accumulated) {
+            throw ContractViolation{
+                "JoinedGradients::untouched leaves on a joined rank what it accumulated, which the "
+                "guard would reduce as well; give it {.carry_accumulated = false}"
+            };
+        }
+        if (is_untouched && guard.steps) {
+            throw ContractViolation{
+                "JoinedGradients::untouched keeps averages from joined ranks, so a Step or a sharded "
+                "optimizer beside it would step by old gradients there; leave the option out"
+            };
+        }
     }
 
 private:
@@ -450,9 +473,9 @@ private:
     void contribute_without_pass(Round const& round) {
         double const factor = averaging_.factor(comm_, round);
         if (std::exchange(has_accumulated_, false) && round.contributes()) {
-            reducer_->contribute_accumulated(factor, round.buffer_source());
+            reducer_->contribute_accumulated(factor, round.buffer_source(), round.is_shadow());
         } else {
-            reducer_->contribute_zeros(round.buffer_source());
+            reducer_->contribute_zeros(round.buffer_source(), round.is_shadow());
         }
     }
 

@@ -177,7 +177,8 @@ TEST_CASE("what a rank accumulated before it ran out flows into the next reducti
                             {.gradient_as_bucket_view = views,
                              .find_unused = finds_unused,
                              .gradient_kind = average == Average::weighted_sum ? GradientKind::sum
-                                                                               : GradientKind::mean}
+                                                                               : GradientKind::mean,
+                             .joined_gradients = joinable::JoinedGradients::kept}
                         };
                         auto const expected = serial_averages(comm.size(), average, carries);
                         std::vector<double> averages;
@@ -227,7 +228,12 @@ TEST_CASE("what a rank accumulated before it ran out flows into the next reducti
 TEST_CASE("several forward passes may share a backward pass: their weights add up") {
     over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
-        DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
+        DistributedDataParallel ddp{
+            comm,
+            params,
+            {.gradient_kind = GradientKind::sum, .joined_gradients = joinable::JoinedGradients::kept
+            }
+        };
         Join guard{participants(ddp)};
         int const inputs = 1 + comm.rank() % 2;
         for (int i = 0; i < inputs; ++i) {
@@ -257,7 +263,9 @@ TEST_CASE("several forward passes may share a backward pass: their weights add u
 TEST_CASE("a forward pass without a backward pass leaves nothing to bring along") {
     over_ranks({2, 3}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
-        DistributedDataParallel ddp{comm, params};
+        DistributedDataParallel ddp{
+            comm, params, {.joined_gradients = joinable::JoinedGradients::kept}
+        };
         Join guard{participants(ddp)};
         params[0].g(0) = 99.0; // of earlier times
         ddp.forward([] {}, {.will_sync = false});

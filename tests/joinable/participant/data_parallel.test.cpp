@@ -286,7 +286,9 @@ TEST_CASE("the tutorial's numbers: gradients of 3 with the initial world, 6 with
         over_ranks({2}, [&](RankCommunicator& comm) {
             std::vector<Param<float>> params;
             params.emplace_back(1);
-            DistributedDataParallel ddp{comm, params};
+            DistributedDataParallel ddp{
+                comm, params, {.joined_gradients = joinable::JoinedGradients::kept}
+            };
             Join guard{participants(ddp), joinable::divide_by_initial_world_size = by_initial};
             for (int i = 0; i < 5 + comm.rank(); ++i) {
                 ddp.forward([] {});
@@ -447,6 +449,8 @@ TEST_CASE("options that differ are refused on all ranks") {
         {.gradient_kind = GradientKind::sum},
         {.bucket_caps_bytes = {100}},
         {.rebuild_buckets = false},
+        {.joined_gradients = joinable::JoinedGradients::kept},
+        {.unused_gradients = joinable::UnusedGradients::held},
     };
     for (joinable::DataParallelOptions const& other : others) {
         over_ranks({2, 4}, [&](RankCommunicator& comm) {

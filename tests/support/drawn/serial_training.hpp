@@ -51,9 +51,11 @@ private:
         std::size_t batches = 0;
         std::uint64_t weight = 0;
     };
+    enum class Writer { none, active, joined }; ///< of an average, by the reductions of a guard
     struct Rank {
         int rank = 0;
         Gradients gradients;
+        std::vector<Writer> writers;
         double buffer = 0;
         std::vector<bool> accumulated; ///< in rounds that did not sync, where there is a map
         bool has_accumulated = false;
@@ -82,6 +84,7 @@ private:
             e > 0 && training_.epochs[e - 1].guard == Guard::none && epoch.guard == Guard::none;
         for (Rank& rank : ranks_) { // a guard begins and ends with nothing held
             rank.held = {};
+            rank.writers.assign(rank.gradients.size(), Writer::none);
             rank.outside = goes_on ? rank.outside : Accumulated{};
         }
         for (std::size_t k = 0; k < epoch.rounds.size() && !is_refused_; ++k) {
@@ -115,12 +118,26 @@ private:
                 buffers_.back().back().push_back(rank.buffer);
             }
         }
+        for (Rank& rank : ranks_) {
+            for (std::size_t p = 0; p < rank.writers.size(); ++p) {
+                zero_if(rank, p, rank.writers[p] == Writer::joined);
+            }
+        }
         if (epoch.is_guarded() && training_.options.sync_at_end) {
             std::size_t authority = 0; // the highest of those that trained longest
             for (std::size_t r = 0; r < ranks_.size(); ++r) {
                 authority = epoch.lengths[r] >= epoch.lengths[authority] ? r : authority;
             }
             send_buffer(authority);
+        }
+    }
+
+    /// What becomes of a joined rank's gradient, where gradients are zeroed at the end.
+    void zero_if(Rank& rank, std::size_t p, bool is_meant) const {
+        auto& gradient = rank.gradients[p];
+        if (is_meant && gradient &&
+            training_.options.joined_gradients == joinable::JoinedGradients::zeroed_at_end) {
+            gradient->assign(gradient->size(), 0.0);
         }
     }
 
@@ -222,10 +239,12 @@ private:
             std::vector<bool>(count)
         };
         if (batch.fails == Fails::nowhere) {
+            bool const is_held =
+                training_.options.unused_gradients == joinable::UnusedGradients::held;
             for (std::size_t const p : training_.trained()) {
-                part.takes[p] = !has_map() || marked[p] || rank.accumulated[p];
+                part.uses[p] = !has_map() || marked[p] || rank.accumulated[p];
+                part.takes[p] = part.uses[p] || is_held;
             }
-            part.uses = part.takes;
             rank.is_recorded = true;
         } else if (skips) {
             bring_accumulated(rank, part);
@@ -301,8 +320,10 @@ private:
         }
         std::vector<bool> const used = used_by_some(parts);
         for (std::size_t const p : training_.trained()) {
-            if (used[p]) {
-                set_average(p, parts, factors);
+            Numbers const average = average_of(p, parts, factors);
+            for (Rank& rank : ranks_) {
+                bool const has_joined = k >= epoch.lengths[static_cast<std::size_t>(rank.rank)];
+                receive(rank, p, has_joined, used[p] ? &average : nullptr);
             }
         }
         for (Rank& rank : ranks_) {
@@ -333,8 +354,21 @@ private:
         return graph_ ? *graph_ : used;
     }
 
-    void
-    set_average(std::size_t p, std::vector<Part> const& parts, std::vector<double> const& factors) {
+    /// Without an average no rank uses the parameter.
+    void receive(Rank& rank, std::size_t p, bool has_joined, Numbers const* average) const {
+        using joinable::JoinedGradients;
+        if (average == nullptr) {
+            zero_if(rank, p, has_joined && rank.writers[p] != Writer::none);
+        } else if (!has_joined ||
+                   training_.options.joined_gradients != JoinedGradients::untouched) {
+            rank.gradients[p] = *average;
+            rank.writers[p] = has_joined ? Writer::joined : Writer::active;
+        }
+    }
+
+    [[nodiscard]] Numbers average_of(
+        std::size_t p, std::vector<Part> const& parts, std::vector<double> const& factors
+    ) const {
         Parameter const& parameter = training_.parameters[p];
         Numbers average;
         for (std::size_t i = 0; i < joinable::numel(parameter.extents); ++i) {
@@ -348,9 +382,7 @@ private:
             }
             average.push_back(sum_of(parameter.dtype, terms));
         }
-        for (Rank& rank : ranks_) {
-            rank.gradients[p] = average;
-        }
+        return average;
     }
 
     Training& training_;

@@ -192,6 +192,12 @@ private:
         options.buffer_sync = draw_.one_in(2) ? joinable::BufferSync::before_forward
                                               : joinable::BufferSync::after_forward;
         options.sync_at_end = draw_.one_in(2);
+        using joinable::JoinedGradients;
+        options.joined_gradients = draw_.one_of(
+            {JoinedGradients::zeroed_at_end, JoinedGradients::kept, JoinedGradients::untouched}
+        );
+        options.unused_gradients =
+            draw_.one_in(2) ? joinable::UnusedGradients::held : joinable::UnusedGradients::zero;
         if (draw_.one_in(3)) {
             for (std::size_t n = draw_.between(1, 3); n > 0; --n) {
                 options.bucket_caps_bytes.push_back(draw_.below(120));
@@ -260,7 +266,9 @@ private:
              Guard::known_lengths}
         );
         epoch.average = draw_.one_of({Average::initial, Average::active, Average::weighted});
-        epoch.carries = !draw_.one_in(3);
+        bool const is_untouched =
+            training_.options.joined_gradients == joinable::JoinedGradients::untouched;
+        epoch.carries = !draw_.one_in(3) && !is_untouched;
         epoch.uses_no_sync =
             (!epoch.is_guarded() || epoch.guard == Guard::notices) && draw_.one_in(2);
         epoch.sync_every = draw_.between(1, 3);

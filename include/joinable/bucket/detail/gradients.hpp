@@ -246,6 +246,7 @@ private:
     }
 
     void require_fit(std::size_t i, AnyView const& gradient) const {
+        check_gradient(parameters_, i, gradient);
         AnyView const& view = *places_[i].view;
         if (gradient.dtype() != view.dtype() || gradient.extents() != view.extents() ||
             gradient.device() != view.device()) {

@@ -3,9 +3,31 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace joinable { inline namespace v0 {
+
+/// What a rank's gradients are when it has joined a guard and shadows the reductions of the others.
+enum class JoinedGradients : std::uint8_t {
+    /// The averages, while the guard lives; when it ends, zeros where a reduction that this rank
+    /// shadowed wrote last: for engines that zero gradients, be it before the pass or after the step.
+    /// Where a shadowed round reduces nothing, because no rank uses a parameter, zeros at once, or a
+    /// Step would take an earlier average again.
+    zeroed_at_end,
+    /// The averages, also when the guard has ended: for engines that never zero them.
+    kept,
+    /// As this rank's last own round left them, as in PyTorch. Not beside a Step; needs
+    /// JoinOptions::carry_accumulated = false. Where gradients may lie in buckets (set_grad) it
+    /// allocates as much memory again.
+    untouched,
+};
+
+/// What a rank sends of a parameter that its pass does not use, where another rank does.
+enum class UnusedGradients : std::uint8_t {
+    zero, ///< zeros, and what it accumulated in rounds that did not sync
+    held, ///< what the gradient holds, be it of a round that was reduced, as in PyTorch
+};
 
 /// How gradients are cut into buckets. The same on every rank.
 struct BucketOptions {
@@ -30,6 +52,8 @@ struct BucketOptions {
     /// after the first iteration it is cut by that order. Off: cut at once, from the last parameter
     /// to the first. Without effect where find_unused is on and static_graph is not.
     bool rebuild_buckets = true;
+    JoinedGradients joined_gradients = JoinedGradients::zeroed_at_end;
+    UnusedGradients unused_gradients = UnusedGradients::zero;
 };
 
 namespace detail {

@@ -193,19 +193,29 @@ public:
     }
 
     /// The whole iteration of a rank that has no gradients: the same collectives with zeros, and
-    /// the averages written into its gradients. Collective. Throws what finalize_backward() throws.
-    void contribute_zeros(int order_source = 0) {
-        begin(0.0, order_source, false);
+    /// the averages written into its gradients. For one that has joined a guard the options say what
+    /// becomes of these (BucketOptions::joined_gradients). Collective. Throws what finalize_backward()
+    /// throws.
+    void contribute_zeros(int order_source = 0, bool has_joined = false) {
+        begin(0.0, order_source, false, has_joined);
         contribute_nothing();
         finalize_backward();
     }
 
     /// The same for a rank that runs no backward pass, but whose gradients hold what it accumulated
     /// in earlier rounds (mark_accumulated): they are multiplied by `factor` and take part.
-    void contribute_accumulated(double factor, int order_source = 0) {
-        begin(factor, order_source, false);
+    void contribute_accumulated(double factor, int order_source = 0, bool has_joined = false) {
+        begin(factor, order_source, false, has_joined);
         iteration_.contribute_accumulated();
         finalize_backward();
+    }
+
+    /// A guard begins or ends, after its post hooks: what joined ranks write into gradients is meant
+    /// until then. Local.
+    void begin_guard() noexcept { gradients_.begin_guard(); }
+    void end_guard() {
+        gradients_.end_guard();
+        gradients_.device().finish();
     }
 
 private:
@@ -216,8 +226,9 @@ private:
 
     // The script of an iteration, the same for ranks with and without gradients.
 
-    void begin(double factor, int order_source, bool has_pass) {
+    void begin(double factor, int order_source, bool has_pass, bool has_joined = false) {
         contributes_ = factor != 0.0; // else zeros are packed
+        gradients_.begin(has_joined);
         bool const scales_later = reduction_scales_ && contributes_;
         end_ranges(); // of one that failed
         iteration_.begin(scales_later ? 1.0 : factor, has_pass);
@@ -258,9 +269,7 @@ private:
         Bucket const& bucket = buckets()[index];
         for_each_run(bucket, [&](std::size_t first, std::size_t last) {
             for (std::size_t k = first; k < last; ++k) {
-                if (iteration_.is_unused(bucket.parameters[k])) {
-                    gradients_.zero(bucket.parameters[k]);
-                }
+                iteration_.take_unused(bucket.parameters[k]);
             }
             gradients_.device().submit();
             BucketRun const& run = runs_[launched_] = run_of(index, first, last);
@@ -304,6 +313,7 @@ private:
                 }
             });
         }
+        gradients_.complete([&](std::size_t i) { return iteration_.is_used(i); });
     }
 
     /// Calls f(first, last) for every run of a bucket's parameters that some rank uses.

@@ -24,7 +24,7 @@ inline void check_on_host(std::string_view what, std::string_view role, AnyView 
             ", but this runs on the host; copy it to host memory first, with the engine's own means"
         };
     }
-    if (view.data() == nullptr && view.numel() != 0) {
+    if (!has_memory(view)) {
         throw ContractViolation{
             to_text(what) + ": the " + to_text(role) + " is a null pointer for " +
             to_text(view.numel()) + " elements; give it memory first"

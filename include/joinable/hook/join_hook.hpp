@@ -17,6 +17,8 @@ template <class H>
 concept has_post_hook_of_result =
     requires(H& hook, JoinResult const& result) { hook.post_hook(result); };
 template <class H>
+concept has_end_hook = requires(H& hook) { hook.end_hook(); } || requires { &H::end_hook; };
+template <class H>
 concept has_post_hook = has_post_hook_of_result<H> || requires(H& hook) { hook.post_hook(bool{}); };
 template <class H>
 concept names_main_hook = requires { &H::main_hook; }; // whatever its parameters are
@@ -42,6 +44,8 @@ inline constexpr bool gives_notice = requires { requires H::gives_notice; };
 /// | `hook.main_hook(round)`                   | in the same order as the active ranks do         |
 /// | `hook.post_hook(is_last_joiner)` or       | runs once on every rank, when all have joined    |
 /// | `hook.post_hook(result)`                  | or the guard was stopped                         |
+/// | `hook.end_hook()` (optional)              | local; runs once after the post hooks of all     |
+/// |                                           | participants                                     |
 /// | `H::takes_part(round)` (optional, static) | whether the round concerns it; may ask a Round   |
 /// |                                           | for its number, phase and will_sync only         |
 /// | `H::gives_notice` (optional, static bool) | its participant's notification carries a notice, |

@@ -108,7 +108,7 @@ public:
     }
 
     /// next() over a range: `for (auto& batch : guard.iterate(batches, announce))`.
-    /// `announce(element)` gives the notice of its round. Leaving the loop by break is joining.
+    /// `announce(element)` returns the RoundNotice of its round. Leaving the loop by break is joining.
     template <class Range, class Announce = detail::DefaultNotice>
     [[nodiscard]] auto iterate(Range&& range, Announce announce = {}) {
         return GuardedRange<Join, Range, Announce, false>{
@@ -308,6 +308,7 @@ private:
             },
             joinables
         );
+        detail::check_guard(joinables, options_);
         if (options_.timeout) {
             deadlines_.exchange(all, *options_.timeout);
         }

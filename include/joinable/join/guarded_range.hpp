@@ -35,6 +35,11 @@ class GuardedRange {
     using Inner = decltype(std::begin(std::declval<std::remove_reference_t<Range>&>()));
     using InnerEnd = decltype(std::end(std::declval<std::remove_reference_t<Range>&>()));
     static_assert(
+        std::is_invocable_r_v<RoundNotice, Announce&, decltype(*std::declval<Inner const&>())>,
+        "iterate: what announces a round takes an element and returns a RoundNotice, such as "
+        "[](auto const& batch) { return joinable::RoundNotice{.weight = batch.size()}; }"
+    );
+    static_assert(
         !LooksAhead || std::forward_iterator<Inner>,
         "iterate: look_ahead needs a forward range, because it looks at the next element early"
     );
@@ -87,7 +92,11 @@ public:
 
 private:
     std::optional<RoundNotice> notice_of(Inner const& position, InnerEnd const& end) {
-        return position == end ? std::nullopt : std::optional<RoundNotice>{announce_(*position)};
+        if (position == end) {
+            return {};
+        }
+        RoundNotice const notice = announce_(*position); // no optional of it: that takes a number
+        return notice;
     }
 
     Guard& guard_;

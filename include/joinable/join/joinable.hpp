@@ -70,6 +70,12 @@ private:
     detail::LocalRounds* local_rounds_ = nullptr; ///< of a guard that is not enabled
 };
 
+/// What a participant is told of the guard that it enters.
+struct GuardView {
+    bool carries_accumulated; ///< JoinOptions::carry_accumulated
+    bool steps;               ///< a hook is labelled labels::step or labels::shards
+};
+
 namespace detail {
 
 inline Session* session_of(JoinState const& state) noexcept {
@@ -107,6 +113,11 @@ concept has_agree_on = requires(J const& joinable, AgreementList& list) {
     joinable.agree_on(list);
 } || requires { &J::agree_on; };
 
+template <class J>
+concept has_check_guard = requires(J const& joinable, GuardView const& view) {
+    joinable.check_guard(view);
+} || requires { &J::check_guard; };
+
 template <class Keywords>
 inline constexpr bool are_comparable = true;
 template <class... Ks>
@@ -139,6 +150,8 @@ using join_communicator_t =
 /// | (optional, const)              |               | else it is the name of the class              |
 /// | `joinable.agree_on(list)`      |               | adds to an AgreementList what must be the     |
 /// | (optional, const)              |               | same on every rank that enters a guard        |
+/// | `joinable.check_guard(view)`   |               | throws where it cannot take part in a guard   |
+/// | (optional, const)              |               | that a GuardView describes                    |
 ///
 /// Not checkable, still required: it calls notify_join_context or announce_round before its
 /// collectives of a round.
@@ -219,9 +232,10 @@ private:
 /// pass, and wait() before the first collective, so that the roll call hides behind the pass.
 ///
 /// Collective over the active ranks; joined ranks follow by shadowing. While this rank shadows it
-/// does nothing; outside any guard it only notes what accumulates until a round syncs.
+/// does nothing; outside any guard it only notes what accumulates until a round syncs. With
+/// EndPolicy::throw_early it waits: a rank that has run out ends the guard before the pass.
 /// @throws ContractViolation  it is not this participant's turn, or the notice is refused; the text
-///         names the participants.
+///         names the participants. With EndPolicy::throw_early what PendingRound::wait throws.
 template <class J>
 PendingRound announce_round(J& joinable, RoundNotice notice = {}) {
     static_assert(models_joinable<J>());

@@ -14,7 +14,7 @@ namespace joinable { inline namespace v0 {
 enum class EndPolicy : std::uint8_t {
     drain,         ///< the others go on to their end, and the joined ranks shadow them
     stop_at_first, ///< all ranks leave after the same number of rounds, without an exception
-    throw_early,   ///< all ranks throw EarlyTermination
+    throw_early,   ///< all ranks throw EarlyTermination, before the pass of that round
 };
 
 /// What an active rank does in a round.
@@ -33,8 +33,10 @@ struct RoundNotice {
     /// weight.
     std::optional<std::uint64_t> weight = {};
     /// This rank has no gradient of its own for this round (a batch that failed): it counts with
-    /// weight 0. With known lengths (JoinOptions::inputs) nobody hears of it: its weight stays in
-    /// the divisor, and the others count it as a contributor.
+    /// weight 0. In a guard it may leave `weight` out where the others give one. Outside a guard, and
+    /// in one that is not enabled, it says `.weight = 0` there. With known lengths
+    /// (JoinOptions::inputs) nobody hears of it: its weight stays in the divisor, and the others count
+    /// it as a contributor.
     bool skips = false;
 
     friend constexpr bool operator==(RoundNotice const&, RoundNotice const&) = default;

@@ -53,12 +53,13 @@ public:
     /// shadows 0, but what it held when it ran out in the first round that syncs after.
     [[nodiscard]] std::uint64_t weight() const noexcept { return weight_; }
     /// Whether this rank's gradients are in the sum of this round. Not if it skips the round and
-    /// accumulated nothing since the last round that synced. On a rank that shadows, only in the
-    /// first round that syncs after it ran out, and if it accumulated something before
-    /// (JoinOptions::carry_accumulated).
+    /// accumulated nothing since the last round that synced, nor if the weights of all ranks sum to
+    /// 0. On a rank that shadows, only in the first round that syncs after it ran out, and if it
+    /// accumulated something before (JoinOptions::carry_accumulated).
     [[nodiscard]] bool contributes() const noexcept { return contributes_; }
-    /// How many ranks contribute, the same on all: the divisor of an average over them. Who skips
-    /// is not known outside a guard, where it is the number of ranks, and with known lengths.
+    /// How many ranks contribute, the same on all: the divisor of an average over them. With 0 the
+    /// average is zeros. Which ranks skip is not known outside a guard, where it is the number of
+    /// ranks, and with known lengths.
     [[nodiscard]] int contributor_count() const noexcept { return contributor_count_; }
     /// Training rounds that did not sync since the last one that did, before this one. Counted from
     /// 0 inside a guard. The same on all ranks.

@@ -5,7 +5,6 @@
 
 #include <joinable/agreement/host_collectives.hpp>
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/error.hpp>
 #include <joinable/hook/keywords.hpp>
 #include <joinable/join/round.hpp>
 #include <joinable/participant/options.hpp>
@@ -29,7 +28,7 @@ struct Averaging {
 
     /// What a rank's gradients are multiplied with, so that their sum is the average. Local in a
     /// guard; outside, a weighted round sums the weights, which is collective.
-    /// @throws ContractViolation  on all ranks: the weights sum to 0.
+    /// 0 where the weights of all ranks sum to 0.
     template <Communicator Comm>
     [[nodiscard]] double factor(Comm& comm, Round const& round) const {
         double own = 1.0;
@@ -41,9 +40,7 @@ struct Averaging {
                 host.all_reduce(Buffer{&total, 1, DType::u64}, ReduceOp::sum).wait();
             }
             if (total == 0) {
-                throw ContractViolation{
-                    "the weights of all ranks sum to 0: there is nothing to average in this round"
-                };
+                return 0.0;
             }
             own = kind == GradientKind::mean ? static_cast<double>(round.weight()) : 1.0;
             divisor = static_cast<double>(total);

@@ -140,7 +140,7 @@ private:
         if (!averages_.is_captured()) {
             averages_.capture([&] { record(is_active); });
         }
-        averages_.run(factor, !is_active || !round.contributes());
+        averages_.run(factor, !is_active || factor == 0.0); // a mean over no samples is no number
     }
 
     void record(bool is_active) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -55,6 +54,11 @@ concept describes_model =
 /// mark_ready, finalize_backward. The average is over the initial world, over the active ranks
 /// (divide_by_initial_world_size = false), or by weight where notices carry one. `Reduction` says how
 /// a bucket travels, see BucketReduction. `Times` is told when rounds and buckets begin and end.
+///
+/// Zero gradients before the pass or after the step. A joined rank runs neither: its gradients hold
+/// the averages of the others' rounds until the guard ends, and are zeros then, so that its first pass
+/// in the next guard adds to nothing (DataParallelOptions::joined_gradients). What zeros in a Step's
+/// body, after the step, runs on joined ranks as well.
 template <Communicator Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class DistributedDataParallel {
 public:
@@ -205,9 +209,9 @@ public:
         finalize_backward();
     }
 
-    /// Collective over the active ranks; does not block in a round that syncs. Whether it syncs is
-    /// what the round's opener said: under next() and iterate() the notice given there, else the
-    /// notice given here, and never inside no_sync().
+    /// Collective over the active ranks; does not block in a round that syncs, except with
+    /// EndPolicy::throw_early. Whether it syncs is what the round's opener said: under next() and
+    /// iterate() the notice given there, else the notice given here, and never inside no_sync().
     /// @throws ContractViolation  the previous forward had no backward; see announce_round.
     void prepare_for_forward(RoundNotice notice = {}) {
         guarded([&] {
@@ -220,15 +224,13 @@ public:
                     "failed with skip()"
                 };
             }
-            is_weighted(notice.phase) = notice.weight.has_value();
             open_round(notice);
         });
     }
 
     /// Blocks until all ranks have opened the round. `unused` says which parameters the backward
     /// pass gives no gradient, a range of indices or a predicate over them: see
-    /// DataParallelOptions::find_unused. See PendingRound::wait for what throws; ContractViolation
-    /// on all ranks if the weights sum to 0.
+    /// DataParallelOptions::find_unused. See PendingRound::wait for what throws.
     template <class Unused = std::initializer_list<std::size_t>>
     void prepare_for_backward(Unused const& unused = {}) {
         guarded([&] {
@@ -291,8 +293,10 @@ public:
     /// | later                               |                    | ContractViolation: too late |
     ///
     /// In a round that does not sync, before its backward pass has ended, and in an evaluation whose
-    /// forward() threw, it ends the round; nothing is taken back. Collective: blocks until the
-    /// averages are written, if the round syncs.
+    /// forward() threw, it ends the round; nothing is taken back. Where weights sum to 0, because all
+    /// ranks skip, the average is zeros: see Round::contributor_count. Outside a guard, and in one that
+    /// is not enabled, say `skip({.weight = 0})` where the others give a weight. Collective: blocks
+    /// until the averages are written, if the round syncs.
     void skip(RoundNotice notice = {}) {
         guarded([&] {
             detail::forget_failure(*this); // the batch's: peers need not hear of it
@@ -301,9 +305,6 @@ public:
                 open_round({}); // the batch failed after next() had announced it
             } else if (stage_ == Stage::idle) {
                 notice.skips = true;
-                if (is_weighted(notice.phase) && !notice.weight) {
-                    notice.weight = 0; // or the others' rounds would be weighted and this one not
-                }
                 open_round(notice);
                 if (stage_ == Stage::forward) {
                     begin_reduction();
@@ -313,7 +314,7 @@ public:
             }
             if (stage_ == Stage::forward) {
                 begin_reduction();
-                (void)averaging_.factor(comm_, round_); // refuses what the others refuse
+                (void)averaging_.factor(comm_, round_); // the others may sum weights
                 reducer_->contribute_zeros(round_.buffer_source());
                 end_reduction();
             } else if (stage_ == Stage::backward) {
@@ -344,11 +345,10 @@ public:
                   ddp.averaging_.divides_by_initial_world_size, divides_by_initial_world_size
               } {
             ddp.stage_ = Stage::idle; // whatever an earlier guard left open
-            ddp.is_weighted_ = {};
+            ddp.reducer_->begin_guard();
         }
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
-        ~Hook() { ddp_.is_weighted_ = {}; }
 
         void main_hook(Round const& round) {
             if (round.phase() != Phase::train) {
@@ -370,6 +370,7 @@ public:
                 ddp_.module_->sync(result.authoritative_rank);
             }
         }
+        void end_hook() { ddp_.reducer_->end_guard(); }
 
     private:
         DistributedDataParallel& ddp_;
@@ -388,6 +389,22 @@ public:
         detail::agree_on(list, module_->options());
         list.add("reduction", Reduction::name);
         list.add("model", model_);
+    }
+    /// @throws ContractViolation  joined ranks leave their gradients untouched, but others use them.
+    void check_guard(GuardView const& guard) const {
+        bool const is_untouched = module_->options().joined_gradients == JoinedGradients::untouched;
+        if (is_untouched && guard.carries_accumulated) {
+            throw ContractViolation{
+                "JoinedGradients::untouched leaves on a joined rank what it accumulated, which the "
+                "guard would reduce as well; give it {.carry_accumulated = false}"
+            };
+        }
+        if (is_untouched && guard.steps) {
+            throw ContractViolation{
+                "JoinedGradients::untouched keeps averages from joined ranks, so a Step or a sharded "
+                "optimizer beside it would step by old gradients there; leave the option out"
+            };
+        }
     }
 
 private:
@@ -456,13 +473,11 @@ private:
     void contribute_without_pass(Round const& round) {
         double const factor = averaging_.factor(comm_, round);
         if (std::exchange(has_accumulated_, false) && round.contributes()) {
-            reducer_->contribute_accumulated(factor, round.buffer_source());
+            reducer_->contribute_accumulated(factor, round.buffer_source(), round.is_shadow());
         } else {
-            reducer_->contribute_zeros(round.buffer_source());
+            reducer_->contribute_zeros(round.buffer_source(), round.is_shadow());
         }
     }
-
-    bool& is_weighted(Phase phase) noexcept { return is_weighted_[phase == Phase::train ? 0 : 1]; }
 
     template <class F>
     decltype(auto) guarded(F&& verb) {
@@ -485,8 +500,7 @@ private:
     std::optional<RoundRange> round_range_; ///< while a training round of this rank is open
     Stage stage_ = Stage::idle;
     bool is_inside_no_sync_ = false;
-    std::array<bool, 2> is_weighted_{}; ///< per phase: the last forward pass in this guard was
-    bool has_accumulated_ = false;      ///< gradients, since the last round that synced
+    bool has_accumulated_ = false; ///< gradients, since the last round that synced
     JoinState state_;
 };
 

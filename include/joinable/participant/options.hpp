@@ -54,6 +54,10 @@ struct DataParallelOptions {
     bool sync_at_start = true;
     /// When a guard ends, take the values of the last rank that trained.
     bool sync_at_end = true;
+    /// What a joined rank keeps in its gradients.
+    JoinedGradients joined_gradients = JoinedGradients::zeroed_at_end;
+    /// What a rank sends of a parameter that its pass does not use.
+    UnusedGradients unused_gradients = UnusedGradients::zero;
 };
 
 /// What the buckets of a model need to know of its options.
@@ -66,6 +70,8 @@ struct DataParallelOptions {
         .static_graph = options.static_graph,
         .bucket_caps_bytes = options.bucket_caps_bytes,
         .rebuild_buckets = options.rebuild_buckets,
+        .joined_gradients = options.joined_gradients,
+        .unused_gradients = options.unused_gradients,
     };
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <concepts>
 #include <string_view>
 #include <utility>
 
@@ -12,7 +13,8 @@ namespace joinable { inline namespace v0 {
 ///
 /// Active ranks call step() once in every round that syncs; joined ranks run the same body there,
 /// on the same reduced gradients, so parameters and optimizer state stay the same on all ranks
-/// without any message. Runs after labels::gradients.
+/// without any message. Runs after labels::gradients. `body` may take the Round: one that is not to
+/// step where no rank had a gradient returns if `round.contributor_count() == 0`, equal on all ranks.
 template <class Body, Communicator Comm>
 class Step {
 public:
@@ -23,7 +25,7 @@ public:
     /// apart.
     void step() {
         Round const round = notify_join_context(*this);
-        detail::run_part(*this, round, [&] { body_(); });
+        detail::run_part(*this, round, [&] { run(round); });
     }
 
     class Hook {
@@ -33,7 +35,7 @@ public:
 
         explicit Hook(Step& step) noexcept : step_{step} {}
         static bool takes_part(Round const& round) noexcept { return round.will_sync(); }
-        void main_hook() { step_.body_(); }
+        void main_hook(Round const& round) { step_.run(round); }
         void post_hook(bool) noexcept {}
 
     private:
@@ -46,6 +48,14 @@ public:
     [[nodiscard]] std::string_view join_name() const noexcept { return "Step"; }
 
 private:
+    void run(Round const& round) {
+        if constexpr (std::invocable<Body&, Round const&>) {
+            body_(round);
+        } else {
+            body_();
+        }
+    }
+
     Comm& comm_;
     Body body_;
     JoinState state_;

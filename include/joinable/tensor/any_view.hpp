@@ -83,6 +83,11 @@ namespace detail {
     return device.kind == DeviceKind::host ? "the host" : concat("CUDA device ", device.index);
 }
 
+/// Whether its elements are somewhere, if it has any.
+[[nodiscard]] inline bool has_memory(AnyView const& view) {
+    return view.data() != nullptr || view.numel() == 0;
+}
+
 /// A view of any writable tensor; an AnyView is one already.
 template <class T>
 [[nodiscard]] AnyView view_of(T&& tensor) {

@@ -141,10 +141,23 @@ inline std::string describe_parameter(ParameterList const& parameters, std::size
 /// Throws ContractViolation unless parameter `i` has a value on `device`.
 inline void check_value(ParameterList const& parameters, std::size_t i, DeviceId device) {
     AnyView const value = parameters[i].value();
-    if (!value || value.device() != device) {
+    if (!value || value.device() != device || !has_memory(value)) {
+        throw ContractViolation{
+            describe_parameter(parameters, i) + (!value ? " has no value"
+                                                 : value.device() != device
+                                                     ? " is not on " + to_text(device)
+                                                     : " has a value at a null pointer")
+        };
+    }
+}
+
+/// Throws ContractViolation where the gradient of parameter `i` has elements, but no memory.
+inline void
+check_gradient(ParameterList const& parameters, std::size_t i, AnyView const& gradient) {
+    if (!has_memory(gradient)) {
         throw ContractViolation{
             describe_parameter(parameters, i) +
-            (value ? " is not on " + to_text(device) : " has no value")
+            " has a gradient at a null pointer; give it memory, or no gradient, where grad() is empty"
         };
     }
 }

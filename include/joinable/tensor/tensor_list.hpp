@@ -54,16 +54,19 @@ class TensorList : public detail::HandleList<AnyTensor> {};
 class FixedTensors {
 public:
     /// Local. `what` is how errors call one of them.
-    /// @throws ContractViolation  a tensor is missing (a null pointer) or not on `device`.
+    /// @throws ContractViolation  a tensor is missing, has no memory (null pointers) or is not on
+    ///         `device`.
     FixedTensors(TensorList tensors, std::string_view what, DeviceId device = {})
         : tensors_{std::move(tensors)}, what_{what} {
         for (AnyTensor const& tensor : tensors_) {
             AnyView const view = tensor.view();
-            if (!view || view.device() != device) {
+            if (!view || view.device() != device || !detail::has_memory(view)) {
                 refuse(
                     views_.size(),
-                    view ? " is not on " + detail::to_text(device) + "; give a copy that is"
-                         : " is missing; give a pointer that is not null"
+                    !view ? " is missing; give a pointer that is not null"
+                    : view.device() != device
+                        ? " is not on " + detail::to_text(device) + "; give a copy that is"
+                        : " has elements at a null pointer; give it memory"
                 );
             }
             views_.push_back(view);
@@ -71,14 +74,16 @@ public:
     }
 
     /// Where the tensors are now. Local; valid until the next call; no allocation.
-    /// @throws ContractViolation  one has other extents, another dtype or device than it had.
+    /// @throws ContractViolation  one has other extents, another dtype or device than it had, or no
+    ///         memory.
     std::vector<AnyView> const& views() {
         for (std::size_t i = 0; i < views_.size(); ++i) {
             AnyView const now = tensors_[i].view();
-            if (!detail::is_like(now, views_[i])) {
+            if (!detail::is_like(now, views_[i]) || !detail::has_memory(now)) {
                 refuse(
                     i,
                     " was " + detail::to_text(views_[i]) + ", but now is " + detail::to_text(now) +
+                        (detail::has_memory(now) ? "" : " at a null pointer") +
                         "; it may move, but neither grow nor change"
                 );
             }

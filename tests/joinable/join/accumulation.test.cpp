@@ -99,6 +99,7 @@ struct Script {
     struct Input {
         std::uint64_t weight = 0;
         bool skips = false;
+        bool is_silent = false; ///< it skips and does not say that others have a weight
     };
     struct Plan {
         bool syncs = true;
@@ -111,7 +112,7 @@ struct Script {
     [[nodiscard]] RoundNotice notice(std::size_t rank, std::size_t round) const {
         Input const& input = inputs[rank][round];
         RoundNotice notice{.will_sync = rounds[round].syncs, .phase = rounds[round].phase};
-        if (is_weighted) {
+        if (is_weighted && !(input.skips && input.is_silent)) {
             notice.weight = input.weight;
         }
         notice.skips = input.skips;
@@ -126,7 +127,8 @@ struct Script {
     }
 
     /// What the ranks see, from the definitions: `[round][rank]`.
-    [[nodiscard]] std::vector<std::vector<Seen>> expected(bool carries) const {
+    [[nodiscard]] std::vector<std::vector<Seen>>
+    expected(bool carries, bool is_guarded = true) const {
         std::vector<std::vector<Seen>> all;
         std::size_t begin = 0; // of the rounds since the last one that synced
         for (std::size_t round = 0; round < longest(); ++round) {
@@ -159,8 +161,10 @@ struct Script {
                 sum.contributors += one.contributes ? 1 : 0;
                 sum.weight_sum += one.weight;
             }
+            bool const is_zero = is_guarded && is_weighted && syncs && sum.weight_sum == 0;
             for (Seen& one : seen) {
-                one.contributors = sum.contributors;
+                one.contributes = one.contributes && !is_zero;
+                one.contributors = is_zero ? 0 : sum.contributors;
                 one.weight_sum = sum.weight_sum;
             }
             all.push_back(seen);
@@ -234,7 +238,7 @@ void run_guarded(
         }
     }
     guard.finish();
-    auto const expected = script.expected(options.carry_accumulated);
+    auto const expected = script.expected(options.carry_accumulated, options.enable);
     check_seen(
         observer.seen,
         options.enable ? expected : without_others(expected, comm.size(), rank, own.size()),
@@ -253,7 +257,7 @@ void run_script(RankCommunicator& comm, Script const& script, bool carries) {
     for (std::size_t i = 0; i < script.inputs[rank].size(); ++i) {
         observer(script.notice(rank, i));
     }
-    auto const expected = script.expected(carries);
+    auto const expected = script.expected(carries, false);
     check_seen(
         observer.seen, without_others(expected, comm.size(), rank, observer.seen.size()), rank
     );
@@ -361,7 +365,11 @@ TEST_CASE("any mix of lengths, syncs, evaluations and skips counts each gradient
             for (int rank = 0; rank < comm.size(); ++rank) {
                 auto& inputs = script.inputs.emplace_back(random.below(11));
                 for (auto& input : inputs) {
-                    input = {.weight = random.below(100), .skips = random.one_in(3)};
+                    input = {
+                        .weight = random.below(100) / 10 * random.below(5),
+                        .skips = random.one_in(3),
+                        .is_silent = random.one_in(2)
+                    };
                 }
             }
             CAPTURE(seed);

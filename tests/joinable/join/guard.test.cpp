@@ -161,6 +161,31 @@ TEST_CASE("throw_early throws EarlyTermination on all ranks after the same round
     });
 }
 
+TEST_CASE("under throw_early announcing throws, so that no rank begins a round that is not held") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        AllReducer reducer{comm};
+        int begun = 0;
+        auto const train = [&] {
+            Join guard{participants(reducer), {.end_policy = EndPolicy::throw_early}};
+            for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+                auto pending = joinable::announce_round(reducer);
+                CHECK(pending.is_answered());
+                ++begun;
+                joinable::Round round = pending.wait();
+                CHECK(round.number() == static_cast<std::size_t>(i));
+                round.done();
+            }
+            guard.finish();
+        };
+        if (comm.size() == 1) {
+            train();
+        } else {
+            CHECK_THROWS_AS(train(), joinable::EarlyTermination);
+        }
+        CHECK(begun == 3);
+    });
+}
+
 TEST_CASE("throw_early with even inputs ends normally") {
     over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};

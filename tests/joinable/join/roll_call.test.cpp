@@ -49,12 +49,15 @@ private:
     std::vector<std::vector<std::uint64_t>> others_;
 };
 
-RollCallLanes active_rank(RoundCode code, std::uint32_t digest = 5, std::uint64_t weight = 0) {
+RollCallLanes active_rank(
+    RoundCode code, std::uint32_t digest = 5, std::uint64_t weight = 0, bool is_weighted = false
+) {
     RollCallLanes lanes;
     lanes.active = 1;
     lanes.syncs = code.syncs ? 1 : 0;
     lanes.contributors = 1;
     lanes.weight = weight;
+    lanes.weighted = is_weighted ? 1 : 0;
     lanes.code = Agreement::of(code.encode());
     lanes.digest = Agreement::of(digest);
     return lanes;
@@ -71,8 +74,8 @@ std::vector<std::uint64_t> sum_of(std::vector<RollCallLanes> const& ranks) {
     return sum;
 }
 
-constexpr RoundCode training{Phase::train, true, false, Opening::notification, 0};
-constexpr RoundCode evaluation{Phase::evaluate, false, false, Opening::notification, 0};
+constexpr RoundCode training{Phase::train, true, Opening::notification, 0};
+constexpr RoundCode evaluation{Phase::evaluate, false, Opening::notification, 0};
 
 RollCallLanes arriving() {
     RollCallLanes lanes;
@@ -107,7 +110,8 @@ TEST_CASE("no lane overflows with the largest world and the largest values") {
     CHECK((n * max_weight) / n == max_weight);
     RollCallLanes lanes;
     lanes.active = lanes.arrived = lanes.failed = lanes.stop = lanes.syncs = lanes.contributors =
-        static_cast<std::uint32_t>(n);
+        lanes.weighted = lanes.silent = static_cast<std::uint32_t>(n);
+    lanes.code = lanes.digest = sum;
     RollCallLanes const decoded = RollCallLanes::decode(lanes.encode());
     CHECK(decoded.active == n);
     CHECK(decoded.arrived == n);
@@ -115,6 +119,10 @@ TEST_CASE("no lane overflows with the largest world and the largest values") {
     CHECK(decoded.stop == n);
     CHECK(decoded.syncs == n);
     CHECK(decoded.contributors == n);
+    CHECK(decoded.weighted == n);
+    CHECK(decoded.silent == n);
+    CHECK(decoded.code.value(n) == digest_mask);
+    CHECK(decoded.digest.value(n) == digest_mask);
 }
 
 TEST_CASE("the verdict follows the order failed, mismatch, stop, early end, end, go on") {
@@ -229,14 +237,14 @@ TEST_CASE("a failed rank is named with its text, whoever asks") {
 
 TEST_CASE("of ranks that open different rounds the first difference is named, among active ranks") {
     joinable_tests::run_ranks({3, 4, 8}, [](joinable::ThreadCommunicator& comm) {
-        RoundCode const weighted{Phase::train, true, true, Opening::next, 0};
+        RoundCode const weighted{Phase::train, true, Opening::next, 0};
         ControlOver<joinable::ThreadCommunicator&> control{comm};
         RollCall roll_call{control, EndPolicy::drain};
         roll_call.post(comm.rank() == 0 ? arriving() : active_rank(training));
         CHECK(roll_call.answer() == Verdict::go_on);
         roll_call.post(
             comm.rank() == 0   ? RollCallLanes{}
-            : comm.rank() == 2 ? active_rank(weighted)
+            : comm.rank() == 2 ? active_rank(weighted, 5, 0, true)
                                : active_rank(training)
         );
         CHECK(roll_call.answer() == Verdict::mismatch);
@@ -246,6 +254,57 @@ TEST_CASE("of ranks that open different rounds the first difference is named, am
             roll_call.failure().message ==
             "ranks disagree about round 1: has a weight: rank 1 has false, rank 2 has true; every "
             "active rank must open the same round"
+        );
+    });
+}
+
+RollCallLanes silent_rank(RoundCode code) {
+    RollCallLanes lanes = active_rank(code);
+    lanes.contributors = 0;
+    lanes.silent = 1;
+    return lanes;
+}
+
+TEST_CASE("a rank that skips and gives no weight goes along with weighted rounds and with others") {
+    for (bool const is_weighted : {false, true}) {
+        RollCallLanes const speaking = active_rank(training, 5, 0, is_weighted);
+        ScriptedControl control{0, 3, {sum_of({speaking, silent_rank(training)})}};
+        RollCall roll_call{control, EndPolicy::drain};
+        roll_call.post(speaking);
+        CHECK(roll_call.answer() == Verdict::go_on);
+        CHECK(roll_call.said().weighted == (is_weighted ? 2 : 0));
+        CHECK(roll_call.said().silent == 1);
+    }
+}
+
+TEST_CASE("where weights differ, ranks that do not say whether they have one are not blamed") {
+    joinable_tests::run_ranks({3, 4, 8}, [](joinable::ThreadCommunicator& comm) {
+        ControlOver<joinable::ThreadCommunicator&> control{comm};
+        RollCall roll_call{control, EndPolicy::drain};
+        roll_call.post(
+            comm.rank() == 0 ? silent_rank(training) : active_rank(training, 5, 0, comm.rank() == 2)
+        );
+        CHECK(roll_call.answer() == Verdict::mismatch);
+        CHECK(roll_call.failure().ranks == std::vector{2});
+        CHECK(
+            roll_call.failure().message ==
+            "ranks disagree about round 0: has a weight: rank 1 has false, rank 2 has true; every "
+            "active rank must open the same round"
+        );
+    });
+}
+
+TEST_CASE("what else ranks disagree on is named before a weight that a rank does not give") {
+    joinable_tests::run_ranks({2, 3, 4}, [](joinable::ThreadCommunicator& comm) {
+        ControlOver<joinable::ThreadCommunicator&> control{comm};
+        RollCall roll_call{control, EndPolicy::drain};
+        RoundCode const other{Phase::train, true, Opening::next, 0};
+        roll_call.post(comm.rank() == 0 ? silent_rank(training) : active_rank(other, 5, 0, true));
+        CHECK(roll_call.answer() == Verdict::mismatch);
+        CHECK(
+            roll_call.failure().message.find(
+                "opened by: rank 0 has participant 0, rank 1 has next()"
+            ) != std::string::npos
         );
     });
 }

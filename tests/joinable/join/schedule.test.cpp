@@ -65,6 +65,7 @@ TEST_CASE("a schedule says in every round what the ranks would have said") {
             }
             RC_ASSERT(said.active == active);
             RC_ASSERT(said.contributors == active);
+            RC_ASSERT(said.weighted == (is_weighted ? active : 0));
             RC_ASSERT(schedule.carry() == carry);
             RC_ASSERT(said.arrived == arriving.size());
             RC_ASSERT(schedule.arriving() == arriving);

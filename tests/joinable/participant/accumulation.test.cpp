@@ -15,6 +15,7 @@
 #include <support/recording_communicator.hpp>
 
 #include <joinable/join/guard.hpp>
+#include <joinable/participant/step.hpp>
 
 namespace {
 
@@ -176,7 +177,8 @@ TEST_CASE("what a rank accumulated before it ran out flows into the next reducti
                             {.gradient_as_bucket_view = views,
                              .find_unused = finds_unused,
                              .gradient_kind = average == Average::weighted_sum ? GradientKind::sum
-                                                                               : GradientKind::mean}
+                                                                               : GradientKind::mean,
+                             .joined_gradients = joinable::JoinedGradients::kept}
                         };
                         auto const expected = serial_averages(comm.size(), average, carries);
                         std::vector<double> averages;
@@ -226,7 +228,12 @@ TEST_CASE("what a rank accumulated before it ran out flows into the next reducti
 TEST_CASE("several forward passes may share a backward pass: their weights add up") {
     over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
-        DistributedDataParallel ddp{comm, params, {.gradient_kind = GradientKind::sum}};
+        DistributedDataParallel ddp{
+            comm,
+            params,
+            {.gradient_kind = GradientKind::sum, .joined_gradients = joinable::JoinedGradients::kept
+            }
+        };
         Join guard{participants(ddp)};
         int const inputs = 1 + comm.rank() % 2;
         for (int i = 0; i < inputs; ++i) {
@@ -256,7 +263,9 @@ TEST_CASE("several forward passes may share a backward pass: their weights add u
 TEST_CASE("a forward pass without a backward pass leaves nothing to bring along") {
     over_ranks({2, 3}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
-        DistributedDataParallel ddp{comm, params};
+        DistributedDataParallel ddp{
+            comm, params, {.joined_gradients = joinable::JoinedGradients::kept}
+        };
         Join guard{participants(ddp)};
         params[0].g(0) = 99.0; // of earlier times
         ddp.forward([] {}, {.will_sync = false});
@@ -295,9 +304,6 @@ TEST_CASE("a batch that fails on one rank is skipped, and the round goes on for 
                     int const bad_rank = comm.size() - 1;
                     for (int i = 0; i < 5; ++i) {
                         bool const fails = comm.rank() == bad_rank && i % 2 == 1;
-                        if (fails && comm.size() == 1 && weighted) {
-                            continue; // nobody would have a weight
-                        }
                         params[0].g(0) = 7.0;
                         try {
                             if (fails && where == FailsIn::announcement) {
@@ -334,7 +340,7 @@ TEST_CASE("a batch that fails on one rank is skipped, and the round goes on for 
                             CHECK(params[0].g(0) == doctest::Approx(7.0));
                         }
                     }
-                    CHECK(guard.finish().rounds == (comm.size() == 1 && weighted ? 3 : 5));
+                    CHECK(guard.finish().rounds == 5);
                 });
             }
         }
@@ -459,9 +465,7 @@ TEST_CASE("an evaluation that fails on one rank is skipped, and no round is open
     });
 }
 
-TEST_CASE(
-    "whether a skipped batch has a weight is what the last batch of its phase had, in its guard"
-) {
+TEST_CASE("whether a skipped batch has a weight is what the others say of the round, in a guard") {
     over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
         Params params = make_params<double>({1});
         DistributedDataParallel ddp{comm, params};
@@ -491,6 +495,39 @@ TEST_CASE(
     });
 }
 
+TEST_CASE("a rank whose first batch fails before any forward pass skips in weighted training") {
+    for (bool const is_alone : {false, true}) { // the others have run out
+        over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+            Params params = make_params<double>({1});
+            DistributedDataParallel ddp{comm, params};
+            double velocity = 0;
+            std::vector<int> contributors;
+            joinable::Step step{comm, [&](joinable::Round const& round) {
+                                    velocity = velocity / 2 + params[0].g(0);
+                                    contributors.push_back(round.contributor_count());
+                                }};
+            Join guard{participants(ddp, step)};
+            if (comm.rank() == 0) {
+                ddp.skip();
+                step.step();
+            }
+            if (comm.rank() == 0 || !is_alone) {
+                params[0].g(0) = 0;
+                train(ddp, params, 3.0, {.weight = 4});
+                step.step();
+            }
+            if (comm.rank() == 0) {
+                ddp.skip(); // the last active rank's, of a round that all others shadow
+                step.step();
+            }
+            guard.finish();
+            int const others = is_alone ? 0 : comm.size() - 1;
+            CHECK(contributors == std::vector{others, 1, 0});
+            CHECK(velocity == ((others == 0 ? 0.0 : 3.0) / 2 + 3.0) / 2);
+        });
+    }
+}
+
 TEST_CASE("a batch that fails after next() announced it, and before its forward pass, is skipped") {
     for (bool const says_so : {false, true}) { // or next() has announced that it is skipped
         over_ranks({1, 2, 3, 4}, [&](RankCommunicator& comm) {
@@ -501,9 +538,6 @@ TEST_CASE("a batch that fails after next() announced it, and before its forward 
                 bool const fails = comm.rank() == comm.size() - 1 && i % 2 == 0;
                 joinable::RoundNotice notice{.weight = 2, .skips = fails && says_so};
                 notice.phase = i == 4 ? joinable::Phase::evaluate : joinable::Phase::train;
-                if (comm.size() == 1 && says_so && i % 2 == 0) {
-                    continue; // nobody would have a weight
-                }
                 CHECK(guard.next(true, notice));
                 params[0].g(0) = 0;
                 if (fails) {
@@ -515,7 +549,8 @@ TEST_CASE("a batch that fails after next() announced it, and before its forward 
                 }
                 double const sum = 3.0 * (comm.size() - (i % 2 == 0 ? 1 : 0));
                 double const divisor = comm.size() - (i % 2 == 0 && says_so ? 1 : 0);
-                CHECK(params[0].g(0) == doctest::Approx(i == 4 ? 0.0 : sum / divisor));
+                bool const is_zero = i == 4 || divisor == 0;
+                CHECK(params[0].g(0) == doctest::Approx(is_zero ? 0.0 : sum / divisor));
             }
             guard.finish();
         });

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -285,7 +286,9 @@ TEST_CASE("the tutorial's numbers: gradients of 3 with the initial world, 6 with
         over_ranks({2}, [&](RankCommunicator& comm) {
             std::vector<Param<float>> params;
             params.emplace_back(1);
-            DistributedDataParallel ddp{comm, params};
+            DistributedDataParallel ddp{
+                comm, params, {.joined_gradients = joinable::JoinedGradients::kept}
+            };
             Join guard{participants(ddp), joinable::divide_by_initial_world_size = by_initial};
             for (int i = 0; i < 5 + comm.rank(); ++i) {
                 ddp.forward([] {});
@@ -332,18 +335,50 @@ TEST_CASE("weights give the same result outside a guard and in one that is not e
     });
 }
 
-TEST_CASE("weights that sum to 0 are refused on all ranks") {
-    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
-        std::vector<Param<double>> params;
-        params.emplace_back(1);
-        DistributedDataParallel ddp{comm, params};
-        auto const train = [&] {
-            Join guard{participants(ddp)};
-            ddp.forward([] {}, {.weight = 0});
-            ddp.backward([](auto ready) { ready(0); });
-        };
-        CHECK_THROWS_AS(train(), joinable::ContractViolation);
-    });
+TEST_CASE("weights that sum to 0 average to zeros, of both kinds, and the optimizer steps") {
+    enum class Guarded { yes, not_enabled, no };
+    for (Guarded const guarded : {Guarded::yes, Guarded::not_enabled, Guarded::no}) {
+        for (GradientKind const kind : {GradientKind::mean, GradientKind::sum}) {
+            for (bool const views : {false, true}) {
+                over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+                    Params params = make_params<double>({1});
+                    DistributedDataParallel ddp{
+                        comm, params, {.gradient_as_bucket_view = views, .gradient_kind = kind}
+                    };
+                    int contributors = 0;
+                    double velocity = 8.0;
+                    joinable::Step step{comm, [&](joinable::Round const& round) {
+                                            contributors = round.contributor_count();
+                                            velocity = velocity / 2 + params[0].g(0);
+                                        }};
+                    std::optional<Join<decltype(ddp), decltype(step)>> guard;
+                    if (guarded != Guarded::no) {
+                        guard.emplace(
+                            participants(ddp, step),
+                            joinable::JoinOptions{.enable = guarded == Guarded::yes}
+                        );
+                    }
+                    ddp.forward([] {}, {.weight = 0});
+                    ddp.backward([&](auto ready) {
+                        params[0].g(0) = kind == GradientKind::mean ? std::nan("") : 5.0;
+                        ready(0);
+                    });
+                    step.step();
+                    CHECK(params[0].g(0) == 0.0);
+                    CHECK(velocity == 4.0);
+                    CHECK(contributors == (guarded == Guarded::yes ? 0 : comm.size()));
+                    ddp.forward([] {}, {.weight = 2}); // and training goes on
+                    ddp.backward([&](auto ready) {
+                        params[0].g(0) = kind == GradientKind::mean ? 1.0 : 2.0;
+                        ready(0);
+                    });
+                    step.step();
+                    CHECK(params[0].g(0) == 1.0);
+                    CHECK(contributors == comm.size());
+                });
+            }
+        }
+    }
 }
 
 TEST_CASE("rounds without gradients, evaluation and accumulation, reduce nothing") {
@@ -404,6 +439,93 @@ TEST_CASE(
     });
 }
 
+struct Pointed {
+    joinable::AnyView value;
+    joinable::AnyView grad;
+    std::string name;
+    bool requires_grad = true;
+};
+
+TEST_CASE("elements at a null pointer are named on all ranks when the model is made") {
+    enum class Null { value, gradient, both_gradients, buffer, state };
+    for (Null const null :
+         {Null::value, Null::gradient, Null::both_gradients, Null::buffer, Null::state}) {
+        over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+            std::vector<double> memory(12);
+            bool const is_odd = comm.rank() == comm.size() - 1;
+            auto const view = [&](std::size_t at, bool is_null) {
+                void* const data = is_null && is_odd ? nullptr : memory.data() + at;
+                return joinable::AnyView{data, joinable::DType::f64, {2}, {1}};
+            };
+            bool const are_both = null == Null::both_gradients;
+            std::vector<Pointed> params{
+                {view(0, false), view(2, are_both), "first"},
+                {view(4, null == Null::value), view(6, are_both || null == Null::gradient), "last"}
+            };
+            std::vector<joinable::AnyView> buffers{view(8, null == Null::buffer)};
+            std::vector<joinable::AnyView> state{view(10, null == Null::state)};
+            std::string text;
+            try {
+                DistributedDataParallel ddp{comm, params, joinable::buffers(buffers)};
+                ddp.attach_state(state);
+            } catch (joinable::ContractViolation const& error) {
+                CHECK(is_odd);
+                text = error.what();
+            } catch (joinable::PeerFailed const& error) {
+                CHECK(error.rank() == comm.size() - 1);
+                text = error.what();
+            }
+            std::string const why =
+                null == Null::value      ? "parameter 1 (last) has a value at a null"
+                : null == Null::gradient ? "parameter 1 (last) has a gradient at a null pointer"
+                : are_both               ? "parameter 0 (first) has a gradient at a null pointer"
+                : null == Null::buffer   ? "buffer 0 has elements at a null pointer"
+                                         : "state tensor 0 has elements at a null pointer";
+            CAPTURE(text);
+            CHECK(text.find(why) != std::string::npos);
+        });
+    }
+}
+
+TEST_CASE("a tensor without elements, and a frozen parameter's gradient, may be at a null pointer"
+) {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
+        std::vector<double> memory(6);
+        auto const view = [](double* data, std::size_t count) {
+            return joinable::AnyView{data, joinable::DType::f64, {count}, {1}};
+        };
+        std::vector<Pointed> params{
+            {view(memory.data(), 2), view(memory.data() + 2, 2), "trained"},
+            {view(nullptr, 0), view(nullptr, 0), "empty"},
+            {view(memory.data() + 4, 1), view(nullptr, 1), "frozen", false},
+            {view(memory.data() + 5, 1), view(nullptr, 1), "frozen, too", false}
+        };
+        CHECK_NOTHROW(DistributedDataParallel{comm, params});
+    });
+}
+
+TEST_CASE("a gradient that loses its memory later is named, not read") {
+    over_ranks({1}, [](RankCommunicator& comm) {
+        std::vector<double> memory(4);
+        auto const view = [](void* data) {
+            return joinable::AnyView{data, joinable::DType::f64, {2}, {1}};
+        };
+        std::vector<Pointed> params{{view(memory.data()), view(memory.data() + 2), "weight"}};
+        DistributedDataParallel ddp{comm, params};
+        ddp.forward([] {});
+        auto const pass = [&](auto ready) {
+            params[0].grad = view(nullptr);
+            ready(0);
+        };
+        CHECK_THROWS_WITH_AS(
+            ddp.backward(pass),
+            "parameter 0 (weight) has a gradient at a null pointer; give it memory, or no gradient, "
+            "where grad() is empty",
+            joinable::ContractViolation
+        );
+    });
+}
+
 TEST_CASE("options that differ are refused on all ranks") {
     joinable::DataParallelOptions const others[] = {
         {.bucket_cap_bytes = 100},
@@ -414,6 +536,8 @@ TEST_CASE("options that differ are refused on all ranks") {
         {.gradient_kind = GradientKind::sum},
         {.bucket_caps_bytes = {100}},
         {.rebuild_buckets = false},
+        {.joined_gradients = joinable::JoinedGradients::kept},
+        {.unused_gradients = joinable::UnusedGradients::held},
     };
     for (joinable::DataParallelOptions const& other : others) {
         over_ranks({2, 4}, [&](RankCommunicator& comm) {

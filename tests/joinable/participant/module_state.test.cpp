@@ -351,6 +351,41 @@ TEST_CASE("buffers are sent however a round is opened, and by rank 0 where no gu
     }
 }
 
+TEST_CASE("under throw_early no pass runs for a round that is not held: buffers stay where they are"
+) {
+    for (BufferSync const position : {BufferSync::after_forward, BufferSync::before_forward}) {
+        for (bool const skips_last : {false, true}) { // in place of the pass
+            over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+                std::vector<Param<double>> params = make_params<double>({1});
+                std::vector<std::vector<double>> moments{{0.0}};
+                DistributedDataParallel ddp{
+                    comm, params, buffers(moments), {.buffer_sync = position}
+                };
+                int ended_early = 0;
+                try {
+                    Join guard{participants(ddp), {.end_policy = joinable::EndPolicy::throw_early}};
+                    for (int i = 0; i < 2 + comm.rank(); ++i) {
+                        if (skips_last && i == 2) {
+                            ddp.skip();
+                            continue;
+                        }
+                        ddp.forward([&] {
+                            comm.barrier(); // a collective of the engine's, as batch norm has
+                            moments[0][0] += 1.0;
+                        });
+                        ddp.backward([&](auto ready) { ready(0); });
+                    }
+                    guard.finish();
+                } catch (joinable::EarlyTermination const&) {
+                    ++ended_early;
+                }
+                CHECK(ended_early == (comm.size() == 1 ? 0 : 1));
+                CHECK(moments[0][0] == 2.0);
+            });
+        }
+    }
+}
+
 TEST_CASE("nobody else communicates between a forward pass that waited and its backward pass") {
     for (bool const is_before : {true, false}) { // waits for buffers, or has nothing to wait for
         for (int const world : {1, 2}) {

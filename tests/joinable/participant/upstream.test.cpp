@@ -579,7 +579,9 @@ template <class Comm>
 double last_gradient(Comm& comm, bool carries, bool by_initial) {
     std::vector<Param<float>> params;
     params.emplace_back(1);
-    DistributedDataParallel ddp{comm, params};
+    DistributedDataParallel ddp{
+        comm, params, {.joined_gradients = joinable::JoinedGradients::kept}
+    };
     Join guard{
         participants(ddp),
         {.sync_every = 2, .carry_accumulated = carries},

@@ -171,6 +171,9 @@ private:
             }
         }
         notice.skips = batch.fails == Fails::before_the_round;
+        if (notice.skips && !batch.says_weight) {
+            notice.weight = {};
+        }
         return notice;
     }
 

@@ -40,7 +40,7 @@ public:
         }
     }
 
-    /// Whether the training is one that the library refuses: a changed static graph, weights of 0.
+    /// Whether the training is one that the library refuses: a changed static graph.
     [[nodiscard]] bool is_refused() const noexcept { return is_refused_; }
     /// [epoch][round][rank]
     [[nodiscard]] auto const& gradients() const noexcept { return results_; }
@@ -51,9 +51,11 @@ private:
         std::size_t batches = 0;
         std::uint64_t weight = 0;
     };
+    enum class Writer { none, active, joined }; ///< of an average, by the reductions of a guard
     struct Rank {
         int rank = 0;
         Gradients gradients;
+        std::vector<Writer> writers;
         double buffer = 0;
         std::vector<bool> accumulated; ///< in rounds that did not sync, where there is a map
         bool has_accumulated = false;
@@ -63,6 +65,7 @@ private:
     };
     /// What a rank brings to a round that syncs.
     struct Part {
+        bool has_pass = false; ///< also one that failed
         bool contributes = true;
         std::uint64_t weight = 0;
         std::vector<bool> takes; ///< per parameter: its gradient is in the sum
@@ -81,6 +84,7 @@ private:
             e > 0 && training_.epochs[e - 1].guard == Guard::none && epoch.guard == Guard::none;
         for (Rank& rank : ranks_) { // a guard begins and ends with nothing held
             rank.held = {};
+            rank.writers.assign(rank.gradients.size(), Writer::none);
             rank.outside = goes_on ? rank.outside : Accumulated{};
         }
         for (std::size_t k = 0; k < epoch.rounds.size() && !is_refused_; ++k) {
@@ -114,12 +118,26 @@ private:
                 buffers_.back().back().push_back(rank.buffer);
             }
         }
+        for (Rank& rank : ranks_) {
+            for (std::size_t p = 0; p < rank.writers.size(); ++p) {
+                zero_if(rank, p, rank.writers[p] == Writer::joined);
+            }
+        }
         if (epoch.is_guarded() && training_.options.sync_at_end) {
             std::size_t authority = 0; // the highest of those that trained longest
             for (std::size_t r = 0; r < ranks_.size(); ++r) {
                 authority = epoch.lengths[r] >= epoch.lengths[authority] ? r : authority;
             }
             send_buffer(authority);
+        }
+    }
+
+    /// What becomes of a joined rank's gradient, where gradients are zeroed at the end.
+    void zero_if(Rank& rank, std::size_t p, bool is_meant) const {
+        auto& gradient = rank.gradients[p];
+        if (is_meant && gradient &&
+            training_.options.joined_gradients == joinable::JoinedGradients::zeroed_at_end) {
+            gradient->assign(gradient->size(), 0.0);
         }
     }
 
@@ -214,16 +232,19 @@ private:
             return {};
         }
         Part part{
+            !skips,
             !skips || held.batches != 0,
             weight + held.weight,
             std::vector<bool>(count),
             std::vector<bool>(count)
         };
         if (batch.fails == Fails::nowhere) {
+            bool const is_held =
+                training_.options.unused_gradients == joinable::UnusedGradients::held;
             for (std::size_t const p : training_.trained()) {
-                part.takes[p] = !has_map() || marked[p] || rank.accumulated[p];
+                part.uses[p] = !has_map() || marked[p] || rank.accumulated[p];
+                part.takes[p] = part.uses[p] || is_held;
             }
-            part.uses = part.takes;
             rank.is_recorded = true;
         } else if (skips) {
             bring_accumulated(rank, part);
@@ -238,7 +259,7 @@ private:
 
     Part shadow(Rank& rank, Epoch const& epoch) const {
         std::size_t const count = training_.parameters.size();
-        Part part{false, 0, std::vector<bool>(count), std::vector<bool>(count)};
+        Part part{false, false, 0, std::vector<bool>(count), std::vector<bool>(count)};
         if (epoch.carries) {
             part.contributes = rank.held.batches != 0;
             part.weight = rank.held.weight;
@@ -275,15 +296,18 @@ private:
         return contributors;
     }
 
-    void reduce(Epoch const& epoch, std::size_t k, std::vector<Part> const& parts) {
+    void reduce(Epoch const& epoch, std::size_t k, std::vector<Part>& parts) {
         bool const is_weighted = epoch.average == Average::weighted;
         std::uint64_t weights = 0;
         for (Part const& part : parts) {
             weights += part.weight;
         }
-        if (is_weighted && weights == 0) {
-            is_refused_ = true;
-            return;
+        bool const is_zero = is_weighted && weights == 0;
+        for (Part& part : parts) { // nobody contributes; ranks without a pass know it in a guard
+            part.contributes = part.contributes && !is_zero;
+            if (is_zero && epoch.is_guarded() && !part.has_pass) {
+                part.uses.assign(part.uses.size(), false);
+            }
         }
         double const divisor =
             is_weighted ? static_cast<double>(weights) : divisor_of(epoch, k, parts);
@@ -296,8 +320,10 @@ private:
         }
         std::vector<bool> const used = used_by_some(parts);
         for (std::size_t const p : training_.trained()) {
-            if (used[p]) {
-                set_average(p, parts, factors);
+            Numbers const average = average_of(p, parts, factors);
+            for (Rank& rank : ranks_) {
+                bool const has_joined = k >= epoch.lengths[static_cast<std::size_t>(rank.rank)];
+                receive(rank, p, has_joined, used[p] ? &average : nullptr);
             }
         }
         for (Rank& rank : ranks_) {
@@ -328,8 +354,21 @@ private:
         return graph_ ? *graph_ : used;
     }
 
-    void
-    set_average(std::size_t p, std::vector<Part> const& parts, std::vector<double> const& factors) {
+    /// Without an average no rank uses the parameter.
+    void receive(Rank& rank, std::size_t p, bool has_joined, Numbers const* average) const {
+        using joinable::JoinedGradients;
+        if (average == nullptr) {
+            zero_if(rank, p, has_joined && rank.writers[p] != Writer::none);
+        } else if (!has_joined ||
+                   training_.options.joined_gradients != JoinedGradients::untouched) {
+            rank.gradients[p] = *average;
+            rank.writers[p] = has_joined ? Writer::joined : Writer::active;
+        }
+    }
+
+    [[nodiscard]] Numbers average_of(
+        std::size_t p, std::vector<Part> const& parts, std::vector<double> const& factors
+    ) const {
         Parameter const& parameter = training_.parameters[p];
         Numbers average;
         for (std::size_t i = 0; i < joinable::numel(parameter.extents); ++i) {
@@ -343,9 +382,7 @@ private:
             }
             average.push_back(sum_of(parameter.dtype, terms));
         }
-        for (Rank& rank : ranks_) {
-            rank.gradients[p] = average;
-        }
+        return average;
     }
 
     Training& training_;

@@ -10,8 +10,8 @@
 
 #include <support/draw.hpp>
 
-#include <joinable/bucket/options.hpp>
 #include <joinable/join/options.hpp>
+#include <joinable/participant/options.hpp>
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/shape.hpp>
 
@@ -39,6 +39,7 @@ struct Batch {
     std::vector<std::size_t> marks; ///< in the order in which gradients become ready
     std::size_t marks_before_failure = 0;
     std::uint64_t weight = 1;
+    bool says_weight = true; ///< where it is skipped before the round, in a guard
 };
 
 /// What an engine does with gradients before a batch.
@@ -133,7 +134,6 @@ public:
 
     Training operator()() {
         training_.world = draw_.one_of({1, 2, 3, 4, 8});
-        average_alone_ = draw_.one_of({Average::initial, Average::weighted});
         draw_options();
         std::size_t const count = draw_.between(1, 12);
         std::size_t const settable = training_.options.gradient_as_bucket_view || draw_.one_in(2)
@@ -192,6 +192,12 @@ private:
         options.buffer_sync = draw_.one_in(2) ? joinable::BufferSync::before_forward
                                               : joinable::BufferSync::after_forward;
         options.sync_at_end = draw_.one_in(2);
+        using joinable::JoinedGradients;
+        options.joined_gradients = draw_.one_of(
+            {JoinedGradients::zeroed_at_end, JoinedGradients::kept, JoinedGradients::untouched}
+        );
+        options.unused_gradients =
+            draw_.one_in(2) ? joinable::UnusedGradients::held : joinable::UnusedGradients::zero;
         if (draw_.one_in(3)) {
             for (std::size_t n = draw_.between(1, 3); n > 0; --n) {
                 options.bucket_caps_bytes.push_back(draw_.below(120));
@@ -260,10 +266,9 @@ private:
              Guard::known_lengths}
         );
         epoch.average = draw_.one_of({Average::initial, Average::active, Average::weighted});
-        if (!epoch.is_guarded()) { // weighted or not: a skipped batch says what the last one said
-            epoch.average = average_alone_;
-        }
-        epoch.carries = !draw_.one_in(3);
+        bool const is_untouched =
+            training_.options.joined_gradients == joinable::JoinedGradients::untouched;
+        epoch.carries = !draw_.one_in(3) && !is_untouched;
         epoch.uses_no_sync =
             (!epoch.is_guarded() || epoch.guard == Guard::notices) && draw_.one_in(2);
         epoch.sync_every = draw_.between(1, 3);
@@ -277,7 +282,7 @@ private:
             );
         }
         std::size_t const rounds = *std::max_element(epoch.lengths.begin(), epoch.lengths.end());
-        std::size_t const failing = is_tame_ ? 0 : draw_.one_of<std::size_t>({0, 0, 3, 8});
+        std::size_t const failing = is_tame_ ? 0 : draw_.one_of<std::size_t>({0, 0, 0, 1, 3, 8});
         for (std::size_t round = 0; round < rounds; ++round) {
             draw_round(epoch, round, failing);
         }
@@ -327,13 +332,13 @@ private:
         }
         batch.marks = draw_.shuffled(batch.marks);
         bool const is_fixed = epoch.is_periodic();
-        batch.weight = is_fixed ? 1 + rank % 3 : draw_.between(1, 4);
+        batch.weight = is_fixed ? 1 + rank % 3 : draw_.below(5);
+        batch.says_weight = !epoch.is_guarded() || draw_.one_in(2);
         return batch;
     }
 
     Draw draw_;
     bool is_tame_;
-    Average average_alone_ = Average::initial; ///< without a guard
     Training training_;
     std::vector<std::vector<std::size_t>> graphs_;
 };

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
-#include <cstring>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,9 +31,10 @@ public:
         BufferMemory const& memory = {}
     )
         : parameters_{std::move(parameters)}, memory_{memory}, rank_{rank},
-          are_views_{options.gradient_as_bucket_view}, limits_{bucket_limits(options)},
-          trained_{expected_ready_order(parameters_)},
-          layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_, memory} {
+          are_views_{options.gradient_as_bucket_view}, joined_{options.joined_gradients},
+          limits_{bucket_limits(options)}, trained_{expected_ready_order(parameters_)},
+          layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_, memory},
+          writers_(parameters_.size()) {
         find_places();
         for (std::size_t const i : trained_) {
             if (DType const dtype = parameters_[i].value().dtype(); !is_floating_point(dtype)) {
@@ -54,6 +56,17 @@ public:
                     describe(i),
                     " has not; specialise it, or turn gradient_as_bucket_view off"
                 )};
+            }
+        }
+        auto const can_live_here = [&](std::size_t i) { return parameters_[i].can_set_grad(); };
+        backup_views_.resize(parameters_.size());
+        if (joined_ == JoinedGradients::untouched &&
+            std::any_of(trained_.begin(), trained_.end(), can_live_here)) {
+            backup_ = BucketLayout{parameters_, trained_, one_bucket(), memory};
+            for (Bucket const& bucket : backup_.buckets()) {
+                for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
+                    backup_views_[bucket.parameters[k]] = bucket.views[k];
+                }
             }
         }
         if (are_views_) {
@@ -97,8 +110,43 @@ public:
 
     [[nodiscard]] Device& device() const noexcept { return memory_.device(); }
 
+    /// A guard begins: no reduction of it has written a gradient.
+    void begin_guard() noexcept { writers_.assign(writers_.size(), Writer::none); }
+    /// An iteration begins, of a rank that has joined, or of one that has not.
+    void begin(bool is_joined) {
+        is_joined_ = is_joined;
+        if (leaves_untouched()) {
+            for_each_resident([&](std::size_t i, AnyView const& view) {
+                device().copy(view, backup_views_[i]);
+            });
+            device().submit(); // before zeros take their place
+        }
+    }
+    /// All averages of the iteration are delivered. `is_used(i)`: some rank uses the parameter.
+    template <class F>
+    void complete(F const& is_used) {
+        if (leaves_untouched()) {
+            for_each_resident([&](std::size_t i, AnyView const& view) {
+                device().copy(backup_views_[i], view);
+            });
+            device().submit();
+        } else if (is_joined_ && joined_ == JoinedGradients::zeroed_at_end) {
+            zero_written([&](std::size_t i) { return !is_used(i) && writers_[i] != Writer::none; });
+        }
+    }
+    /// The guard has ended. Done when device().finish() says so.
+    void end_guard() const {
+        if (joined_ == JoinedGradients::zeroed_at_end) {
+            zero_written([&](std::size_t i) { return writers_[i] == Writer::joined; });
+        }
+    }
+
     /// Makes what is in the bucket gradient `i`. Done when device().finish() says so.
-    void deliver(std::size_t i) const {
+    void deliver(std::size_t i) {
+        if (leaves_untouched()) {
+            return;
+        }
+        writers_[i] = is_joined_ ? Writer::joined : Writer::active;
         AnyParameter const& parameter = parameters_[i];
         AnyView const& view = *places_[i].view;
         AnyView const gradient = parameter.grad();
@@ -124,12 +172,7 @@ public:
     /// Cuts the buckets anew, by `order`. Gradients that live in them move along.
     void rebuild(std::vector<std::size_t> order) {
         std::vector<std::size_t> residents;
-        for (std::size_t const i : trained_) {
-            AnyView const gradient = parameters_[i].grad();
-            if (gradient && gradient.data() == places_[i].view->data()) {
-                residents.push_back(i);
-            }
-        }
+        for_each_resident([&](std::size_t i, AnyView const&) { residents.push_back(i); });
         trained_ = std::move(order);
         layout_.rebuild(parameters_, trained_, limits_);
         find_places();
@@ -144,6 +187,9 @@ public:
     }
 
 private:
+    /// What wrote a gradient last, of the reductions of a guard: one in which this rank was active, or
+    /// had joined.
+    enum class Writer : std::uint8_t { none, active, joined };
     struct Place {
         AnyView const* view = nullptr; ///< null: the parameter is not trained
         std::size_t bucket = 0;
@@ -157,6 +203,30 @@ private:
             Bucket const& bucket = buckets()[b];
             for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
                 places_[bucket.parameters[k]] = {&bucket.views[k], b};
+            }
+        }
+    }
+
+    [[nodiscard]] bool leaves_untouched() const noexcept {
+        return is_joined_ && joined_ == JoinedGradients::untouched;
+    }
+
+    /// Calls f(i, place) for each gradient that lives in its bucket.
+    template <class F>
+    void for_each_resident(F const& f) const {
+        for (std::size_t const i : trained_) {
+            AnyView const gradient = parameters_[i].grad();
+            if (gradient && gradient.data() == places_[i].view->data()) {
+                f(i, *places_[i].view);
+            }
+        }
+    }
+
+    template <class F>
+    void zero_written(F const& is_meant) const {
+        for (std::size_t const i : trained_) {
+            if (AnyView const gradient = parameters_[i].grad(); gradient && is_meant(i)) {
+                device().fill_zero(gradient);
             }
         }
     }
@@ -176,6 +246,7 @@ private:
     }
 
     void require_fit(std::size_t i, AnyView const& gradient) const {
+        check_gradient(parameters_, i, gradient);
         AnyView const& view = *places_[i].view;
         if (gradient.dtype() != view.dtype() || gradient.extents() != view.extents() ||
             gradient.device() != view.device()) {
@@ -199,10 +270,17 @@ private:
     BufferMemory memory_;
     int rank_;
     bool are_views_;
+    JoinedGradients joined_;
+    bool is_joined_ = false; ///< in this iteration
     std::vector<std::size_t> limits_;
     std::vector<std::size_t> trained_;
     BucketLayout layout_;
-    std::vector<Place> places_; ///< per parameter
+    std::vector<Place> places_;   ///< per parameter
+    std::vector<Writer> writers_; ///< per parameter
+    /// Memory for the gradients that live in buckets, while these carry the others'. The reductions of
+    /// all ranks run in the same buckets, because communicators have registered them.
+    BucketLayout backup_;
+    std::vector<AnyView> backup_views_; ///< per parameter
 };
 
 }}} // namespace joinable::v0::detail

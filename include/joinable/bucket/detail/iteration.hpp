@@ -25,6 +25,7 @@ public:
     Iteration(Gradients& gradients, BucketOptions const& options)
         : gradients_{gradients}, states_(gradients.parameters().size()),
           finds_unused_{options.find_unused && !options.static_graph},
+          sends_held_{options.unused_gradients == UnusedGradients::held},
           records_order_{rebuilds(options)} {
         if (options.find_unused || options.static_graph) {
             used_.emplace(states_.size());
@@ -43,9 +44,12 @@ public:
     [[nodiscard]] std::optional<UsedMap>& used() noexcept { return used_; }
     [[nodiscard]] bool is_used(std::size_t i) const noexcept { return !used_ || used_->is_used(i); }
 
-    /// Whether this rank has nothing to put into parameter `i`'s place but zeros.
-    [[nodiscard]] bool is_unused(std::size_t i) const noexcept {
-        return states_[i] == State::unused;
+    /// Its place in a bucket is about to be sent, because another rank uses the parameter: where this
+    /// one does not, puts zeros there, or what the gradient holds.
+    void take_unused(std::size_t i) const {
+        if (is_unused(i)) {
+            sends_held_&& has_pass_ ? gradients_.pack(i, factor_) : gradients_.zero(i);
+        }
     }
     /// Whether everything of a bucket is in its place, or is known to be unused.
     [[nodiscard]] bool is_full(std::size_t bucket) const noexcept {
@@ -64,6 +68,7 @@ public:
         }
         is_open_ = true;
         factor_ = factor;
+        has_pass_ = has_pass;
         is_recording_ = has_pass && graph_ && !graph_->is_recorded();
         for (std::size_t b = 0; b < pending_.size(); ++b) {
             pending_[b] = gradients_.buckets()[b].parameters.size();
@@ -117,7 +122,7 @@ public:
     }
 
     void contribute_nothing() {
-        is_recording_ = false;
+        has_pass_ = is_recording_ = false;
         ready_order_.clear();
         for (std::size_t const i : trained()) {
             states_[i] = State::unused;
@@ -182,6 +187,9 @@ public:
 private:
     enum class State : std::uint8_t { pending, ready, unused };
 
+    [[nodiscard]] bool is_unused(std::size_t i) const noexcept {
+        return states_[i] == State::unused;
+    }
     [[nodiscard]] std::vector<std::size_t> const& trained() const noexcept {
         return gradients_.trained();
     }
@@ -321,6 +329,8 @@ private:
     std::vector<std::size_t> ready_order_;
     double factor_ = 0;
     bool finds_unused_;
+    bool sends_held_;
+    bool has_pass_ = false; ///< this rank's, of the open iteration
     bool records_order_;
     bool is_open_ = false;
     bool is_recording_ = false; ///< the static graph: what is used is known at the end only

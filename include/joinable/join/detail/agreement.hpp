@@ -2,7 +2,9 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/agreement_list.hpp>
@@ -27,23 +29,51 @@ struct RollCallLanes {
     std::uint64_t weight = 0;       ///< in a round that syncs with what is held since the last one
     Agreement code;                 ///< readable: see RoundCode
     Agreement digest;               ///< of what the rank is about to do
+    std::uint32_t weighted = 0;     ///< gives a weight, in the free high bits of the code
+    std::uint32_t silent = 0;       ///< skips and gives none: it does not say whether others do
 
     using Words = std::array<std::uint64_t, 7>;
 
     [[nodiscard]] Words encode() const noexcept {
         std::uint64_t const ranks = packed(active, arrived, failed);
         std::uint64_t const say = packed(stop, syncs, contributors);
-        return {{ranks, say, weight, code.sum, code.squares, digest.sum, digest.squares}};
+        std::uint64_t const coded = code.sum | std::uint64_t{weighted} << count_at;
+        std::uint64_t const digested = digest.sum | std::uint64_t{silent} << count_at;
+        return {{ranks, say, weight, coded, code.squares, digested, digest.squares}};
     }
     static RollCallLanes decode(Words const& words) noexcept {
         auto const [active, arrived, failed] = unpacked(words[0]);
         auto const [stop, syncs, contributors] = unpacked(words[1]);
-        Agreement const code{words[3], words[4]};
-        Agreement const digest{words[5], words[6]};
-        return {active, arrived, failed, stop, syncs, contributors, words[2], code, digest};
+        auto const sum = [&](std::size_t k) {
+            return words[k] << (64 - count_at) >> (64 - count_at);
+        };
+        auto const count = [&](std::size_t k) {
+            return static_cast<std::uint32_t>(words[k] >> count_at);
+        };
+        Agreement const code{sum(3), words[4]};
+        Agreement const digest{sum(5), words[6]};
+        return {
+            active,
+            arrived,
+            failed,
+            stop,
+            syncs,
+            contributors,
+            words[2],
+            code,
+            digest,
+            count(3),
+            count(5)
+        };
+    }
+
+    /// Whether all say the same of the round, but for weights.
+    [[nodiscard]] bool have_one_code() const noexcept {
+        return (syncs == 0 || syncs == active) && code.value(active) && digest.value(active);
     }
 
 private:
+    static constexpr unsigned count_at = 44;     ///< sums of 2^18 values below 2^23 are below 2^41
     using Fields = std::array<std::uint32_t, 3>; ///< of 20 bits each: 2^18 ranks fit
     static std::uint64_t packed(std::uint64_t a, std::uint64_t b, std::uint64_t c) noexcept {
         return a | b << 20 | c << 40;
@@ -72,28 +102,28 @@ enum class Opening : std::uint8_t { notification, next, look_ahead };
 struct RoundCode {
     Phase phase = Phase::train;
     bool syncs = false;
-    bool weighted = false;
     Opening opening = Opening::notification;
     std::uint32_t opener = 0; ///< index of the notifying participant
 
     [[nodiscard]] std::uint32_t encode() const noexcept {
-        return static_cast<std::uint32_t>(phase) | (syncs ? 2U : 0U) | (weighted ? 4U : 0U) |
-               static_cast<std::uint32_t>(opening) << 3 | opener << 5;
+        return static_cast<std::uint32_t>(phase) | (syncs ? 2U : 0U) |
+               static_cast<std::uint32_t>(opening) << 2 | opener << 4;
     }
     static RoundCode decode(std::uint32_t code) noexcept {
         return {
             static_cast<Phase>(code & 1U),
             (code & 2U) != 0,
-            (code & 4U) != 0,
-            static_cast<Opening>((code >> 3) & 3U),
-            code >> 5
+            static_cast<Opening>((code >> 2) & 3U),
+            code >> 4
         };
     }
-    /// For a round in which ranks disagree.
-    void agree_on(AgreementList& list) const {
+    /// For a round in which ranks disagree; whether they have a weight, where all that are asked say so.
+    void agree_on(AgreementList& list, std::optional<bool> is_weighted) const {
         list.add("phase", phase == Phase::train ? "train" : "evaluate");
         list.add("will_sync", syncs);
-        list.add("has a weight", weighted);
+        if (is_weighted) {
+            list.add("has a weight", *is_weighted);
+        }
         list.add(
             "opened by",
             opening == Opening::notification ? concat("participant ", opener)
@@ -111,8 +141,8 @@ enum class Verdict : std::uint8_t { go_on, failed, mismatch, stop, early_end, en
     if (said.failed > 0) {
         return Verdict::failed;
     }
-    if ((said.syncs != 0 && said.syncs != said.active) || !said.code.value(said.active) ||
-        !said.digest.value(said.active)) {
+    if (!said.have_one_code() ||
+        (said.weighted != 0 && said.weighted + said.silent != said.active)) {
         return Verdict::mismatch;
     }
     if (said.stop > 0) {

@@ -15,6 +15,7 @@
 #include <joinable/detail/text.hpp>
 #include <joinable/detail/type_name.hpp>
 #include <joinable/hook/keywords.hpp>
+#include <joinable/hook/ordering.hpp>
 #include <joinable/join/detail/hooks.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/options.hpp>
@@ -67,6 +68,28 @@ void agree_on_participant(
     if constexpr (has_agree_on<J>) {
         joinable.agree_on(list);
     }
+}
+
+template <class J>
+void check_guard_of(J const& joinable, GuardView const& view) {
+    if constexpr (has_check_guard<J>) {
+        joinable.check_guard(view);
+    }
+}
+
+/// @throws what a participant refuses of the guard.
+template <class... Js>
+void check_guard(std::tuple<Js&...> const& joinables, JoinOptions const& options) {
+    constexpr bool steps =
+        ((std::is_same_v<typename label_of<join_hook_t<Js>>::type, labels::step> ||
+          std::is_same_v<typename label_of<join_hook_t<Js>>::type, labels::shards>) ||
+         ...);
+    std::apply(
+        [&](Js const&... joinable) {
+            (check_guard_of(joinable, {options.carry_accumulated, steps}), ...);
+        },
+        joinables
+    );
 }
 
 /// The participants in hook order and the order of their post hooks, options,

@@ -110,6 +110,12 @@ private:
             }
         };
         (run(hook<Is>()), ...);
+        auto const end = [](auto& hook) {
+            if constexpr (has_end_hook<std::remove_reference_t<decltype(hook)>>) {
+                hook.end_hook();
+            }
+        };
+        (end(hook<Is>()), ...);
     }
 
     HookSlots<std::index_sequence_for<Js...>, Js...> slots_;

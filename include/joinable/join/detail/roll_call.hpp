@@ -142,13 +142,24 @@ private:
         carry_ = {words[carry_at], words[carry_at + 1]};
     }
 
-    /// Among the active ranks.
+    /// Among the active ranks; where only weights differ, among those that say whether they have one.
     void name_difference() {
+        int lowest = lowest_active_;
+        std::uint64_t count = said_.active;
+        bool has_say = mine_.active != 0;
+        std::optional<bool> is_weighted;
+        if (said_.silent == 0 || said_.have_one_code()) {
+            is_weighted = mine_.weighted != 0;
+            has_say = has_say && mine_.silent == 0;
+            count -= said_.silent;
+        }
+        if (count != said_.active) {
+            lowest = Inquiry{control_, lowest, count, has_say}.ranks_with(has_say).front();
+        }
         AgreementList list;
         list.begin_section(concat("ranks disagree about round ", rounds_, ": "));
-        RoundCode::decode(static_cast<std::uint32_t>(mine_.code.sum)).agree_on(list);
-        failure_ =
-            Inquiry{control_, lowest_active_, said_.active, mine_.active != 0}.difference(list);
+        RoundCode::decode(static_cast<std::uint32_t>(mine_.code.sum)).agree_on(list, is_weighted);
+        failure_ = Inquiry{control_, lowest, count, has_say}.difference(list);
         failure_.message += "; every active rank must open the same round";
     }
 

@@ -72,11 +72,7 @@ public:
 
     void announce(Announcement const& said) {
         RoundCode const code{
-            said.notice.phase,
-            said.syncs(),
-            said.notice.weight.has_value(),
-            said.opening,
-            static_cast<std::uint32_t>(said.opener)
+            said.notice.phase, said.syncs(), said.opening, static_cast<std::uint32_t>(said.opener)
         };
         RollCallLanes lanes;
         lanes.active = 1;
@@ -84,6 +80,8 @@ public:
         lanes.syncs = said.syncs() ? 1 : 0;
         lanes.contributors = contributes(said) ? 1 : 0;
         lanes.weight = weight_of(said);
+        lanes.weighted = said.notice.weight ? 1 : 0;
+        lanes.silent = said.notice.skips && !said.notice.weight ? 1 : 0;
         lanes.code = Agreement::of(code.encode());
         lanes.digest = Agreement::of(static_cast<std::uint32_t>(roll_call_.rounds()) & digest_mask);
         roll_call_.post(lanes);
@@ -140,7 +138,11 @@ public:
         round.number_ = roll_call_.rounds() - 1;
         round.phase_ = code.phase;
         round.will_sync_ = code.syncs;
-        round.is_weighted_ = code.weighted;
+        if (code.phase == Phase::train && said.silent != said.active) {
+            was_weighted_ = said.weighted != 0;
+        }
+        // Where all skip nobody says; what joined ranks still hold is of rounds that said.
+        round.is_weighted_ = said.weighted != 0 || (said.silent == said.active && was_weighted_);
         round.active_count_ = static_cast<int>(said.active);
         bool const takes_carry = code.syncs && options_.carry_accumulated;
         carry_.ranks += roll_call_.carry().ranks;
@@ -150,6 +152,10 @@ public:
         round.contributes_ = own ? contributes(*own) : takes_carry && accumulated_.batches != 0;
         round.weight_sum_ = said.weight + (takes_carry ? carry_.weight : 0);
         round.weight_ = own ? weight_of(*own) : takes_carry ? accumulated_.weight : 0;
+        if (round.will_sync_ && round.is_weighted_ && round.weight_sum_ == 0) {
+            round.contributor_count_ = 0; // the average is zeros
+            round.contributes_ = false;
+        }
         round.accumulated_rounds_ = accumulated_.rounds;
         round.buffer_source_ = roll_call_.lowest_active();
         round.is_shadow_ = !own;
@@ -212,8 +218,9 @@ private:
     ControlCommunicator& control_;
     JoinOptions const& options_;
     RollCall roll_call_;
-    Accumulated accumulated_; ///< by this rank; by one that has joined: from before
-    Carry carry_;             ///< of all ranks that joined since the last round that synced
+    Accumulated accumulated_;   ///< by this rank; by one that has joined: from before
+    Carry carry_;               ///< of all ranks that joined since the last round that synced
+    bool was_weighted_ = false; ///< the last training round of which a rank said whether it is
     bool vote_ = false;
     bool is_vote_sent_ = false;
     JoinResult result_; ///< what is counted as rounds go by

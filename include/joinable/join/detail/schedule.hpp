@@ -36,7 +36,7 @@ public:
 
     /// The notice of a round, for a rank that says nothing.
     [[nodiscard]] RoundCode code(std::size_t round) const noexcept {
-        return {Phase::train, (round + 1) % sync_every_ == 0, is_weighted_};
+        return {Phase::train, (round + 1) % sync_every_ == 0};
     }
 
     /// Checks what `rank` is about to say in `round`.
@@ -68,7 +68,7 @@ public:
         RoundCode const said = RoundCode::decode(static_cast<std::uint32_t>(mine.code.sum));
         RoundCode const expected = code(round);
         if (said.phase != expected.phase || said.syncs != expected.syncs ||
-            said.weighted != expected.weighted ||
+            (mine.weighted != 0) != is_weighted_ ||
             mine.weight != weight_of(rank) * rounds_in_weight(expected)) {
             throw ContractViolation{
                 "the notice of round " + to_text(round) +
@@ -101,6 +101,7 @@ public:
         said.contributors = active;
         said.weight = is_weighted_ ? weight_ * rounds_in_weight(fixed) : 0;
         said.code = {one.sum * active, one.squares * active};
+        said.weighted = is_weighted_ ? active : 0;
         return said;
     }
     /// Ascending.

@@ -79,7 +79,8 @@ public:
 
     // -- what participants call ------------------------------------------------------------------
 
-    /// Local. Opens a round (the answer comes with `answer`), or begins a part of the open one.
+    /// Opens a round (the answer comes with `answer`), or begins a part of the open one. Local, but
+    /// where a round may end the guard instead it waits: no pass of a round that is not held may run.
     void announce(std::size_t position, RoundNotice const& notice) {
         outcome_.require_alive();
         if (is_shadowing_) {
@@ -92,6 +93,9 @@ public:
             return;
         }
         opened_ = open(notice, Opening::notification, position);
+        if (options_.end_policy == EndPolicy::throw_early) {
+            settle();
+        }
     }
 
     /// Blocks until the round that was announced is agreed on, and returns it.

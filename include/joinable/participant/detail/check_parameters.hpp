@@ -23,7 +23,7 @@ inline void check_distinct(
     std::vector<std::size_t> order;
     for (AnyParameter const& parameter : list) {
         views.push_back(view_of(parameter));
-        if (views.back() && views.back().numel() != 0) {
+        if (views.back().data() != nullptr && views.back().numel() != 0) {
             order.push_back(views.size() - 1);
         }
     }
@@ -56,12 +56,16 @@ inline void check_distinct(
     }
 }
 
-/// Refuses parameters without a value on `device`, and those whose values or whose gradients share
-/// memory: they would be averaged and stepped more than once. Local.
+/// Refuses parameters without a value on `device`, those with elements at a null pointer, and those
+/// whose values or whose gradients share memory: they would be averaged and stepped more than once.
+/// Local.
 /// Complexity: sorts the parameters; compares those whose address ranges meet.
 inline void check_parameters(ParameterList const& list, DeviceId device) {
     for (std::size_t i = 0; i < list.size(); ++i) {
         check_value(list, i, device);
+        if (list[i].requires_grad()) {
+            check_gradient(list, i, list[i].grad());
+        }
     }
     check_distinct(list, "", [](AnyParameter const& parameter) { return parameter.value(); });
     check_distinct(list, "the gradients of ", [](AnyParameter const& parameter) {

@@ -32,6 +32,10 @@ inline void agree_on(AgreementList& list, DataParallelOptions const& options) {
     list.add("buffer_sync", is_before ? "before_forward" : "after_forward");
     list.add("sync_at_start", options.sync_at_start);
     list.add("sync_at_end", options.sync_at_end);
+    constexpr std::string_view joined[] = {"zeroed_at_end", "kept", "untouched"};
+    list.add("joined_gradients", joined[static_cast<std::size_t>(options.joined_gradients)]);
+    bool const is_zero = options.unused_gradients == UnusedGradients::zero;
+    list.add("unused_gradients", is_zero ? "zero" : "held");
 }
 
 /// Each parameter with its name, dtype, extents, strides and requires_grad. Returns how many there are.

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -230,6 +231,31 @@ TEST_CASE("weights and active ranks change what a captured step multiplies with"
             factors.emplace_back(rank, (2.0 * rank + 1) / (comm.size() * comm.size()));
         }
         engine.check_averages(comm, 1, factors);
+    });
+    check_nothing_is_left();
+}
+
+TEST_CASE("a mean over no samples does not spread, and of no rank's samples it is zeros") {
+    run_nccl_ranks({1, 2, 4}, [](auto& comm, auto& hosts, cudaStream_t stream) {
+        DeviceArray<float> const gradient{{7.0F, 7.0F}, stream};
+        auto* const data = static_cast<float*>(gradient.buffer().data);
+        bool const has_samples = comm.rank() != 0;
+        float const mean = has_samples ? 2.0F : std::nanf("");
+        CapturedStep captured{comm, {gradient.buffer()}, [&](auto const& ready) {
+                                  fake_cuda::enqueue(stream, [=] { data[0] = data[1] = mean; });
+                                  ready(0);
+                              }};
+        float const average = comm.size() == 1 ? 0.0F : 2.0F;
+        for (bool const is_guarded : {true, false}) {
+            std::optional<joinable::Join<decltype(captured)>> guard;
+            if (is_guarded) {
+                guard.emplace(joinable::participants(captured), joinable::control(hosts));
+            }
+            captured.step({.weight = has_samples ? 3U : 0U});
+            CHECK(gradient.read(comm, stream) == std::vector<float>{average, average});
+            captured.step({.weight = 0});
+            CHECK(gradient.read(comm, stream) == std::vector<float>{0.0F, 0.0F});
+        }
     });
     check_nothing_is_left();
 }

@@ -27,6 +27,7 @@
 #include <joinable/participant/averaging.hpp>
 #include <joinable/participant/detail/check_parameters.hpp>
 #include <joinable/participant/detail/module_state.hpp>
+#include <joinable/participant/detail/ready_check.hpp>
 #include <joinable/participant/detail/verify.hpp>
 #include <joinable/participant/options.hpp>
 
@@ -94,6 +95,9 @@ public:
             model_ += detail::concat(", hash ", compared.hash_from(first));
             reducer_.emplace(comm, list, bucket_options(options), std::move(reduction));
             module_.emplace(comm, list, std::move(buffers), options);
+            if (options.verify_ready) {
+                ready_check_.emplace(list, detail::device_of(comm).id());
+            }
             if (options.sync_at_start) {
                 start.emplace(module_->plan_sync());
             }
@@ -242,6 +246,9 @@ public:
                 throw ContractViolation{"a backward pass needs a forward pass before it"};
             }
             begin_reduction();
+            if (ready_check_) {
+                ready_check_->begin();
+            }
             reducer_->prepare_for_backward(
                 averaging_.factor(comm_, round_), unused, round_.buffer_source()
             );
@@ -256,6 +263,8 @@ public:
             if (stage_ == Stage::unsynced) {
                 has_accumulated_ = true;
                 reducer_->mark_accumulated(i);
+            } else if (ready_check_) {
+                ready_check_->mark(i);
             } else {
                 reducer_->mark_ready(i);
             }
@@ -269,6 +278,9 @@ public:
                 stage_ = Stage::idle;
                 round_range_.reset();
             } else {
+                if (ready_check_) {
+                    ready_check_->release([this](std::size_t i) { reducer_->mark_ready(i); });
+                }
                 reducer_->finalize_backward();
                 end_reduction();
             }
@@ -495,6 +507,7 @@ private:
     std::string model_; ///< as guards compare it
     std::optional<Reducer<Comm, Reduction, Times>> reducer_;
     std::optional<detail::ModuleState<Comm>> module_; ///< set by the constructor, as is the reducer
+    std::optional<detail::ReadyCheck> ready_check_;   ///< with DataParallelOptions::verify_ready
     PendingRound pending_;
     Round round_;
     std::optional<RoundRange> round_range_; ///< while a training round of this rank is open

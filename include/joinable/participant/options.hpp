@@ -58,6 +58,10 @@ struct DataParallelOptions {
     JoinedGradients joined_gradients = JoinedGradients::zeroed_at_end;
     /// What a rank sends of a parameter that its pass does not use.
     UnusedGradients unused_gradients = UnusedGradients::zero;
+    /// For debugging: hashes each gradient at ready(i) and again when the backward pass has ended, and
+    /// throws ContractViolation with the name of one that changed in between. Nothing is sent before that,
+    /// so nothing overlaps. Gradients are in host memory.
+    bool verify_ready = false;
 };
 
 /// What the buckets of a model need to know of its options.

@@ -36,6 +36,7 @@ inline void agree_on(AgreementList& list, DataParallelOptions const& options) {
     list.add("joined_gradients", joined[static_cast<std::size_t>(options.joined_gradients)]);
     bool const is_zero = options.unused_gradients == UnusedGradients::zero;
     list.add("unused_gradients", is_zero ? "zero" : "held");
+    list.add("verify_ready", options.verify_ready);
 }
 
 /// Each parameter with its name, dtype, extents, strides and requires_grad. Returns how many there are.

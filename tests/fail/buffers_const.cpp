@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: buffers: the elements of each range must be tensors that can be written, or pointers to
+// EXPECT: buffers: each argument must be a tensor that can be written, or a range of such or of
 // EXPECT: such: not const, and with a specialisation of joinable::tensor_traits
 #include <joinable/join.hpp>
 

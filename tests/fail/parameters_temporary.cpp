@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: parameters, buffers: a temporary range of objects would be gone before it is used; give
-// EXPECT: the range a name, or set parameter_traits::is_handle if copies share storage
+// EXPECT: parameters, buffers: a temporary object, or a temporary range of objects, would be gone
+// EXPECT: it a name, or set parameter_traits::is_handle if copies share storage
 #include <joinable/join.hpp>
 
 #include <support/misuse.hpp>

@@ -120,8 +120,8 @@ template <class... Ranges>
 TensorList tensor_list(Ranges&&... ranges) {
     static_assert(
         (has_items_for<Ranges, AnyTensor> && ...),
-        "buffers: the elements of each range must be tensors that can be written, or pointers to "
-        "such: not const, and with a specialisation of joinable::tensor_traits"
+        "buffers: each argument must be a tensor that can be written, or a range of such or of pointers "
+        "to such: not const, and with a specialisation of joinable::tensor_traits"
     );
     TensorList list;
     (append(list, std::forward<Ranges>(ranges)), ...);
@@ -130,9 +130,9 @@ TensorList tensor_list(Ranges&&... ranges) {
 
 } // namespace detail
 
-/// Joins ranges of tensors of different types into one list, in order. Of a named range of tensors
+/// Joins tensors, and ranges of tensors, of different types into one list, in order. Of a named tensor or range
 /// the addresses are kept, so that a tensor which gets other memory is followed; of pointers the
-/// pointer; a temporary range must hold pointers or views, which are copied. Local.
+/// pointer; a temporary must be a view, or a range of pointers or views, which are copied. Local.
 template <class... Ranges>
 [[nodiscard]] BufferList buffers(Ranges&&... ranges) {
     return BufferList{detail::tensor_list(std::forward<Ranges>(ranges)...)};

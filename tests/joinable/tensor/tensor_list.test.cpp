@@ -53,6 +53,18 @@ TEST_CASE("ranges of tensors of different types are one list, in order") {
     CHECK(list[5].view().data() == owned[0].data());
 }
 
+TEST_CASE("a tensor is taken as a range of one, a view of one may be a temporary") {
+    std::vector<float> running_mean(3, 1.0F);
+    std::vector<double> steps(2, 5.0);
+    auto const list = buffers(running_mean, std::span{steps}, std::vector{&running_mean});
+    REQUIRE(list.size() == 3);
+    CHECK(list[0].view().data() == running_mean.data());
+    CHECK(list[1].view().data() == steps.data());
+    CHECK(list[2].view().data() == running_mean.data());
+    running_mean = std::vector<float>(3, 2.0F); // it is followed
+    CHECK(list[0].view().as<float>()(0) == 2.0F);
+}
+
 TEST_CASE("a tensor that gets other memory is followed") {
     std::vector<std::vector<float>> owned{{1.0F}};
     std::vector<Handle> handles{{std::make_shared<std::vector<double>>(1, 1.0)}};

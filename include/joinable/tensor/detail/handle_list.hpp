@@ -41,41 +41,53 @@ concept pointer_to_taken = requires(T& pointer) {
 template <class Range, class Handle>
 concept list_of = std::derived_from<std::remove_cvref_t<Range>, HandleList<Handle>>;
 
-/// Whether `append` can make handles of what is in the range.
 template <class Range, class Handle>
-concept has_items_for = list_of<Range, Handle> || Handle::template takes<item_of<Range>> ||
-                        pointer_to_taken<item_of<Range>, Handle>;
+concept range_of_taken =
+    Handle::template takes<item_of<Range>> || pointer_to_taken<item_of<Range>, Handle>;
+
+/// Whether `append` can make handles of what is in the range, or of the one object that stands there
+/// for a range.
+template <class Range, class Handle>
+concept has_items_for = list_of<Range, Handle> || range_of_taken<Range, Handle> ||
+                        Handle::template takes<std::remove_reference_t<Range>>;
+
+/// Appends a handle on `object`, or on a copy of it where the object does not stay.
+template <bool Stays, class Handle, class T>
+void append_object(HandleList<Handle>& list, T& object) {
+    constexpr bool is_shared = Handle::template shares_storage<T>;
+    static_assert(
+        Stays || is_shared,
+        "parameters, buffers: a temporary object, or a temporary range of objects, would be gone before it is "
+        "used; give it a name, or set parameter_traits::is_handle if copies share storage"
+    );
+    if constexpr (Stays) {
+        list.push_back(Handle{object});
+    } else if constexpr (is_shared) {
+        // Copied, not moved: a temporary view may show handles that somebody owns.
+        auto owned = std::make_shared<std::remove_const_t<T>>(object);
+        list.push_back(Handle{*owned, owned});
+    }
+}
 
 /// Appends handles on the objects in a range. Of a named range of objects the addresses are kept;
 /// of pointers and smart pointers the pointer; of a temporary range of handles, copies of them. A
-/// list is spliced in.
+/// list is spliced in. One object is taken as a range of one.
 template <class Handle, class Range>
 void append(HandleList<Handle>& list, Range&& range) {
-    using Item = item_of<Range>;
     if constexpr (list_of<Range, Handle>) {
         for (Handle const& handle : range) {
             list.push_back(handle);
         }
-    } else if constexpr (Handle::template takes<Item>) {
+    } else if constexpr (!range_of_taken<Range, Handle>) {
+        append_object<std::is_lvalue_reference_v<Range>>(list, range);
+    } else if constexpr (Handle::template takes<item_of<Range>>) {
         constexpr bool items_stay = std::is_lvalue_reference_v<Range> &&
                                     std::is_lvalue_reference_v<decltype(*std::begin(range))>;
-        constexpr bool is_shared = Handle::template shares_storage<Item>;
-        static_assert(
-            items_stay || is_shared,
-            "parameters, buffers: a temporary range of objects would be gone before it is used; "
-            "give the range a name, or set parameter_traits::is_handle if copies share storage"
-        );
         for (auto&& item : range) {
-            if constexpr (items_stay) {
-                list.push_back(Handle{item});
-            } else if constexpr (is_shared) {
-                // Copied, not moved: a temporary view may show handles that somebody owns.
-                auto owned = std::make_shared<std::remove_const_t<Item>>(item);
-                list.push_back(Handle{*owned, owned});
-            }
+            append_object<items_stay>(list, item);
         }
-    } else if constexpr (pointer_to_taken<Item, Handle>) {
-        using Pointer = std::remove_const_t<Item>;
+    } else {
+        using Pointer = std::remove_const_t<item_of<Range>>;
         constexpr bool is_owning_copy =
             std::copy_constructible<Pointer> && !std::is_pointer_v<Pointer>;
         static_assert(

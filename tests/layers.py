@@ -64,6 +64,11 @@ OPT_IN = re.compile(
     r"agreement/staged_collectives\.hpp|(cuda|nccl|nccl_graphs|nvtx|tcp)\.hpp"
 )
 PUBLIC = r"namespace joinable \{ inline namespace v0 \{" # and what ctags understand
+# What lies beside the folders: documents lie in the room that they describe.
+TOP = {
+    ".ci", ".clang-format", ".clang-tidy", ".git", ".gitignore", "CHANGELOG.md", "CMakeLists.txt", "CMakePresets.json",
+    "LICENSE", "README.md", "examples", "include", "single_include", "tests", "build",
+}
 SYSTEMS_DIFFER = {
     "config.hpp", # compilers, too
     "communicator/shared_memory/board/futex.hpp", # which config.hpp must not include
@@ -240,6 +245,9 @@ for name in core:
         if header in NOT_IN_CORE:
             errors.append(f"{name}: core.hpp must not include <{header}>")
 
+for path in sorted(ROOT.iterdir()):
+    if path.name not in TOP:
+        errors.append(f"{path.name}: lies at the top level, where only {', '.join(sorted(TOP))} lie")
 for folder in ("tests", "examples"):
     for path in sorted(p for e in ("*.cpp", "*.hpp") for p in (ROOT / folder).rglob(e)):
         if not path.read_text().startswith("// SPDX-License-Identifier: BSL-1.0\n"):

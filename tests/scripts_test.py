@@ -169,6 +169,10 @@ class Layers(Copy):
         self.add("tcp.hpp", "namespace joinable { class More; }\n")
         self.fails(self.script, saying="R8 tcp.hpp: an umbrella includes, and nothing else")
 
+    def test_a_folder_more_at_the_top_level_fails(self):
+        (self.root / "docs").mkdir()
+        self.fails(self.script, saying="docs: lies at the top level")
+
     def test_a_forgotten_header_fails(self):
         self.add("tensor/forgotten.hpp", "namespace joinable { inline namespace v0 {\n}}\n")
         self.fails(self.script, saying="join.hpp does not include tensor/forgotten.hpp")

@@ -88,10 +88,10 @@ def main():
             print(f"\n| {compiler} -O2 | CPU seconds | MiB | bytes of the object |\n|---|---|---|---|")
             for name, results in measured.items():
                 if None in results:
-                    print(f"| {name} | not installed | | |")
+                    print(f"| {name} | does not compile, or is not installed | | |")
                     continue
                 seconds, kib, size = (statistics.median(values) for values in zip(*results))
-                print(f"| {name} | {seconds:.1f} | {kib / 1024:.0f} | {size:.0f} |")
+                print(f"| {name} | {seconds:.1f} | {kib / 1024:.0f} | {size:.0f} |", flush=True)
 
 
 main()

@@ -13,7 +13,9 @@ out=build/mlp
 mkdir -p "$out"
 . tests/benchmarks/peers.sh
 
-[ -e /usr/include/cblas.h ] || [ -e "/usr/include/$(uname -m)-linux-gnu/cblas.h" ] || install_package libopenblas-dev
+# Other packages have a cblas.h, too, but not OpenBLAS's blasint.
+printf '#include <cblas.h>\nblasint size;\n' | ${CXX:-c++} -x c++ -fsyntax-only - 2>/dev/null ||
+    install_package libopenblas-dev
 ${CXX:-c++} -std=c++20 -O2 -DNDEBUG -pthread -Iinclude tests/benchmarks/mlp.bench.cpp -lopenblas -o "$out/mlp"
 python_with_gloo >/dev/null || install_package python3-torch || true
 torch_python=$(python_with_gloo) || echo "PyTorch is left out: python3 has no torch, and it could not be installed"

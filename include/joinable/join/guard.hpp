@@ -302,13 +302,15 @@ private:
         detail::check_options(options_);
         detail::check_same_ranks(all);
         occupation_.begin(all);
+        GuardView const
+            view{options_.carry_accumulated, detail::has_label<labels::step, Js...> || detail::has_label<labels::shards, Js...>};
         std::apply(
-            [](Js&... participant) {
+            [&](Js&... participant) {
                 detail::check_states({{&participant.join_state(), detail::type_name<Js>()}...});
+                (detail::check_guard(participant, view), ...);
             },
             joinables
         );
-        detail::check_guard(joinables, options_);
         if (options_.timeout) {
             deadlines_.exchange(all, *options_.timeout);
         }

@@ -404,18 +404,16 @@ public:
     }
     /// @throws ContractViolation  joined ranks leave their gradients untouched, but others use them.
     void check_guard(GuardView const& guard) const {
-        bool const is_untouched = module_->options().joined_gradients == JoinedGradients::untouched;
-        if (is_untouched && guard.carries_accumulated) {
-            throw ContractViolation{
-                "JoinedGradients::untouched leaves on a joined rank what it accumulated, which the "
-                "guard would reduce as well; give it {.carry_accumulated = false}"
-            };
-        }
-        if (is_untouched && guard.steps) {
-            throw ContractViolation{
-                "JoinedGradients::untouched keeps averages from joined ranks, so a Step or a sharded "
-                "optimizer beside it would step by old gradients there; leave the option out"
-            };
+        char const* const why =
+            guard.carries_accumulated
+                ? "JoinedGradients::untouched leaves on a joined rank what it accumulated, which the "
+                  "guard would reduce as well; give it {.carry_accumulated = false}"
+            : guard.steps
+                ? "JoinedGradients::untouched keeps averages from joined ranks, so a Step or a "
+                  "sharded optimizer beside it would step by old gradients; leave the option out"
+                : nullptr;
+        if (module_->options().joined_gradients == JoinedGradients::untouched && why != nullptr) {
+            throw ContractViolation{why};
         }
     }
 

@@ -54,7 +54,6 @@ RollCallLanes active_rank(
 ) {
     RollCallLanes lanes;
     lanes.active = 1;
-    lanes.syncs = code.syncs ? 1 : 0;
     lanes.contributors = 1;
     lanes.weight = weight;
     lanes.weighted = is_weighted ? 1 : 0;
@@ -109,15 +108,14 @@ TEST_CASE("no lane overflows with the largest world and the largest values") {
     CHECK((n * digest_mask * digest_mask) / n / digest_mask == digest_mask);
     CHECK((n * max_weight) / n == max_weight);
     RollCallLanes lanes;
-    lanes.active = lanes.arrived = lanes.failed = lanes.stop = lanes.syncs = lanes.contributors =
-        lanes.weighted = lanes.silent = static_cast<std::uint32_t>(n);
+    lanes.active = lanes.arrived = lanes.failed = lanes.stop = lanes.contributors = lanes.weighted =
+        lanes.silent = static_cast<std::uint32_t>(n);
     lanes.code = lanes.digest = sum;
     RollCallLanes const decoded = RollCallLanes::decode(lanes.encode());
     CHECK(decoded.active == n);
     CHECK(decoded.arrived == n);
     CHECK(decoded.failed == n);
     CHECK(decoded.stop == n);
-    CHECK(decoded.syncs == n);
     CHECK(decoded.contributors == n);
     CHECK(decoded.weighted == n);
     CHECK(decoded.silent == n);

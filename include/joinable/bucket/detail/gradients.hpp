@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,8 +33,14 @@ public:
           are_views_{options.gradient_as_bucket_view}, joined_{options.joined_gradients},
           limits_{bucket_limits(options)}, trained_{expected_ready_order(parameters_)},
           layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_, memory},
-          writers_(parameters_.size()) {
-        find_places();
+          backup_{
+              needs_backup() ? BucketLayout{parameters_, trained_, one_bucket(), memory}
+                             : BucketLayout{}
+          },
+          places_(parameters_.size()), backup_places_(parameters_.size()) {
+        find_places(places_, layout_);
+        find_places(backup_places_, backup_);
+        begin_guard();
         for (std::size_t const i : trained_) {
             if (DType const dtype = parameters_[i].value().dtype(); !is_floating_point(dtype)) {
                 throw ContractViolation{concat(
@@ -56,17 +61,6 @@ public:
                     describe(i),
                     " has not; specialise it, or turn gradient_as_bucket_view off"
                 )};
-            }
-        }
-        auto const can_live_here = [&](std::size_t i) { return parameters_[i].can_set_grad(); };
-        backup_views_.resize(parameters_.size());
-        if (joined_ == JoinedGradients::untouched &&
-            std::any_of(trained_.begin(), trained_.end(), can_live_here)) {
-            backup_ = BucketLayout{parameters_, trained_, one_bucket(), memory};
-            for (Bucket const& bucket : backup_.buckets()) {
-                for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
-                    backup_views_[bucket.parameters[k]] = bucket.views[k];
-                }
             }
         }
         if (are_views_) {
@@ -110,34 +104,41 @@ public:
 
     [[nodiscard]] Device& device() const noexcept { return memory_.device(); }
 
-    /// A guard begins: no reduction of it has written a gradient.
-    void begin_guard() noexcept { writers_.assign(writers_.size(), Writer::none); }
+    /// A guard begins: none of its averages is in a gradient.
+    void begin_guard() noexcept {
+        is_average_.assign(parameters_.size(), false);
+        is_of_others_ = is_average_;
+    }
     /// An iteration begins, of a rank that has joined, or of one that has not.
-    void begin(bool is_joined) {
-        is_joined_ = is_joined;
-        if (leaves_untouched()) {
-            for_each_resident([&](std::size_t i, AnyView const& view) {
-                device().copy(view, backup_views_[i]);
-            });
-            device().submit(); // before zeros take their place
+    void begin(bool has_joined) {
+        has_joined_ = has_joined;
+        if (!leaves_untouched()) {
+            return;
         }
+        for (std::size_t const i : trained_) {
+            if (is_resident(i)) {
+                device().copy(*places_[i].view, *backup_places_[i].view);
+            }
+        }
+        device().submit(); // before zeros take their place
     }
     /// All averages of the iteration are delivered. `is_used(i)`: some rank uses the parameter.
     template <class F>
-    void complete(F const& is_used) {
-        if (leaves_untouched()) {
-            for_each_resident([&](std::size_t i, AnyView const& view) {
-                device().copy(backup_views_[i], view);
-            });
-            device().submit();
-        } else if (is_joined_ && joined_ == JoinedGradients::zeroed_at_end) {
-            zero_written([&](std::size_t i) { return !is_used(i) && writers_[i] != Writer::none; });
+    void complete(F const& is_used) const {
+        for (std::size_t const i : trained_) {
+            if (leaves_untouched() && is_resident(i)) {
+                device().copy(*backup_places_[i].view, *places_[i].view);
+            } else if (has_joined_ && is_average_[i] && !is_used(i)) {
+                zero_where_others_are(i);
+            }
         }
     }
     /// The guard has ended. Done when device().finish() says so.
     void end_guard() const {
-        if (joined_ == JoinedGradients::zeroed_at_end) {
-            zero_written([&](std::size_t i) { return writers_[i] == Writer::joined; });
+        for (std::size_t i = 0; i < is_of_others_.size(); ++i) {
+            if (is_of_others_[i]) {
+                zero_where_others_are(i);
+            }
         }
     }
 
@@ -146,7 +147,8 @@ public:
         if (leaves_untouched()) {
             return;
         }
-        writers_[i] = is_joined_ ? Writer::joined : Writer::active;
+        is_average_[i] = true;
+        is_of_others_[i] = has_joined_;
         AnyParameter const& parameter = parameters_[i];
         AnyView const& view = *places_[i].view;
         AnyView const gradient = parameter.grad();
@@ -172,10 +174,14 @@ public:
     /// Cuts the buckets anew, by `order`. Gradients that live in them move along.
     void rebuild(std::vector<std::size_t> order) {
         std::vector<std::size_t> residents;
-        for_each_resident([&](std::size_t i, AnyView const&) { residents.push_back(i); });
+        for (std::size_t const i : trained_) {
+            if (is_resident(i)) {
+                residents.push_back(i);
+            }
+        }
         trained_ = std::move(order);
         layout_.rebuild(parameters_, trained_, limits_);
-        find_places();
+        find_places(places_, layout_);
         for (std::size_t const i : residents) {
             parameters_[i].set_grad(*places_[i].view);
         }
@@ -187,9 +193,6 @@ public:
     }
 
 private:
-    /// What wrote a gradient last, of the reductions of a guard: one in which this rank was active, or
-    /// had joined.
-    enum class Writer : std::uint8_t { none, active, joined };
     struct Place {
         AnyView const* view = nullptr; ///< null: the parameter is not trained
         std::size_t bucket = 0;
@@ -197,37 +200,34 @@ private:
 
     static std::vector<std::size_t> one_bucket() { return {static_cast<std::size_t>(-1)}; }
 
-    void find_places() {
-        places_.resize(parameters_.size());
-        for (std::size_t b = 0; b < buckets().size(); ++b) {
-            Bucket const& bucket = buckets()[b];
+    [[nodiscard]] bool needs_backup() const {
+        return joined_ == JoinedGradients::untouched &&
+               std::any_of(trained_.begin(), trained_.end(), [&](std::size_t i) {
+                   return parameters_[i].can_set_grad();
+               });
+    }
+
+    static void find_places(std::vector<Place>& places, BucketLayout const& layout) {
+        for (std::size_t b = 0; b < layout.buckets().size(); ++b) {
+            Bucket const& bucket = layout.buckets()[b];
             for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
-                places_[bucket.parameters[k]] = {&bucket.views[k], b};
+                places[bucket.parameters[k]] = {&bucket.views[k], b};
             }
         }
     }
 
     [[nodiscard]] bool leaves_untouched() const noexcept {
-        return is_joined_ && joined_ == JoinedGradients::untouched;
+        return has_joined_ && joined_ == JoinedGradients::untouched;
     }
-
-    /// Calls f(i, place) for each gradient that lives in its bucket.
-    template <class F>
-    void for_each_resident(F const& f) const {
-        for (std::size_t const i : trained_) {
-            AnyView const gradient = parameters_[i].grad();
-            if (gradient && gradient.data() == places_[i].view->data()) {
-                f(i, *places_[i].view);
-            }
-        }
+    /// Whether the gradient lives in its bucket.
+    [[nodiscard]] bool is_resident(std::size_t i) const {
+        AnyView const gradient = parameters_[i].grad();
+        return gradient && gradient.data() == places_[i].view->data();
     }
-
-    template <class F>
-    void zero_written(F const& is_meant) const {
-        for (std::size_t const i : trained_) {
-            if (AnyView const gradient = parameters_[i].grad(); gradient && is_meant(i)) {
-                device().fill_zero(gradient);
-            }
+    void zero_where_others_are(std::size_t i) const {
+        AnyView const gradient = parameters_[i].grad();
+        if (gradient && joined_ == JoinedGradients::zeroed_at_end) {
+            device().fill_zero(gradient);
         }
     }
 
@@ -271,16 +271,17 @@ private:
     int rank_;
     bool are_views_;
     JoinedGradients joined_;
-    bool is_joined_ = false; ///< in this iteration
+    bool has_joined_ = false; ///< in this iteration
     std::vector<std::size_t> limits_;
     std::vector<std::size_t> trained_;
     BucketLayout layout_;
-    std::vector<Place> places_;   ///< per parameter
-    std::vector<Writer> writers_; ///< per parameter
-    /// Memory for the gradients that live in buckets, while these carry the others'. The reductions of
+    /// For gradients that live in buckets, while these carry the averages of others. The reductions of
     /// all ranks run in the same buckets, because communicators have registered them.
     BucketLayout backup_;
-    std::vector<AnyView> backup_views_; ///< per parameter
+    std::vector<Place> places_;        ///< per parameter
+    std::vector<Place> backup_places_; ///< per parameter
+    std::vector<bool> is_average_;     ///< per parameter, whether this guard's reductions wrote it
+    std::vector<bool> is_of_others_;   ///< the last one when this rank had joined
 };
 
 }}} // namespace joinable::v0::detail

@@ -48,7 +48,8 @@ public:
     /// one does not, puts zeros there, or what the gradient holds.
     void take_unused(std::size_t i) const {
         if (is_unused(i)) {
-            sends_held_&& has_pass_ ? gradients_.pack(i, factor_) : gradients_.zero(i);
+            bool const is_held = sends_held_ && has_pass_;
+            is_held ? gradients_.pack(i, factor_) : gradients_.zero(i);
         }
     }
     /// Whether everything of a bucket is in its place, or is known to be unused.

@@ -21,55 +21,46 @@ inline constexpr std::uint64_t max_weight = std::uint64_t{1} << 45;
 /// The seven words of a roll call: what one rank adds, and after the sum what all ranks said.
 struct RollCallLanes {
     std::uint32_t active = 0;
-    std::uint32_t arrived = 0; ///< ran out of inputs since the previous roll call
-    std::uint32_t failed = 0;  ///< leaves by an exception
-    std::uint32_t stop = 0;    ///< votes to stop
-    std::uint32_t syncs = 0;
+    std::uint32_t arrived = 0;      ///< ran out of inputs since the previous roll call
+    std::uint32_t failed = 0;       ///< leaves by an exception
+    std::uint32_t stop = 0;         ///< votes to stop
+    std::uint32_t weighted = 0;     ///< gives a weight
     std::uint32_t contributors = 0; ///< has a gradient for this round, or holds one from before
     std::uint64_t weight = 0;       ///< in a round that syncs with what is held since the last one
     Agreement code;                 ///< readable: see RoundCode
     Agreement digest;               ///< of what the rank is about to do
-    std::uint32_t weighted = 0;     ///< gives a weight, in the free high bits of the code
-    std::uint32_t silent = 0;       ///< skips and gives none: it does not say whether others do
+    std::uint32_t silent = 0;       ///< skips and gives no weight: does not say whether others do
 
     using Words = std::array<std::uint64_t, 7>;
 
     [[nodiscard]] Words encode() const noexcept {
         std::uint64_t const ranks = packed(active, arrived, failed);
-        std::uint64_t const say = packed(stop, syncs, contributors);
-        std::uint64_t const coded = code.sum | std::uint64_t{weighted} << count_at;
-        std::uint64_t const digested = digest.sum | std::uint64_t{silent} << count_at;
-        return {{ranks, say, weight, coded, code.squares, digested, digest.squares}};
+        std::uint64_t const say = packed(stop, weighted, contributors);
+        std::uint64_t const coded = code.sum | std::uint64_t{silent} << count_at;
+        return {{ranks, say, weight, coded, code.squares, digest.sum, digest.squares}};
     }
     static RollCallLanes decode(Words const& words) noexcept {
         auto const [active, arrived, failed] = unpacked(words[0]);
-        auto const [stop, syncs, contributors] = unpacked(words[1]);
-        auto const sum = [&](std::size_t k) {
-            return words[k] << (64 - count_at) >> (64 - count_at);
-        };
-        auto const count = [&](std::size_t k) {
-            return static_cast<std::uint32_t>(words[k] >> count_at);
-        };
-        Agreement const code{sum(3), words[4]};
-        Agreement const digest{sum(5), words[6]};
+        auto const [stop, weighted, contributors] = unpacked(words[1]);
+        std::uint64_t const code = words[3] << (64 - count_at) >> (64 - count_at);
+        auto const silent = static_cast<std::uint32_t>(words[3] >> count_at);
         return {
             active,
             arrived,
             failed,
             stop,
-            syncs,
+            weighted,
             contributors,
             words[2],
-            code,
-            digest,
-            count(3),
-            count(5)
+            {code, words[4]},
+            {words[5], words[6]},
+            silent
         };
     }
 
     /// Whether all say the same of the round, but for weights.
     [[nodiscard]] bool have_one_code() const noexcept {
-        return (syncs == 0 || syncs == active) && code.value(active) && digest.value(active);
+        return code.value(active) && digest.value(active);
     }
 
 private:

@@ -71,26 +71,15 @@ void agree_on_participant(
 }
 
 template <class J>
-void check_guard_of(J const& joinable, GuardView const& view) {
+void check_guard(J const& joinable, GuardView const& view) {
     if constexpr (has_check_guard<J>) {
         joinable.check_guard(view);
     }
 }
 
-/// @throws what a participant refuses of the guard.
-template <class... Js>
-void check_guard(std::tuple<Js&...> const& joinables, JoinOptions const& options) {
-    constexpr bool steps =
-        ((std::is_same_v<typename label_of<join_hook_t<Js>>::type, labels::step> ||
-          std::is_same_v<typename label_of<join_hook_t<Js>>::type, labels::shards>) ||
-         ...);
-    std::apply(
-        [&](Js const&... joinable) {
-            (check_guard_of(joinable, {options.carry_accumulated, steps}), ...);
-        },
-        joinables
-    );
-}
+template <class Label, class... Js>
+inline constexpr bool has_label =
+    (std::is_same_v<typename label_of<join_hook_t<Js>>::type, Label> || ...);
 
 /// The participants in hook order and the order of their post hooks, options,
 /// then each participant.

@@ -77,11 +77,10 @@ public:
         RollCallLanes lanes;
         lanes.active = 1;
         lanes.stop = take_vote();
-        lanes.syncs = said.syncs() ? 1 : 0;
-        lanes.contributors = contributes(said) ? 1 : 0;
-        lanes.weight = weight_of(said);
         lanes.weighted = said.notice.weight ? 1 : 0;
         lanes.silent = said.notice.skips && !said.notice.weight ? 1 : 0;
+        lanes.contributors = contributes(said) ? 1 : 0;
+        lanes.weight = weight_of(said);
         lanes.code = Agreement::of(code.encode());
         lanes.digest = Agreement::of(static_cast<std::uint32_t>(roll_call_.rounds()) & digest_mask);
         roll_call_.post(lanes);

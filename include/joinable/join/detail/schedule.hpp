@@ -97,11 +97,10 @@ public:
         Agreement const one = Agreement::of(fixed.encode());
         said.active = active;
         said.arrived = static_cast<std::uint32_t>(arriving_.size());
-        said.syncs = fixed.syncs ? active : 0;
+        said.weighted = is_weighted_ ? active : 0;
         said.contributors = active;
         said.weight = is_weighted_ ? weight_ * rounds_in_weight(fixed) : 0;
         said.code = {one.sum * active, one.squares * active};
-        said.weighted = is_weighted_ ? active : 0;
         return said;
     }
     /// Ascending.

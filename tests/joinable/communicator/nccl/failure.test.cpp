@@ -54,18 +54,27 @@ public:
     explicit Aborting(joinable::ThreadCommunicator& comm) noexcept : comm_{comm} {}
     [[nodiscard]] int rank() const noexcept { return comm_.rank(); }
     [[nodiscard]] int size() const noexcept { return comm_.size(); }
-    auto all_reduce(joinable::Buffer buffer, ReduceOp op) { return comm_.all_reduce(buffer, op); }
-    auto broadcast(joinable::Buffer buffer, int root) { return comm_.broadcast(buffer, root); }
-    void barrier() {
-        comm_.barrier();
-        after_barrier();
+    auto all_reduce(joinable::Buffer buffer, ReduceOp op) {
+        return Work{comm_.all_reduce(buffer, op), after_sum};
     }
+    auto broadcast(joinable::Buffer buffer, int root) { return comm_.broadcast(buffer, root); }
+    void barrier() { comm_.barrier(); }
     void abort(joinable::AbortReason const& reason) { comm_.abort(reason); }
     [[nodiscard]] bool is_aborted() const { return comm_.is_aborted(); }
 
-    std::function<void()> after_barrier = [] {};
+    std::function<void()> after_sum = [] {};
 
 private:
+    struct Work {
+        joinable::ThreadWork inner;
+        std::function<void()> const& after;
+        void wait() {
+            inner.wait();
+            after();
+        }
+        [[nodiscard]] bool test() { return inner.test(); }
+    };
+
     joinable::ThreadCommunicator& comm_;
 };
 
@@ -753,7 +762,7 @@ TEST_CASE("a communicator whose network fails after all ranks have finished is a
         Ends expected;
         {
             NcclCommunicator comm{control};
-            control.after_barrier = [handle = comm.native_handle()] {
+            control.after_sum = [handle = comm.native_handle()] {
                 fake_nccl::fail_async(handle, ncclRemoteError, "link down");
             };
         }

@@ -161,14 +161,14 @@ public:
     template <class F>
     void over_control(F const& f) {
         throw_if_aborted();
-        auto const before = control_->set_deadline(deadline());
+        auto const before = control_->exchange_deadline(deadline());
         try {
             f(*control_);
         } catch (...) {
             abort(reason_of(std::current_exception()));
         }
         if (before) {
-            control_->set_deadline(*before);
+            control_->exchange_deadline(*before);
         }
         if (failure_) {
             std::rethrow_exception(failure_);

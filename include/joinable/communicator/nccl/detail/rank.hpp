@@ -148,6 +148,15 @@ public:
     void check(cudaError_t error, std::string_view call) {
         on_device([&] { check_cuda(error, call); });
     }
+    /// Runs f(), in which CUDA is asked. @throws CommunicationError  what CUDA says, after aborting.
+    template <class F>
+    std::invoke_result_t<F const&> on_device(F const& f) {
+        try {
+            return f();
+        } catch (CommunicationError const& error) {
+            fail({FailureKind::communication, {}, concat("rank ", rank(), ": ", error.what())});
+        }
+    }
     /// @throws ContractViolation  it is not this device's memory.
     void check_memory(ConstBuffer buffer) {
         if (buffer.count != 0) {
@@ -299,15 +308,6 @@ private:
             throw_failure(reason);
         } catch (...) {
             failure_ = std::current_exception();
-        }
-    }
-    /// Runs f(), in which CUDA is asked. @throws CommunicationError  what CUDA says, after aborting.
-    template <class F>
-    std::invoke_result_t<F const&> on_device(F const& f) {
-        try {
-            return f();
-        } catch (CommunicationError const& error) {
-            fail({FailureKind::communication, {}, concat("rank ", rank(), ": ", error.what())});
         }
     }
     /// Takes over what ended the others, and what NCCL found out by itself.

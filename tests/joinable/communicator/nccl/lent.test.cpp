@@ -224,6 +224,23 @@ TEST_CASE("what is lent must fit the control communicator") {
     });
 }
 
+TEST_CASE("what NCCL does not say of a lent communicator is told on all ranks") {
+    for (char const* const call : {"ncclCommUserRank", "ncclCommCount", "ncclCommCuDevice"}) {
+        std::string const text = std::string{call} + " failed: unhandled system error";
+        run_engines({1, 2, 3}, false, [&](joinable::ThreadCommunicator& hosts, Engine& engine) {
+            auto const lend = [&] { NcclCommunicatorRef{hosts, engine.comm, engine.stream}; };
+            if (hosts.rank() == hosts.size() - 1) {
+                fake_nccl::fail_next(call, ncclSystemError);
+                CHECK_THROWS_WITH_AS(lend(), Contains(text.c_str()), joinable::CommunicationError);
+            } else {
+                CHECK_THROWS_WITH_AS(lend(), Contains(text.c_str()), joinable::PeerFailed);
+            }
+            CHECK_FALSE(hosts.is_aborted());
+            lend(); // it is still good
+        });
+    }
+}
+
 TEST_CASE("a communicator that is in an error state is not taken") {
     run_engines({2}, false, [](joinable::ThreadCommunicator& hosts, Engine& engine) {
         if (hosts.rank() == 0) {

@@ -42,7 +42,7 @@ ROOMS = {
     f"{MEMORY}/process": f"base device communicator {MEMORY}/board {MEMORY}/group",
     MEMORY: f"base device communicator {MEMORY}/board {MEMORY}/engine {MEMORY}/group {MEMORY}/process",
     "communicator/tcp": "base reduction communicator",
-    "communicator/nccl": f"base tensor device device/cuda communicator {MEMORY}",
+    "communicator/nccl": f"base tensor device device/cuda communicator {MEMORY} agreement",
     "agreement": "base tensor device communicator",
     "bucket": "base tensor device communicator agreement",
     "join": "base hook communicator agreement",

@@ -34,11 +34,12 @@ public:
                 ); // with a deadline: wait() orders streams, and the host goes on
             }
             inner_.wait();
-            if (!std::exchange(is_copied_, true)) {
+            if (!is_copied_ && host_.count != 0) {
                 owner_.comm_.device_memory().download(
                     owner_.stagings_.back().device.data(), host_.data, host_.bytes()
                 );
             }
+            is_copied_ = true;
         }
         [[nodiscard]] bool test() { return inner_.test(); }
 
@@ -69,8 +70,9 @@ private:
     Buffer staged(Buffer host) {
         constexpr std::size_t least = 1024;
         Device& memory = comm_.device_memory();
-        if (stagings_.empty() || stagings_.back().host.bytes() < host.bytes()) {
-            std::size_t const bytes = (std::max)(host.bytes(), least);
+        std::size_t const given = stagings_.empty() ? 0 : stagings_.back().host.bytes();
+        if (given < (std::max)(host.bytes(), least)) {
+            std::size_t const bytes = (std::max)({host.bytes(), least, 2 * given});
             Arena copy = memory.allocate_staging(bytes);
             stagings_.push_back({std::move(copy), memory.allocate(bytes, Arena::default_alignment)}
             );
@@ -78,8 +80,8 @@ private:
         Staging const& staging = stagings_.back();
         if (host.count != 0) {
             std::memcpy(staging.host.data(), host.data, host.bytes());
+            memory.upload(staging.host.data(), staging.device.data(), host.bytes());
         }
-        memory.upload(staging.host.data(), staging.device.data(), host.bytes());
         return {staging.device.data(), host.count, host.dtype};
     }
 

@@ -12,7 +12,6 @@
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/nccl/detail/calls.hpp>
-#include <joinable/communicator/nccl/detail/scaled_sum.hpp>
 #include <joinable/communicator/nccl/graph.hpp>
 #include <joinable/detail/unwinding.hpp>
 #include <joinable/device/arena.hpp>

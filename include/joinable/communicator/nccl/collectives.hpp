@@ -70,14 +70,18 @@ public:
 
     /// Local. From now on data is made and used on `caller`, which exists as long as it is the one: with
     /// a stream that was destroyed CUDA may do anything. Returns the stream on which data was made.
-    cudaStream_t set_stream(cudaStream_t caller) noexcept { return rank_.set_caller(caller); }
+    cudaStream_t set_stream(cudaStream_t caller) noexcept {
+        if (device_memory_) {
+            device_memory_->set_streams(caller, caller);
+        }
+        return rank_.set_caller(caller);
+    }
     /// What works in the memory of the device, on the caller's stream: for buckets. Without kernels
     /// (CudaDevice::use_kernels) gradients are scaled by NCCL, on their way.
     [[nodiscard]] CudaDevice& device_memory() {
         if (!device_memory_) {
             device_memory_.emplace(rank_.device(), rank_.caller(), rank_.caller());
         }
-        device_memory_->set_streams(rank_.caller(), rank_.caller());
         return *device_memory_;
     }
 
@@ -177,6 +181,7 @@ protected:
 
 private:
     friend class detail::NcclGraph;
+    friend class StagedNcclCommunicator;
     friend class detail::BasicCollectives<NcclCollectives, NcclWork>;
 
     [[nodiscard]] NcclWork post(detail::Request const& request) {

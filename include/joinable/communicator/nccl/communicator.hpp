@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <array>
+#include <bit>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <optional>
-#include <span>
 #include <type_traits>
 #include <utility>
 
@@ -45,11 +45,7 @@ public:
     template <Communicator Control>
     explicit NcclCommunicator(Control& control, NcclOptions const& options = {})
         : NcclCommunicator{
-              std::make_unique<detail::NcclControlOver<Control&>>([&]() -> Control& {
-                  return control;
-              }),
-              options,
-              false
+              std::make_unique<detail::NcclControlOver<Control&>>(control), options, false
           } {
         [[maybe_unused]] constexpr bool is_control = detail::models_nccl_control<Control>();
     }
@@ -131,8 +127,9 @@ private:
             }
         });
         rank_.over_control([&](detail::NcclControl& of_all) {
-            std::span<char> const text{id.internal};
-            of_all.broadcast({reinterpret_cast<std::uint8_t*>(text.data()), text.size()}, 0);
+            auto words = std::bit_cast<std::array<std::uint64_t, sizeof id / 8>>(id);
+            of_all.broadcast(words, 0);
+            id = std::bit_cast<ncclUniqueId>(words);
         });
         ncclComm_t made = nullptr;
         ncclConfig_t config = config_of(options_);

@@ -22,6 +22,11 @@ struct NcclOptions {
     bool check = false;
     /// A failure stops what is under way, but leaves the handle to ncclCommShrink, ncclCommSplit or
     /// ncclCommDestroy, which are the caller's. Needs NCCL 2.28.7.
+    ///
+    /// Leave it out with NCCL 2.28.9 and 2.30.7, and make a new communicator after a failure. By the
+    /// sources of these versions, ncclCommRevoke frees the record of an operation that NCCL is still
+    /// launching, or that has failed. The handle keeps its pointer to the record, and a later look at
+    /// the handle's state reads freed memory. Without `revoke` the handle is aborted, which frees both.
     bool revoke = false;
     std::optional<int> device = {}; ///< made the current one; none: the current one is taken
     ncclConfig_t config =

@@ -35,12 +35,7 @@ public:
     NcclCommunicatorRef(
         Control& control, ncclComm_t comm, cudaStream_t stream, NcclOptions const& options = {}
     )
-        : NcclCollectives{
-              std::make_unique<detail::NcclControlOver<Control&>>([&]() -> Control& {
-                  return control;
-              }),
-              options
-          } {
+        : NcclCollectives{std::make_unique<detail::NcclControlOver<Control&>>(control), options} {
         [[maybe_unused]] constexpr bool is_control = detail::models_nccl_control<Control>();
         rank_.set_caller(options.stream.value_or(stream));
         detail::prepare_together(rank_, [&] {

@@ -1,23 +1,18 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <chrono>
-#include <cstddef>
-#include <cstring>
-#include <memory>
-#include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <cuda_runtime_api.h>
 
+#include <joinable/agreement/staged_collectives.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/nccl/collectives.hpp>
-#include <joinable/communicator/nccl/work.hpp>
 #include <joinable/detail/failure.hpp>
-#include <joinable/detail/text.hpp>
 #include <joinable/detail/unwinding.hpp>
 #include <joinable/device/cuda/device.hpp>
 #include <joinable/error.hpp>
@@ -32,8 +27,7 @@ class StagedNcclCommunicator;
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] StagedNcclWork {
 public:
     StagedNcclWork(StagedNcclWork&& other) noexcept
-        : inner_{std::move(other.inner_)}, owner_{std::exchange(other.owner_, nullptr)},
-          host_{other.host_}, is_copied_{other.is_copied_} {}
+        : inner_{std::move(other.inner_)}, owner_{std::exchange(other.owner_, nullptr)} {}
     StagedNcclWork& operator=(StagedNcclWork&&) = delete;
     ~StagedNcclWork();
 
@@ -44,13 +38,12 @@ public:
 
 private:
     friend StagedNcclCommunicator;
-    StagedNcclWork(NcclWork inner, StagedNcclCommunicator& owner, Buffer host) noexcept
-        : inner_{std::move(inner)}, owner_{&owner}, host_{host} {}
+    using Inner = detail::HostCollectives<NcclCollectives>::Work;
+    StagedNcclWork(Inner inner, StagedNcclCommunicator& owner) noexcept
+        : inner_{std::move(inner)}, owner_{&owner} {}
 
-    NcclWork inner_;
+    Inner inner_;
     StagedNcclCommunicator* owner_;
-    Buffer host_;
-    bool is_copied_ = false;
 };
 
 /// NCCL ranks as a communicator of the host, for the roll calls of a guard that has no communicator of
@@ -98,10 +91,6 @@ public:
             }
         }
         static_cast<void>(cudaStreamSynchronize(stream_)); // copies, which wait for nobody
-        for (Staging const& staging : stagings_) {
-            static_cast<void>(cudaFree(staging.device));
-            static_cast<void>(cudaFreeHost(staging.host));
-        }
         static_cast<void>(cudaStreamDestroy(stream_));
     }
 
@@ -111,10 +100,10 @@ public:
     /// In place, of memory of the host.
     /// @throws ContractViolation  the last one is not over yet, or as NcclCommunicator.
     StagedNcclWork all_reduce(Buffer buffer, ReduceOp op) {
-        return start(buffer, [&](Buffer there) { return comm_.all_reduce(there, op); });
+        return start(buffer, [&] { return words_.all_reduce(buffer, op); });
     }
     StagedNcclWork broadcast(Buffer buffer, int root) {
-        return start(buffer, [&](Buffer there) { return comm_.broadcast(there, root); });
+        return start(buffer, [&] { return words_.broadcast(buffer, root); });
     }
     void barrier() { comm_.barrier(); }
 
@@ -129,13 +118,6 @@ public:
 private:
     friend StagedNcclWork;
 
-    /// The same bytes in pinned memory, which a copy that is under way may keep, and on the device.
-    struct Staging {
-        std::size_t bytes;
-        void* host;
-        void* device;
-    };
-
     template <class Start>
     StagedNcclWork start(Buffer buffer, Start const& start) {
         detail::check_memory(buffer);
@@ -145,82 +127,24 @@ private:
                 "wait for the last one first, and let its work go"
             };
         }
-        reserve(buffer.bytes());
-        if (buffer.count != 0) {
-            std::memcpy(stagings_.back().host, buffer.data, buffer.bytes());
-            check(
-                cudaMemcpyAsync(
-                    stagings_.back().device,
-                    stagings_.back().host,
-                    buffer.bytes(),
-                    cudaMemcpyHostToDevice,
-                    stream_
-                ),
-                "cudaMemcpyAsync"
-            );
-        }
-        struct Caller { // whose data comes from our stream, for this collective alone
+        StagedNcclWork work{on_stream(start), *this};
+        is_busy_ = true;
+        return work;
+    }
+    /// Runs f() with copies on our stream, for these alone. An error of CUDA on one rank ends all.
+    template <class F>
+    std::invoke_result_t<F const&> on_stream(F const& f) {
+        struct Caller {
             ~Caller() { comm.set_stream(before); }
             NcclCollectives& comm;
             cudaStream_t before;
         } const caller{comm_, comm_.set_stream(stream_)};
-        StagedNcclWork work{
-            start({stagings_.back().device, buffer.count, buffer.dtype}), *this, buffer
-        };
-        is_busy_ = true;
-        return work;
-    }
-    /// Nothing is freed before the end, as that would wait for NCCL, however long.
-    void reserve(std::size_t bytes) {
-        constexpr std::size_t least = 1024;
-        std::size_t const given = stagings_.empty() ? 0 : stagings_.back().bytes;
-        if (given >= (std::max)(bytes, least)) {
-            return;
-        }
-        stagings_.push_back({(std::max)({bytes, least, 2 * given}), nullptr, nullptr});
-        Staging& made = stagings_.back();
-        try {
-            detail::CurrentCudaDevice const current{comm_.device()};
-            detail::require_cuda(cudaMallocHost(&made.host, made.bytes), "cudaMallocHost");
-            detail::require_cuda(cudaMalloc(&made.device, made.bytes), "cudaMalloc");
-        } catch (CommunicationError const& error) {
-            fail(error.what());
-        }
-    }
-    /// To the host, when the collective has run: so this waits for nothing but the copy.
-    void download(Buffer host) {
-        if (host.count != 0) {
-            Staging const& staging = stagings_.back();
-            check(
-                cudaMemcpyAsync(
-                    staging.host, staging.device, host.bytes(), cudaMemcpyDeviceToHost, stream_
-                ),
-                "cudaMemcpyAsync"
-            );
-            check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
-            std::memcpy(host.data, staging.host, host.bytes());
-        }
-    }
-    /// An error of CUDA on one rank ends all.
-    void check(cudaError_t error, std::string_view call) {
-        try {
-            detail::require_cuda(error, call);
-        } catch (CommunicationError const& failure) {
-            fail(failure.what());
-        }
-    }
-    [[noreturn]] void fail(std::string_view text) {
-        AbortReason const reason{
-            FailureKind::communication, {}, detail::concat("rank ", rank(), ": ", text)
-        };
-        comm_.abort(reason);
-        comm_.barrier(); // throws what came first
-        throw CommunicationError{reason.message};
+        return comm_.rank_.on_device(f);
     }
 
     NcclCollectives& comm_;
     cudaStream_t stream_ = nullptr;
-    std::vector<Staging> stagings_; ///< the last one is in use
+    detail::HostCollectives<NcclCollectives> words_{comm_};
     bool is_busy_ = false;
     detail::Unwinding unwinding_;
 };
@@ -231,11 +155,7 @@ inline StagedNcclWork::~StagedNcclWork() {
     }
 }
 inline void StagedNcclWork::wait() {
-    inner_.synchronize();
-    if (!is_copied_) {
-        owner_->download(host_);
-        is_copied_ = true;
-    }
+    owner_->on_stream([&] { inner_.wait(); });
 }
 inline bool StagedNcclWork::test() {
     if (!inner_.test()) {

@@ -274,6 +274,18 @@ TEST_CASE("an arena goes before its communicator, after it, or after an abort") 
     }
 }
 
+TEST_CASE("the memory of an arena goes back to NCCL where CUDA fails meanwhile, too") {
+    run_nccl_ranks({1, 2}, [](NcclCommunicator& comm, auto&, cudaStream_t) {
+        joinable::Arena arena = comm.allocate(64);
+        REQUIRE(arena.data() != nullptr);
+        fake_cuda::fail_next(cudaErrorInvalidValue);
+        std::size_t const freed = fake_nccl::calls("ncclMemFree");
+        arena = {};
+        CHECK(fake_cuda::has_failed());
+        CHECK(fake_nccl::calls("ncclMemFree") == freed + 1);
+    });
+}
+
 TEST_CASE("an exception leaves the scope of an arena whose collective a peer never joins") {
     auto const run = [](int world) {
         run_nccl_ranks({world}, [](NcclCommunicator& comm, auto& hosts, cudaStream_t) {

@@ -360,6 +360,40 @@ TEST_CASE("a rank that never launches the graph is told of by the deadline") {
     check_nothing_is_left();
 }
 
+TEST_CASE("an exception that leaves the scope of a captured step ends what a peer never joins") {
+    for (int const world : {2, 3, 4, 8}) {
+        auto const run = [&] {
+            run_nccl_ranks({world}, [&](auto& comm, auto&, cudaStream_t stream) {
+                Engine engine{stream};
+                CapturedStep captured{comm, engine.gradients(), [&](auto const& ready) {
+                                          engine.passes(ready);
+                                      }};
+                captured.step();
+                comm.synchronize();
+                if (comm.rank() == 1) {
+                    CHECK_THROWS_WITH_AS(
+                        comm.barrier(),
+                        "rank 0 failed: an exception left a captured step",
+                        joinable::PeerFailed
+                    );
+                    return;
+                }
+                if (comm.rank() == 0) {
+                    captured.step();
+                    throw std::runtime_error{"bad batch"};
+                }
+                auto const step = [&] {
+                    captured.step();
+                    comm.synchronize();
+                };
+                CHECK_THROWS_AS(step(), joinable::PeerFailed);
+            });
+        };
+        CHECK_THROWS_WITH_AS(run(), "bad batch", std::runtime_error);
+    }
+    check_nothing_is_left();
+}
+
 /// A graph of an all-reduce, which the end of its communicator destroys.
 class KeptGraph final : public joinable::detail::HoldsNcclKernels {
 public:

@@ -54,18 +54,27 @@ public:
     explicit Aborting(joinable::ThreadCommunicator& comm) noexcept : comm_{comm} {}
     [[nodiscard]] int rank() const noexcept { return comm_.rank(); }
     [[nodiscard]] int size() const noexcept { return comm_.size(); }
-    auto all_reduce(joinable::Buffer buffer, ReduceOp op) { return comm_.all_reduce(buffer, op); }
-    auto broadcast(joinable::Buffer buffer, int root) { return comm_.broadcast(buffer, root); }
-    void barrier() {
-        comm_.barrier();
-        after_barrier();
+    auto all_reduce(joinable::Buffer buffer, ReduceOp op) {
+        return Work{comm_.all_reduce(buffer, op), after_sum};
     }
+    auto broadcast(joinable::Buffer buffer, int root) { return comm_.broadcast(buffer, root); }
+    void barrier() { comm_.barrier(); }
     void abort(joinable::AbortReason const& reason) { comm_.abort(reason); }
     [[nodiscard]] bool is_aborted() const { return comm_.is_aborted(); }
 
-    std::function<void()> after_barrier = [] {};
+    std::function<void()> after_sum = [] {};
 
 private:
+    struct Work {
+        joinable::ThreadWork inner;
+        std::function<void()> const& after;
+        void wait() {
+            inner.wait();
+            after();
+        }
+        [[nodiscard]] bool test() { return inner.test(); }
+    };
+
     joinable::ThreadCommunicator& comm_;
 };
 
@@ -285,16 +294,23 @@ TEST_CASE("a rank that throws is PeerFailed on all others, with its text") {
 }
 
 TEST_CASE("unwinding aborts and destroys nothing, whatever is under way") {
-    for (bool const is_grouped : {false, true}) {
+    for (std::string const open : {"work", "work in a group", "group"}) {
+        std::string const what = open == "group" ? "a group of collectives" : "a collective";
         auto const run = [&] {
             run_nccl_ranks({2}, [&](NcclCommunicator& comm, auto&, cudaStream_t stream) {
                 DeviceArray<float> const data{{1.0F}, stream};
                 if (comm.rank() == 1) {
                     auto const error = thrown<joinable::PeerFailed>([&] { comm.barrier(); });
-                    CHECK((!error || error->rank() == 0));
+                    REQUIRE(error);
+                    CHECK(error->rank() == 0);
+                    CHECK(error->what() == "rank 0 failed: an exception left " + what);
                     return;
                 }
-                if (is_grouped) {
+                if (open == "group") {
+                    auto const group = comm.group();
+                    throw std::runtime_error{"mid-group"};
+                }
+                if (open == "work in a group") {
                     auto const group = comm.group();
                     auto const work = comm.all_reduce(data.buffer(), ReduceOp::sum);
                     throw std::runtime_error{"mid-group"};
@@ -651,6 +667,28 @@ TEST_CASE("joining that NCCL refuses ends all ranks, and that never ends is Time
     CHECK(fake_nccl::live_communicators() == 0);
 }
 
+TEST_CASE("a group that NCCL refuses when it goes out of scope is told by what is in it") {
+    run_nccl_ranks({1, 2, 3, 4, 8}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+        DeviceArray<float> const data{{1.0F}, stream};
+        int const last = comm.size() - 1;
+        auto const post = [&] {
+            auto const group = comm.group();
+            auto work = comm.all_reduce(data.buffer(), ReduceOp::sum);
+            if (comm.rank() == last) {
+                fake_nccl::fail_next("ncclGroupEnd", ncclSystemError);
+            }
+            return work;
+        };
+        CHECK_THROWS_WITH_AS(
+            post().synchronize(),
+            Contains(concat("rank ", last, ": ncclGroupEnd: unhandled system error").c_str()),
+            joinable::CommunicationError
+        );
+        CHECK(comm.is_aborted());
+    });
+    CHECK(fake_nccl::live_communicators() == 0);
+}
+
 TEST_CASE("what NCCL starts and does not finish ends all ranks with its text") {
     auto const ends_all = [](char const* function, bool revokes, auto const& call) {
         CAPTURE(function);
@@ -753,7 +791,7 @@ TEST_CASE("a communicator whose network fails after all ranks have finished is a
         Ends expected;
         {
             NcclCommunicator comm{control};
-            control.after_barrier = [handle = comm.native_handle()] {
+            control.after_sum = [handle = comm.native_handle()] {
                 fake_nccl::fail_async(handle, ncclRemoteError, "link down");
             };
         }

@@ -151,7 +151,7 @@ TEST_CASE("a communicator that is blocking on one rank is refused on all, withou
         } else {
             CHECK_THROWS_WITH_AS(
                 (NcclCommunicatorRef{hosts, engine.comm, engine.stream}),
-                Contains("rank 1 cannot be part of an NCCL communicator: the NCCL communicator is"),
+                Contains("rank 1 failed: the NCCL communicator is"),
                 joinable::PeerFailed
             );
         }
@@ -215,15 +215,30 @@ TEST_CASE("what is lent must fit the control communicator") {
         } else {
             CHECK_THROWS_WITH_AS(
                 (NcclCommunicatorRef{hosts, engine.comm, engine.stream}),
-                Contains(
-                    "rank 1 cannot be part of an NCCL communicator: an NCCL communicator is lent"
-                ),
+                Contains("rank 1 failed: an NCCL communicator is lent"),
                 joinable::PeerFailed
             );
         }
         CHECK_FALSE(hosts.is_aborted());
         NcclCommunicatorRef const comm{hosts, engine.comm, engine.stream}; // it is still good
     });
+}
+
+TEST_CASE("what NCCL does not say of a lent communicator is told on all ranks") {
+    for (char const* const call : {"ncclCommUserRank", "ncclCommCount", "ncclCommCuDevice"}) {
+        std::string const text = std::string{call} + " failed: unhandled system error";
+        run_engines({1, 2, 3}, false, [&](joinable::ThreadCommunicator& hosts, Engine& engine) {
+            auto const lend = [&] { NcclCommunicatorRef{hosts, engine.comm, engine.stream}; };
+            if (hosts.rank() == hosts.size() - 1) {
+                fake_nccl::fail_next(call, ncclSystemError);
+                CHECK_THROWS_WITH_AS(lend(), Contains(text.c_str()), joinable::CommunicationError);
+            } else {
+                CHECK_THROWS_WITH_AS(lend(), Contains(text.c_str()), joinable::PeerFailed);
+            }
+            CHECK_FALSE(hosts.is_aborted());
+            lend(); // it is still good
+        });
+    }
 }
 
 TEST_CASE("a communicator that is in an error state is not taken") {

@@ -66,12 +66,14 @@ TEST_CASE("words of the host are summed and told through NCCL, however many") {
 TEST_CASE("words do not wait for the engine's stream, nor change which that is") {
     std::atomic<bool> is_answered{false};
     run_nccl_ranks({1}, [&](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+        joinable::CudaDevice const& device = comm.device_memory(); // as a model keeps it
         StagedNcclCommunicator staged{comm};
         fake_cuda::enqueue(stream, [&] { wait_until(is_answered, true); });
         std::uint64_t word = 5;
         staged.all_reduce({&word, 1, DType::u64}, ReduceOp::sum).wait();
         CHECK_FALSE(fake_cuda::is_idle(stream));
-        CHECK(comm.device_memory().engine_stream() == stream);
+        CHECK(device.stream() == stream);
+        CHECK(device.engine_stream() == stream);
         is_answered = true;
     });
 }
@@ -237,6 +239,30 @@ TEST_CASE("an error of CUDA in a roll call over NCCL ends all ranks, whichever c
                 sum(), Contains("an illegal memory access"), joinable::CommunicationError
             );
             CHECK(comm.is_aborted());
+        });
+    }
+    fake_cuda::relaunch();
+    CHECK(fake_nccl::live_communicators() == 0);
+}
+
+TEST_CASE("words whose copy back was refused are not taken for those of the sum later") {
+    for (std::size_t later = 0; later < 8; ++later) {
+        CAPTURE(later);
+        run_nccl_ranks({1}, [&](NcclCommunicator& comm, auto&, cudaStream_t) {
+            StagedNcclCommunicator staged{comm};
+            std::uint64_t word = 5;
+            auto work = staged.all_reduce({&word, 1, DType::u64}, ReduceOp::sum);
+            word = 0;
+            fake_cuda::fail_next(cudaErrorIllegalAddress, later);
+            for (int time = 0; time < 2; ++time) {
+                try {
+                    work.wait();
+                    CHECK(word == 5);
+                } catch (joinable::CommunicationError const&) {
+                    CHECK(comm.is_aborted());
+                }
+            }
+            static_cast<void>(fake_cuda::has_failed());
         });
     }
     fake_cuda::relaunch();

@@ -226,6 +226,31 @@ TEST_CASE("what the runtime refuses is an error that names the call, and is not 
     CHECK(fake::live_events() == 0);
 }
 
+TEST_CASE("a copy ends with the first of its calls that the runtime refuses") {
+    Fixture f;
+    Arena const from = f.device.allocate(64, 64);
+    Arena const to = f.device.allocate(64, 64);
+    Shape const strides{20, 6, 1}; // two blocks of rows
+    auto const view = [&](Arena const& arena) {
+        return AnyView{arena.data(), DType::u8, {2, 2, 2}, strides, f.device.id()};
+    };
+    int refused = 0;
+    for (bool was_reached = true; was_reached; refused += was_reached ? 1 : 0) {
+        f.device.copy(view(from), view(to));
+        fake::fail_next(cudaErrorInvalidValue, static_cast<std::size_t>(refused));
+        std::string text;
+        try {
+            f.device.submit();
+        } catch (joinable::CommunicationError const& error) {
+            text = error.what();
+        }
+        was_reached = fake::has_failed();
+        CHECK(text.empty() != was_reached);
+    }
+    CHECK(refused >= 4); // what orders streams, and two blocks
+    f.finish();
+}
+
 TEST_CASE("misuse of a device says what to do") {
     Fixture f;
     auto const text_of = [](auto const& work) -> std::string {

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -69,7 +68,7 @@ public:
         if (segment != nullptr && segment->registration != nullptr) {
             return true;
         }
-        check_same_size(said_by_all(arena.bytes()), "register arenas");
+        check_same_size(gather(arena.bytes()), "register arenas");
         if (!nccl_can_register<ncclComm_t> || count_of_all(segment != nullptr) != ranks()) {
             return false;
         }
@@ -120,15 +119,14 @@ private:
     }
 
     /// What all ranks say, by rank. Collective over the control communicator.
-    [[nodiscard]] std::span<std::uint64_t const> said_by_all(std::uint64_t mine) {
-        said_.assign(ranks(), 0);
-        said_[static_cast<std::size_t>(rank_.rank())] = mine;
-        rank_.over_control([&](NcclControl& control) { control.sum(said_); });
-        return said_;
+    [[nodiscard]] std::vector<std::uint64_t> gather(std::uint64_t mine) {
+        std::vector<std::uint64_t> all;
+        rank_.over_control([&](NcclControl& control) { all = control.gather({&mine, 1}); });
+        return all;
     }
     /// On how many ranks it is so.
     [[nodiscard]] std::size_t count_of_all(bool mine) {
-        auto const all = said_by_all(mine ? 1 : 0);
+        auto const all = gather(mine ? 1 : 0);
         return static_cast<std::size_t>(std::count(all.begin(), all.end(), 1U));
     }
 
@@ -176,7 +174,6 @@ private:
 
     NcclRank& rank_;
     std::vector<Segment*> segments_; ///< of arenas that live
-    std::vector<std::uint64_t> said_;
 };
 
 }}} // namespace joinable::v0::detail

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include <joinable/agreement/control.hpp>
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/detail/request.hpp>
@@ -16,25 +17,23 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// What each rank says that it is about to do, as words that a sum over ranks gathers: a rank writes
-/// its own part, the others' are zero.
+/// What each rank says that it is about to do, as words that all ranks gather.
 class NcclSaid {
 public:
-    NcclSaid(int size, bool has_tables)
-        : ranks_{static_cast<std::size_t>(size)}, stride_{2 + (has_tables ? 2 * ranks_ : 0)},
-          words_(ranks_ * stride_) {}
-
-    void say(int rank, Request const& request) {
+    /// Collective. All ranks have tables of counts, or none.
+    NcclSaid(ControlCommunicator& control, Request const& request, bool has_tables)
+        : ranks_{static_cast<std::size_t>(control.size())},
+          stride_{2 + (has_tables ? 2 * ranks_ : 0)} {
         Descriptor const& said = request.signature;
-        std::span<std::uint64_t> const mine = of(rank);
+        std::vector<std::uint64_t> mine(stride_);
         mine[0] = said.word() | (said.has_counts ? by_counts : 0);
         mine[1] = said.count;
-        if (has_tables()) {
-            request.sends.copy_to(mine.subspan(2, ranks_));
-            request.expects.copy_to(mine.subspan(2 + ranks_));
+        if (has_tables) {
+            request.sends.copy_to(std::span{mine}.subspan(2, ranks_));
+            request.expects.copy_to(std::span{mine}.subspan(2 + ranks_));
         }
+        words_ = control.gather(mine);
     }
-    [[nodiscard]] std::span<std::uint64_t> words() noexcept { return words_; }
 
     /// Why what the ranks said does not fit together, if it does not: the same on every rank.
     [[nodiscard]] std::optional<AbortReason> disagreement() const {
@@ -56,9 +55,6 @@ private:
         return static_cast<std::size_t>(rank);
     }
     [[nodiscard]] bool has_tables() const noexcept { return stride_ > 2; }
-    [[nodiscard]] std::span<std::uint64_t> of(int rank) {
-        return std::span{words_}.subspan(index(rank) * stride_, stride_);
-    }
     [[nodiscard]] std::span<std::uint64_t const> of(int rank) const {
         return std::span{words_}.subspan(index(rank) * stride_, stride_);
     }
@@ -80,16 +76,10 @@ private:
 inline void agree_on_collective(NcclRank& rank, Request const& mine) {
     std::optional<AbortReason> reason;
     rank.over_control([&](NcclControl& control) {
-        // Ranks may differ in whether they have tables, so the sum cannot have them at once.
-        NcclSaid said{rank.size(), false};
-        said.say(rank.rank(), mine);
-        control.sum(said.words());
-        reason = said.disagreement();
+        // Ranks may differ in whether they have tables, so they cannot say them at once.
+        reason = NcclSaid{control, mine, false}.disagreement();
         if (!reason && mine.signature.has_counts) {
-            NcclSaid tables{rank.size(), true};
-            tables.say(rank.rank(), mine);
-            control.sum(tables.words());
-            reason = tables.disagreement();
+            reason = NcclSaid{control, mine, true}.disagreement();
         }
     });
     if (reason) {

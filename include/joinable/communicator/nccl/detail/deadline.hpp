@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/error.hpp>
@@ -49,7 +50,7 @@ public:
             word(rank_, alive_at).store(now, std::memory_order_release);
         }
     }
-    /// The ranks that have not posted this collective.
+    /// The ranks that have not posted this collective; none where that is not known, or `number` is 0.
     [[nodiscard]] std::vector<int> missing(std::uint64_t number) const {
         std::vector<int> ranks;
         for (int rank = 0; is_shared() && rank < size_; ++rank) {
@@ -70,21 +71,23 @@ public:
         if (now - start < length_) {
             return std::nullopt;
         }
-        std::vector<int> late = number == 0 ? std::vector<int>{} : missing(number);
-        auto const at_work = [&](int other) { return (std::max)(start, last_sign_of(other)); };
-        auto since = late.empty() ? start : now;
-        for (int other = 0; late.empty() && other < size_; ++other) {
-            since = other == rank_ ? since : (std::max)(since, at_work(other));
+        std::vector<int> overdue = missing(number);
+        bool const are_known = !overdue.empty();
+        for (int other = 0; !are_known && other < size_; ++other) {
+            if (other != rank_) {
+                overdue.push_back(other);
+            }
         }
-        for (int const other : late) {
-            since = (std::min)(since, at_work(other));
-        }
-        if (now - since < length_) {
-            start = since;
+        std::size_t const awaited = overdue.size();
+        auto const left = take_ranks_at_work(overdue, length_, [&](int other) {
+            return now - (std::max)(start, last_sign_of(other));
+        });
+        if (are_known ? overdue.empty() : overdue.size() < awaited) {
+            start = now - (length_ - left);
             return std::nullopt;
         }
-        std::erase_if(late, [&](int other) { return now - at_work(other) < length_; });
-        return reason(std::move(late), doing, number);
+        overdue.resize(are_known ? overdue.size() : 0);
+        return reason(std::move(overdue), doing, number);
     }
 
 private:

@@ -148,6 +148,15 @@ public:
     void check(cudaError_t error, std::string_view call) {
         on_device([&] { check_cuda(error, call); });
     }
+    /// Runs f(), in which CUDA is asked. @throws CommunicationError  what CUDA says, after aborting.
+    template <class F>
+    std::invoke_result_t<F const&> on_device(F const& f) {
+        try {
+            return f();
+        } catch (CommunicationError const& error) {
+            fail({FailureKind::communication, {}, concat("rank ", rank(), ": ", error.what())});
+        }
+    }
     /// @throws ContractViolation  it is not this device's memory.
     void check_memory(ConstBuffer buffer) {
         if (buffer.count != 0) {
@@ -161,14 +170,14 @@ public:
     template <class F>
     void over_control(F const& f) {
         throw_if_aborted();
-        auto const before = control_->set_deadline(deadline());
+        auto const before = control_->exchange_deadline(deadline());
         try {
             f(*control_);
         } catch (...) {
             abort(reason_of(std::current_exception()));
         }
         if (before) {
-            control_->set_deadline(*before);
+            control_->exchange_deadline(*before);
         }
         if (failure_) {
             std::rethrow_exception(failure_);
@@ -299,15 +308,6 @@ private:
             throw_failure(reason);
         } catch (...) {
             failure_ = std::current_exception();
-        }
-    }
-    /// Runs f(), in which CUDA is asked. @throws CommunicationError  what CUDA says, after aborting.
-    template <class F>
-    std::invoke_result_t<F const&> on_device(F const& f) {
-        try {
-            return f();
-        } catch (CommunicationError const& error) {
-            fail({FailureKind::communication, {}, concat("rank ", rank(), ": ", error.what())});
         }
     }
     /// Takes over what ended the others, and what NCCL found out by itself.

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <exception>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -16,6 +15,7 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <joinable/agreement/agree.hpp>
 #include <joinable/communicator/nccl/detail/api.hpp>
 #include <joinable/communicator/nccl/detail/control.hpp>
 #include <joinable/communicator/nccl/detail/deadline.hpp>
@@ -32,40 +32,24 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// Runs `local()` on every rank. If it throws on some, they throw that, and the others PeerFailed with
-/// the text of the lowest; the control communicator stays usable.
+/// the text of the lowest: see agree(). The control communicator stays usable.
 template <class Local>
 void prepare_together(NcclRank& rank, Local const& local) {
     std::exception_ptr error;
-    std::array<std::uint8_t, 512> text{};
     try {
         local();
-    } catch (std::exception const& failure) {
+    } catch (...) {
         error = std::current_exception();
-        std::string const said = failure.what();
-        std::copy_n(said.begin(), (std::min)(said.size(), text.size() - 1), text.begin());
     }
-    std::vector<int> failed;
-    rank.over_control([&](NcclControl& control) {
-        std::vector<std::uint64_t> flags(static_cast<std::size_t>(rank.size()));
-        flags[static_cast<std::size_t>(rank.rank())] = error ? 1 : 0;
-        control.sum(flags);
-        for (int other = 0; other < rank.size(); ++other) {
-            if (flags[static_cast<std::size_t>(other)] != 0) {
-                failed.push_back(other);
-            }
-        }
-        if (!failed.empty()) {
-            control.broadcast(text, failed.front());
-        }
+    std::optional<AbortReason> failure;
+    rank.over_control([&](NcclControl& control) { // which would end with what agree() throws
+        failure = find_disagreement(control, {}, error);
     });
     if (error) {
         std::rethrow_exception(error);
     }
-    if (!failed.empty()) {
-        std::string const said{text.begin(), std::find(text.begin(), text.end(), 0)};
-        throw PeerFailed{
-            failed, concat(ranks_text(failed), " cannot be part of an NCCL communicator: ", said)
-        };
+    if (failure) {
+        throw_failure(*failure);
     }
 }
 
@@ -74,9 +58,8 @@ void prepare_together(NcclRank& rank, Local const& local) {
     std::array<char, 256> name{};
     gethostname(name.data(), name.size() - 1);
     std::uint64_t const digest = Hash{}.add(std::string_view{name.data()}).value();
-    std::vector<std::uint64_t> digests(static_cast<std::size_t>(rank.size()));
-    digests[static_cast<std::size_t>(rank.rank())] = digest;
-    rank.over_control([&](NcclControl& control) { control.sum(digests); });
+    std::vector<std::uint64_t> digests;
+    rank.over_control([&](NcclControl& control) { digests = control.gather({&digest, 1}); });
     return static_cast<int>(std::count(digests.begin(), digests.begin() + rank.rank(), digest));
 }
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSL-1.0
-# Compiles SOURCE with COMPILER (g++, clang++ or nvcc), which must fail and print, within the first
-# ten lines, what its "// EXPECT: " lines say, each a part of one sentence. Where compilers themselves
+# Compiles SOURCE with COMPILER (g++, clang++ or nvcc), which must fail and print, in the first error and
+# within three lines from there, what its "// EXPECT: " lines say, each a part of one sentence. Where compilers themselves
 # refuse the misuse, each in its own words, a line is for one of them: "// EXPECT(nvcc): ".
 # control.cpp must compile: it shows that the others fail for their misuse and not for the way they
 # are compiled. No options but the standard and warnings as errors, so that users see the same:
@@ -18,7 +18,7 @@ else()
 endif()
 # In PRECOMPILED lies <joinable/join.hpp> already parsed. What the compiler says stays the same: of the
 # lines that say who includes the header, g++ names the file there in place of SOURCE.
-set(most_lines 10)
+set(most_lines 3)
 file(STRINGS ${SOURCE} first REGEX "^#include" LIMIT_COUNT 1)
 if(PRECOMPILED AND first STREQUAL "#include <joinable/join.hpp>")
     if(kind STREQUAL "g\\+\\+")
@@ -48,6 +48,10 @@ endif()
 if(result EQUAL 0)
     message(FATAL_ERROR "compiles, but must not")
 endif()
+# Before it the compiler says where the code was included and instantiated from.
+string(REGEX MATCH "[^\n]*error[: ]" first_error "${output}")
+string(FIND "${output}" "${first_error}" begin)
+string(SUBSTRING "${output}" ${begin} -1 output)
 set(beginning "")
 foreach(line RANGE 1 ${most_lines})
     string(FIND "${output}" "\n" end)
@@ -61,6 +65,6 @@ foreach(expectation ${expectations})
     string(REGEX REPLACE "^// EXPECT[^:]*: " "" expectation "${expectation}")
     string(FIND "${beginning_in_one_line}" "${expectation}" position)
     if(position EQUAL -1)
-        message(FATAL_ERROR "expected within the first ${most_lines} lines\n  ${expectation}\nbut got\n${beginning}...\n${output}")
+        message(FATAL_ERROR "expected within ${most_lines} lines from the first error\n  ${expectation}\nbut got\n${beginning}...\n${output}")
     endif()
 endforeach()

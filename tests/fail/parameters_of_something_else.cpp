@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: parameters: the elements of the range must model Parameter, or be pointers to such;
-// EXPECT: give them members 'value' and 'grad', or specialise joinable::parameter_traits
+// EXPECT: Parameter: give the class members 'value' and 'grad' (public, of these names), or specialise
+// EXPECT: joinable::parameter_traits for this very type
 #include <joinable/join.hpp>
 
 #include <support/misuse.hpp>

@@ -152,6 +152,11 @@ consteval bool models_communicator() {
     return Communicator<C>;
 }
 
+namespace detail {
+/// In place of a communicator that a participant was not given: its assertion says so.
+struct NoCommunicator {};
+} // namespace detail
+
 /// The work that `C` returns from its all-reduce.
 template <Communicator C>
 using work_of =

@@ -3,8 +3,10 @@
 
 #include <concepts>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
+#include <joinable/communicator/communicator.hpp>
 #include <joinable/join/joinable.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -13,8 +15,14 @@ namespace joinable { inline namespace v0 {
 ///
 /// Active ranks call `log(...)` once per round, which runs `act(...)`; joined ranks run `shadow()`
 /// (or `shadow(round)`), which must issue the same collectives in the same order.
-template <class Act, class Shadow, Communicator Comm>
+template <class Act, class Shadow, class Comm>
 class Action {
+    static_assert(
+        !std::is_same_v<Comm, detail::NoCommunicator>,
+        "Action: the communicator comes first, as in Action log{comm, act, shadow}"
+    );
+    static_assert(models_communicator<Comm>());
+
 public:
     Action(Comm& comm, Act act, Shadow shadow)
         : comm_{comm}, act_{std::move(act)}, shadow_{std::move(shadow)} {}
@@ -59,5 +67,8 @@ private:
 
 template <class Comm, class Act, class Shadow>
 Action(Comm&, Act, Shadow) -> Action<Act, Shadow, Comm>;
+/// Explains what is missing.
+template <class Act, class Shadow>
+Action(Act, Shadow) -> Action<Act, Shadow, detail::NoCommunicator>;
 
 }} // namespace joinable::v0

@@ -60,8 +60,10 @@ concept describes_model =
 /// the averages of the others' rounds until the guard ends, and are zeros then, so that its first pass
 /// in the next guard adds to nothing (DataParallelOptions::joined_gradients). What zeros in a Step's
 /// body, after the step, runs on joined ranks as well.
-template <Communicator Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
+template <class Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class DistributedDataParallel {
+    static_assert(models_communicator<Comm>());
+
 public:
     /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;
     /// `buffers` is what joinable::buffers() returns. All ranks agree on counts, extents, dtypes and
@@ -203,14 +205,34 @@ public:
         }
     }
 
+    /// Explains what comes in the place of a notice, but is none.
+    template <class F, class Other>
+        requires(!std::convertible_to<Other, RoundNotice>)
+    void forward(F&&, Other const&) {
+        static_assert(
+            std::convertible_to<Other, RoundNotice>,
+            "DistributedDataParallel: after the forward pass comes a RoundNotice, as in "
+            "ddp.forward(pass, {.weight = 32})"
+        );
+    }
+
     /// Runs the backward pass, averages gradients as they become ready, and waits for all of them.
     /// `pass` takes a callable `ready(i)`; `unused` is what prepare_for_backward() takes. In a round
     /// that does not sync it only runs the pass: gradients accumulate.
     template <class F, class Unused = std::initializer_list<std::size_t>>
     void backward(F&& pass, Unused const& unused = {}) {
-        prepare_for_backward(unused);
-        guarded([&] { std::forward<F>(pass)([this](std::size_t i) { mark_ready(i); }); });
-        finalize_backward();
+        auto const ready = [this](std::size_t i) { mark_ready(i); };
+        constexpr bool takes_ready = std::invocable<F, decltype(ready)>;
+        static_assert(
+            takes_ready,
+            "DistributedDataParallel: the backward pass takes a callable, as in ddp.backward([&](auto ready) "
+            "{ ... }), and calls ready(i) when gradient i is final"
+        );
+        if constexpr (takes_ready) {
+            prepare_for_backward(unused);
+            guarded([&] { std::forward<F>(pass)(ready); });
+            finalize_backward();
+        }
     }
 
     /// Collective over the active ranks; does not block in a round that syncs, except with
@@ -540,5 +562,38 @@ template <class Comm, class Parameters, class Reduction>
     requires BucketReduction<Reduction, Comm>
 DistributedDataParallel(Comm&, Parameters&&, BufferList, DataParallelOptions, Reduction)
     -> DistributedDataParallel<Comm, Reduction>;
+
+namespace detail {
+
+/// Whatever it is: a guide that takes it is worse than others.
+struct AnyArgument {
+    template <class T>
+    AnyArgument(T&&);
+};
+
+/// In place of a communicator where options in braces have a name that they do not have.
+template <class Options>
+struct MisspeltOptions {
+    static_assert(
+        !std::is_same_v<Options, DataParallelOptions>,
+        "DistributedDataParallel: after the parameters come buffers(ranges...), if the model has any, "
+        "then options in braces with the names and the order of DataParallelOptions; write "
+        "DataParallelOptions{...} to be told which name is wrong"
+    );
+};
+
+} // namespace detail
+
+/// What a model with such options becomes: nothing but the explanation.
+template <class Options>
+class DistributedDataParallel<detail::MisspeltOptions<Options>> : detail::MisspeltOptions<Options> {
+public:
+    template <class... Arguments>
+    explicit DistributedDataParallel(Arguments&&...);
+    explicit DistributedDataParallel(...);
+};
+/// `...` takes braces with a misspelt name.
+DistributedDataParallel(detail::AnyArgument, detail::AnyArgument, ...)
+    -> DistributedDataParallel<detail::MisspeltOptions<DataParallelOptions>>;
 
 }} // namespace joinable::v0

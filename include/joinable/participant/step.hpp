@@ -3,8 +3,10 @@
 
 #include <concepts>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
+#include <joinable/communicator/communicator.hpp>
 #include <joinable/join/joinable.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -15,8 +17,14 @@ namespace joinable { inline namespace v0 {
 /// on the same reduced gradients, so parameters and optimizer state stay the same on all ranks
 /// without any message. Runs after labels::gradients. `body` may take the Round: one that is not to
 /// step where no rank had a gradient returns if `round.contributor_count() == 0`, equal on all ranks.
-template <class Body, Communicator Comm>
+template <class Body, class Comm>
 class Step {
+    static_assert(
+        !std::is_same_v<Comm, detail::NoCommunicator>,
+        "Step: the communicator comes first, as in Step step{comm, [&] { optimizer.step(model); }}"
+    );
+    static_assert(models_communicator<Comm>());
+
 public:
     Step(Comm& comm, Body body) : comm_{comm}, body_{std::move(body)} {}
 
@@ -63,5 +71,8 @@ private:
 
 template <class Comm, class Body>
 Step(Comm&, Body) -> Step<Body, Comm>;
+/// Explains what is missing.
+template <class Body>
+Step(Body) -> Step<Body, detail::NoCommunicator>;
 
 }} // namespace joinable::v0

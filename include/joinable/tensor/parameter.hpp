@@ -5,6 +5,7 @@
 #include <optional>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include <joinable/tensor/tensor.hpp>
 
@@ -29,6 +30,9 @@ constexpr T* address_of_gradient(std::optional<T>& gradient) noexcept {
     return gradient ? &*gradient : nullptr;
 }
 
+/// The base of `parameter_traits` where nobody specialised it.
+struct DefaultParameterTraits {};
+
 template <class P>
 concept has_value_and_grad_members = requires(P& p) {
     requires WritableTensor<decltype((p.value))>;
@@ -51,8 +55,9 @@ concept has_value_and_grad_members = requires(P& p) {
 ///
 /// The default serves every class with members `value` and `grad` (which may be a std::optional)
 /// that are writable tensors, and uses its members `requires_grad` and `name` where it has them.
+/// A class `Parameter` of the global namespace is `::Parameter` in a specialisation.
 template <class P>
-struct parameter_traits {
+struct parameter_traits : detail::DefaultParameterTraits {
     static constexpr auto value(P& p) noexcept
         requires detail::has_value_and_grad_members<P>
     {
@@ -120,5 +125,86 @@ concept is_handle_parameter = requires { requires parameter_traits_of<P>::is_han
 /// Not checkable, still required: value and gradient have the same extents and dtype.
 template <class P>
 concept Parameter = detail::has_value<P> && detail::has_grad<P>;
+
+namespace detail {
+
+template <class T>
+inline constexpr bool is_raw_pointer = std::is_pointer_v<std::remove_reference_t<T>>;
+
+/// Says what the member `value` or `grad` lacks, `Member` as a reference to it.
+template <class Member>
+consteval bool models_parameter_member() {
+    if constexpr (is_raw_pointer<Member>) {
+        static_assert(
+            !is_raw_pointer<Member>,
+            "Parameter: 'value' or 'grad' is a raw pointer, which does not say how many elements it "
+            "has; use std::span, or specialise joinable::parameter_traits"
+        );
+        return false;
+    } else {
+        return models_writable_tensor<std::remove_reference_t<Member>>();
+    }
+}
+
+/// Says what `parameter_traits::value` or `grad` returns wrongly.
+template <class Returned>
+consteval bool models_parameter_pointer() {
+    constexpr bool is_pointer_like = requires(Returned pointer) {
+        static_cast<bool>(pointer);
+        *pointer;
+    };
+    static_assert(
+        is_pointer_like,
+        "Parameter: parameter_traits::value and grad return something to dereference, as a pointer to "
+        "a tensor or a std::optional view, not the tensor itself"
+    );
+    if constexpr (is_pointer_like) {
+        return models_parameter_member<decltype(*std::declval<Returned&>())>();
+    }
+    return false;
+}
+
+} // namespace detail
+
+/// Says in one sentence what a class lacks to be a Parameter: `static_assert(models_parameter<My>());`.
+template <class P>
+consteval bool models_parameter() {
+    using Traits = detail::parameter_traits_of<P>;
+    constexpr bool is_default = std::derived_from<Traits, detail::DefaultParameterTraits>;
+    if constexpr (Parameter<P>) {
+        return true;
+    } else if constexpr (is_default) {
+        constexpr bool has_members = requires(P& p) {
+            p.value;
+            p.grad;
+        };
+        static_assert(
+            has_members,
+            "Parameter: give the class members 'value' and 'grad' (public, of these names), or specialise "
+            "joinable::parameter_traits for this very type"
+        );
+        if constexpr (has_members) {
+            return detail::models_parameter_member<decltype((std::declval<P&>().value))>() &&
+                   detail::models_parameter_member<
+                       decltype(*detail::address_of_gradient(std::declval<P&>().grad))>();
+        }
+        return false;
+    } else {
+        constexpr bool has_both = requires(P& p) {
+            Traits::value(p);
+            Traits::grad(p);
+        };
+        static_assert(
+            has_both,
+            "Parameter: parameter_traits needs 'static auto value(P&)' and 'static auto grad(P&)'"
+        );
+        if constexpr (has_both) {
+            return detail::models_parameter_pointer<decltype(Traits::value(std::declval<P&>()))>(
+                   ) &&
+                   detail::models_parameter_pointer<decltype(Traits::grad(std::declval<P&>()))>();
+        }
+        return false;
+    }
+}
 
 }} // namespace joinable::v0

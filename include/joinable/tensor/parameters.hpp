@@ -112,6 +112,24 @@ private:
 /// The parameters of a model, of whatever types. An index is a position in the list.
 class ParameterList : public detail::HandleList<AnyParameter> {};
 
+namespace detail {
+
+/// Says what the items of a range lack that parameters() refuses.
+template <class Range>
+consteval bool says_what_parameters_lack() {
+    if constexpr (has_items_for<Range, AnyParameter>) {
+        return true;
+    } else if constexpr (!requires { typename item_of<Range>; }) {
+        return models_parameter<std::remove_cvref_t<Range>>();
+    } else if constexpr (requires(item_of<Range>& pointer) { *pointer; }) {
+        return models_parameter<std::remove_cvref_t<decltype(*std::declval<item_of<Range>&>())>>();
+    } else {
+        return models_parameter<std::remove_cvref_t<item_of<Range>>>();
+    }
+}
+
+} // namespace detail
+
 /// Joins ranges of parameters of different types into one list, in order. Of a named range of
 /// objects the addresses are kept; of pointers and smart pointers the pointer (shared ones share
 /// ownership); a temporary range must hold pointers or handles (parameter_traits::is_handle), which
@@ -120,13 +138,10 @@ class ParameterList : public detail::HandleList<AnyParameter> {};
 /// @throws ContractViolation  a pointer is null.
 template <class... Ranges>
 [[nodiscard]] ParameterList parameters(Ranges&&... ranges) {
-    static_assert(
-        (detail::has_items_for<Ranges, AnyParameter> && ...),
-        "parameters: the elements of the range must model Parameter, or be pointers to such; "
-        "give them members 'value' and 'grad', or specialise joinable::parameter_traits"
-    );
     ParameterList list;
-    (detail::append(list, std::forward<Ranges>(ranges)), ...);
+    if constexpr ((detail::says_what_parameters_lack<Ranges>() && ...)) {
+        (detail::append(list, std::forward<Ranges>(ranges)), ...);
+    }
     return list;
 }
 

@@ -119,7 +119,8 @@ template <class T>
 consteval bool models_tensor() {
     static_assert(
         detail::has_tensor_traits<T>,
-        "Tensor: specialise joinable::tensor_traits for this type (see tensor/traits.hpp)"
+        "Tensor: specialise joinable::tensor_traits for this very type (one for its base class does not "
+        "count; see tensor/traits.hpp)"
     );
     if constexpr (detail::has_tensor_traits<T>) {
         static_assert(
@@ -132,10 +133,24 @@ consteval bool models_tensor() {
         );
         static_assert(
             detail::has_extents<T>,
-            "Tensor: tensor_traits needs 'static auto extents(T const&)', a range of integers"
+            "Tensor: tensor_traits needs 'static auto extents(T const&)', a range of integers; of one "
+            "number n return std::array{n}"
         );
     }
     return Tensor<T>;
+}
+
+/// Says in one sentence what a type lacks to be a WritableTensor.
+template <class T>
+consteval bool models_writable_tensor() {
+    if constexpr (models_tensor<T>()) {
+        static_assert(
+            detail::has_writable_data<T>,
+            "Tensor: tensor_traits::data returns a pointer to const elements, but values, gradients "
+            "and buffers are written; return one to elements that are not const"
+        );
+    }
+    return WritableTensor<T>;
 }
 
 /// The dtype of a tensor.

@@ -24,7 +24,9 @@ struct DeviceId {
     friend constexpr bool operator==(DeviceId, DeviceId) = default;
 };
 
-/// Adapts a tensor type. Specialise it for the engine's own type, `T` without const or reference:
+/// Adapts a tensor type. Specialise it for the engine's own type, `T` without const or reference.
+/// A class `Tensor` of the global namespace is `::Tensor` there, inside the specialisation as well:
+/// this namespace has names of its own. The same holds for `Parameter`, `Buffer` and `Shape`.
 ///
 /// | member                                           | required                                 |
 /// |--------------------------------------------------|------------------------------------------|

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdio>
 #include <exception>
@@ -124,6 +125,10 @@ template <class T>
 /// @throws CommunicationError  the system has no memory or no processes for the ranks.
 template <class F>
 void run_processes(int world_size, F body) {
+    static_assert(
+        std::invocable<F&, ProcessCommunicator&>,
+        "run_processes: each rank calls body(ProcessCommunicator&), which this body does not take"
+    );
     detail::ProcessSegment segment{world_size};
     detail::ChildProcesses children{segment};
     std::fflush(nullptr); // or each rank would print what this process has not printed yet

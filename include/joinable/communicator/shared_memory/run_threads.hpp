@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <concepts>
 #include <cstddef>
 #include <exception>
 #include <memory>
@@ -65,6 +66,10 @@ original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& 
 /// @throws ContractViolation  world_size is below 1.
 template <class F>
 void run_threads(int world_size, F body) {
+    static_assert(
+        std::invocable<F&, ThreadCommunicator&>,
+        "run_threads: each rank calls body(ThreadCommunicator&), which this body does not take"
+    );
     auto const storage = std::make_shared<detail::GroupStorage<detail::Heap>>();
     detail::Group const group = storage->make(detail::all_numbers(world_size), 0).value();
     std::vector<std::exception_ptr> errors(static_cast<std::size_t>(world_size));

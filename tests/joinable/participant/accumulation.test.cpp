@@ -528,6 +528,31 @@ TEST_CASE("a rank whose first batch fails before any forward pass skips in weigh
     }
 }
 
+TEST_CASE("what ranks accumulated with weights is weighted where all active ranks only skip") {
+    for (bool const carries : {true, false}) {
+        over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+            Params params = make_params<double>({1});
+            DistributedDataParallel ddp{
+                comm, params, {.joined_gradients = joinable::JoinedGradients::kept}
+            };
+            Join guard{participants(ddp), {.carry_accumulated = carries}};
+            auto const weight = static_cast<std::uint64_t>(comm.rank() + 1);
+            train(ddp, params, 4.0 + comm.rank(), {.will_sync = false, .weight = weight});
+            if (comm.rank() == 0) {
+                ddp.skip(); // the others have run out, and what they hold has a weight
+            }
+            guard.finish();
+            double sum = 0;
+            double weights = 0;
+            for (int rank = 0; rank < (carries ? comm.size() : 1); ++rank) {
+                sum += (rank + 1.0) * (4.0 + rank);
+                weights += rank + 1.0;
+            }
+            CHECK(params[0].g(0) == doctest::Approx(sum / weights));
+        });
+    }
+}
+
 TEST_CASE("a batch that fails after next() announced it, and before its forward pass, is skipped") {
     for (bool const says_so : {false, true}) { // or next() has announced that it is skipped
         over_ranks({1, 2, 3, 4}, [&](RankCommunicator& comm) {

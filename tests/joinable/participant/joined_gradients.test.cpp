@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -373,7 +374,7 @@ TEST_CASE("what an unused parameter still holds is sent where the options say so
 
 TEST_CASE("a rank that skips, has joined or has weight 0 sends nothing that it holds") {
     over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
-        for (int const kind : {0, 1, 2}) {
+        for (int const kind : {0, 1, 2, 3}) {
             Params params = make_params<double>({1});
             DistributedDataParallel ddp{
                 comm,
@@ -392,9 +393,14 @@ TEST_CASE("a rank that skips, has joined or has weight 0 sends nothing that it h
             } else if (kind == 1) {
                 ddp.forward([] {}, {.weight = 0});
                 ddp.backward([](auto const&) {}, {0});
+            } else if (kind == 2) {
+                ddp.forward([] {}, {.weight = 2});
+                auto const fail = [](auto const&) { throw std::runtime_error{"a bad sample"}; };
+                CHECK_THROWS_AS(ddp.backward(fail), std::runtime_error);
+                ddp.skip();
             }
             guard.finish();
-            CHECK(params[0].g(0) == 9.0);
+            CHECK(params[0].g(0) == (kind == 2 ? 9.0 / comm.size() : 9.0));
         }
     });
 }

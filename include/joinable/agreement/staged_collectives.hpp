@@ -41,6 +41,7 @@ public:
             }
         }
         [[nodiscard]] bool test() { return inner_.test(); }
+        [[nodiscard]] bool progress() { return make_progress(inner_); }
 
     private:
         work_of<Comm> inner_;

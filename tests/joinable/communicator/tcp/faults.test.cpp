@@ -28,6 +28,7 @@
 
 #include <doctest/doctest.h>
 #include <support/keep_alive.hpp>
+#include <support/polling.hpp>
 #include <support/tcp_ranks.hpp>
 #include <support/wait_until.hpp>
 
@@ -823,6 +824,68 @@ TEST_CASE("headers that announce gigabytes cost rank 0 no memory") {
         CHECK(peak_of_memory() - before < 300'000);
     });
     CHECK(processes.wait() == 0);
+}
+
+TEST_CASE("a loop of tests by TCP ends at the deadline, in the words of thread ranks") {
+    for (int const world : {2, 3, 4, 8}) {
+        PollCounts counts;
+        run_tcp_ranks({world}, [&](auto& comm) { poll_until_deadline(comm, counts); });
+    }
+}
+
+TEST_CASE("a loop of tests by TCP goes on while the missing rank says that it is at work") {
+    run_tcp_ranks({2, 3}, [](auto& comm) { poll_for_rank_at_work(comm); });
+}
+
+TEST_CASE("a rank that tests now and then by TCP has more time, and progress() never times out") {
+    for (int const world : {2, 3}) {
+        PollCounts counts;
+        run_tcp_ranks({world}, [&](auto& comm) { poll_now_and_then(comm, counts); });
+    }
+}
+
+TEST_CASE("a loop of tests ends when rank 0 does not answer, and never waits for that") {
+    using joinable::detail::FrameKind;
+    using joinable::detail::Socket;
+    using Clock = std::chrono::steady_clock;
+    int handles[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) == 0);
+    Watchdog const watchdog{1};
+    Socket hub{handles[0]};
+    joinable::detail::TcpRank rank{Socket{handles[1]}, 1, 2, 100ms};
+    joinable::detail::FrameHeader header;
+    header.kind = FrameKind::start;
+    REQUIRE(hub.send(joinable::detail::bytes_of(header)) == sizeof header);
+    rank.meet("");
+    rank.post({});
+    auto const start = Clock::now();
+    int tests = 0;
+    int questions = 0;
+    std::vector<std::byte> said;
+    try {
+        while (!rank.test(0)) {
+            ++tests;
+            joinable::detail::FrameHeader got;
+            auto const bytes = hub.receive(std::as_writable_bytes(std::span{&got, 1}));
+            if (bytes == sizeof got && got.kind == FrameKind::overdue) {
+                std::vector<std::byte> text(got.bytes);
+                CHECK(hub.receive(text) == got.bytes);
+                if (questions++ == 0) { // the first time it has more time, the second no answer
+                    header.kind = FrameKind::wait;
+                    header.count = 50'000'000;
+                    CHECK(hub.send(joinable::detail::bytes_of(header)) == sizeof header);
+                }
+            }
+            std::this_thread::sleep_for(1ms);
+        }
+        FAIL_CHECK("no exception");
+    } catch (joinable::TimedOut const& error) {
+        CHECK(error.missing() == std::vector{0});
+    }
+    CHECK(questions == 2);
+    CHECK(Clock::now() - start >= 5150ms);
+    CHECK(tests > 100); // none of them has waited for long
+    hub.close();
 }
 
 } // namespace

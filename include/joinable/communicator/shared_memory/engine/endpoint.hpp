@@ -119,10 +119,27 @@ public:
         return sequence < retired_ || pending_[sequence % Board::max_in_flight].is_done;
     }
 
+    /// Makes progress. Whether this rank's buffers are final.
+    /// @throws TimedOut  after aborting the group: it was polled for the deadline, and ranks are missing.
+    [[nodiscard]] bool test(std::uint64_t sequence) {
+        if (progress(sequence)) {
+            return true;
+        }
+        Pending& pending = pending_of(sequence);
+        return arrival_of(sequence) == Arrival::waiting &&
+               has_polled_too_long(
+                   pending.polled,
+                   [&] { return board_.missing(sequence); },
+                   "arrive",
+                   [&] { return "waits in " + pending.said.text(); }
+               ) &&
+               progress(sequence); // throws, unless all have arrived meanwhile
+    }
+
     /// Makes progress, by not more than this rank's own share if that is not computed yet: so a rank
     /// that tests amid other work does no more of it than the others. Also by slices of other
     /// collectives, for which other ranks may wait. Whether its buffers are final.
-    [[nodiscard]] bool test(std::uint64_t sequence) {
+    [[nodiscard]] bool progress(std::uint64_t sequence) {
         Pending const& pending = pending_of(sequence);
         bool const is_first =
             !is_done(sequence) && (!pending.has_agreed || has_own_share(sequence, pending));
@@ -234,16 +251,27 @@ public:
             if (overdue.empty()) {
                 return;
             }
-            left = take_ranks_at_work(overdue, deadline_, [&](int rank) {
-                std::chrono::steady_clock::time_point const alive{
-                    std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
-                };
-                return now() - (std::max)(start, alive);
-            });
+            left = take_overdue(overdue, now() - start);
             if (!overdue.empty()) {
                 abort_for(overdue, to_do, does());
             }
         }
+    }
+    /// The same for a rank that tests in place of waiting, and has just found that it is not ready.
+    /// Whether the group is aborted because of that.
+    template <class HoldingUp, class Does>
+    [[nodiscard]] bool has_polled_too_long(
+        PolledTime& polled, HoldingUp const& holding_up, char const* to_do, Does const& does
+    ) {
+        if (!polled.reaches(deadline_)) {
+            return false;
+        }
+        std::vector<int> overdue = holding_up();
+        polled.set(deadline_ - take_overdue(overdue, polled.count()));
+        if (!overdue.empty()) {
+            abort_for(overdue, to_do, does());
+        }
+        return !overdue.empty();
     }
 
     /// Whether `ready()` before the deadline. Meanwhile this rank's other collectives get on; each
@@ -279,6 +307,7 @@ private:
         bool is_refused = false; ///< never will: there is nothing to compute
         Cut cut = {};
         Pipeline pipeline = {};
+        PolledTime polled = {};
     };
     enum class Arrival : std::uint8_t { waiting, complete, never };
 
@@ -289,6 +318,17 @@ private:
         return pending_[sequence % Board::max_in_flight];
     }
 
+    /// Leaves in `overdue` the ranks that have said nothing since the deadline, of which this one has
+    /// waited for so long. Returns for how much longer to wait for the others.
+    [[nodiscard]] std::chrono::nanoseconds
+    take_overdue(std::vector<int>& overdue, std::chrono::nanoseconds waited) {
+        return take_ranks_at_work(overdue, deadline_, [&](int rank) {
+            std::chrono::steady_clock::time_point const alive{
+                std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
+            };
+            return (std::min)(waited, std::chrono::nanoseconds{now() - alive});
+        });
+    }
     /// Ranks that have not finished a chunk at the deadline: their processes have been stopped.
     void give_up_on_computing(std::uint64_t sequence) {
         std::vector<int> const overdue = board_.computing(sequence);

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/shared_memory/engine/endpoint.hpp>
 #include <joinable/communicator/shared_memory/engine/lent_memory.hpp>
@@ -31,6 +32,7 @@ struct Message {
     int tag = 0;
     Buffer buffer = {};
     PendingMessage* pending = nullptr; ///< while it waits; without one it is delivered
+    PolledTime polled = {};
 
     [[nodiscard]] std::string text() const {
         return text_of(is_send, tag, buffer.count, buffer.dtype);
@@ -117,12 +119,11 @@ public:
     /// Blocks until the message is settled; then nobody touches its buffer any more. Whether it was
     /// delivered: if not, group().loss(peer) says why.
     [[nodiscard]] bool finish_message(Message& message) {
-        auto const waits = [&] { return message.pending->state.load() == State::waiting; };
         if (!is_settled(message)) {
             this->wait_for_others(
-                [&] { return !waits() || group_.is_lost(message.peer); },
-                [&] { return waits() ? std::vector{message.peer} : std::vector<int>{}; },
-                message.is_send ? "receive" : "send",
+                [&] { return !waits(message) || group_.is_lost(message.peer); },
+                [&] { return missing_in(message); },
+                what_is_missing(message),
                 [&] { return "waits in " + message.text(); }
             );
         }
@@ -134,8 +135,29 @@ public:
         return has_come;
     }
 
+    /// Whether a message that was found not to be settled has been polled for the deadline: then the
+    /// group is aborted.
+    [[nodiscard]] bool has_polled_message_too_long(Message& message) {
+        return this->has_polled_too_long(
+            message.polled,
+            [&] { return missing_in(message); },
+            what_is_missing(message),
+            [&] { return "waits in " + message.text(); }
+        );
+    }
+
 private:
     using State = PendingMessage::State;
+
+    [[nodiscard]] static bool waits(Message const& message) noexcept {
+        return message.pending->state.load() == State::waiting;
+    }
+    [[nodiscard]] static std::vector<int> missing_in(Message const& message) {
+        return waits(message) ? std::vector{message.peer} : std::vector<int>{};
+    }
+    [[nodiscard]] static char const* what_is_missing(Message const& message) noexcept {
+        return message.is_send ? "receive" : "send";
+    }
 
     [[nodiscard]] Mailbox& mailbox_of(Message const& message) noexcept {
         return message.is_send ? group_.mailbox(this->rank(), message.peer)

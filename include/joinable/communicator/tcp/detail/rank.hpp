@@ -72,8 +72,17 @@ public:
     [[nodiscard]] bool is_done(std::uint64_t sequence) const noexcept {
         return sequence < finished_;
     }
-    /// Whether finish() would return at once. @throws as it does.
+    /// Whether finish() would return at once. Asks the hub at the deadline, but does not wait for it.
+    /// @throws as finish() does.
     [[nodiscard]] bool test(std::uint64_t sequence) {
+        bool const is_over = progress(sequence);
+        if (!is_over) {
+            count_poll(sequence);
+        }
+        return is_over;
+    }
+    /// The same without a deadline.
+    [[nodiscard]] bool progress(std::uint64_t sequence) {
         if (!is_done(sequence)) {
             look();
             throw_if_over(is_done(sequence));
@@ -82,9 +91,7 @@ public:
     }
     void finish(std::uint64_t sequence) {
         wait_until(
-            [&] { return is_done(sequence); },
-            sequence,
-            [&] { return "waits in " + pending_[sequence - finished_].said.text(); }
+            [&] { return is_done(sequence); }, sequence, [&] { return waiting_text(sequence); }
         );
         throw_if_over(is_done(sequence));
     }
@@ -159,6 +166,9 @@ private:
         int asked = 0;                                     ///< how often it has not answered yet
         std::chrono::nanoseconds deadline = {};            ///< the longest of these
         std::optional<std::chrono::nanoseconds> left = {}; ///< its answer
+        // Of a work that is tested:
+        PolledTime polled = {};
+        std::uint64_t consumed = 0; ///< when the hub was asked last, or has been seen to live
     };
     struct Pending {
         Descriptor said;
@@ -209,6 +219,32 @@ private:
             is_asked = true;
             end = Clock::now() + tcp_patience;
         }
+    }
+    /// A test that has found nothing: the same as wait_until(), one step at a time.
+    void count_poll(std::uint64_t sequence) {
+        Overdue& overdue = *overdue_of(sequence);
+        if (overdue.left) {
+            overdue.polled.set(deadline_ - *std::exchange(overdue.left, std::nullopt));
+        }
+        if (overdue.asked == 0) {
+            if (overdue.polled.reaches(deadline_)) {
+                ask_for_more(sequence, waiting_text(sequence));
+                overdue.polled.set(std::chrono::nanoseconds{0});
+                overdue.consumed = inbox_.consumed();
+            }
+            return;
+        }
+        if (overdue.consumed != inbox_.consumed()) {
+            overdue.consumed = inbox_.consumed();
+            overdue.polled.set(std::chrono::nanoseconds{0});
+        }
+        if (overdue.polled.reaches(tcp_patience)) {
+            give_up(waiting_text(sequence));
+            throw_if_over(false);
+        }
+    }
+    [[nodiscard]] std::string waiting_text(std::uint64_t sequence) const {
+        return "waits in " + pending_[sequence - finished_].said.text();
     }
     /// Tells the hub that the deadline has passed: it ends all, or says for how much longer to wait.
     /// @pre overdue_of(sequence) is not null

@@ -81,7 +81,7 @@ public:
         if (!made) {
             return 0;
         }
-        if (!group_.adopt(*made, members.front())) {
+        if (!group_.adopt(*made)) {
             throw_failure(group_.loss(this->rank()));
         }
         return group_.board().place_of(&made->board());

@@ -709,7 +709,7 @@ TEST_CASE("a rank 0 that breaks the protocol is a CommunicationError that says h
         std::uint64_t consumed = 0;
     };
     std::uint64_t const huge = std::uint64_t{1} << 40U;
-    for (auto const& [kind, sequence, bytes, what, count, consumed] : std::vector<Case>{
+    for (Case const& one : std::vector<Case>{
              {FrameKind::result, 0, 8, "8 bytes where 12 were expected"},
              {FrameKind::result, 0, 0, "0 bytes where 12 were expected"}, // once a wrong sum
              {FrameKind::result, 0, 16, "16 bytes where 12 were expected"},
@@ -726,18 +726,18 @@ TEST_CASE("a rank 0 that breaks the protocol is a CommunicationError that says h
              {static_cast<FrameKind>(77), 0, 0, "a message of the unknown kind 77"},
              {FrameKind::result, 0, 12, "word of bytes that it never got", 0, huge},
          }) {
-        CAPTURE(what);
+        CAPTURE(one.what);
         FrameHeader header;
-        header.kind = kind;
-        header.sequence = sequence;
-        header.bytes = bytes;
-        header.count = count;
-        header.consumed = consumed;
-        std::vector<std::byte> frames(sizeof header + (bytes <= 16 ? bytes : 0));
+        header.kind = one.kind;
+        header.sequence = one.sequence;
+        header.bytes = one.bytes;
+        header.count = one.count;
+        header.consumed = one.consumed;
+        std::vector<std::byte> frames(sizeof header + (one.bytes <= 16 ? one.bytes : 0));
         std::memcpy(frames.data(), &header, sizeof header);
         CHECK(
             text_of_refusal(frames) ==
-            "rank 0 sent rank 1 " + what + ": is it this version of joinable?"
+            "rank 0 sent rank 1 " + one.what + ": is it this version of joinable?"
         );
     }
     FrameHeader result; // one for each collective, and one too many

@@ -62,6 +62,9 @@ public:
     [[nodiscard]] static std::size_t bytes_for(int size) {
         return counts_at(checked(size)) + counts_per_arrival(size) * arrivals(size) * sizeof(Count);
     }
+    /// So many of them from the beginning on are used from the start. What follows is not touched before
+    /// slot(), sends() or expects() are used.
+    [[nodiscard]] static std::size_t bytes_at_start(int size) { return slots_at(checked(size)); }
     /// @pre `memory` is aligned for a Board, has bytes_for(size), and outlives what is returned:
     ///      there is nothing to destroy.
     static Board& create(int size, std::span<std::byte> memory) {

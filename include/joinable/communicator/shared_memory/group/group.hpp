@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -26,7 +27,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Who looks for ranks that have died, where no other process does.
+/// Who looks for ranks that have died, where no other process does, and has memory for them.
 class Watch {
 public:
     Watch() = default;
@@ -34,6 +35,9 @@ public:
     Watch& operator=(Watch const&) = delete;
     /// Called where it may take some microseconds. For how long it need not be called again.
     virtual std::chrono::nanoseconds look_for_deaths() noexcept = 0;
+    /// Called before memory that the ranks share is used for the first time.
+    /// @throws CommunicationError  there is none for it; the group is aborted.
+    virtual void reserve(std::byte const*, std::size_t) {}
 
 protected:
     ~Watch() = default;
@@ -50,9 +54,20 @@ public:
     [[nodiscard]] static std::size_t bytes_for(int size) {
         return mailboxes_at(size) + width(size) * width(size) * sizeof(Mailbox);
     }
-    /// `numbers` are those of the members among all, by their rank in the group.
+    /// The parts of that which are used from the start, each as its place and its bytes. The others are
+    /// for reserve().
+    [[nodiscard]] static std::array<std::pair<std::size_t, std::size_t>, 2> parts_at_start(int size
+    ) {
+        return {{
+            {0, Board::bytes_at_start(size)},
+            {shared_at(size), mailboxes_at(size) - shared_at(size)},
+        }};
+    }
+    /// `numbers` are those of the members among all, by their rank in the group. `is_zeroed`: of the
+    /// memory nothing is touched but these parts.
     /// @pre `memory` is as for a Board, and has bytes_for(size)
-    static Group create(std::span<int const> numbers, std::span<std::byte> memory) {
+    static Group
+    create(std::span<int const> numbers, std::span<std::byte> memory, bool is_zeroed = false) {
         int const size = static_cast<int>(numbers.size());
         Group const group{Board::create(size, memory)};
         ::new (group.at(shared_at(size))) Shared{};
@@ -61,7 +76,9 @@ public:
             members[rank].number = numbers[rank];
         }
         group.shared().present.store(size);
-        ::new (group.at(mailboxes_at(size))) Mailbox[width(size) * width(size)];
+        if (!is_zeroed) { // which empty mailboxes are
+            ::new (group.at(mailboxes_at(size))) Mailbox[width(size) * width(size)];
+        }
         return group;
     }
     /// The group behind a board that create() has made.
@@ -98,6 +115,13 @@ public:
     /// says. @pre this is the group from which all others come.
     bool mark_dead(int number, std::string const& death, int burier) const {
         return mark_dead(number, death, {FailureKind::peer_failed, {}, death}, true, burier);
+    }
+    /// Before a slot, a table of counts or a mailbox is used for the first time, by a rank that writes
+    /// to it. @throws CommunicationError  there is no memory for it; the group of all is aborted.
+    void reserve(void const* data, std::size_t bytes) const {
+        if (watch_ != nullptr) {
+            watch_->reserve(static_cast<std::byte const*>(data), bytes);
+        }
     }
     /// Endpoint calls it.
     std::chrono::nanoseconds look_for_deaths() const noexcept {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -159,9 +160,18 @@ private:
         return message.is_send ? "receive" : "send";
     }
 
-    [[nodiscard]] Mailbox& mailbox_of(Message const& message) noexcept {
-        return message.is_send ? group_.mailbox(this->rank(), message.peer)
-                               : group_.mailbox(message.peer, this->rank());
+    /// @throws CommunicationError  there is no memory for it, which only the first message may need.
+    [[nodiscard]] Mailbox& mailbox_of(Message const& message) {
+        auto const peer = static_cast<std::size_t>(message.peer);
+        Mailbox& mailbox = message.is_send ? group_.mailbox(this->rank(), message.peer)
+                                           : group_.mailbox(message.peer, this->rank());
+        std::vector<bool>& reserved = mailboxes_[message.is_send ? 1 : 0];
+        reserved.resize(static_cast<std::size_t>(this->size()));
+        if (!reserved[peer]) {
+            group_.reserve(&mailbox, sizeof mailbox);
+            reserved[peer] = true;
+        }
+        return mailbox;
     }
     [[nodiscard]] std::byte* data_of(PendingMessage const& pending) noexcept {
         return group_.board().place_at(pending.data);
@@ -330,6 +340,8 @@ private:
 
     Group group_;
     std::shared_ptr<GroupStorage<Memory>> storage_;
+    std::array<std::vector<bool>, 2>
+        mailboxes_; ///< for which there is memory: from, to another rank
 };
 
 }}} // namespace joinable::v0::detail

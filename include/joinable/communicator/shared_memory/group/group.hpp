@@ -144,13 +144,14 @@ public:
             return true;
         }
         int const culprit = rank_of(is_of_all ? shared().end.writer() : board_->ended_by());
-        AbortReason const reason = reason_of_delay(
-            culprit < 0 ? std::vector<int>{} : std::vector{culprit},
-            "finish its abort",
-            FirstReason::patience,
-            rank,
-            "waits for it"
-        );
+        AbortReason reason{
+            FailureKind::communication, {}, "a process that was to tell why all ends was stopped"
+        };
+        if (culprit >= 0) {
+            reason = reason_of_delay(
+                {culprit}, "finish its abort", FirstReason::patience, rank, "waits for it"
+            );
+        }
         if (is_of_all) {
             end(reason, number_of(rank));
         } else {

@@ -3,7 +3,7 @@
 # Installs what the tests need, builds all in Release and runs every test once.
 # --all adds: layers, links, the single header, reference, formatting, cost of including, headers alone, nvcc,
 # thread sanitizer by clang 19, and the other sanitizers by clang 14, the oldest, over the single header
-# and also over NCCL; what this machine cannot have is skipped and named. Each step says what the one
+# and also over NCCL, with frames drawn at random by TCP; what this machine cannot have is skipped and named. Each step says what the one
 # before it took; the last lines are ctest's.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -84,5 +84,7 @@ if $all; then
         oldest=clang++-14
     fi
     build_and_test asan-single-include -DCMAKE_CXX_COMPILER=$oldest
+    step "frames that no rank sends, for a minute"
+    build/asan-single-include/tests/fuzz_tcp_frames --seconds 60 --seed "$(date +%s)"
 fi
 build_and_test release

@@ -4,6 +4,15 @@
 // The only header with conditional compilation: what differs between compilers and systems is
 // named here once, everything else is the same text for every flag set.
 
+#if __cplusplus < 202002L
+#error "joinable needs C++20: compile with -std=c++20"
+#include <joinable needs C++20> // does not exist, so that no error follows
+#endif
+#if !defined(__cpp_exceptions)
+#error "joinable reports failures by exceptions: compile without -fno-exceptions"
+#include <joinable needs exceptions> // nor does this
+#endif
+
 #include <cstdint>
 
 #define JOINABLE_VERSION_MAJOR 0

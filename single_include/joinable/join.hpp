@@ -43,6 +43,15 @@
 // The only header with conditional compilation: what differs between compilers and systems is
 // named here once, everything else is the same text for every flag set.
 
+#if __cplusplus < 202002L
+#error "joinable needs C++20: compile with -std=c++20"
+#include <joinable needs C++20> // does not exist: nothing after this is compiled, and thousands of errors are not said
+#endif
+#if !defined(__cpp_exceptions)
+#error "joinable reports failures by exceptions: compile without -fno-exceptions"
+#include <joinable needs exceptions>
+#endif
+
 #define JOINABLE_VERSION_MAJOR 0
 #define JOINABLE_VERSION_MINOR 1
 #define JOINABLE_VERSION_PATCH 0
@@ -773,7 +782,9 @@ struct DeviceId {
     friend constexpr bool operator==(DeviceId, DeviceId) = default;
 };
 
-/// Adapts a tensor type. Specialise it for the engine's own type, `T` without const or reference:
+/// Adapts a tensor type. Specialise it for the engine's own type, `T` without const or reference.
+/// A class `Tensor` of the global namespace is `::Tensor` there, inside the specialisation as well:
+/// this namespace has names of its own. The same holds for `Parameter`, `Buffer` and `Shape`.
 ///
 /// | member                                           | required                                 |
 /// |--------------------------------------------------|------------------------------------------|
@@ -931,7 +942,8 @@ template <class T>
 consteval bool models_tensor() {
     static_assert(
         detail::has_tensor_traits<T>,
-        "Tensor: specialise joinable::tensor_traits for this type (see tensor/traits.hpp)"
+        "Tensor: specialise joinable::tensor_traits for this very type (one for its base class does not "
+        "count; see tensor/traits.hpp)"
     );
     if constexpr (detail::has_tensor_traits<T>) {
         static_assert(
@@ -944,10 +956,24 @@ consteval bool models_tensor() {
         );
         static_assert(
             detail::has_extents<T>,
-            "Tensor: tensor_traits needs 'static auto extents(T const&)', a range of integers"
+            "Tensor: tensor_traits needs 'static auto extents(T const&)', a range of integers; of one "
+            "number n return std::array{n}"
         );
     }
     return Tensor<T>;
+}
+
+/// Says in one sentence what a type lacks to be a WritableTensor.
+template <class T>
+consteval bool models_writable_tensor() {
+    if constexpr (models_tensor<T>()) {
+        static_assert(
+            detail::has_writable_data<T>,
+            "Tensor: tensor_traits::data returns a pointer to const elements, but values, gradients "
+            "and buffers are written; return one to elements that are not const"
+        );
+    }
+    return WritableTensor<T>;
 }
 
 /// The dtype of a tensor.
@@ -1302,6 +1328,11 @@ namespace detail {
 /// "the host", or "CUDA device 1".
 [[nodiscard]] inline std::string to_text(DeviceId device) {
     return device.kind == DeviceKind::host ? "the host" : concat("CUDA device ", device.index);
+}
+
+/// Whether its elements are somewhere, if it has any.
+[[nodiscard]] inline bool has_memory(AnyView const& view) {
+    return view.data() != nullptr || view.numel() == 0;
 }
 
 /// A view of any writable tensor; an AnyView is one already.
@@ -2361,7 +2392,7 @@ inline void check_on_host(std::string_view what, std::string_view role, AnyView 
             ", but this runs on the host; copy it to host memory first, with the engine's own means"
         };
     }
-    if (view.data() == nullptr && view.numel() != 0) {
+    if (!has_memory(view)) {
         throw ContractViolation{
             to_text(what) + ": the " + to_text(role) + " is a null pointer for " +
             to_text(view.numel()) + " elements; give it memory first"
@@ -2591,6 +2622,9 @@ constexpr T* address_of_gradient(std::optional<T>& gradient) noexcept {
     return gradient ? &*gradient : nullptr;
 }
 
+/// The base of `parameter_traits` where nobody specialised it.
+struct DefaultParameterTraits {};
+
 template <class P>
 concept has_value_and_grad_members = requires(P& p) {
     requires WritableTensor<decltype((p.value))>;
@@ -2613,8 +2647,9 @@ concept has_value_and_grad_members = requires(P& p) {
 ///
 /// The default serves every class with members `value` and `grad` (which may be a std::optional)
 /// that are writable tensors, and uses its members `requires_grad` and `name` where it has them.
+/// A class `Parameter` of the global namespace is `::Parameter` in a specialisation.
 template <class P>
-struct parameter_traits {
+struct parameter_traits : detail::DefaultParameterTraits {
     static constexpr auto value(P& p) noexcept
         requires detail::has_value_and_grad_members<P>
     {
@@ -2683,6 +2718,87 @@ concept is_handle_parameter = requires { requires parameter_traits_of<P>::is_han
 template <class P>
 concept Parameter = detail::has_value<P> && detail::has_grad<P>;
 
+namespace detail {
+
+template <class T>
+inline constexpr bool is_raw_pointer = std::is_pointer_v<std::remove_reference_t<T>>;
+
+/// Says what the member `value` or `grad` lacks, `Member` as a reference to it.
+template <class Member>
+consteval bool models_parameter_member() {
+    if constexpr (is_raw_pointer<Member>) {
+        static_assert(
+            !is_raw_pointer<Member>,
+            "Parameter: 'value' or 'grad' is a raw pointer, which does not say how many elements it "
+            "has; use std::span, or specialise joinable::parameter_traits"
+        );
+        return false;
+    } else {
+        return models_writable_tensor<std::remove_reference_t<Member>>();
+    }
+}
+
+/// Says what `parameter_traits::value` or `grad` returns wrongly.
+template <class Returned>
+consteval bool models_parameter_pointer() {
+    constexpr bool is_pointer_like = requires(Returned pointer) {
+        static_cast<bool>(pointer);
+        *pointer;
+    };
+    static_assert(
+        is_pointer_like,
+        "Parameter: parameter_traits::value and grad return something to dereference, as a pointer to "
+        "a tensor or a std::optional view, not the tensor itself"
+    );
+    if constexpr (is_pointer_like) {
+        return models_parameter_member<decltype(*std::declval<Returned&>())>();
+    }
+    return false;
+}
+
+} // namespace detail
+
+/// Says in one sentence what a class lacks to be a Parameter: `static_assert(models_parameter<My>());`.
+template <class P>
+consteval bool models_parameter() {
+    using Traits = detail::parameter_traits_of<P>;
+    constexpr bool is_default = std::derived_from<Traits, detail::DefaultParameterTraits>;
+    if constexpr (Parameter<P>) {
+        return true;
+    } else if constexpr (is_default) {
+        constexpr bool has_members = requires(P& p) {
+            p.value;
+            p.grad;
+        };
+        static_assert(
+            has_members,
+            "Parameter: give the class members 'value' and 'grad' (public, of these names), or specialise "
+            "joinable::parameter_traits for this very type"
+        );
+        if constexpr (has_members) {
+            return detail::models_parameter_member<decltype((std::declval<P&>().value))>() &&
+                   detail::models_parameter_member<
+                       decltype(*detail::address_of_gradient(std::declval<P&>().grad))>();
+        }
+        return false;
+    } else {
+        constexpr bool has_both = requires(P& p) {
+            Traits::value(p);
+            Traits::grad(p);
+        };
+        static_assert(
+            has_both,
+            "Parameter: parameter_traits needs 'static auto value(P&)' and 'static auto grad(P&)'"
+        );
+        if constexpr (has_both) {
+            return detail::models_parameter_pointer<decltype(Traits::value(std::declval<P&>()))>(
+                   ) &&
+                   detail::models_parameter_pointer<decltype(Traits::grad(std::declval<P&>()))>();
+        }
+        return false;
+    }
+}
+
 }} // namespace joinable::v0
 
 // ---- joinable/tensor/detail/handle_list.hpp
@@ -2719,41 +2835,53 @@ concept pointer_to_taken = requires(T& pointer) {
 template <class Range, class Handle>
 concept list_of = std::derived_from<std::remove_cvref_t<Range>, HandleList<Handle>>;
 
-/// Whether `append` can make handles of what is in the range.
 template <class Range, class Handle>
-concept has_items_for = list_of<Range, Handle> || Handle::template takes<item_of<Range>> ||
-                        pointer_to_taken<item_of<Range>, Handle>;
+concept range_of_taken =
+    Handle::template takes<item_of<Range>> || pointer_to_taken<item_of<Range>, Handle>;
+
+/// Whether `append` can make handles of what is in the range, or of the one object that stands there
+/// for a range.
+template <class Range, class Handle>
+concept has_items_for = list_of<Range, Handle> || range_of_taken<Range, Handle> ||
+                        Handle::template takes<std::remove_reference_t<Range>>;
+
+/// Appends a handle on `object`, or on a copy of it where the object does not stay.
+template <bool Stays, class Handle, class T>
+void append_object(HandleList<Handle>& list, T& object) {
+    constexpr bool is_shared = Handle::template shares_storage<T>;
+    static_assert(
+        Stays || is_shared,
+        "parameters, buffers: a temporary object, or a temporary range of objects, would be gone before it is "
+        "used; give it a name, or set parameter_traits::is_handle if copies share storage"
+    );
+    if constexpr (Stays) {
+        list.push_back(Handle{object});
+    } else if constexpr (is_shared) {
+        // Copied, not moved: a temporary view may show handles that somebody owns.
+        auto owned = std::make_shared<std::remove_const_t<T>>(object);
+        list.push_back(Handle{*owned, owned});
+    }
+}
 
 /// Appends handles on the objects in a range. Of a named range of objects the addresses are kept;
 /// of pointers and smart pointers the pointer; of a temporary range of handles, copies of them. A
-/// list is spliced in.
+/// list is spliced in. One object is taken as a range of one.
 template <class Handle, class Range>
 void append(HandleList<Handle>& list, Range&& range) {
-    using Item = item_of<Range>;
     if constexpr (list_of<Range, Handle>) {
         for (Handle const& handle : range) {
             list.push_back(handle);
         }
-    } else if constexpr (Handle::template takes<Item>) {
+    } else if constexpr (!range_of_taken<Range, Handle>) {
+        append_object<std::is_lvalue_reference_v<Range>>(list, range);
+    } else if constexpr (Handle::template takes<item_of<Range>>) {
         constexpr bool items_stay = std::is_lvalue_reference_v<Range> &&
                                     std::is_lvalue_reference_v<decltype(*std::begin(range))>;
-        constexpr bool is_shared = Handle::template shares_storage<Item>;
-        static_assert(
-            items_stay || is_shared,
-            "parameters, buffers: a temporary range of objects would be gone before it is used; "
-            "give the range a name, or set parameter_traits::is_handle if copies share storage"
-        );
         for (auto&& item : range) {
-            if constexpr (items_stay) {
-                list.push_back(Handle{item});
-            } else if constexpr (is_shared) {
-                // Copied, not moved: a temporary view may show handles that somebody owns.
-                auto owned = std::make_shared<std::remove_const_t<Item>>(item);
-                list.push_back(Handle{*owned, owned});
-            }
+            append_object<items_stay>(list, item);
         }
-    } else if constexpr (pointer_to_taken<Item, Handle>) {
-        using Pointer = std::remove_const_t<Item>;
+    } else {
+        using Pointer = std::remove_const_t<item_of<Range>>;
         constexpr bool is_owning_copy =
             std::copy_constructible<Pointer> && !std::is_pointer_v<Pointer>;
         static_assert(
@@ -2876,6 +3004,24 @@ private:
 /// The parameters of a model, of whatever types. An index is a position in the list.
 class ParameterList : public detail::HandleList<AnyParameter> {};
 
+namespace detail {
+
+/// Says what the items of a range lack that parameters() refuses.
+template <class Range>
+consteval bool says_what_parameters_lack() {
+    if constexpr (has_items_for<Range, AnyParameter>) {
+        return true;
+    } else if constexpr (!requires { typename item_of<Range>; }) {
+        return models_parameter<std::remove_cvref_t<Range>>();
+    } else if constexpr (requires(item_of<Range>& pointer) { *pointer; }) {
+        return models_parameter<std::remove_cvref_t<decltype(*std::declval<item_of<Range>&>())>>();
+    } else {
+        return models_parameter<std::remove_cvref_t<item_of<Range>>>();
+    }
+}
+
+} // namespace detail
+
 /// Joins ranges of parameters of different types into one list, in order. Of a named range of
 /// objects the addresses are kept; of pointers and smart pointers the pointer (shared ones share
 /// ownership); a temporary range must hold pointers or handles (parameter_traits::is_handle), which
@@ -2884,13 +3030,10 @@ class ParameterList : public detail::HandleList<AnyParameter> {};
 /// @throws ContractViolation  a pointer is null.
 template <class... Ranges>
 [[nodiscard]] ParameterList parameters(Ranges&&... ranges) {
-    static_assert(
-        (detail::has_items_for<Ranges, AnyParameter> && ...),
-        "parameters: the elements of the range must model Parameter, or be pointers to such; "
-        "give them members 'value' and 'grad', or specialise joinable::parameter_traits"
-    );
     ParameterList list;
-    (detail::append(list, std::forward<Ranges>(ranges)), ...);
+    if constexpr ((detail::says_what_parameters_lack<Ranges>() && ...)) {
+        (detail::append(list, std::forward<Ranges>(ranges)), ...);
+    }
     return list;
 }
 
@@ -2905,10 +3048,23 @@ inline std::string describe_parameter(ParameterList const& parameters, std::size
 /// Throws ContractViolation unless parameter `i` has a value on `device`.
 inline void check_value(ParameterList const& parameters, std::size_t i, DeviceId device) {
     AnyView const value = parameters[i].value();
-    if (!value || value.device() != device) {
+    if (!value || value.device() != device || !has_memory(value)) {
+        throw ContractViolation{
+            describe_parameter(parameters, i) + (!value ? " has no value"
+                                                 : value.device() != device
+                                                     ? " is not on " + to_text(device)
+                                                     : " has a value at a null pointer")
+        };
+    }
+}
+
+/// Throws ContractViolation where the gradient of parameter `i` has elements, but no memory.
+inline void
+check_gradient(ParameterList const& parameters, std::size_t i, AnyView const& gradient) {
+    if (!has_memory(gradient)) {
         throw ContractViolation{
             describe_parameter(parameters, i) +
-            (value ? " is not on " + to_text(device) : " has no value")
+            " has a gradient at a null pointer; give it memory, or no gradient, where grad() is empty"
         };
     }
 }
@@ -2961,16 +3117,19 @@ class TensorList : public detail::HandleList<AnyTensor> {};
 class FixedTensors {
 public:
     /// Local. `what` is how errors call one of them.
-    /// @throws ContractViolation  a tensor is missing (a null pointer) or not on `device`.
+    /// @throws ContractViolation  a tensor is missing, has no memory (null pointers) or is not on
+    ///         `device`.
     FixedTensors(TensorList tensors, std::string_view what, DeviceId device = {})
         : tensors_{std::move(tensors)}, what_{what} {
         for (AnyTensor const& tensor : tensors_) {
             AnyView const view = tensor.view();
-            if (!view || view.device() != device) {
+            if (!view || view.device() != device || !detail::has_memory(view)) {
                 refuse(
                     views_.size(),
-                    view ? " is not on " + detail::to_text(device) + "; give a copy that is"
-                         : " is missing; give a pointer that is not null"
+                    !view ? " is missing; give a pointer that is not null"
+                    : view.device() != device
+                        ? " is not on " + detail::to_text(device) + "; give a copy that is"
+                        : " has elements at a null pointer; give it memory"
                 );
             }
             views_.push_back(view);
@@ -2978,14 +3137,16 @@ public:
     }
 
     /// Where the tensors are now. Local; valid until the next call; no allocation.
-    /// @throws ContractViolation  one has other extents, another dtype or device than it had.
+    /// @throws ContractViolation  one has other extents, another dtype or device than it had, or no
+    ///         memory.
     std::vector<AnyView> const& views() {
         for (std::size_t i = 0; i < views_.size(); ++i) {
             AnyView const now = tensors_[i].view();
-            if (!detail::is_like(now, views_[i])) {
+            if (!detail::is_like(now, views_[i]) || !detail::has_memory(now)) {
                 refuse(
                     i,
                     " was " + detail::to_text(views_[i]) + ", but now is " + detail::to_text(now) +
+                        (detail::has_memory(now) ? "" : " at a null pointer") +
                         "; it may move, but neither grow nor change"
                 );
             }
@@ -3022,8 +3183,8 @@ template <class... Ranges>
 TensorList tensor_list(Ranges&&... ranges) {
     static_assert(
         (has_items_for<Ranges, AnyTensor> && ...),
-        "buffers: the elements of each range must be tensors that can be written, or pointers to "
-        "such: not const, and with a specialisation of joinable::tensor_traits"
+        "buffers: each argument must be a tensor that can be written, or a range of such or of pointers "
+        "to such: not const, and with a specialisation of joinable::tensor_traits"
     );
     TensorList list;
     (append(list, std::forward<Ranges>(ranges)), ...);
@@ -3032,9 +3193,9 @@ TensorList tensor_list(Ranges&&... ranges) {
 
 } // namespace detail
 
-/// Joins ranges of tensors of different types into one list, in order. Of a named range of tensors
+/// Joins tensors, and ranges of tensors, of different types into one list, in order. Of a named tensor or range
 /// the addresses are kept, so that a tensor which gets other memory is followed; of pointers the
-/// pointer; a temporary range must hold pointers or views, which are copied. Local.
+/// pointer; a temporary must be a view, or a range of pointers or views, which are copied. Local.
 template <class... Ranges>
 [[nodiscard]] BufferList buffers(Ranges&&... ranges) {
     return BufferList{detail::tensor_list(std::forward<Ranges>(ranges)...)};
@@ -3066,13 +3227,33 @@ concept has_test = requires(W& work) {
 /// | `work.wait()` |                     | returns when this rank's buffers are final; throws what  |
 /// |               |                     | made the collective fail; waiting twice is fine          |
 /// | `work.test()` | convertible to bool | makes progress without blocking; true once wait() would  |
-/// |               |                     | return at once                                           |
+/// |               |                     | return at once. A loop of tests ends as wait() does: ours |
+/// |               |                     | throw TimedOut once the time between tests of this work, |
+/// |               |                     | each gap counted as at most 10 ms, adds up to the        |
+/// |               |                     | deadline, while some rank has not arrived                |
+///
+/// A work may have a member `bool progress()`, which is test() without that deadline: for callers that
+/// test now and then amid other work, and wait in the end.
 ///
 /// Not checkable, still required: the buffers stay alive until wait() returned. A work that is
 /// destroyed unfinished waits, and while unwinding aborts, so that no peer touches freed memory.
 /// Models: CompletedWork, ThreadWork.
 template <class W>
 concept Work = std::move_constructible<W> && detail::has_wait<W> && detail::has_test<W>;
+
+namespace detail {
+
+/// What a caller tests that will wait in the end: it has no deadline of its own.
+template <Work W>
+[[nodiscard]] bool make_progress(W& work) {
+    if constexpr (requires { work.progress(); }) {
+        return work.progress();
+    } else {
+        return work.test();
+    }
+}
+
+} // namespace detail
 
 /// A work that was complete when it was started.
 struct CompletedWork {
@@ -3224,6 +3405,11 @@ consteval bool models_communicator() {
     return Communicator<C>;
 }
 
+namespace detail {
+/// In place of a communicator that a participant was not given: its assertion says so.
+struct NoCommunicator {};
+} // namespace detail
+
 /// The work that `C` returns from its all-reduce.
 template <Communicator C>
 using work_of =
@@ -3245,13 +3431,14 @@ inline void check_alignment(std::size_t alignment) {
     }
 }
 
-/// How much later in a page the arenas of a rank begin than those of rank 0. Elements that are combined
-/// have the same place in the buffers of all ranks: where all begin at the start of a page, as large blocks
-/// of the heap do, they compete for one set of a first-level cache, which has 8 or 12 lines.
-[[nodiscard]] constexpr std::size_t shift_of(int rank) noexcept {
-    constexpr std::size_t line = 64;
-    constexpr std::size_t lines = 5; // no power of two, and apart for what is fetched ahead
-    return static_cast<std::size_t>(rank) * lines % 64 * line;
+/// Where in a page the arenas of a rank begin, in bytes. Elements that are combined have the same place in
+/// the buffers of all ranks. Where all buffers begin at the start of a page, as large blocks of the heap do,
+/// these elements compete for one set of a first-level cache, which has 8 or 12 lines. So the ranks' arenas
+/// begin as far apart as a page allows; from 64 ranks on some share a place.
+[[nodiscard]] constexpr std::size_t page_offset_of(int rank, int size) noexcept {
+    constexpr int lines = 64; // of 64 bytes in a page
+    int const apart = size < lines ? lines / size : 1;
+    return static_cast<std::size_t>(rank * apart % lines) * 64;
 }
 
 } // namespace detail
@@ -3265,23 +3452,30 @@ public:
     using Release = void (*)(void* context, std::byte* data, std::size_t bytes) noexcept;
 
     Arena() = default;
-    /// From the heap. It begins `shift` bytes, a multiple of the alignment, behind where it could.
+    /// From the heap. With `page_offset`, a multiple of the alignment, it begins that many bytes
+    /// behind the start of a page of 4096 bytes.
     /// @throws std::bad_alloc; ContractViolation  alignment is no power of two.
     explicit Arena(
-        std::size_t bytes, std::size_t alignment = default_alignment, std::size_t shift = 0
+        std::size_t bytes,
+        std::size_t alignment = default_alignment,
+        std::optional<std::size_t> page_offset = {}
     ) {
         detail::check_alignment(alignment);
         if (bytes == 0) {
             return;
         }
-        std::size_t room = bytes + alignment + shift;
+        std::size_t const offset = page_offset.value_or(0);
+        if (page_offset) {
+            alignment = std::max(alignment, std::size_t{4096});
+        }
+        std::size_t room = bytes + alignment + offset;
         if (room < bytes) {
             throw std::bad_alloc{};
         }
         void* const block = ::operator new(room);
         void* start = block;
-        std::align(alignment, bytes + shift, start, room);
-        std::byte* const data = static_cast<std::byte*>(start) + shift;
+        std::align(alignment, bytes + offset, start, room);
+        std::byte* const data = static_cast<std::byte*>(start) + offset;
         std::memset(data, 0, bytes);
         *this = Arena{data, bytes, &free_block, block};
     }
@@ -3764,8 +3958,10 @@ make_arena(Comm& comm, std::size_t bytes, std::size_t alignment = Arena::default
     } else if constexpr (detail::gives_device<Comm>) {
         return comm.device_memory().allocate(bytes, alignment);
     } else {
-        bool const is_free = alignment <= Arena::default_alignment; // to begin at any line
-        return Arena{bytes, alignment, is_free ? detail::shift_of(comm.rank()) : 0};
+        if (alignment > Arena::default_alignment) { // it may not begin at any line
+            return Arena{bytes, alignment};
+        }
+        return Arena{bytes, alignment, detail::page_offset_of(comm.rank(), comm.size())};
     }
 }
 
@@ -4107,6 +4303,8 @@ template <class H>
 concept has_post_hook_of_result =
     requires(H& hook, JoinResult const& result) { hook.post_hook(result); };
 template <class H>
+concept has_end_hook = requires(H& hook) { hook.end_hook(); } || requires { &H::end_hook; };
+template <class H>
 concept has_post_hook = has_post_hook_of_result<H> || requires(H& hook) { hook.post_hook(bool{}); };
 template <class H>
 concept names_main_hook = requires { &H::main_hook; }; // whatever its parameters are
@@ -4132,6 +4330,8 @@ inline constexpr bool gives_notice = requires { requires H::gives_notice; };
 /// | `hook.main_hook(round)`                   | in the same order as the active ranks do         |
 /// | `hook.post_hook(is_last_joiner)` or       | runs once on every rank, when all have joined    |
 /// | `hook.post_hook(result)`                  | or the guard was stopped                         |
+/// | `hook.end_hook()` (optional)              | local; runs once after the post hooks of all     |
+/// |                                           | participants                                     |
 /// | `H::takes_part(round)` (optional, static) | whether the round concerns it; may ask a Round   |
 /// |                                           | for its number, phase and will_sync only         |
 /// | `H::gives_notice` (optional, static bool) | its participant's notification carries a notice, |
@@ -4717,6 +4917,27 @@ template <class Tensors>
 
 namespace joinable { inline namespace v0 {
 
+/// What a rank's gradients are when it has joined a guard and shadows the reductions of the others.
+enum class JoinedGradients : std::uint8_t {
+    /// The averages, while the guard lives; when it ends, zeros where a reduction that this rank
+    /// shadowed wrote last: for engines that zero gradients, be it before the pass or after the step.
+    /// Where a shadowed round reduces nothing, because no rank uses a parameter, zeros at once, or a
+    /// Step would take an earlier average again.
+    zeroed_at_end,
+    /// The averages, also when the guard has ended: for engines that never zero them.
+    kept,
+    /// As this rank's last own round left them, as in PyTorch. Not beside a Step; needs
+    /// JoinOptions::carry_accumulated = false. Where gradients may lie in buckets (set_grad) it
+    /// allocates as much memory again.
+    untouched,
+};
+
+/// What a rank sends of a parameter that its pass does not use, where another rank does.
+enum class UnusedGradients : std::uint8_t {
+    zero, ///< zeros, and what it accumulated in rounds that did not sync
+    held, ///< what the gradient holds, be it of a round that was reduced, as in PyTorch
+};
+
 /// How gradients are cut into buckets. The same on every rank.
 struct BucketOptions {
     std::size_t bucket_cap_bytes = std::size_t{25} << 20U; ///< a bucket closes when it reaches this
@@ -4740,6 +4961,8 @@ struct BucketOptions {
     /// after the first iteration it is cut by that order. Off: cut at once, from the last parameter
     /// to the first. Without effect where find_unused is on and static_graph is not.
     bool rebuild_buckets = true;
+    JoinedGradients joined_gradients = JoinedGradients::zeroed_at_end;
+    UnusedGradients unused_gradients = UnusedGradients::zero;
 };
 
 namespace detail {
@@ -5309,10 +5532,17 @@ public:
         BufferMemory const& memory = {}
     )
         : parameters_{std::move(parameters)}, memory_{memory}, rank_{rank},
-          are_views_{options.gradient_as_bucket_view}, limits_{bucket_limits(options)},
-          trained_{expected_ready_order(parameters_)},
-          layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_, memory} {
-        find_places();
+          are_views_{options.gradient_as_bucket_view}, joined_{options.joined_gradients},
+          limits_{bucket_limits(options)}, trained_{expected_ready_order(parameters_)},
+          layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_, memory},
+          backup_{
+              needs_backup() ? BucketLayout{parameters_, trained_, one_bucket(), memory}
+                             : BucketLayout{}
+          },
+          places_(parameters_.size()), backup_places_(parameters_.size()) {
+        find_places(places_, layout_);
+        find_places(backup_places_, backup_);
+        begin_guard();
         for (std::size_t const i : trained_) {
             if (DType const dtype = parameters_[i].value().dtype(); !is_floating_point(dtype)) {
                 throw ContractViolation{concat(
@@ -5376,8 +5606,51 @@ public:
 
     [[nodiscard]] Device& device() const noexcept { return memory_.device(); }
 
+    /// A guard begins: none of its averages is in a gradient.
+    void begin_guard() noexcept {
+        is_average_.assign(parameters_.size(), false);
+        is_of_others_ = is_average_;
+    }
+    /// An iteration begins, of a rank that has joined, or of one that has not.
+    void begin(bool has_joined) {
+        has_joined_ = has_joined;
+        if (!leaves_untouched()) {
+            return;
+        }
+        for (std::size_t const i : trained_) {
+            if (is_resident(i)) {
+                device().copy(*places_[i].view, *backup_places_[i].view);
+            }
+        }
+        device().submit(); // before zeros take their place
+    }
+    /// All averages of the iteration are delivered. `is_used(i)`: some rank uses the parameter.
+    template <class F>
+    void complete(F const& is_used) const {
+        for (std::size_t const i : trained_) {
+            if (leaves_untouched() && is_resident(i)) {
+                device().copy(*backup_places_[i].view, *places_[i].view);
+            } else if (has_joined_ && is_average_[i] && !is_used(i)) {
+                zero_where_others_are(i);
+            }
+        }
+    }
+    /// The guard has ended. Done when device().finish() says so.
+    void end_guard() const {
+        for (std::size_t i = 0; i < is_of_others_.size(); ++i) {
+            if (is_of_others_[i]) {
+                zero_where_others_are(i);
+            }
+        }
+    }
+
     /// Makes what is in the bucket gradient `i`. Done when device().finish() says so.
-    void deliver(std::size_t i) const {
+    void deliver(std::size_t i) {
+        if (leaves_untouched()) {
+            return;
+        }
+        is_average_[i] = true;
+        is_of_others_[i] = has_joined_;
         AnyParameter const& parameter = parameters_[i];
         AnyView const& view = *places_[i].view;
         AnyView const gradient = parameter.grad();
@@ -5404,14 +5677,13 @@ public:
     void rebuild(std::vector<std::size_t> order) {
         std::vector<std::size_t> residents;
         for (std::size_t const i : trained_) {
-            AnyView const gradient = parameters_[i].grad();
-            if (gradient && gradient.data() == places_[i].view->data()) {
+            if (is_resident(i)) {
                 residents.push_back(i);
             }
         }
         trained_ = std::move(order);
         layout_.rebuild(parameters_, trained_, limits_);
-        find_places();
+        find_places(places_, layout_);
         for (std::size_t const i : residents) {
             parameters_[i].set_grad(*places_[i].view);
         }
@@ -5430,13 +5702,34 @@ private:
 
     static std::vector<std::size_t> one_bucket() { return {static_cast<std::size_t>(-1)}; }
 
-    void find_places() {
-        places_.resize(parameters_.size());
-        for (std::size_t b = 0; b < buckets().size(); ++b) {
-            Bucket const& bucket = buckets()[b];
+    [[nodiscard]] bool needs_backup() const {
+        return joined_ == JoinedGradients::untouched &&
+               std::any_of(trained_.begin(), trained_.end(), [&](std::size_t i) {
+                   return parameters_[i].can_set_grad();
+               });
+    }
+
+    static void find_places(std::vector<Place>& places, BucketLayout const& layout) {
+        for (std::size_t b = 0; b < layout.buckets().size(); ++b) {
+            Bucket const& bucket = layout.buckets()[b];
             for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
-                places_[bucket.parameters[k]] = {&bucket.views[k], b};
+                places[bucket.parameters[k]] = {&bucket.views[k], b};
             }
+        }
+    }
+
+    [[nodiscard]] bool leaves_untouched() const noexcept {
+        return has_joined_ && joined_ == JoinedGradients::untouched;
+    }
+    /// Whether the gradient lives in its bucket.
+    [[nodiscard]] bool is_resident(std::size_t i) const {
+        AnyView const gradient = parameters_[i].grad();
+        return gradient && gradient.data() == places_[i].view->data();
+    }
+    void zero_where_others_are(std::size_t i) const {
+        AnyView const gradient = parameters_[i].grad();
+        if (gradient && joined_ == JoinedGradients::zeroed_at_end) {
+            device().fill_zero(gradient);
         }
     }
 
@@ -5455,6 +5748,7 @@ private:
     }
 
     void require_fit(std::size_t i, AnyView const& gradient) const {
+        check_gradient(parameters_, i, gradient);
         AnyView const& view = *places_[i].view;
         if (gradient.dtype() != view.dtype() || gradient.extents() != view.extents() ||
             gradient.device() != view.device()) {
@@ -5478,10 +5772,18 @@ private:
     BufferMemory memory_;
     int rank_;
     bool are_views_;
+    JoinedGradients joined_;
+    bool has_joined_ = false; ///< in this iteration
     std::vector<std::size_t> limits_;
     std::vector<std::size_t> trained_;
     BucketLayout layout_;
-    std::vector<Place> places_; ///< per parameter
+    /// For gradients that live in buckets, while these carry the averages of others. The reductions of
+    /// all ranks run in the same buckets, because communicators have registered them.
+    BucketLayout backup_;
+    std::vector<Place> places_;        ///< per parameter
+    std::vector<Place> backup_places_; ///< per parameter
+    std::vector<bool> is_average_;     ///< per parameter, whether this guard's reductions wrote it
+    std::vector<bool> is_of_others_;   ///< the last one when this rank had joined
 };
 
 }}} // namespace joinable::v0::detail
@@ -5575,6 +5877,7 @@ public:
     Iteration(Gradients& gradients, BucketOptions const& options)
         : gradients_{gradients}, states_(gradients.parameters().size()),
           finds_unused_{options.find_unused && !options.static_graph},
+          sends_held_{options.unused_gradients == UnusedGradients::held},
           records_order_{rebuilds(options)} {
         if (options.find_unused || options.static_graph) {
             used_.emplace(states_.size());
@@ -5593,9 +5896,13 @@ public:
     [[nodiscard]] std::optional<UsedMap>& used() noexcept { return used_; }
     [[nodiscard]] bool is_used(std::size_t i) const noexcept { return !used_ || used_->is_used(i); }
 
-    /// Whether this rank has nothing to put into parameter `i`'s place but zeros.
-    [[nodiscard]] bool is_unused(std::size_t i) const noexcept {
-        return states_[i] == State::unused;
+    /// Its place in a bucket is about to be sent, because another rank uses the parameter: where this
+    /// one does not, puts zeros there, or what the gradient holds.
+    void take_unused(std::size_t i) const {
+        if (is_unused(i)) {
+            bool const is_held = sends_held_ && has_pass_;
+            is_held ? gradients_.pack(i, factor_) : gradients_.zero(i);
+        }
     }
     /// Whether everything of a bucket is in its place, or is known to be unused.
     [[nodiscard]] bool is_full(std::size_t bucket) const noexcept {
@@ -5614,6 +5921,7 @@ public:
         }
         is_open_ = true;
         factor_ = factor;
+        has_pass_ = has_pass;
         is_recording_ = has_pass && graph_ && !graph_->is_recorded();
         for (std::size_t b = 0; b < pending_.size(); ++b) {
             pending_[b] = gradients_.buckets()[b].parameters.size();
@@ -5667,7 +5975,7 @@ public:
     }
 
     void contribute_nothing() {
-        is_recording_ = false;
+        has_pass_ = is_recording_ = false;
         ready_order_.clear();
         for (std::size_t const i : trained()) {
             states_[i] = State::unused;
@@ -5732,6 +6040,9 @@ public:
 private:
     enum class State : std::uint8_t { pending, ready, unused };
 
+    [[nodiscard]] bool is_unused(std::size_t i) const noexcept {
+        return states_[i] == State::unused;
+    }
     [[nodiscard]] std::vector<std::size_t> const& trained() const noexcept {
         return gradients_.trained();
     }
@@ -5871,6 +6182,8 @@ private:
     std::vector<std::size_t> ready_order_;
     double factor_ = 0;
     bool finds_unused_;
+    bool sends_held_;
+    bool has_pass_ = false; ///< this rank's, of the open iteration
     bool records_order_;
     bool is_open_ = false;
     bool is_recording_ = false; ///< the static graph: what is used is known at the end only
@@ -6001,7 +6314,7 @@ public:
     void mark_ready(std::size_t i) {
         iteration_.mark(i);
         advance();
-        if (tested_ < launched_ && works_[tested_]->test()) {
+        if (tested_ < launched_ && detail::make_progress(*works_[tested_])) {
             ++tested_;
         }
     }
@@ -6050,19 +6363,29 @@ public:
     }
 
     /// The whole iteration of a rank that has no gradients: the same collectives with zeros, and
-    /// the averages written into its gradients. Collective. Throws what finalize_backward() throws.
-    void contribute_zeros(int order_source = 0) {
-        begin(0.0, order_source, false);
+    /// the averages written into its gradients. For one that has joined a guard the options say what
+    /// becomes of these (BucketOptions::joined_gradients). Collective. Throws what finalize_backward()
+    /// throws.
+    void contribute_zeros(int order_source = 0, bool has_joined = false) {
+        begin(0.0, order_source, false, has_joined);
         contribute_nothing();
         finalize_backward();
     }
 
     /// The same for a rank that runs no backward pass, but whose gradients hold what it accumulated
     /// in earlier rounds (mark_accumulated): they are multiplied by `factor` and take part.
-    void contribute_accumulated(double factor, int order_source = 0) {
-        begin(factor, order_source, false);
+    void contribute_accumulated(double factor, int order_source = 0, bool has_joined = false) {
+        begin(factor, order_source, false, has_joined);
         iteration_.contribute_accumulated();
         finalize_backward();
+    }
+
+    /// A guard begins or ends, after its post hooks: what joined ranks write into gradients is meant
+    /// until then. Local.
+    void begin_guard() noexcept { gradients_.begin_guard(); }
+    void end_guard() {
+        gradients_.end_guard();
+        gradients_.device().finish();
     }
 
 private:
@@ -6073,8 +6396,9 @@ private:
 
     // The script of an iteration, the same for ranks with and without gradients.
 
-    void begin(double factor, int order_source, bool has_pass) {
+    void begin(double factor, int order_source, bool has_pass, bool has_joined = false) {
         contributes_ = factor != 0.0; // else zeros are packed
+        gradients_.begin(has_joined);
         bool const scales_later = reduction_scales_ && contributes_;
         end_ranges(); // of one that failed
         iteration_.begin(scales_later ? 1.0 : factor, has_pass);
@@ -6101,7 +6425,7 @@ private:
     /// before the first one: so nothing that no rank uses is sent.
     void advance() {
         if (auto const& used = iteration_.used(); used && !used->is_known()) {
-            if (!map_work_ || !map_work_->test()) {
+            if (!map_work_ || !detail::make_progress(*map_work_)) {
                 return;
             }
             wait_for_map();
@@ -6115,9 +6439,7 @@ private:
         Bucket const& bucket = buckets()[index];
         for_each_run(bucket, [&](std::size_t first, std::size_t last) {
             for (std::size_t k = first; k < last; ++k) {
-                if (iteration_.is_unused(bucket.parameters[k])) {
-                    gradients_.zero(bucket.parameters[k]);
-                }
+                iteration_.take_unused(bucket.parameters[k]);
             }
             gradients_.device().submit();
             BucketRun const& run = runs_[launched_] = run_of(index, first, last);
@@ -6161,6 +6483,7 @@ private:
                 }
             });
         }
+        gradients_.complete([&](std::size_t i) { return iteration_.is_used(i); });
     }
 
     /// Calls f(first, last) for every run of a bucket's parameters that some rank uses.
@@ -6247,7 +6570,7 @@ namespace joinable { inline namespace v0 {
 enum class EndPolicy : std::uint8_t {
     drain,         ///< the others go on to their end, and the joined ranks shadow them
     stop_at_first, ///< all ranks leave after the same number of rounds, without an exception
-    throw_early,   ///< all ranks throw EarlyTermination
+    throw_early,   ///< all ranks throw EarlyTermination, before the pass of that round
 };
 
 /// What an active rank does in a round.
@@ -6266,8 +6589,10 @@ struct RoundNotice {
     /// weight.
     std::optional<std::uint64_t> weight = {};
     /// This rank has no gradient of its own for this round (a batch that failed): it counts with
-    /// weight 0. With known lengths (JoinOptions::inputs) nobody hears of it: its weight stays in
-    /// the divisor, and the others count it as a contributor.
+    /// weight 0. In a guard it may leave `weight` out where the others give one. Outside a guard, and
+    /// in one that is not enabled, it says `.weight = 0` there. With known lengths
+    /// (JoinOptions::inputs) nobody hears of it: its weight stays in the divisor, and the others count
+    /// it as a contributor.
     bool skips = false;
 
     friend constexpr bool operator==(RoundNotice const&, RoundNotice const&) = default;
@@ -6279,7 +6604,7 @@ struct RoundNotice {
 struct JoinOptions {
     bool enable = true; ///< false: nothing is attached and nothing is sent
     EndPolicy end_policy = EndPolicy::drain;
-    /// Inside the guard, overrides the deadline of its communicators.
+    /// Inside the guard, overrides the deadline of its communicators. Positive.
     std::optional<std::chrono::nanoseconds> timeout = {};
     /// This rank's number of inputs. When every rank gives it and the communicators can abort,
     /// rounds need no roll calls: no vote, no leaving early, no notice but the default one.
@@ -6755,31 +7080,50 @@ inline constexpr std::uint64_t max_weight = std::uint64_t{1} << 45;
 /// The seven words of a roll call: what one rank adds, and after the sum what all ranks said.
 struct RollCallLanes {
     std::uint32_t active = 0;
-    std::uint32_t arrived = 0; ///< ran out of inputs since the previous roll call
-    std::uint32_t failed = 0;  ///< leaves by an exception
-    std::uint32_t stop = 0;    ///< votes to stop
-    std::uint32_t syncs = 0;
+    std::uint32_t arrived = 0;      ///< ran out of inputs since the previous roll call
+    std::uint32_t failed = 0;       ///< leaves by an exception
+    std::uint32_t stop = 0;         ///< votes to stop
+    std::uint32_t weighted = 0;     ///< gives a weight
     std::uint32_t contributors = 0; ///< has a gradient for this round, or holds one from before
     std::uint64_t weight = 0;       ///< in a round that syncs with what is held since the last one
     Agreement code;                 ///< readable: see RoundCode
     Agreement digest;               ///< of what the rank is about to do
+    std::uint32_t silent = 0;       ///< skips and gives no weight: does not say whether others do
 
     using Words = std::array<std::uint64_t, 7>;
 
     [[nodiscard]] Words encode() const noexcept {
         std::uint64_t const ranks = packed(active, arrived, failed);
-        std::uint64_t const say = packed(stop, syncs, contributors);
-        return {{ranks, say, weight, code.sum, code.squares, digest.sum, digest.squares}};
+        std::uint64_t const say = packed(stop, weighted, contributors);
+        std::uint64_t const coded = code.sum | std::uint64_t{silent} << count_at;
+        return {{ranks, say, weight, coded, code.squares, digest.sum, digest.squares}};
     }
     static RollCallLanes decode(Words const& words) noexcept {
         auto const [active, arrived, failed] = unpacked(words[0]);
-        auto const [stop, syncs, contributors] = unpacked(words[1]);
-        Agreement const code{words[3], words[4]};
-        Agreement const digest{words[5], words[6]};
-        return {active, arrived, failed, stop, syncs, contributors, words[2], code, digest};
+        auto const [stop, weighted, contributors] = unpacked(words[1]);
+        std::uint64_t const code = words[3] << (64 - count_at) >> (64 - count_at);
+        auto const silent = static_cast<std::uint32_t>(words[3] >> count_at);
+        return {
+            active,
+            arrived,
+            failed,
+            stop,
+            weighted,
+            contributors,
+            words[2],
+            {code, words[4]},
+            {words[5], words[6]},
+            silent
+        };
+    }
+
+    /// Whether all say the same of the round, but for weights.
+    [[nodiscard]] bool have_one_code() const noexcept {
+        return code.value(active) && digest.value(active);
     }
 
 private:
+    static constexpr unsigned count_at = 44;     ///< sums of 2^18 values below 2^23 are below 2^41
     using Fields = std::array<std::uint32_t, 3>; ///< of 20 bits each: 2^18 ranks fit
     static std::uint64_t packed(std::uint64_t a, std::uint64_t b, std::uint64_t c) noexcept {
         return a | b << 20 | c << 40;
@@ -6808,28 +7152,28 @@ enum class Opening : std::uint8_t { notification, next, look_ahead };
 struct RoundCode {
     Phase phase = Phase::train;
     bool syncs = false;
-    bool weighted = false;
     Opening opening = Opening::notification;
     std::uint32_t opener = 0; ///< index of the notifying participant
 
     [[nodiscard]] std::uint32_t encode() const noexcept {
-        return static_cast<std::uint32_t>(phase) | (syncs ? 2U : 0U) | (weighted ? 4U : 0U) |
-               static_cast<std::uint32_t>(opening) << 3 | opener << 5;
+        return static_cast<std::uint32_t>(phase) | (syncs ? 2U : 0U) |
+               static_cast<std::uint32_t>(opening) << 2 | opener << 4;
     }
     static RoundCode decode(std::uint32_t code) noexcept {
         return {
             static_cast<Phase>(code & 1U),
             (code & 2U) != 0,
-            (code & 4U) != 0,
-            static_cast<Opening>((code >> 3) & 3U),
-            code >> 5
+            static_cast<Opening>((code >> 2) & 3U),
+            code >> 4
         };
     }
-    /// For a round in which ranks disagree.
-    void agree_on(AgreementList& list) const {
+    /// For a round in which ranks disagree; whether they have a weight, where all that are asked say so.
+    void agree_on(AgreementList& list, std::optional<bool> is_weighted) const {
         list.add("phase", phase == Phase::train ? "train" : "evaluate");
         list.add("will_sync", syncs);
-        list.add("has a weight", weighted);
+        if (is_weighted) {
+            list.add("has a weight", *is_weighted);
+        }
         list.add(
             "opened by",
             opening == Opening::notification ? concat("participant ", opener)
@@ -6847,8 +7191,8 @@ enum class Verdict : std::uint8_t { go_on, failed, mismatch, stop, early_end, en
     if (said.failed > 0) {
         return Verdict::failed;
     }
-    if ((said.syncs != 0 && said.syncs != said.active) || !said.code.value(said.active) ||
-        !said.digest.value(said.active)) {
+    if (!said.have_one_code() ||
+        (said.weighted != 0 && said.weighted + said.silent != said.active)) {
         return Verdict::mismatch;
     }
     if (said.stop > 0) {
@@ -6963,12 +7307,13 @@ public:
     /// shadows 0, but what it held when it ran out in the first round that syncs after.
     [[nodiscard]] std::uint64_t weight() const noexcept { return weight_; }
     /// Whether this rank's gradients are in the sum of this round. Not if it skips the round and
-    /// accumulated nothing since the last round that synced. On a rank that shadows, only in the
-    /// first round that syncs after it ran out, and if it accumulated something before
-    /// (JoinOptions::carry_accumulated).
+    /// accumulated nothing since the last round that synced, nor if the weights of all ranks sum to
+    /// 0. On a rank that shadows, only in the first round that syncs after it ran out, and if it
+    /// accumulated something before (JoinOptions::carry_accumulated).
     [[nodiscard]] bool contributes() const noexcept { return contributes_; }
-    /// How many ranks contribute, the same on all: the divisor of an average over them. Who skips
-    /// is not known outside a guard, where it is the number of ranks, and with known lengths.
+    /// How many ranks contribute, the same on all: the divisor of an average over them. With 0 the
+    /// average is zeros. Which ranks skip is not known outside a guard, where it is the number of
+    /// ranks, and with known lengths.
     [[nodiscard]] int contributor_count() const noexcept { return contributor_count_; }
     /// Training rounds that did not sync since the last one that did, before this one. Counted from
     /// 0 inside a guard. The same on all ranks.
@@ -7091,7 +7436,7 @@ public:
 
     /// The notice of a round, for a rank that says nothing.
     [[nodiscard]] RoundCode code(std::size_t round) const noexcept {
-        return {Phase::train, (round + 1) % sync_every_ == 0, is_weighted_};
+        return {Phase::train, (round + 1) % sync_every_ == 0};
     }
 
     /// Checks what `rank` is about to say in `round`.
@@ -7123,7 +7468,7 @@ public:
         RoundCode const said = RoundCode::decode(static_cast<std::uint32_t>(mine.code.sum));
         RoundCode const expected = code(round);
         if (said.phase != expected.phase || said.syncs != expected.syncs ||
-            said.weighted != expected.weighted ||
+            (mine.weighted != 0) != is_weighted_ ||
             mine.weight != weight_of(rank) * rounds_in_weight(expected)) {
             throw ContractViolation{
                 "the notice of round " + to_text(round) +
@@ -7152,7 +7497,7 @@ public:
         Agreement const one = Agreement::of(fixed.encode());
         said.active = active;
         said.arrived = static_cast<std::uint32_t>(arriving_.size());
-        said.syncs = fixed.syncs ? active : 0;
+        said.weighted = is_weighted_ ? active : 0;
         said.contributors = active;
         said.weight = is_weighted_ ? weight_ * rounds_in_weight(fixed) : 0;
         said.code = {one.sum * active, one.squares * active};
@@ -7314,13 +7659,24 @@ private:
         carry_ = {words[carry_at], words[carry_at + 1]};
     }
 
-    /// Among the active ranks.
+    /// Among the active ranks; where only weights differ, among those that say whether they have one.
     void name_difference() {
+        int lowest = lowest_active_;
+        std::uint64_t count = said_.active;
+        bool has_say = mine_.active != 0;
+        std::optional<bool> is_weighted;
+        if (said_.silent == 0 || said_.have_one_code()) {
+            is_weighted = mine_.weighted != 0;
+            has_say = has_say && mine_.silent == 0;
+            count -= said_.silent;
+        }
+        if (count != said_.active) {
+            lowest = Inquiry{control_, lowest, count, has_say}.ranks_with(has_say).front();
+        }
         AgreementList list;
         list.begin_section(concat("ranks disagree about round ", rounds_, ": "));
-        RoundCode::decode(static_cast<std::uint32_t>(mine_.code.sum)).agree_on(list);
-        failure_ =
-            Inquiry{control_, lowest_active_, said_.active, mine_.active != 0}.difference(list);
+        RoundCode::decode(static_cast<std::uint32_t>(mine_.code.sum)).agree_on(list, is_weighted);
+        failure_ = Inquiry{control_, lowest, count, has_say}.difference(list);
         failure_.message += "; every active rank must open the same round";
     }
 
@@ -7529,16 +7885,13 @@ public:
 
     void announce(Announcement const& said) {
         RoundCode const code{
-            said.notice.phase,
-            said.syncs(),
-            said.notice.weight.has_value(),
-            said.opening,
-            static_cast<std::uint32_t>(said.opener)
+            said.notice.phase, said.syncs(), said.opening, static_cast<std::uint32_t>(said.opener)
         };
         RollCallLanes lanes;
         lanes.active = 1;
         lanes.stop = take_vote();
-        lanes.syncs = said.syncs() ? 1 : 0;
+        lanes.weighted = said.notice.weight ? 1 : 0;
+        lanes.silent = said.notice.skips && !said.notice.weight ? 1 : 0;
         lanes.contributors = contributes(said) ? 1 : 0;
         lanes.weight = weight_of(said);
         lanes.code = Agreement::of(code.encode());
@@ -7597,7 +7950,11 @@ public:
         round.number_ = roll_call_.rounds() - 1;
         round.phase_ = code.phase;
         round.will_sync_ = code.syncs;
-        round.is_weighted_ = code.weighted;
+        if (code.phase == Phase::train && said.silent != said.active) {
+            was_weighted_ = said.weighted != 0;
+        }
+        // Where all skip nobody says; what joined ranks still hold is of rounds that said.
+        round.is_weighted_ = said.weighted != 0 || (said.silent == said.active && was_weighted_);
         round.active_count_ = static_cast<int>(said.active);
         bool const takes_carry = code.syncs && options_.carry_accumulated;
         carry_.ranks += roll_call_.carry().ranks;
@@ -7607,6 +7964,10 @@ public:
         round.contributes_ = own ? contributes(*own) : takes_carry && accumulated_.batches != 0;
         round.weight_sum_ = said.weight + (takes_carry ? carry_.weight : 0);
         round.weight_ = own ? weight_of(*own) : takes_carry ? accumulated_.weight : 0;
+        if (round.will_sync_ && round.is_weighted_ && round.weight_sum_ == 0) {
+            round.contributor_count_ = 0; // the average is zeros
+            round.contributes_ = false;
+        }
         round.accumulated_rounds_ = accumulated_.rounds;
         round.buffer_source_ = roll_call_.lowest_active();
         round.is_shadow_ = !own;
@@ -7669,8 +8030,9 @@ private:
     ControlCommunicator& control_;
     JoinOptions const& options_;
     RollCall roll_call_;
-    Accumulated accumulated_; ///< by this rank; by one that has joined: from before
-    Carry carry_;             ///< of all ranks that joined since the last round that synced
+    Accumulated accumulated_;   ///< by this rank; by one that has joined: from before
+    Carry carry_;               ///< of all ranks that joined since the last round that synced
+    bool was_weighted_ = false; ///< the last training round of which a rank said whether it is
     bool vote_ = false;
     bool is_vote_sent_ = false;
     JoinResult result_; ///< what is counted as rounds go by
@@ -7747,10 +8109,14 @@ public:
         return concat("participant ", position, " (", participants_[position].name, ")");
     }
 
+    [[nodiscard]] bool takes_part(std::size_t position, Round const& round) const {
+        auto* const asks = participants_[position].takes_part;
+        return asks == nullptr || asks(round);
+    }
     /// The first participant, from `from` on, that takes part in a round.
     [[nodiscard]] std::optional<std::size_t> first(Round const& round, std::size_t from = 0) const {
         for (std::size_t i = from; i < participants_.size(); ++i) {
-            if (participants_[i].takes_part == nullptr || participants_[i].takes_part(round)) {
+            if (takes_part(i, round)) {
                 return i;
             }
         }
@@ -7766,14 +8132,12 @@ public:
     void require_first(std::size_t opener, Round const& announced) const {
         auto const expected = first(announced);
         if (!expected) {
-            throw_violation(concat(
-                name(opener),
-                " takes no part in round ",
-                announced.number(),
-                announced.will_sync() ? ", which syncs" : ", which does not sync"
-            ));
+            throw_violation(takes_no_part(opener, announced));
         }
         if (expected != opener) {
+            if (round_ && !takes_part(opener, *round_)) {
+                throw_violation(takes_no_part(opener, *round_));
+            }
             throw_violation(
                 name(opener) + " notified first in round " + to_text(announced.number()) +
                 ", but the first one in hook order is " + name(*expected)
@@ -7818,10 +8182,13 @@ public:
                 ", but the next one in hook order is " + name(*expected)
             );
         }
+        if (loop_opens_rounds && round_ && !takes_part(position, *round_)) {
+            throw_violation(takes_no_part(position, *round_));
+        }
         if (loop_opens_rounds && round_) {
             throw_violation(
                 name(position) + " notified again in round " + to_text(round_->number()) +
-                ", or takes no part in it; call next() before each round"
+                "; call next() before each round"
             );
         }
         if (loop_opens_rounds) {
@@ -7852,6 +8219,16 @@ public:
     [[nodiscard]] bool are_complete() const { return !is_open_ && !held_by_ && !next(); }
 
 private:
+    [[nodiscard]] std::string takes_no_part(std::size_t position, Round const& round) const {
+        return concat(
+            name(position),
+            " takes no part in round ",
+            round.number(),
+            round.will_sync() ? ", which syncs" : ", which does not sync",
+            "; notify only in rounds that concern it"
+        );
+    }
+
     std::vector<ParticipantInfo> participants_;
     std::optional<Round> round_;
     std::size_t cursor_ = 0; ///< parts before this position have begun
@@ -7922,7 +8299,8 @@ public:
 
     // -- what participants call ------------------------------------------------------------------
 
-    /// Local. Opens a round (the answer comes with `answer`), or begins a part of the open one.
+    /// Opens a round (the answer comes with `answer`), or begins a part of the open one. Local, but
+    /// where a round may end the guard instead it waits: no pass of a round that is not held may run.
     void announce(std::size_t position, RoundNotice const& notice) {
         outcome_.require_alive();
         if (is_shadowing_) {
@@ -7935,6 +8313,9 @@ public:
             return;
         }
         opened_ = open(notice, Opening::notification, position);
+        if (options_.end_policy == EndPolicy::throw_early) {
+            settle();
+        }
     }
 
     /// Blocks until the round that was announced is agreed on, and returns it.
@@ -8307,6 +8688,12 @@ private:
     detail::LocalRounds* local_rounds_ = nullptr; ///< of a guard that is not enabled
 };
 
+/// What a participant is told of the guard that it enters.
+struct GuardView {
+    bool carries_accumulated; ///< JoinOptions::carry_accumulated
+    bool steps;               ///< a hook is labelled labels::step or labels::shards
+};
+
 namespace detail {
 
 inline Session* session_of(JoinState const& state) noexcept {
@@ -8344,6 +8731,11 @@ concept has_agree_on = requires(J const& joinable, AgreementList& list) {
     joinable.agree_on(list);
 } || requires { &J::agree_on; };
 
+template <class J>
+concept has_check_guard = requires(J const& joinable, GuardView const& view) {
+    joinable.check_guard(view);
+} || requires { &J::check_guard; };
+
 template <class Keywords>
 inline constexpr bool are_comparable = true;
 template <class... Ks>
@@ -8376,6 +8768,8 @@ using join_communicator_t =
 /// | (optional, const)              |               | else it is the name of the class              |
 /// | `joinable.agree_on(list)`      |               | adds to an AgreementList what must be the     |
 /// | (optional, const)              |               | same on every rank that enters a guard        |
+/// | `joinable.check_guard(view)`   |               | throws where it cannot take part in a guard   |
+/// | (optional, const)              |               | that a GuardView describes                    |
 ///
 /// Not checkable, still required: it calls notify_join_context or announce_round before its
 /// collectives of a round.
@@ -8456,9 +8850,10 @@ private:
 /// pass, and wait() before the first collective, so that the roll call hides behind the pass.
 ///
 /// Collective over the active ranks; joined ranks follow by shadowing. While this rank shadows it
-/// does nothing; outside any guard it only notes what accumulates until a round syncs.
+/// does nothing; outside any guard it only notes what accumulates until a round syncs. With
+/// EndPolicy::throw_early it waits: a rank that has run out ends the guard before the pass.
 /// @throws ContractViolation  it is not this participant's turn, or the notice is refused; the text
-///         names the participants.
+///         names the participants. With EndPolicy::throw_early what PendingRound::wait throws.
 template <class J>
 PendingRound announce_round(J& joinable, RoundNotice notice = {}) {
     static_assert(models_joinable<J>());
@@ -8833,6 +9228,13 @@ private:
 
 /// @throws ContractViolation  an option is out of its range.
 inline void check_options(JoinOptions const& options) {
+    if (options.timeout && *options.timeout <= std::chrono::nanoseconds::zero()) {
+        throw ContractViolation{concat(
+            "JoinOptions::timeout must be positive, or no wait could end well; given ",
+            options.timeout->count(),
+            " ns"
+        )};
+    }
     if (options.sync_every == 0) {
         throw ContractViolation{"JoinOptions::sync_every must be at least 1, given 0"};
     }
@@ -8873,6 +9275,16 @@ inline void check_same_ranks(std::vector<ControlCommunicator*> const& communicat
 // ---- joinable/join/detail/hooks.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+/// How texts call a participant. Valid as long as the participant and its name are.
+template <class J>
+std::string_view join_name_of(J const& joinable) {
+    if constexpr (has_join_name<J>) {
+        return joinable.join_name();
+    } else {
+        return class_name<J>();
+    }
+}
 
 template <std::size_t First, std::size_t... Rest>
 consteval std::size_t first_of(std::index_sequence<First, Rest...>) {
@@ -8920,17 +9332,16 @@ public:
         run_post(result, is_last_joiner, post_hook_sequence<Js...>{});
     }
 
-    /// What a session knows of the participant at argument index `Index`.
-    template <std::size_t Index>
-    static ParticipantInfo describe() {
-        using J = std::tuple_element_t<Index, std::tuple<Js...>>;
+    /// What a session knows of a participant.
+    template <class J>
+    static ParticipantInfo describe(J const& joinable) {
         using Hook = join_hook_t<J>;
         if constexpr (has_takes_part<Hook>) {
-            return {type_name<J>(), [](Round const& round) -> bool {
+            return {join_name_of(joinable), [](Round const& round) -> bool {
                         return Hook::takes_part(round);
                     }};
         } else {
-            return {type_name<J>(), nullptr};
+            return {join_name_of(joinable), nullptr};
         }
     }
 
@@ -8964,6 +9375,12 @@ private:
             }
         };
         (run(hook<Is>()), ...);
+        auto const end = [](auto& hook) {
+            if constexpr (has_end_hook<std::remove_reference_t<decltype(hook)>>) {
+                hook.end_hook();
+            }
+        };
+        (end(hook<Is>()), ...);
     }
 
     HookSlots<std::index_sequence_for<Js...>, Js...> slots_;
@@ -8978,15 +9395,6 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-template <class J>
-std::string join_name_of(J const& joinable) {
-    if constexpr (has_join_name<J>) {
-        return std::string{std::string_view{joinable.join_name()}};
-    } else {
-        return std::string{class_name<J>()};
-    }
-}
-
 /// Not `enable`, with which nobody enters, nor what each rank has for itself.
 inline void agree_on(AgreementList& list, JoinOptions const& options, bool can_abort) {
     list.begin_section("options differ: ");
@@ -8998,7 +9406,7 @@ inline void agree_on(AgreementList& list, JoinOptions const& options, bool can_a
     list.add("carry_accumulated", options.carry_accumulated);
 }
 
-inline std::string title_of(std::vector<std::string> const& names, std::size_t position) {
+inline std::string title_of(std::vector<std::string_view> const& names, std::size_t position) {
     return concat("guards differ: participant ", position, " (", names[position], "): ");
 }
 
@@ -9032,6 +9440,17 @@ void agree_on_participant(
     }
 }
 
+template <class J>
+void check_guard(J const& joinable, GuardView const& view) {
+    if constexpr (has_check_guard<J>) {
+        joinable.check_guard(view);
+    }
+}
+
+template <class Label, class... Js>
+inline constexpr bool has_label =
+    (std::is_same_v<typename label_of<join_hook_t<Js>>::type, Label> || ...);
+
 /// The participants in hook order and the order of their post hooks, options,
 /// then each participant.
 template <std::size_t... Main, std::size_t... Post, class... Js, class... Ks>
@@ -9043,7 +9462,7 @@ AgreementList entry_list(
     bool can_abort,
     KeywordArgument<Ks> const&... keywords
 ) {
-    std::vector<std::string> const names{join_name_of(std::get<Main>(joinables))...};
+    std::vector<std::string_view> const names{join_name_of(std::get<Main>(joinables))...};
     std::vector<std::size_t> positions(names.size());
     std::size_t position = 0;
     ((positions[Main] = position++), ...);
@@ -9088,6 +9507,11 @@ template <class Guard, class Range, class Announce, bool LooksAhead>
 class GuardedRange {
     using Inner = decltype(std::begin(std::declval<std::remove_reference_t<Range>&>()));
     using InnerEnd = decltype(std::end(std::declval<std::remove_reference_t<Range>&>()));
+    static_assert(
+        std::is_invocable_r_v<RoundNotice, Announce&, decltype(*std::declval<Inner const&>())>,
+        "iterate: what announces a round takes an element and returns a RoundNotice, such as "
+        "[](auto const& batch) { return joinable::RoundNotice{.weight = batch.size()}; }"
+    );
     static_assert(
         !LooksAhead || std::forward_iterator<Inner>,
         "iterate: look_ahead needs a forward range, because it looks at the next element early"
@@ -9141,7 +9565,11 @@ public:
 
 private:
     std::optional<RoundNotice> notice_of(Inner const& position, InnerEnd const& end) {
-        return position == end ? std::nullopt : std::optional<RoundNotice>{announce_(*position)};
+        if (position == end) {
+            return {};
+        }
+        RoundNotice const notice = announce_(*position); // no optional of it: that takes a number
+        return notice;
     }
 
     Guard& guard_;
@@ -9238,7 +9666,7 @@ public:
     }
 
     /// next() over a range: `for (auto& batch : guard.iterate(batches, announce))`.
-    /// `announce(element)` gives the notice of its round. Leaving the loop by break is joining.
+    /// `announce(element)` returns the RoundNotice of its round. Leaving the loop by break is joining.
     template <class Range, class Announce = detail::DefaultNotice>
     [[nodiscard]] auto iterate(Range&& range, Announce announce = {}) {
         return GuardedRange<Join, Range, Announce, false>{
@@ -9336,7 +9764,7 @@ private:
     )
         : options_{options}, control_{std::move(control)},
           controls_{make_controls(list.joinables, std::index_sequence_for<Js...>{})},
-          session_{communicators(Sequence{}), describe(Sequence{}), options} {
+          session_{communicators(Sequence{}), describe(list.joinables, Sequence{}), options} {
         static_assert((check_keyword<Ks, Ks...>() && ...));
         if (!options.enable) {
             detail::check_options(options_);
@@ -9420,8 +9848,9 @@ private:
     }
 
     template <std::size_t... Is>
-    static std::vector<detail::ParticipantInfo> describe(std::index_sequence<Is...>) {
-        return {Hooks::template describe<Is>()...};
+    static std::vector<detail::ParticipantInfo>
+    describe(std::tuple<Js&...> const& joinables, std::index_sequence<Is...>) {
+        return {Hooks::describe(std::get<Is>(joinables))...};
     }
 
     /// The local checks and the hooks: what fails here fails together in the entry exchange.
@@ -9431,9 +9860,12 @@ private:
         detail::check_options(options_);
         detail::check_same_ranks(all);
         occupation_.begin(all);
+        GuardView const
+            view{options_.carry_accumulated, detail::has_label<labels::step, Js...> || detail::has_label<labels::shards, Js...>};
         std::apply(
-            [](Js&... participant) {
+            [&](Js&... participant) {
                 detail::check_states({{&participant.join_state(), detail::type_name<Js>()}...});
+                (detail::check_guard(participant, view), ...);
             },
             joinables
         );
@@ -9561,8 +9993,14 @@ namespace joinable { inline namespace v0 {
 ///
 /// Active ranks call `log(...)` once per round, which runs `act(...)`; joined ranks run `shadow()`
 /// (or `shadow(round)`), which must issue the same collectives in the same order.
-template <class Act, class Shadow, Communicator Comm>
+template <class Act, class Shadow, class Comm>
 class Action {
+    static_assert(
+        !std::is_same_v<Comm, detail::NoCommunicator>,
+        "Action: the communicator comes first, as in Action log{comm, act, shadow}"
+    );
+    static_assert(models_communicator<Comm>());
+
 public:
     Action(Comm& comm, Act act, Shadow shadow)
         : comm_{comm}, act_{std::move(act)}, shadow_{std::move(shadow)} {}
@@ -9607,6 +10045,9 @@ private:
 
 template <class Comm, class Act, class Shadow>
 Action(Comm&, Act, Shadow) -> Action<Act, Shadow, Comm>;
+/// Explains what is missing.
+template <class Act, class Shadow>
+Action(Act, Shadow) -> Action<Act, Shadow, detail::NoCommunicator>;
 
 }} // namespace joinable::v0
 
@@ -9659,6 +10100,14 @@ struct DataParallelOptions {
     bool sync_at_start = true;
     /// When a guard ends, take the values of the last rank that trained.
     bool sync_at_end = true;
+    /// What a joined rank keeps in its gradients.
+    JoinedGradients joined_gradients = JoinedGradients::zeroed_at_end;
+    /// What a rank sends of a parameter that its pass does not use.
+    UnusedGradients unused_gradients = UnusedGradients::zero;
+    /// For debugging: hashes each gradient at ready(i) and again when the backward pass has ended, and
+    /// throws ContractViolation with the name of one that changed in between. Nothing is sent before that,
+    /// so nothing overlaps. Gradients are in host memory.
+    bool verify_ready = false;
 };
 
 /// What the buckets of a model need to know of its options.
@@ -9671,6 +10120,8 @@ struct DataParallelOptions {
         .static_graph = options.static_graph,
         .bucket_caps_bytes = options.bucket_caps_bytes,
         .rebuild_buckets = options.rebuild_buckets,
+        .joined_gradients = options.joined_gradients,
+        .unused_gradients = options.unused_gradients,
     };
 }
 
@@ -9717,7 +10168,7 @@ struct Averaging {
 
     /// What a rank's gradients are multiplied with, so that their sum is the average. Local in a
     /// guard; outside, a weighted round sums the weights, which is collective.
-    /// @throws ContractViolation  on all ranks: the weights sum to 0.
+    /// 0 where the weights of all ranks sum to 0.
     template <Communicator Comm>
     [[nodiscard]] double factor(Comm& comm, Round const& round) const {
         double own = 1.0;
@@ -9729,9 +10180,7 @@ struct Averaging {
                 host.all_reduce(Buffer{&total, 1, DType::u64}, ReduceOp::sum).wait();
             }
             if (total == 0) {
-                throw ContractViolation{
-                    "the weights of all ranks sum to 0: there is nothing to average in this round"
-                };
+                return 0.0;
             }
             own = kind == GradientKind::mean ? static_cast<double>(round.weight()) : 1.0;
             divisor = static_cast<double>(total);
@@ -9754,7 +10203,7 @@ inline void check_distinct(
     std::vector<std::size_t> order;
     for (AnyParameter const& parameter : list) {
         views.push_back(view_of(parameter));
-        if (views.back() && views.back().numel() != 0) {
+        if (views.back().data() != nullptr && views.back().numel() != 0) {
             order.push_back(views.size() - 1);
         }
     }
@@ -9787,12 +10236,16 @@ inline void check_distinct(
     }
 }
 
-/// Refuses parameters without a value on `device`, and those whose values or whose gradients share
-/// memory: they would be averaged and stepped more than once. Local.
+/// Refuses parameters without a value on `device`, those with elements at a null pointer, and those
+/// whose values or whose gradients share memory: they would be averaged and stepped more than once.
+/// Local.
 /// Complexity: sorts the parameters; compares those whose address ranges meet.
 inline void check_parameters(ParameterList const& list, DeviceId device) {
     for (std::size_t i = 0; i < list.size(); ++i) {
         check_value(list, i, device);
+        if (list[i].requires_grad()) {
+            check_gradient(list, i, list[i].grad());
+        }
     }
     check_distinct(list, "", [](AnyParameter const& parameter) { return parameter.value(); });
     check_distinct(list, "the gradients of ", [](AnyParameter const& parameter) {
@@ -9823,6 +10276,11 @@ inline void agree_on(AgreementList& list, DataParallelOptions const& options) {
     list.add("buffer_sync", is_before ? "before_forward" : "after_forward");
     list.add("sync_at_start", options.sync_at_start);
     list.add("sync_at_end", options.sync_at_end);
+    constexpr std::string_view joined[] = {"zeroed_at_end", "kept", "untouched"};
+    list.add("joined_gradients", joined[static_cast<std::size_t>(options.joined_gradients)]);
+    bool const is_zero = options.unused_gradients == UnusedGradients::zero;
+    list.add("unused_gradients", is_zero ? "zero" : "held");
+    list.add("verify_ready", options.verify_ready);
 }
 
 /// Each parameter with its name, dtype, extents, strides and requires_grad. Returns how many there are.
@@ -9958,6 +10416,84 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/participant/detail/ready_check.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Finds gradients that still change after their ready(i), see DataParallelOptions::verify_ready. It keeps
+/// the marks of a backward pass back until the pass has ended: a bucket on its way changes gradients itself.
+class ReadyCheck {
+public:
+    /// @throws ContractViolation  gradients are on a device, where the host reads nothing.
+    ReadyCheck(ParameterList parameters, DeviceId device) : parameters_{std::move(parameters)} {
+        if (device != DeviceId{}) {
+            throw ContractViolation{concat(
+                "DataParallelOptions::verify_ready reads gradients from the host, but this "
+                "communicator's are on ",
+                to_text(device),
+                "; leave it off"
+            )};
+        }
+    }
+
+    void begin() noexcept { marks_.clear(); }
+    void mark(std::size_t i) { marks_.push_back({i, hash_of(i)}); }
+
+    /// Calls `mark_ready(i)` for each mark, in the order of the marks. Of several marks of one gradient
+    /// (a static graph) the last one counts.
+    /// @throws ContractViolation  a gradient is not what it was when it was marked.
+    template <class F>
+    void release(F const& mark_ready) {
+        std::vector<bool> is_checked(parameters_.size());
+        for (auto mark = marks_.rbegin(); mark != marks_.rend(); ++mark) {
+            if (mark->i >= parameters_.size() || is_checked[mark->i]) {
+                continue;
+            }
+            is_checked[mark->i] = true;
+            if (hash_of(mark->i) != mark->hash) {
+                throw ContractViolation{concat(
+                    "the gradient of ",
+                    describe_parameter(parameters_, mark->i),
+                    " changed after ready(",
+                    mark->i,
+                    "); call ready when nothing is added to it any more (libtorch: from a hook "
+                    "after accumulation, not from register_hook)"
+                )};
+            }
+        }
+        for (Mark const& mark : marks_) {
+            mark_ready(mark.i);
+        }
+        marks_.clear();
+    }
+
+private:
+    struct Mark {
+        std::size_t i;
+        std::uint64_t hash;
+    };
+
+    /// Of elements in logical order: a gradient may move, and have gaps between its elements.
+    [[nodiscard]] std::uint64_t hash_of(std::size_t i) const {
+        AnyView const gradient = i < parameters_.size() ? parameters_[i].grad() : AnyView{};
+        if (!gradient || !has_memory(gradient)) {
+            return 0; // what is wrong with it the reducer says
+        }
+        Hash hash;
+        visit_dtype(gradient.dtype(), [&]<class T>(std::type_identity<T>) {
+            for (T const& element : gradient.as<T>()) {
+                hash.add(std::string_view{reinterpret_cast<char const*>(&element), sizeof(T)});
+            }
+        });
+        return hash.value();
+    }
+
+    ParameterList parameters_;
+    std::vector<Mark> marks_;
+};
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/participant/data_parallel.hpp
 
 namespace joinable { inline namespace v0 {
@@ -9984,8 +10520,15 @@ concept describes_model =
 /// mark_ready, finalize_backward. The average is over the initial world, over the active ranks
 /// (divide_by_initial_world_size = false), or by weight where notices carry one. `Reduction` says how
 /// a bucket travels, see BucketReduction. `Times` is told when rounds and buckets begin and end.
-template <Communicator Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
+///
+/// Zero gradients before the pass or after the step. A joined rank runs neither: its gradients hold
+/// the averages of the others' rounds until the guard ends, and are zeros then, so that its first pass
+/// in the next guard adds to nothing (DataParallelOptions::joined_gradients). What zeros in a Step's
+/// body, after the step, runs on joined ranks as well.
+template <class Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
 class DistributedDataParallel {
+    static_assert(models_communicator<Comm>());
+
 public:
     /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;
     /// `buffers` is what joinable::buffers() returns. All ranks agree on counts, extents, dtypes and
@@ -10019,6 +10562,9 @@ public:
             model_ += detail::concat(", hash ", compared.hash_from(first));
             reducer_.emplace(comm, list, bucket_options(options), std::move(reduction));
             module_.emplace(comm, list, std::move(buffers), options);
+            if (options.verify_ready) {
+                ready_check_.emplace(list, detail::device_of(comm).id());
+            }
             if (options.sync_at_start) {
                 start.emplace(module_->plan_sync());
             }
@@ -10124,19 +10670,39 @@ public:
         }
     }
 
+    /// Explains what comes in the place of a notice, but is none.
+    template <class F, class Other>
+        requires(!std::convertible_to<Other, RoundNotice>)
+    void forward(F&&, Other const&) {
+        static_assert(
+            std::convertible_to<Other, RoundNotice>,
+            "DistributedDataParallel: after the forward pass comes a RoundNotice, as in "
+            "ddp.forward(pass, {.weight = 32})"
+        );
+    }
+
     /// Runs the backward pass, averages gradients as they become ready, and waits for all of them.
     /// `pass` takes a callable `ready(i)`; `unused` is what prepare_for_backward() takes. In a round
     /// that does not sync it only runs the pass: gradients accumulate.
     template <class F, class Unused = std::initializer_list<std::size_t>>
     void backward(F&& pass, Unused const& unused = {}) {
-        prepare_for_backward(unused);
-        guarded([&] { std::forward<F>(pass)([this](std::size_t i) { mark_ready(i); }); });
-        finalize_backward();
+        auto const ready = [this](std::size_t i) { mark_ready(i); };
+        constexpr bool takes_ready = std::invocable<F, decltype(ready)>;
+        static_assert(
+            takes_ready,
+            "DistributedDataParallel: the backward pass takes a callable, as in ddp.backward([&](auto ready) "
+            "{ ... }), and calls ready(i) when gradient i is final"
+        );
+        if constexpr (takes_ready) {
+            prepare_for_backward(unused);
+            guarded([&] { std::forward<F>(pass)(ready); });
+            finalize_backward();
+        }
     }
 
-    /// Collective over the active ranks; does not block in a round that syncs. Whether it syncs is
-    /// what the round's opener said: under next() and iterate() the notice given there, else the
-    /// notice given here, and never inside no_sync().
+    /// Collective over the active ranks; does not block in a round that syncs, except with
+    /// EndPolicy::throw_early. Whether it syncs is what the round's opener said: under next() and
+    /// iterate() the notice given there, else the notice given here, and never inside no_sync().
     /// @throws ContractViolation  the previous forward had no backward; see announce_round.
     void prepare_for_forward(RoundNotice notice = {}) {
         guarded([&] {
@@ -10149,15 +10715,13 @@ public:
                     "failed with skip()"
                 };
             }
-            is_weighted(notice.phase) = notice.weight.has_value();
             open_round(notice);
         });
     }
 
     /// Blocks until all ranks have opened the round. `unused` says which parameters the backward
     /// pass gives no gradient, a range of indices or a predicate over them: see
-    /// DataParallelOptions::find_unused. See PendingRound::wait for what throws; ContractViolation
-    /// on all ranks if the weights sum to 0.
+    /// DataParallelOptions::find_unused. See PendingRound::wait for what throws.
     template <class Unused = std::initializer_list<std::size_t>>
     void prepare_for_backward(Unused const& unused = {}) {
         guarded([&] {
@@ -10169,6 +10733,9 @@ public:
                 throw ContractViolation{"a backward pass needs a forward pass before it"};
             }
             begin_reduction();
+            if (ready_check_) {
+                ready_check_->begin();
+            }
             reducer_->prepare_for_backward(
                 averaging_.factor(comm_, round_), unused, round_.buffer_source()
             );
@@ -10183,6 +10750,8 @@ public:
             if (stage_ == Stage::unsynced) {
                 has_accumulated_ = true;
                 reducer_->mark_accumulated(i);
+            } else if (ready_check_) {
+                ready_check_->mark(i);
             } else {
                 reducer_->mark_ready(i);
             }
@@ -10196,6 +10765,9 @@ public:
                 stage_ = Stage::idle;
                 round_range_.reset();
             } else {
+                if (ready_check_) {
+                    ready_check_->release([this](std::size_t i) { reducer_->mark_ready(i); });
+                }
                 reducer_->finalize_backward();
                 end_reduction();
             }
@@ -10220,8 +10792,10 @@ public:
     /// | later                               |                    | ContractViolation: too late |
     ///
     /// In a round that does not sync, before its backward pass has ended, and in an evaluation whose
-    /// forward() threw, it ends the round; nothing is taken back. Collective: blocks until the
-    /// averages are written, if the round syncs.
+    /// forward() threw, it ends the round; nothing is taken back. Where weights sum to 0, because all
+    /// ranks skip, the average is zeros: see Round::contributor_count. Outside a guard, and in one that
+    /// is not enabled, say `skip({.weight = 0})` where the others give a weight. Collective: blocks
+    /// until the averages are written, if the round syncs.
     void skip(RoundNotice notice = {}) {
         guarded([&] {
             detail::forget_failure(*this); // the batch's: peers need not hear of it
@@ -10230,9 +10804,6 @@ public:
                 open_round({}); // the batch failed after next() had announced it
             } else if (stage_ == Stage::idle) {
                 notice.skips = true;
-                if (is_weighted(notice.phase) && !notice.weight) {
-                    notice.weight = 0; // or the others' rounds would be weighted and this one not
-                }
                 open_round(notice);
                 if (stage_ == Stage::forward) {
                     begin_reduction();
@@ -10242,7 +10813,7 @@ public:
             }
             if (stage_ == Stage::forward) {
                 begin_reduction();
-                (void)averaging_.factor(comm_, round_); // refuses what the others refuse
+                (void)averaging_.factor(comm_, round_); // the others may sum weights
                 reducer_->contribute_zeros(round_.buffer_source());
                 end_reduction();
             } else if (stage_ == Stage::backward) {
@@ -10273,11 +10844,10 @@ public:
                   ddp.averaging_.divides_by_initial_world_size, divides_by_initial_world_size
               } {
             ddp.stage_ = Stage::idle; // whatever an earlier guard left open
-            ddp.is_weighted_ = {};
+            ddp.reducer_->begin_guard();
         }
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
-        ~Hook() { ddp_.is_weighted_ = {}; }
 
         void main_hook(Round const& round) {
             if (round.phase() != Phase::train) {
@@ -10299,6 +10869,7 @@ public:
                 ddp_.module_->sync(result.authoritative_rank);
             }
         }
+        void end_hook() { ddp_.reducer_->end_guard(); }
 
     private:
         DistributedDataParallel& ddp_;
@@ -10317,6 +10888,20 @@ public:
         detail::agree_on(list, module_->options());
         list.add("reduction", Reduction::name);
         list.add("model", model_);
+    }
+    /// @throws ContractViolation  joined ranks leave their gradients untouched, but others use them.
+    void check_guard(GuardView const& guard) const {
+        char const* const why =
+            guard.carries_accumulated
+                ? "JoinedGradients::untouched leaves on a joined rank what it accumulated, which the "
+                  "guard would reduce as well; give it {.carry_accumulated = false}"
+            : guard.steps
+                ? "JoinedGradients::untouched keeps averages from joined ranks, so a Step or a "
+                  "sharded optimizer beside it would step by old gradients; leave the option out"
+                : nullptr;
+        if (module_->options().joined_gradients == JoinedGradients::untouched && why != nullptr) {
+            throw ContractViolation{why};
+        }
     }
 
 private:
@@ -10385,13 +10970,11 @@ private:
     void contribute_without_pass(Round const& round) {
         double const factor = averaging_.factor(comm_, round);
         if (std::exchange(has_accumulated_, false) && round.contributes()) {
-            reducer_->contribute_accumulated(factor, round.buffer_source());
+            reducer_->contribute_accumulated(factor, round.buffer_source(), round.is_shadow());
         } else {
-            reducer_->contribute_zeros(round.buffer_source());
+            reducer_->contribute_zeros(round.buffer_source(), round.is_shadow());
         }
     }
-
-    bool& is_weighted(Phase phase) noexcept { return is_weighted_[phase == Phase::train ? 0 : 1]; }
 
     template <class F>
     decltype(auto) guarded(F&& verb) {
@@ -10409,13 +10992,13 @@ private:
     std::string model_; ///< as guards compare it
     std::optional<Reducer<Comm, Reduction, Times>> reducer_;
     std::optional<detail::ModuleState<Comm>> module_; ///< set by the constructor, as is the reducer
+    std::optional<detail::ReadyCheck> ready_check_;   ///< with DataParallelOptions::verify_ready
     PendingRound pending_;
     Round round_;
     std::optional<RoundRange> round_range_; ///< while a training round of this rank is open
     Stage stage_ = Stage::idle;
     bool is_inside_no_sync_ = false;
-    std::array<bool, 2> is_weighted_{}; ///< per phase: the last forward pass in this guard was
-    bool has_accumulated_ = false;      ///< gradients, since the last round that synced
+    bool has_accumulated_ = false; ///< gradients, since the last round that synced
     JoinState state_;
 };
 
@@ -10445,6 +11028,39 @@ template <class Comm, class Parameters, class Reduction>
 DistributedDataParallel(Comm&, Parameters&&, BufferList, DataParallelOptions, Reduction)
     -> DistributedDataParallel<Comm, Reduction>;
 
+namespace detail {
+
+/// Whatever it is: a guide that takes it is worse than others.
+struct AnyArgument {
+    template <class T>
+    AnyArgument(T&&);
+};
+
+/// In place of a communicator where options in braces have a name that they do not have.
+template <class Options>
+struct MisspeltOptions {
+    static_assert(
+        !std::is_same_v<Options, DataParallelOptions>,
+        "DistributedDataParallel: after the parameters come buffers(ranges...), if the model has any, "
+        "then options in braces with the names and the order of DataParallelOptions; write "
+        "DataParallelOptions{...} to be told which name is wrong"
+    );
+};
+
+} // namespace detail
+
+/// What a model with such options becomes: nothing but the explanation.
+template <class Options>
+class DistributedDataParallel<detail::MisspeltOptions<Options>> : detail::MisspeltOptions<Options> {
+public:
+    template <class... Arguments>
+    explicit DistributedDataParallel(Arguments&&...);
+    explicit DistributedDataParallel(...);
+};
+/// `...` takes braces with a misspelt name.
+DistributedDataParallel(detail::AnyArgument, detail::AnyArgument, ...)
+    -> DistributedDataParallel<detail::MisspeltOptions<DataParallelOptions>>;
+
 }} // namespace joinable::v0
 
 // ---- joinable/participant/step.hpp
@@ -10455,9 +11071,16 @@ namespace joinable { inline namespace v0 {
 ///
 /// Active ranks call step() once in every round that syncs; joined ranks run the same body there,
 /// on the same reduced gradients, so parameters and optimizer state stay the same on all ranks
-/// without any message. Runs after labels::gradients.
-template <class Body, Communicator Comm>
+/// without any message. Runs after labels::gradients. `body` may take the Round: one that is not to
+/// step where no rank had a gradient returns if `round.contributor_count() == 0`, equal on all ranks.
+template <class Body, class Comm>
 class Step {
+    static_assert(
+        !std::is_same_v<Comm, detail::NoCommunicator>,
+        "Step: the communicator comes first, as in Step step{comm, [&] { optimizer.step(model); }}"
+    );
+    static_assert(models_communicator<Comm>());
+
 public:
     Step(Comm& comm, Body body) : comm_{comm}, body_{std::move(body)} {}
 
@@ -10466,7 +11089,7 @@ public:
     /// apart.
     void step() {
         Round const round = notify_join_context(*this);
-        detail::run_part(*this, round, [&] { body_(); });
+        detail::run_part(*this, round, [&] { run(round); });
     }
 
     class Hook {
@@ -10476,7 +11099,7 @@ public:
 
         explicit Hook(Step& step) noexcept : step_{step} {}
         static bool takes_part(Round const& round) noexcept { return round.will_sync(); }
-        void main_hook() { step_.body_(); }
+        void main_hook(Round const& round) { step_.run(round); }
         void post_hook(bool) noexcept {}
 
     private:
@@ -10489,6 +11112,14 @@ public:
     [[nodiscard]] std::string_view join_name() const noexcept { return "Step"; }
 
 private:
+    void run(Round const& round) {
+        if constexpr (std::invocable<Body&, Round const&>) {
+            body_(round);
+        } else {
+            body_();
+        }
+    }
+
     Comm& comm_;
     Body body_;
     JoinState state_;
@@ -10496,6 +11127,9 @@ private:
 
 template <class Comm, class Body>
 Step(Comm&, Body) -> Step<Body, Comm>;
+/// Explains what is missing.
+template <class Body>
+Step(Body) -> Step<Body, detail::NoCommunicator>;
 
 }} // namespace joinable::v0
 
@@ -12009,6 +12643,113 @@ struct alignas(64) ArrivalLine {
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/communicator/detail/reasons.hpp
+
+/// @file
+/// Why a collective ends for all, in the same words over every transport.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The longest text of a reason that ranks tell each other, in bytes.
+inline constexpr std::size_t most_reason_text = 4000;
+/// What ends a text that is longer.
+inline constexpr std::string_view cut_mark = "...";
+/// How much of such a text comes before that mark: whole characters of UTF-8.
+[[nodiscard]] inline std::size_t length_before_cut(std::string_view text) noexcept {
+    std::size_t length = most_reason_text - cut_mark.size();
+    while (length != 0 && (static_cast<unsigned char>(text[length]) & 0xc0U) == 0x80U) {
+        --length;
+    }
+    return length;
+}
+
+/// `rank` is done with its communicator.
+[[nodiscard]] inline AbortReason reason_of_leaving(int rank) {
+    return {
+        FailureKind::peer_failed, {rank}, concat("rank ", rank, " left while others wait for it")
+    };
+}
+
+/// The ranks `overdue` "did not <do>" in time, while `rank` does what `meanwhile` says.
+[[nodiscard]] inline AbortReason reason_of_delay(
+    std::vector<int> const& overdue,
+    std::string_view to_do,
+    std::chrono::nanoseconds deadline,
+    int rank,
+    std::string const& meanwhile
+) {
+    double const seconds = std::chrono::duration<double>(deadline).count();
+    return {
+        FailureKind::timed_out,
+        overdue,
+        concat(
+            ranks_text(overdue),
+            " did not ",
+            to_do,
+            " within ",
+            seconds,
+            " s, while rank ",
+            rank,
+            " ",
+            meanwhile
+        )
+    };
+}
+
+/// Why ranks cannot run what they ask for together, if they ask for different collectives:
+/// `said_by(rank)` is a Descriptor. Every rank that knows the same descriptors finds the same reason.
+template <class SaidBy>
+[[nodiscard]] std::optional<AbortReason> find_difference(int size, SaidBy const& said_by) {
+    Descriptor const first = said_by(0);
+    AbortReason reason{FailureKind::mismatch, {}, {}};
+    for (int rank = 1; rank < size; ++rank) {
+        if (Descriptor const other = said_by(rank); !(other == first)) {
+            reason.ranks.push_back(rank);
+            reason.message += concat(", rank ", rank, " ", other.text());
+        }
+    }
+    if (reason.ranks.empty()) {
+        return std::nullopt;
+    }
+    reason.message =
+        concat("ranks run different collectives: rank 0 ", first.text(), reason.message);
+    return reason;
+}
+
+/// The same of their tables, in a collective by counts: sent(from, to) is what `from` has for `to`,
+/// and expected(from, to) what `to` expects of `from`.
+template <class Sent, class Expected>
+[[nodiscard]] std::optional<AbortReason> find_difference_of_counts(
+    int size, Descriptor const& said, Sent const& sent, Expected const& expected
+) {
+    for (int from = 0; from < size; ++from) {
+        for (int to = 0; to < size; ++to) {
+            if (sent(from, to) != expected(from, to)) {
+                return AbortReason{
+                    FailureKind::mismatch,
+                    from == to ? std::vector{from}
+                               : std::vector{(std::min)(from, to), (std::max)(from, to)},
+                    concat(
+                        "counts differ in ",
+                        said.text(),
+                        ": rank ",
+                        from,
+                        " has ",
+                        sent(from, to),
+                        " elements for rank ",
+                        to,
+                        ", which expects ",
+                        expected(from, to)
+                    )
+                };
+            }
+        }
+    }
+    return std::nullopt;
+}
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/communicator/shared_memory/board/stored_reason.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -12017,7 +12758,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// ends in "...".
 class StoredReason {
 public:
-    static constexpr std::size_t max_text = 4000;
+    static constexpr std::size_t max_text = most_reason_text;
 
     void store(AbortReason const& reason) noexcept {
         kind_ = reason.kind;
@@ -12028,18 +12769,14 @@ public:
                 ranks_[at / 64] |= std::uint64_t{1} << at % 64;
             }
         }
-        constexpr std::string_view mark = "...";
         length_ = reason.message.size();
-        if (length_ > max_text) {
-            length_ = max_text - mark.size();
-            while (length_ != 0 &&
-                   (static_cast<unsigned char>(reason.message[length_]) & 0xc0U) == 0x80U) {
-                --length_; // not within a character of UTF-8
-            }
-            std::memcpy(text_.data() + length_, mark.data(), mark.size());
+        bool const is_cut = length_ > max_text;
+        if (is_cut) {
+            length_ = length_before_cut(reason.message);
+            std::memcpy(text_.data() + length_, cut_mark.data(), cut_mark.size());
         }
         std::memcpy(text_.data(), reason.message.data(), length_);
-        length_ += length_ < reason.message.size() ? mark.size() : 0;
+        length_ += is_cut ? cut_mark.size() : 0;
     }
 
     [[nodiscard]] AbortReason load() const {
@@ -12058,75 +12795,6 @@ private:
     std::array<std::uint64_t, max_ranks / 64> ranks_{}; ///< a bit for each
     std::size_t length_ = 0;
     std::array<char, max_text> text_{};
-};
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/communicator/shared_memory/board/first_reason.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// Why something ended for all: the first to say so wins, and what it takes to end it is done once.
-/// It lies in memory that processes share, and whoever is at it may be killed: so writers have
-/// numbers, below max_ranks, which no two processes share.
-class FirstReason {
-public:
-    static constexpr int nobody = max_ranks; ///< a writer that does not die
-
-    /// Whether it was the first. `close()` runs after the reason is written. If not, some other writer
-    /// may still be at it, or have died: then take_over() is called for it.
-    template <class Close>
-    bool give(AbortReason const& reason, int writer, Close const& close) noexcept {
-        bool const is_first = begin(open, writer);
-        if (is_first) {
-            write(reason, writer, close);
-        }
-        return is_first;
-    }
-    /// `writer` does what the `dead` one has begun, or begins. False: there was nothing to do, though
-    /// another writer may still be at it.
-    template <class Close>
-    bool take_over(int dead, AbortReason const& reason, int writer, Close const& close) noexcept {
-        if (begin(open, writer) || begin(writing(dead), writer)) {
-            write(reason, writer, close);
-            return true;
-        }
-        int expected = written(dead);
-        bool const is_written = state_.compare_exchange_strong(expected, written(writer));
-        if (is_written) {
-            finish(close);
-        }
-        return is_written;
-    }
-
-    /// Somebody is at it, or it is given.
-    [[nodiscard]] bool has_begun() const noexcept { return state_.load() != open; }
-    [[nodiscard]] bool is_given() const noexcept { return state_.load() == given; }
-    /// @pre a close() has begun
-    [[nodiscard]] AbortReason reason() const { return reason_.load(); }
-
-private:
-    enum : int { open, given };
-    static constexpr int writing(int writer) noexcept { return 2 * writer + 2; }
-    static constexpr int written(int writer) noexcept { return 2 * writer + 3; }
-
-    bool begin(int expected, int writer) noexcept {
-        return state_.compare_exchange_strong(expected, writing(writer));
-    }
-    template <class Close>
-    void write(AbortReason const& reason, int writer, Close const& close) noexcept {
-        reason_.store(reason);
-        state_.store(written(writer));
-        finish(close);
-    }
-    template <class Close>
-    void finish(Close const& close) noexcept {
-        close();
-        state_.store(given);
-    }
-
-    std::atomic<int> state_{open};
-    StoredReason reason_;
 };
 
 }}} // namespace joinable::v0::detail
@@ -12158,6 +12826,28 @@ template <class WaitedFor>
     });
     return left;
 }
+
+/// For how long a work was polled: the time between its tests. A long one counts as 10 ms: between two
+/// tests a rank may have computed for long.
+class PolledTime {
+public:
+    /// In a test that has found nothing: whether the deadline has passed.
+    [[nodiscard]] bool reaches(std::chrono::nanoseconds deadline) noexcept {
+        auto const now = std::chrono::steady_clock::now();
+        if (tested_at_ != std::chrono::steady_clock::time_point{}) {
+            constexpr std::chrono::nanoseconds longest_gap = std::chrono::milliseconds{10};
+            polled_ += (std::min)(std::chrono::nanoseconds{now - tested_at_}, longest_gap);
+        }
+        tested_at_ = now;
+        return polled_ >= deadline;
+    }
+    [[nodiscard]] std::chrono::nanoseconds count() const noexcept { return polled_; }
+    void set(std::chrono::nanoseconds polled) noexcept { polled_ = polled; }
+
+private:
+    std::chrono::steady_clock::time_point tested_at_{}; ///< never, at first
+    std::chrono::nanoseconds polled_{0};
+};
 
 }}} // namespace joinable::v0::detail
 
@@ -12301,6 +12991,156 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/communicator/shared_memory/board/first_reason.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Why something ended for all: the first to say so wins, and what it takes to end it is done once, or
+/// again where that changes nothing. It lies in memory that processes share, and a writer may be killed
+/// or stopped at any point: so writers have numbers, below max_ranks, which no two processes share.
+///
+/// A dead writer is replaced by take_over(). One that is stopped cannot be told from one that is slow,
+/// and may go on at any time: after a while another one overtakes it, with a reason in another place.
+/// Whichever place the state names in the end holds the reason of all.
+class FirstReason {
+public:
+    static constexpr int nobody = max_ranks; ///< a writer that does not die
+    /// For how long a writer may do nothing before another one overtakes it.
+    static constexpr std::chrono::nanoseconds patience = std::chrono::seconds{1};
+
+    /// Whether it was the first. `close()` runs after the reason is written. If not, some other writer
+    /// may still be at it, or have died or been stopped: see take_over() and settle().
+    template <class Close>
+    bool give(AbortReason const& reason, int writer, Close const& close) noexcept {
+        State const mine{Phase::writing, 0, writer};
+        bool const is_first = change(State{}, mine);
+        if (is_first) {
+            write(mine, reason, close);
+        }
+        return is_first;
+    }
+    /// `writer` does what the `dead` one has begun, or begins. False: there was nothing to do, though
+    /// another writer may still be at it.
+    template <class Close>
+    bool take_over(int dead, AbortReason const& reason, int writer, Close const& close) noexcept {
+        State const seen{state_.load()};
+        bool const is_of_dead = seen.phase() != Phase::given && seen.writer() == dead;
+        if (seen.phase() != Phase::open && !is_of_dead) {
+            return false;
+        }
+        Phase const phase = seen.phase() == Phase::open ? Phase::writing : seen.phase();
+        State const mine{phase, seen.place(), writer};
+        if (!change(seen, mine)) {
+            return false;
+        }
+        if (phase == Phase::writing) {
+            write(mine, reason, close);
+        } else {
+            finish(mine, close);
+        }
+        return true;
+    }
+    /// Returns when it is given: that is within some seconds, unless more ranks are stopped. A writer
+    /// that does nothing for a while is overtaken: `writer` closes for it, or gives `reason`.
+    /// @pre has_begun()
+    template <class Close, class BeforeSleep>
+    void settle(
+        WaitingRoom& room,
+        AbortReason const& reason,
+        int writer,
+        Close const& close,
+        BeforeSleep const& before_sleep
+    ) noexcept {
+        for (;;) {
+            State const seen{state_.load()};
+            if (seen.phase() == Phase::given) {
+                return;
+            }
+            auto const has_changed = [&] { return state_.load() != seen.word; };
+            if (!room.wait(has_changed, patience, before_sleep)) {
+                overtake(seen, reason, writer, close);
+                room.wake();
+            }
+        }
+    }
+
+    /// Somebody is at it, or it is given.
+    [[nodiscard]] bool has_begun() const noexcept { return state().phase() != Phase::open; }
+    [[nodiscard]] bool is_given() const noexcept { return state().phase() == Phase::given; }
+    /// Whoever is at it, or was.
+    [[nodiscard]] int writer() const noexcept { return state().writer(); }
+    /// @pre a close() has begun
+    [[nodiscard]] AbortReason reason() const {
+        std::size_t const place = state().place();
+        if (place == places) {
+            return {
+                FailureKind::communication,
+                {},
+                "the processes that were to tell why all ends were stopped, one after another"
+            };
+        }
+        return reasons_[place].load();
+    }
+
+private:
+    static constexpr std::size_t places = 3; ///< for reasons; the number after them is that of none
+    enum class Phase : std::uint8_t { open, writing, written, given };
+    struct State {
+        std::uint32_t word = 0;
+
+        constexpr State() = default;
+        constexpr explicit State(std::uint32_t of) noexcept : word{of} {}
+        constexpr State(Phase phase, std::size_t place, int writer) noexcept
+            : word{
+                  static_cast<std::uint32_t>(phase) | static_cast<std::uint32_t>(place) << 2U |
+                  static_cast<std::uint32_t>(writer) << 4U
+              } {}
+        [[nodiscard]] Phase phase() const noexcept { return static_cast<Phase>(word & 3U); }
+        [[nodiscard]] std::size_t place() const noexcept { return word >> 2U & 3U; }
+        [[nodiscard]] int writer() const noexcept { return static_cast<int>(word >> 4U); }
+    };
+
+    [[nodiscard]] State state() const noexcept { return State{state_.load()}; }
+    bool change(State from, State to) noexcept {
+        return state_.compare_exchange_strong(from.word, to.word);
+    }
+    template <class Close>
+    void write(State mine, AbortReason const& reason, Close const& close) noexcept {
+        reasons_[mine.place()].store(reason);
+        State const written{Phase::written, mine.place(), mine.writer()};
+        if (change(mine, written)) { // else this one was stopped, and overtaken
+            finish(written, close);
+        }
+    }
+    template <class Close>
+    void finish(State written, Close const& close) noexcept {
+        close();
+        change(written, {Phase::given, written.place(), written.writer()});
+    }
+    template <class Close>
+    void overtake(State seen, AbortReason const& reason, int writer, Close const& close) noexcept {
+        if (seen.phase() == Phase::written) {
+            finish(seen, close);
+            return;
+        }
+        std::size_t const place = seen.place() + 1;
+        State const mine{place == places ? Phase::written : Phase::writing, place, writer};
+        if (!change(seen, mine)) {
+            return;
+        }
+        if (place == places) {
+            finish(mine, close);
+        } else {
+            write(mine, reason, close);
+        }
+    }
+
+    std::atomic<std::uint32_t> state_{0};
+    std::array<StoredReason, places> reasons_;
+};
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/communicator/shared_memory/board/board.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -12347,6 +13187,9 @@ public:
     [[nodiscard]] static std::size_t bytes_for(int size) {
         return counts_at(checked(size)) + counts_per_arrival(size) * arrivals(size) * sizeof(Count);
     }
+    /// So many of them from the beginning on are used from the start. What follows is not touched before
+    /// slot(), sends() or expects() are used.
+    [[nodiscard]] static std::size_t bytes_at_start(int size) { return slots_at(checked(size)); }
     /// @pre `memory` is aligned for a Board, has bytes_for(size), and outlives what is returned:
     ///      there is nothing to destroy.
     static Board& create(int size, std::span<std::byte> memory) {
@@ -12445,19 +13288,14 @@ public:
 
     /// The first writer wins. Returns when nothing can arrive any more. Writers are numbered as a
     /// FirstReason says: not by their ranks here, if this is the board of a part of all ranks. Should
-    /// the writer die, then mark_dead() is called for it: by `before_sleep`, where nobody else does.
+    /// the first writer die, then mark_dead() is called for it: by `before_sleep`, where nobody else
+    /// does. Should it be stopped, then this reason may be that of all.
     template <class BeforeSleep = SleepThrough>
     void
     abort(AbortReason const& reason, int writer, BeforeSleep const& before_sleep = {}) noexcept {
         reason_.give(reason, writer, [this] { freeze(); });
         room.wake(); // also those that wait for more than this board's end
-        finish_ending(before_sleep);
-    }
-    /// Returns when nothing can arrive any more. @pre is_ending()
-    template <class BeforeSleep>
-    void finish_ending(BeforeSleep const& before_sleep) noexcept {
-        while (!room.wait([&] { return is_aborted(); }, SleepThrough{}(), before_sleep)) {
-        }
+        reason_.settle(room, reason, writer, [this] { freeze(); }, before_sleep);
     }
     /// The writer with this number has died, wherever it was: in an abort, too. Here it was `rank`,
     /// or no rank, if that is negative. `burier` is the writer who says so, which may be killed
@@ -12529,6 +13367,8 @@ public:
     [[nodiscard]] bool is_ending() const noexcept { return reason_.has_begun(); }
     /// True only when nothing can arrive any more: whoever sees it can rely on it.
     [[nodiscard]] bool is_aborted() const noexcept { return reason_.is_given(); }
+    /// Who ends it, or has. @pre is_ending()
+    [[nodiscard]] int ended_by() const noexcept { return reason_.writer(); }
     /// @pre some line is frozen
     [[nodiscard]] AbortReason reason() const { return reason_.reason(); }
 
@@ -12608,100 +13448,6 @@ private:
     FirstReason reason_;
 };
 static_assert(std::is_trivially_destructible_v<Board>);
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/communicator/detail/reasons.hpp
-
-/// @file
-/// Why a collective ends for all, in the same words over every transport.
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// `rank` is done with its communicator.
-[[nodiscard]] inline AbortReason reason_of_leaving(int rank) {
-    return {
-        FailureKind::peer_failed, {rank}, concat("rank ", rank, " left while others wait for it")
-    };
-}
-
-/// The ranks `overdue` "did not <do>" in time, while `rank` does what `meanwhile` says.
-[[nodiscard]] inline AbortReason reason_of_delay(
-    std::vector<int> const& overdue,
-    std::string_view to_do,
-    std::chrono::nanoseconds deadline,
-    int rank,
-    std::string const& meanwhile
-) {
-    double const seconds = std::chrono::duration<double>(deadline).count();
-    return {
-        FailureKind::timed_out,
-        overdue,
-        concat(
-            ranks_text(overdue),
-            " did not ",
-            to_do,
-            " within ",
-            seconds,
-            " s, while rank ",
-            rank,
-            " ",
-            meanwhile
-        )
-    };
-}
-
-/// Why ranks cannot run what they ask for together, if they ask for different collectives:
-/// `said_by(rank)` is a Descriptor. Every rank that knows the same descriptors finds the same reason.
-template <class SaidBy>
-[[nodiscard]] std::optional<AbortReason> find_difference(int size, SaidBy const& said_by) {
-    Descriptor const first = said_by(0);
-    AbortReason reason{FailureKind::mismatch, {}, {}};
-    for (int rank = 1; rank < size; ++rank) {
-        if (Descriptor const other = said_by(rank); !(other == first)) {
-            reason.ranks.push_back(rank);
-            reason.message += concat(", rank ", rank, " ", other.text());
-        }
-    }
-    if (reason.ranks.empty()) {
-        return std::nullopt;
-    }
-    reason.message =
-        concat("ranks run different collectives: rank 0 ", first.text(), reason.message);
-    return reason;
-}
-
-/// The same of their tables, in a collective by counts: sent(from, to) is what `from` has for `to`,
-/// and expected(from, to) what `to` expects of `from`.
-template <class Sent, class Expected>
-[[nodiscard]] std::optional<AbortReason> find_difference_of_counts(
-    int size, Descriptor const& said, Sent const& sent, Expected const& expected
-) {
-    for (int from = 0; from < size; ++from) {
-        for (int to = 0; to < size; ++to) {
-            if (sent(from, to) != expected(from, to)) {
-                return AbortReason{
-                    FailureKind::mismatch,
-                    from == to ? std::vector{from}
-                               : std::vector{(std::min)(from, to), (std::max)(from, to)},
-                    concat(
-                        "counts differ in ",
-                        said.text(),
-                        ": rank ",
-                        from,
-                        " has ",
-                        sent(from, to),
-                        " elements for rank ",
-                        to,
-                        ", which expects ",
-                        expected(from, to)
-                    )
-                };
-            }
-        }
-    }
-    return std::nullopt;
-}
 
 }}} // namespace joinable::v0::detail
 
@@ -13950,7 +14696,7 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Who looks for ranks that have died, where no other process does.
+/// Who looks for ranks that have died, where no other process does, and has memory for them.
 class Watch {
 public:
     Watch() = default;
@@ -13958,6 +14704,9 @@ public:
     Watch& operator=(Watch const&) = delete;
     /// Called where it may take some microseconds. For how long it need not be called again.
     virtual std::chrono::nanoseconds look_for_deaths() noexcept = 0;
+    /// Called before memory that the ranks share is used for the first time.
+    /// @throws CommunicationError  there is none for it; the group is aborted.
+    virtual void reserve(std::byte const*, std::size_t) {}
 
 protected:
     ~Watch() = default;
@@ -13974,9 +14723,20 @@ public:
     [[nodiscard]] static std::size_t bytes_for(int size) {
         return mailboxes_at(size) + width(size) * width(size) * sizeof(Mailbox);
     }
-    /// `numbers` are those of the members among all, by their rank in the group.
+    /// The parts of that which are used from the start, each as its place and its bytes. The others are
+    /// for reserve().
+    [[nodiscard]] static std::array<std::pair<std::size_t, std::size_t>, 2> parts_at_start(int size
+    ) {
+        return {{
+            {0, Board::bytes_at_start(size)},
+            {shared_at(size), mailboxes_at(size) - shared_at(size)},
+        }};
+    }
+    /// `numbers` are those of the members among all, by their rank in the group. `is_zeroed`: of the
+    /// memory nothing is touched but these parts.
     /// @pre `memory` is as for a Board, and has bytes_for(size)
-    static Group create(std::span<int const> numbers, std::span<std::byte> memory) {
+    static Group
+    create(std::span<int const> numbers, std::span<std::byte> memory, bool is_zeroed = false) {
         int const size = static_cast<int>(numbers.size());
         Group const group{Board::create(size, memory)};
         ::new (group.at(shared_at(size))) Shared{};
@@ -13985,7 +14745,9 @@ public:
             members[rank].number = numbers[rank];
         }
         group.shared().present.store(size);
-        ::new (group.at(mailboxes_at(size))) Mailbox[width(size) * width(size)];
+        if (!is_zeroed) { // which empty mailboxes are
+            ::new (group.at(mailboxes_at(size))) Mailbox[width(size) * width(size)];
+        }
         return group;
     }
     /// The group behind a board that create() has made.
@@ -14023,6 +14785,13 @@ public:
     bool mark_dead(int number, std::string const& death, int burier) const {
         return mark_dead(number, death, {FailureKind::peer_failed, {}, death}, true, burier);
     }
+    /// Before a slot, a table of counts or a mailbox is used for the first time, by a rank that writes
+    /// to it. @throws CommunicationError  there is no memory for it; the group of all is aborted.
+    void reserve(void const* data, std::size_t bytes) const {
+        if (watch_ != nullptr) {
+            watch_->reserve(static_cast<std::byte const*>(data), bytes);
+        }
+    }
     /// Endpoint calls it.
     std::chrono::nanoseconds look_for_deaths() const noexcept {
         return watch_ == nullptr ? SleepThrough{}() : watch_->look_for_deaths();
@@ -14032,14 +14801,32 @@ public:
         return Group{Board::at_address(board_->place_at(place)), watch_};
     }
 
-    /// Whether its collectives or its messages have ended. Waits for whoever is at it: so it is true
-    /// for a rank that has failed because of that, and nothing can start after it was true.
-    [[nodiscard]] bool is_aborted() const noexcept {
-        bool const is_ending = shared().end.has_begun() || board_->is_ending();
-        if (is_ending) {
-            board_->finish_ending([this] { return look_for_deaths(); });
+    /// Whether its collectives or its messages have ended, for `rank`. Does what another rank has only
+    /// begun: so it is true for one that has failed because of that, and nothing can start after it was
+    /// true.
+    [[nodiscard]] bool is_aborted(int rank) const {
+        bool const is_of_all = shared().end.has_begun();
+        if (!is_of_all && !board_->is_ending()) {
+            return false;
         }
-        return is_ending;
+        if (board_->is_aborted() && (!is_of_all || shared().end.is_given())) {
+            return true;
+        }
+        int const culprit = rank_of(is_of_all ? shared().end.writer() : board_->ended_by());
+        AbortReason reason{
+            FailureKind::communication, {}, "a process that was to tell why all ends was stopped"
+        };
+        if (culprit >= 0) {
+            reason = reason_of_delay(
+                {culprit}, "finish its abort", FirstReason::patience, rank, "waits for it"
+            );
+        }
+        if (is_of_all) {
+            end(reason, number_of(rank));
+        } else {
+            board_->abort(reason, number_of(rank), [this] { return look_for_deaths(); });
+        }
+        return true;
     }
 
     /// Whether a message to or from `peer` that waits will never be delivered.
@@ -14063,7 +14850,6 @@ public:
             return said.ranks;
         }
         std::optional<std::vector<int>> found;
-        lock(number);
         for_each_child([&](Group child) {
             if (!found && child.rank_of(number) >= 0) {
                 found = child.ranks_here(said, number);
@@ -14076,7 +14862,6 @@ public:
                 }
             }
         });
-        unlock();
         return found;
     }
 
@@ -14084,39 +14869,30 @@ public:
     [[nodiscard]] bool has_split() const noexcept { return shared().has_split.load(); }
 
     /// From now on `child` ends with this group. False if this has ended: then it is too late.
-    /// `number` is that of the rank that does it.
-    [[nodiscard]] bool adopt(Group child, int number) const noexcept {
-        lock(number);
-        bool const goes_on = !shared().end.is_given(); // or whoever ends it comes after this
-        if (goes_on) {
-            shared().has_split.store(true);
-            child.shared().parent = child.board_->place_of(board_);
-            child.shared().next = shared().children;
-            shared().children = board_->place_of(child.board_);
-        }
-        unlock();
-        return goes_on;
+    [[nodiscard]] bool adopt(Group child) const noexcept {
+        shared().has_split.store(true);
+        child.shared().parent = child.board_->place_of(board_);
+        add(child);
+        return !shared().end.is_given(); // or whoever ends it finds the child after this
     }
     /// Whether the memory of a group that was adopted may be given back: all members have left, and
     /// so have those of its own groups. Then nobody finds it any more. `number` is that of the rank
     /// that does it, the one that has that memory.
     [[nodiscard]] bool retire(int number) const noexcept {
-        if (shared().present.load() != 0 || shared().parent == 0) {
+        if (shared().present.load() != 0 || shared().parent == 0 || shared().children.load() != 0) {
             return false;
         }
         Group const parent = group_at(shared().parent); // lives as long as it has children
-        if (!parent.try_lock(number)) {
+        int nobody = 0;
+        if (!parent.shared().locked_by.compare_exchange_strong(nobody, number + 1)) {
             return false; // the next time
         }
-        bool is_free = false;
-        if (try_lock(number)) { // then nobody is within it any more
-            is_free = shared().children == 0;
-            if (is_free) {
-                parent.forget(*this);
-            }
-            unlock();
+        parent.remove(*this);
+        bool const is_free = parent.shared().visitors.load() == 0;
+        if (!is_free) { // somebody may have found it before: the next time
+            parent.add(*this);
         }
-        parent.unlock();
+        parent.shared().locked_by.store(0);
         return is_free;
     }
 
@@ -14125,11 +14901,13 @@ private:
         FirstReason end; ///< of messages and of groups split from it; the board has its own
         std::atomic<int> present{0};
         std::atomic<bool> has_split{false};
-        std::atomic<int> locked_by{0}; ///< the list of groups; the holder's number + 1, 0 is none
-        // Places of boards relative to this one's. A dead holder leaves a list that can be read.
-        std::uint64_t children = 0; ///< the newest one; 0 is none
-        std::uint64_t next = 0;     ///< relative to the parent's: the one before it
-        std::uint64_t parent = 0;   ///< 0 is none
+        // The groups split from it, as places of boards relative to this one's. Whoever reads the list
+        // or adds to it waits for nobody, and a rank that is killed or stopped within it leaves it whole.
+        std::atomic<int> locked_by{0}; ///< who removes a group; its number + 1, 0 is nobody
+        std::atomic<int> visitors{0};  ///< who read it: meanwhile no memory in it is given back
+        std::atomic<std::uint64_t> children{0}; ///< the newest one; 0 is none
+        std::atomic<std::uint64_t> next{0};     ///< relative to the parent's: the one before it
+        std::uint64_t parent = 0;               ///< 0 is none
     };
     struct Member {
         int number = 0;
@@ -14178,15 +14956,10 @@ private:
     void end(AbortReason const& reason, int writer) const {
         auto const before_sleep = [this] { return look_for_deaths(); };
         shared().end.give(reason, writer, [] {});
-        while (!board_->room.wait(
-            [this] { return shared().end.is_given(); }, SleepThrough{}(), before_sleep
-        )) {
-        }
+        shared().end.settle(board_->room, reason, writer, [] {}, before_sleep);
         AbortReason const first = shared().end.reason();
         board_->abort(first, writer, before_sleep);
-        lock(writer);
         for_each_child([&](Group child) { child.end(first, writer); });
-        unlock();
     }
 
     /// `reason` is that of the group around this one: of this death, or of what was before it.
@@ -14207,52 +14980,46 @@ private:
         AbortReason const first = shared().end.reason();
         is_of_death = is_of_death && first.message == reason.message;
         board_->mark_dead(rank, number, first, burier);
-        // This rank itself may hold the list, where it waits in an abort and looks for deaths.
-        bool const is_mine = shared().locked_by.load() == burier + 1;
         int holder = number + 1;
-        if (!is_mine && !shared().locked_by.compare_exchange_strong(holder, burier + 1) &&
-            !try_lock(burier)) {
-            return false;
-        }
+        shared().locked_by.compare_exchange_strong(holder, 0);
         bool is_everywhere = true;
         for_each_child([&](Group child) {
             is_everywhere =
                 child.mark_dead(number, death, first, is_of_death, burier) && is_everywhere;
         });
-        if (!is_mine) {
-            unlock();
-        }
         return is_everywhere;
     }
 
-    /// The list is only changed for moments, so nobody sleeps for it. mark_dead() ends the wait for a
-    /// holder that has died.
-    void lock(int number) const noexcept {
-        while (!try_lock(number)) {
-            look_for_deaths();
-            std::this_thread::yield();
-        }
-    }
-    [[nodiscard]] bool try_lock(int number) const noexcept {
-        int nobody = 0;
-        return shared().locked_by.compare_exchange_strong(nobody, number + 1);
-    }
-    void unlock() const noexcept { shared().locked_by.store(0); }
-
     template <class Do>
     void for_each_child(Do const& visit) const {
-        for (std::uint64_t place = shared().children; place != 0;) {
+        shared().visitors.fetch_add(1);
+        for (std::uint64_t place = shared().children.load(); place != 0;) {
             Group const child = group_at(place);
             visit(child);
-            place = child.shared().next;
+            place = child.shared().next.load();
         }
+        shared().visitors.fetch_sub(1);
     }
-    void forget(Group gone) const noexcept {
-        std::uint64_t* link = &shared().children;
-        while (group_at(*link).board_ != gone.board_) {
-            link = &group_at(*link).shared().next;
+    void add(Group child) const noexcept {
+        std::uint64_t const place = board_->place_of(child.board_);
+        std::uint64_t first = shared().children.load();
+        do {
+            child.shared().next.store(first);
+        } while (!shared().children.compare_exchange_weak(first, place));
+    }
+    /// @pre it is in the list, and this rank holds the lock
+    void remove(Group child) const noexcept {
+        std::uint64_t const place = board_->place_of(child.board_);
+        std::uint64_t const next = child.shared().next.load();
+        std::uint64_t newer = place;
+        if (shared().children.compare_exchange_strong(newer, next)) {
+            return;
         }
-        *link = gone.shared().next;
+        while (group_at(newer).shared().next.load() != place
+        ) { // those before it stay where they are
+            newer = group_at(newer).shared().next.load();
+        }
+        group_at(newer).shared().next.store(next);
     }
 
     Board* board_;
@@ -14318,7 +15085,7 @@ public:
 
     /// Local. The first reason wins; every wait that cannot complete any more throws it.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
-    [[nodiscard]] bool is_aborted() const noexcept { return rank_.group().is_aborted(); }
+    [[nodiscard]] bool is_aborted() const { return rank_.group().is_aborted(rank()); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
@@ -14568,8 +15335,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
 /// an abort(reason, rank) that may reach further than the board, and a look_for_deaths() that buries
-/// ranks where nobody else does, and returns for how long it need not be called; copies of it are the
-/// same group. `Memory` is where the other ranks find this one's buffers.
+/// ranks where nobody else does, and returns for how long it need not be called; reserve() is called
+/// before memory of the board is used that is not from the start; copies of it are the same group. `Memory` is where the other ranks find this one's buffers.
 template <class Group, class Memory = OwnMemory>
 class Endpoint {
 public:
@@ -14634,12 +15401,18 @@ public:
             line.payload[ArrivalLine::factor] = std::bit_cast<std::uint64_t>(said.factor);
             line.payload[ArrivalLine::ring] = at.ring;
             if (said.has_counts) {
-                sends.copy_to(board_.sends(rank_, sequence));
+                auto const mine = board_.sends(rank_, sequence);
+                reserve_once(counts_, sequence, mine.data(), 2 * mine.size_bytes());
+                sends.copy_to(mine);
                 expects.copy_to(board_.expects(rank_, sequence));
             }
             board_.progress(rank_, sequence).reset();
         } else if (in.count != 0) {
-            std::memcpy(contribution(board_, sequence, rank_, is_on_line), in.data, bytes);
+            auto* const place = contribution(board_, sequence, rank_, is_on_line);
+            if (!is_on_line) {
+                reserve_once(slots_, sequence, place, tuning::slot_bytes);
+            }
+            std::memcpy(place, in.data, bytes);
         }
         std::uint64_t const word = ArrivalLine::encode(sequence, said, is_on_line);
         if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
@@ -14658,10 +15431,27 @@ public:
         return sequence < retired_ || pending_[sequence % Board::max_in_flight].is_done;
     }
 
+    /// Makes progress. Whether this rank's buffers are final.
+    /// @throws TimedOut  after aborting the group: it was polled for the deadline, and ranks are missing.
+    [[nodiscard]] bool test(std::uint64_t sequence) {
+        if (progress(sequence)) {
+            return true;
+        }
+        Pending& pending = pending_of(sequence);
+        return arrival_of(sequence) == Arrival::waiting &&
+               has_polled_too_long(
+                   pending.polled,
+                   [&] { return board_.missing(sequence); },
+                   "arrive",
+                   [&] { return "waits in " + pending.said.text(); }
+               ) &&
+               progress(sequence); // throws, unless all have arrived meanwhile
+    }
+
     /// Makes progress, by not more than this rank's own share if that is not computed yet: so a rank
     /// that tests amid other work does no more of it than the others. Also by slices of other
     /// collectives, for which other ranks may wait. Whether its buffers are final.
-    [[nodiscard]] bool test(std::uint64_t sequence) {
+    [[nodiscard]] bool progress(std::uint64_t sequence) {
         Pending const& pending = pending_of(sequence);
         bool const is_first =
             !is_done(sequence) && (!pending.has_agreed || has_own_share(sequence, pending));
@@ -14773,16 +15563,27 @@ public:
             if (overdue.empty()) {
                 return;
             }
-            left = take_ranks_at_work(overdue, deadline_, [&](int rank) {
-                std::chrono::steady_clock::time_point const alive{
-                    std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
-                };
-                return now() - (std::max)(start, alive);
-            });
+            left = take_overdue(overdue, now() - start);
             if (!overdue.empty()) {
                 abort_for(overdue, to_do, does());
             }
         }
+    }
+    /// The same for a rank that tests in place of waiting, and has just found that it is not ready.
+    /// Whether the group is aborted because of that.
+    template <class HoldingUp, class Does>
+    [[nodiscard]] bool has_polled_too_long(
+        PolledTime& polled, HoldingUp const& holding_up, char const* to_do, Does const& does
+    ) {
+        if (!polled.reaches(deadline_)) {
+            return false;
+        }
+        std::vector<int> overdue = holding_up();
+        polled.set(deadline_ - take_overdue(overdue, polled.count()));
+        if (!overdue.empty()) {
+            abort_for(overdue, to_do, does());
+        }
+        return !overdue.empty();
     }
 
     /// Whether `ready()` before the deadline. Meanwhile this rank's other collectives get on; each
@@ -14818,6 +15619,7 @@ private:
         bool is_refused = false; ///< never will: there is nothing to compute
         Cut cut = {};
         Pipeline pipeline = {};
+        PolledTime polled = {};
     };
     enum class Arrival : std::uint8_t { waiting, complete, never };
 
@@ -14828,6 +15630,27 @@ private:
         return pending_[sequence % Board::max_in_flight];
     }
 
+    /// Leaves in `overdue` the ranks that have said nothing since the deadline, of which this one has
+    /// waited for so long. Returns for how much longer to wait for the others.
+    [[nodiscard]] std::chrono::nanoseconds
+    take_overdue(std::vector<int>& overdue, std::chrono::nanoseconds waited) {
+        return take_ranks_at_work(overdue, deadline_, [&](int rank) {
+            std::chrono::steady_clock::time_point const alive{
+                std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
+            };
+            return (std::min)(waited, std::chrono::nanoseconds{now() - alive});
+        });
+    }
+    /// Before this rank writes to what it has on the board for the collectives of one place in flight.
+    void reserve_once(
+        std::uint64_t& reserved, std::uint64_t sequence, void const* data, std::size_t bytes
+    ) {
+        std::uint64_t const bit = std::uint64_t{1} << sequence % Board::max_in_flight;
+        if ((reserved & bit) == 0) {
+            group_.reserve(data, bytes);
+            reserved |= bit;
+        }
+    }
     /// Ranks that have not finished a chunk at the deadline: their processes have been stopped.
     void give_up_on_computing(std::uint64_t sequence) {
         std::vector<int> const overdue = board_.computing(sequence);
@@ -14960,6 +15783,9 @@ private:
     std::uint64_t next_ = 0;        ///< sequence number of the next collective
     std::uint64_t retired_ = 0;     ///< all before are finished on this rank
     std::uint64_t all_retired_ = 0; ///< on all ranks, as far as known
+    static_assert(Board::max_in_flight == 64, "a bit for each");
+    std::uint64_t slots_ = 0;  ///< of this rank for which there is memory
+    std::uint64_t counts_ = 0; ///< its tables of counts
     std::array<Pending, Board::max_in_flight> pending_{};
 };
 
@@ -15033,6 +15859,7 @@ struct Message {
     int tag = 0;
     Buffer buffer = {};
     PendingMessage* pending = nullptr; ///< while it waits; without one it is delivered
+    PolledTime polled = {};
 
     [[nodiscard]] std::string text() const {
         return text_of(is_send, tag, buffer.count, buffer.dtype);
@@ -15081,7 +15908,7 @@ public:
         if (!made) {
             return 0;
         }
-        if (!group_.adopt(*made, members.front())) {
+        if (!group_.adopt(*made)) {
             throw_failure(group_.loss(this->rank()));
         }
         return group_.board().place_of(&made->board());
@@ -15119,12 +15946,11 @@ public:
     /// Blocks until the message is settled; then nobody touches its buffer any more. Whether it was
     /// delivered: if not, group().loss(peer) says why.
     [[nodiscard]] bool finish_message(Message& message) {
-        auto const waits = [&] { return message.pending->state.load() == State::waiting; };
         if (!is_settled(message)) {
             this->wait_for_others(
-                [&] { return !waits() || group_.is_lost(message.peer); },
-                [&] { return waits() ? std::vector{message.peer} : std::vector<int>{}; },
-                message.is_send ? "receive" : "send",
+                [&] { return !waits(message) || group_.is_lost(message.peer); },
+                [&] { return missing_in(message); },
+                what_is_missing(message),
                 [&] { return "waits in " + message.text(); }
             );
         }
@@ -15136,12 +15962,42 @@ public:
         return has_come;
     }
 
+    /// Whether a message that was found not to be settled has been polled for the deadline: then the
+    /// group is aborted.
+    [[nodiscard]] bool has_polled_message_too_long(Message& message) {
+        return this->has_polled_too_long(
+            message.polled,
+            [&] { return missing_in(message); },
+            what_is_missing(message),
+            [&] { return "waits in " + message.text(); }
+        );
+    }
+
 private:
     using State = PendingMessage::State;
 
-    [[nodiscard]] Mailbox& mailbox_of(Message const& message) noexcept {
-        return message.is_send ? group_.mailbox(this->rank(), message.peer)
-                               : group_.mailbox(message.peer, this->rank());
+    [[nodiscard]] static bool waits(Message const& message) noexcept {
+        return message.pending->state.load() == State::waiting;
+    }
+    [[nodiscard]] static std::vector<int> missing_in(Message const& message) {
+        return waits(message) ? std::vector{message.peer} : std::vector<int>{};
+    }
+    [[nodiscard]] static char const* what_is_missing(Message const& message) noexcept {
+        return message.is_send ? "receive" : "send";
+    }
+
+    /// @throws CommunicationError  there is no memory for it, which only the first message may need.
+    [[nodiscard]] Mailbox& mailbox_of(Message const& message) {
+        auto const peer = static_cast<std::size_t>(message.peer);
+        Mailbox& mailbox = message.is_send ? group_.mailbox(this->rank(), message.peer)
+                                           : group_.mailbox(message.peer, this->rank());
+        std::vector<bool>& reserved = mailboxes_[message.is_send ? 1 : 0];
+        reserved.resize(static_cast<std::size_t>(this->size()));
+        if (!reserved[peer]) {
+            group_.reserve(&mailbox, sizeof mailbox);
+            reserved[peer] = true;
+        }
+        return mailbox;
     }
     [[nodiscard]] std::byte* data_of(PendingMessage const& pending) noexcept {
         return group_.board().place_at(pending.data);
@@ -15310,6 +16166,8 @@ private:
 
     Group group_;
     std::shared_ptr<GroupStorage<Memory>> storage_;
+    std::array<std::vector<bool>, 2>
+        mailboxes_; ///< for which there is memory: from, to another rank
 };
 
 }}} // namespace joinable::v0::detail
@@ -15359,10 +16217,19 @@ public:
             throw_failure(rank_->group().loss(message_.peer));
         }
     }
-    /// Makes progress; true once wait() would return at once. @throws as wait() does.
+    /// Makes progress; true once wait() would return at once. @throws as wait() does; TimedOut, while
+    /// some rank has not arrived, once the time between tests of this work, each gap counted as at
+    /// most 10 ms, adds up to the deadline.
     [[nodiscard]] bool test() {
         if (!is_message()) {
             return rank_->test(sequence_);
+        }
+        return progress() || (rank_->has_polled_message_too_long(message_) && progress());
+    }
+    /// The same without that deadline, for a rank that waits in the end.
+    [[nodiscard]] bool progress() {
+        if (!is_message()) {
+            return rank_->progress(sequence_);
         }
         if (message_.pending != nullptr && !rank_->is_settled(message_)) {
             rank_->group().look_for_deaths(); // who polls may never wait
@@ -15427,17 +16294,26 @@ public:
 
     /// The thread of this rank that attaches calls it. False: another process is this rank.
     [[nodiscard]] bool enter() noexcept {
-        int nobody = 0;
-        if (!process_.compare_exchange_strong(nobody, static_cast<int>(getpid()))) {
+        // The mutex comes first: from the moment at which others see that this rank is here, they see
+        // its death, too. Until then nobody tries the mutex but another process of this rank.
+        int const locked = pthread_mutex_trylock(&alive_);
+        if (locked != 0 && locked != EOWNERDEAD) {
             return false;
         }
-        // Others hold it for a moment only, to look. One that died just then has left it marked.
-        if (pthread_mutex_lock(&alive_) == EOWNERDEAD) {
+        if (process() != 0) { // one that died, or has left: this mutex stays as it is
+            pthread_mutex_unlock(&alive_);
+            return false;
+        }
+        if (locked == EOWNERDEAD) { // one that died before anybody saw it
             pthread_mutex_consistent(&alive_);
         }
+        process_.store(static_cast<int>(getpid()));
         has_come_.store(true);
         return true;
     }
+    /// It is here, and will not take part: the others hear of it as of a death.
+    void fail() noexcept { has_failed_.store(true); }
+    [[nodiscard]] bool has_failed() const noexcept { return has_failed_.load(); }
     /// It takes part no longer; `entered` is the thread that did so. False: this is another thread,
     /// and the memory has to stay mapped until that one has ended.
     [[nodiscard]] bool leave(pthread_t entered) noexcept {
@@ -15446,12 +16322,16 @@ public:
     }
 
     [[nodiscard]] bool has_come() const noexcept { return has_come_.load(); }
+    [[nodiscard]] bool has_left() const noexcept { return has_left_.load(); }
     /// Its number where it runs; 0 before it comes.
     [[nodiscard]] int process() const noexcept { return process_.load(); }
 
     /// Whether it died while it took part; for the other ranks. Once true it stays so: should the one
     /// who looks die at any point in here, then the next one finds the same.
     [[nodiscard]] bool has_died() noexcept {
+        if (has_failed()) {
+            return true;
+        }
         if (process() == 0 || has_left_.load()) {
             return false;
         }
@@ -15471,6 +16351,7 @@ private:
     std::atomic<int> process_{0};
     std::atomic<bool> has_come_{false};
     std::atomic<bool> has_left_{false};
+    std::atomic<bool> has_failed_{false};
     pthread_mutex_t alive_{};
 };
 
@@ -15488,9 +16369,14 @@ struct alignas(64) Heading {
     std::uint64_t room = 0; ///< bytes for the buffers of each
 };
 
-/// The beginning of the object: the heading, then a Member for each rank.
+/// The beginning of the object: the heading, then a Member for each rank. It is there before the rest
+/// is, for which there may be no memory.
 struct alignas(64) MemberTable {
+    enum State : int { starting, ready, failed }; ///< the rest of the object, which rank 0 makes
+
     Heading heading;
+    std::atomic<State> state{starting};
+    StoredReason failure = {}; ///< why it failed
 
     [[nodiscard]] Member& member(int rank) noexcept {
         return std::launder(reinterpret_cast<Member*>(this + 1))[rank];
@@ -15525,6 +16411,7 @@ struct alignas(64) MemberTable {
 
 #if defined(__linux__) // elsewhere there are no process ranks
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -15532,6 +16419,7 @@ struct alignas(64) MemberTable {
 #include <new>
 #include <span>
 #include <string>
+#include <utility>
 
 #include <cerrno>
 #include <cstring>
@@ -15596,16 +16484,13 @@ public:
     [[nodiscard]] Group group() noexcept { return Group{*board_, this}; }
     /// Here the process that started the ranks looks for deaths.
     std::chrono::nanoseconds look_for_deaths() noexcept override { return SleepThrough{}(); }
-    /// Called before the rank of this process uses some of what staging() gives it.
-    /// @throws CommunicationError  there is no memory for it; the group is aborted.
-    virtual void reserve(std::byte const*, std::size_t) {}
     [[nodiscard]] Outcome& outcome(int rank) const noexcept {
         return std::launder(reinterpret_cast<Outcome*>(at(outcomes_at(board_->size()))))[rank];
     }
     /// Where a rank puts what the others need: copies of its buffers, messages, groups of some ranks.
     [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept {
-        std::size_t const shift = shift_of(rank);
-        return {at(staging_at_ + static_cast<std::size_t>(rank) * room_ + shift), room_ - page};
+        std::size_t const offset = page_offset_of(rank, board_->size());
+        return {at(staging_at_ + static_cast<std::size_t>(rank) * room_ + offset), room_ - page};
     }
 
 protected:
@@ -15613,13 +16498,19 @@ protected:
     static constexpr std::size_t least_room = std::size_t{1} << 24U;
 
     /// Lies in memory that whoever derives from this has mapped, and unmaps.
-    /// @pre it has bytes_for(size, room) from the beginning of a page on; one process creates it.
+    /// @pre it has bytes_for(size, room) from the beginning of a page on, zeroed; one process creates it
     ProcessSegment(int size, std::size_t room, std::byte* memory, bool is_creator)
         : staging_at_{bytes_for(size, 0)}, room_{room}, memory_{memory},
           board_{&Board::at_address(memory)} {
         if (is_creator) {
             create(size);
         }
+    }
+    /// What is used of that from the start, each part as its place and its bytes. For the others
+    /// reserve() is called.
+    static std::array<std::pair<std::size_t, std::size_t>, 3> parts_at_start(int size) {
+        auto const [board, group] = Group::parts_at_start(size);
+        return {{board, group, {outcomes_at(size), width(size) * sizeof(Outcome)}}};
     }
     /// Up to where staging() begins, if `room` is 0.
     static std::size_t bytes_for(int size, std::size_t room) {
@@ -15631,7 +16522,7 @@ private:
     static constexpr std::size_t page = 4096;
 
     void create(int size) {
-        board_ = &Group::create(all_numbers(size), {at(0), outcomes_at(size)}).board();
+        board_ = &Group::create(all_numbers(size), {at(0), outcomes_at(size)}, true).board();
         ::new (at(outcomes_at(size))) Outcome[width(size)];
     }
     static std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
@@ -15661,14 +16552,18 @@ private:
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -15768,10 +16663,16 @@ public:
             )};
         }
     }
-    /// Null when there is no address space.
-    [[nodiscard]] std::byte* map(std::size_t bytes) const noexcept {
-        void* const memory =
-            mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_, 0);
+    /// From that byte on, the first of a page. Null when there is no address space.
+    [[nodiscard]] std::byte* map(std::size_t bytes, std::size_t from = 0) const noexcept {
+        void* const memory = mmap(
+            nullptr,
+            bytes,
+            PROT_READ | PROT_WRITE,
+            MAP_SHARED | MAP_NORESERVE,
+            file_,
+            static_cast<off_t>(from)
+        );
         return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
     }
 
@@ -15806,20 +16707,68 @@ public:
         }
     }
 
-    /// Gets the memory from the system now. Where it is full a later write would be SIGBUS.
-    /// Complexity: linear in what the system has to clear.
+    /// Gets the memory from the system now. Where it is full a later write would be SIGBUS. Whether it
+    /// did so until `end`. Complexity: linear in what the system has to clear.
     /// @throws CommunicationError  it is full. Of [at, at + bytes) some part may be reserved.
-    void reserve(std::size_t at, std::size_t bytes) const {
-        // In steps, or a program with a fast interval timer would be interrupted for ever.
-        constexpr std::size_t step = std::size_t{16} << 20U;
+    bool reserve(
+        std::size_t at,
+        std::size_t bytes,
+        std::chrono::steady_clock::time_point end = (std::chrono::steady_clock::time_point::max)()
+    ) const {
+        // In steps, which get smaller where a fast interval timer interrupts them: the system begins an
+        // interrupted one anew.
+        constexpr std::size_t smallest_step = 4096;
+        std::size_t step = std::size_t{16} << 20U;
         for (std::size_t done = 0; done < bytes;) {
+            if (std::chrono::steady_clock::now() >= end) {
+                return false;
+            }
             std::size_t const next = (std::min)(step, bytes - done);
             int const error =
                 posix_fallocate(file_, static_cast<off_t>(at + done), static_cast<off_t>(next));
             if (error == 0) {
                 done += next;
-            } else if (error != EINTR) {
+            } else if (error == EINTR) {
+                step = (std::max)(step / 2, smallest_step);
+            } else {
                 throw CommunicationError{full(bytes - done, error)};
+            }
+        }
+        return true;
+    }
+
+    /// The objects of this user that have this name, or this name and a number: see publish_first_free.
+    [[nodiscard]] static std::vector<std::string> own_of(std::string const& path) {
+        std::vector<std::string> found;
+        std::unique_ptr<DIR, int (*)(DIR*)> const folder{opendir(shared_memory_folder), closedir};
+        std::string_view const name =
+            std::string_view{path}.substr(std::string_view{shared_memory_folder}.size() + 1);
+        for (dirent const* entry = nullptr;
+             folder != nullptr && (entry = readdir(folder.get())) != nullptr;) {
+            std::string_view const other{entry->d_name};
+            std::string const of_entry = concat(shared_memory_folder, "/", other);
+            bool const is_named =
+                other.starts_with(name) &&
+                (other.size() == name.size() || other.substr(name.size()).starts_with("."));
+            struct stat status{};
+            if (is_named && lstat(of_entry.c_str(), &status) == 0 && status.st_uid == geteuid()) {
+                found.push_back(of_entry);
+            }
+        }
+        std::sort(found.begin(), found.end());
+        return found;
+    }
+    /// Gives it this name, or this name and the first number that makes it no other user's: nobody can
+    /// keep a job from its name. Returns it, or nothing where another object of this user has it.
+    [[nodiscard]] std::optional<std::string> publish_first_free(std::string const& path) const {
+        for (int number = 1;; ++number) {
+            std::string const named = number == 1 ? path : concat(path, ".", number);
+            if (publish(named)) {
+                return named;
+            }
+            struct stat status{};
+            if (lstat(named.c_str(), &status) != 0 || status.st_uid == geteuid()) {
+                return std::nullopt;
             }
         }
     }
@@ -15866,6 +16815,7 @@ private:
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -15887,8 +16837,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 class Mapping {
 public:
     /// @throws CommunicationError  there is no address space.
-    Mapping(SharedObject const& object, std::size_t bytes)
-        : begin_{object.map(bytes)}, bytes_{bytes} {
+    Mapping(SharedObject const& object, std::size_t bytes, std::size_t from = 0)
+        : begin_{object.map(bytes, from)}, bytes_{bytes} {
         if (begin_ == nullptr) {
             throw CommunicationError{concat(
                 "expected to map ",
@@ -15916,9 +16866,36 @@ private:
     std::size_t bytes_;
 };
 
-/// The name under which the ranks of a job meet, as a path. Another user finds other names. Whoever
-/// knows the job id can make an object of that name, but none that ranks would accept: it belongs to
-/// him.
+/// A rank's place in the table of an object: it leaves with this. The table has a mapping of its own, as
+/// the thread that attached has a mutex in it.
+class Membership {
+public:
+    /// @pre this thread has entered as `rank`
+    Membership(Mapping table, int rank) noexcept : table_{std::move(table)}, rank_{rank} {}
+    Membership(Membership&& other) noexcept
+        : table_{std::move(other.table_)}, rank_{other.rank_}, thread_{other.thread_} {}
+    Membership& operator=(Membership&&) = delete;
+    ~Membership() {
+        if (is_open() && !table().member(rank_).leave(thread_)) {
+            table_.keep(); // that thread still has its mutex
+        }
+    }
+
+    [[nodiscard]] bool is_open() const noexcept { return table_.begin() != nullptr; }
+    [[nodiscard]] MemberTable& table() const noexcept { return at(table_); }
+    [[nodiscard]] static MemberTable& at(Mapping const& memory) noexcept {
+        return *std::launder(reinterpret_cast<MemberTable*>(memory.begin()));
+    }
+
+private:
+    Mapping table_;
+    int rank_;
+    pthread_t thread_ = pthread_self();
+};
+
+/// The name under which the ranks of a job meet, as a path; or one with a number after it, where other
+/// users have that name. Another user finds other names. A user who knows the job id can make objects of
+/// such names, but ranks pass them by: they belong to somebody else.
 inline std::string path_of_job(std::string_view job) {
     std::uint64_t const hash = Hash{}.add(concat(geteuid(), ":", job)).value();
     std::string digits;
@@ -15928,11 +16905,15 @@ inline std::string path_of_job(std::string_view job) {
     return concat(shared_memory_folder, "/joinable-", geteuid(), "-", digits);
 }
 
-/// What one rank has of a segment in which unrelated processes meet by a name. Rank 0 makes it, and
-/// the name is removed when all have come: so a job that is killed later leaves nothing. Whoever
-/// gives up before removes it, too; what a job leaves that is killed as a whole before all have come,
-/// the next job of that name removes, because it finds the creator dead. That is safe: nobody can
-/// join any more what has no name, and who has joined it finds the death by itself.
+/// What one rank has of a segment in which unrelated processes meet by a name. Rank 0 makes a table of
+/// members, gives it the name, and then makes the rest: if that fails, the others find why in the table.
+/// The name is removed when all have come: so a job that is killed later leaves nothing. A rank that
+/// gives up before removes it as well. If a whole job is killed before all have come, the next job of
+/// that name finds its creator dead and removes the leftover. That is safe: nobody can join any more
+/// what has no name, and a rank that has joined it finds the death by itself.
+///
+/// The object has address space for all that ranks may ever use, and memory for what they use: the lines
+/// of a board from the start, slots, tables of counts, mailboxes and buffers when they are used first.
 class NamedSegment final : public ProcessSegment {
 public:
     /// Returns when all ranks have come.
@@ -15947,7 +16928,8 @@ public:
         std::string const path = path_of_job(job);
         auto const end = end_of_wait(deadline);
         for (;;) {
-            auto segment = rank == 0 ? create(path, size) : find(path, rank, size);
+            auto segment = rank == 0 ? create(path, size, end, deadline)
+                                     : find(path, rank, size, end, deadline);
             if (segment != nullptr) {
                 segment->wait_for_all(end, deadline);
                 return segment;
@@ -15962,11 +16944,7 @@ public:
     }
 
     /// Leaves the group.
-    ~NamedSegment() override {
-        if (!table().member(rank_).leave(thread_)) {
-            memory_.keep(); // the thread that attached still has a mutex in it
-        }
-    }
+    ~NamedSegment() override = default;
     NamedSegment(NamedSegment const&) = delete;
     NamedSegment& operator=(NamedSegment const&) = delete;
 
@@ -15975,8 +16953,12 @@ public:
         Ticks next = next_look_.load();
         if (now >= next && next_look_.compare_exchange_strong(next, now + between_looks)) {
             for (int other = 0; other < board().size(); ++other) {
-                if (other != rank_ && table().member(other).has_died()) {
-                    group().mark_dead(other, "its process died", rank_);
+                Member& member = table().member(other);
+                if (other != rank_ && member.has_died()) {
+                    bool const is_here = member.has_failed();
+                    group().mark_dead(
+                        other, is_here ? "it could not attach" : "its process died", rank_
+                    );
                 }
             }
         }
@@ -15985,7 +16967,8 @@ public:
 
     void reserve(std::byte const* data, std::size_t bytes) override {
         try {
-            object_.reserve(static_cast<std::size_t>(data - memory_.begin()), bytes);
+            std::size_t const at = MemberTable::bytes_for(board().size());
+            object_.reserve(at + static_cast<std::size_t>(data - memory_.begin()), bytes);
         } catch (CommunicationError const& error) {
             group().abort(blamed_on(rank_, {FailureKind::peer_failed, {}, error.what()}), rank_);
             throw;
@@ -15998,17 +16981,34 @@ private:
     static constexpr std::chrono::milliseconds between_looks{25};
     using Ticks = std::chrono::steady_clock::duration;
 
+    /// For how long a rank 0 that has failed waits for ranks that are to hear of it: they start at the
+    /// same time.
+    static constexpr std::chrono::seconds patience_for_others{2};
+
+    /// Takes nothing before it cannot fail any more.
     NamedSegment(
-        SharedObject object, Mapping memory, std::string path, int rank, Heading const& heading
+        SharedObject&& object,
+        Membership&& membership,
+        Mapping&& memory,
+        std::string const& path,
+        int rank
     )
-        : ProcessSegment{static_cast<int>(heading.size), static_cast<std::size_t>(heading.room),
-                         memory.begin() + MemberTable::bytes_for(static_cast<int>(heading.size)),
+        : ProcessSegment{static_cast<int>(membership.table().heading.size),
+                         static_cast<std::size_t>(membership.table().heading.room), memory.begin(),
                          rank == 0},
-          object_{std::move(object)}, memory_{std::move(memory)}, path_{std::move(path)},
-          rank_{rank} {}
+          path_{path}, rank_{rank}, object_{std::move(object)},
+          membership_{std::move(membership)}, memory_{std::move(memory)} {}
 
     /// Null: the name was a dead job's, and is free now.
-    static std::shared_ptr<NamedSegment> create(std::string const& path, int size) {
+    static std::shared_ptr<NamedSegment> create(
+        std::string const& path,
+        int size,
+        std::chrono::steady_clock::time_point end,
+        std::chrono::nanoseconds deadline
+    ) {
+        for (std::string const& other : SharedObject::own_of(path)) {
+            remove_if_dead(other, size);
+        }
         Heading heading;
         heading.size = static_cast<std::uint64_t>(size);
         auto object = SharedObject::create();
@@ -16016,50 +17016,105 @@ private:
         while (heading.room > least_room && !object.can_have(object_bytes(size, heading.room))) {
             heading.room /= 2;
         }
-        std::size_t const bytes = object_bytes(size, heading.room);
-        object.resize(bytes);
-        object.reserve(0, object_bytes(size, 0));
-        Mapping memory{object, bytes};
-        MemberTable::create(memory.begin(), heading);
-        std::shared_ptr<NamedSegment> const segment{
-            new NamedSegment{std::move(object), std::move(memory), path, 0, heading}
-        };
-        static_cast<void>(segment->table().member(0).enter());
-        if (segment->object_.publish(path)) {
-            return segment;
+        std::size_t const table_bytes = MemberTable::bytes_for(size);
+        object.resize(table_bytes);
+        object.reserve(0, table_bytes);
+        Mapping mapped{object, table_bytes};
+        MemberTable& table = MemberTable::create(mapped.begin(), heading);
+        static_cast<void>(table.member(0).enter());
+        Membership membership{std::move(mapped), 0};
+        auto const named = object.publish_first_free(path);
+        if (!named) {
+            return nullptr;
         }
-        if (auto const other = SharedObject::find(path)) {
-            Mapping const found{
-                *other, object_bytes(size, require_usable(*other, path, size).room)
-            };
-            Member& creator = table_at(found).member(0);
-            if (!creator.has_died()) {
-                throw ContractViolation{concat(
-                    "expected no other rank 0 of this job, but ",
-                    path,
-                    " belongs to process ",
-                    creator.process(),
-                    ", which is alive: give each job that runs at the same time another id"
-                )};
+        try {
+            object.resize(object_bytes(size, heading.room));
+            for (auto const& [at, bytes] : parts_at_start(size)) {
+                if (!object.reserve(table_bytes + at, bytes, end)) {
+                    throw TimedOut{
+                        {0},
+                        concat(
+                            "rank 0 did not reserve memory in ",
+                            *named,
+                            " within ",
+                            std::chrono::duration<double>(deadline).count(),
+                            " s"
+                        )
+                    };
+                }
             }
-            other->remove_name(path);
+            Mapping memory{object, bytes_for(size, heading.room), table_bytes};
+            std::shared_ptr<NamedSegment> segment{new NamedSegment{
+                std::move(object), std::move(membership), std::move(memory), *named, 0
+            }};
+            table.state.store(MemberTable::ready);
+            return segment;
+        } catch (...) {
+            if (!membership.is_open()) { // this rank has left
+                throw;
+            }
+            table.failure.store(blamed_on(0, failure_of(std::current_exception())));
+            table.state.store(MemberTable::failed);
+            auto const enough = (std::min)(end, end_of_wait(patience_for_others));
+            while (!table.missing_ranks().empty() && std::chrono::steady_clock::now() < enough) {
+                sleep_for(std::chrono::milliseconds{2});
+            }
+            object.remove_name(*named);
+            throw;
         }
-        return nullptr;
+    }
+    static void remove_if_dead(std::string const& path, int size) {
+        auto const other = SharedObject::find(path);
+        if (!other) {
+            return;
+        }
+        require_usable(*other, path, size);
+        Mapping const found{*other, MemberTable::bytes_for(size)};
+        Member& creator = Membership::at(found).member(0);
+        if (!creator.has_died() && !creator.has_left()) {
+            throw ContractViolation{concat(
+                "expected no other rank 0 of this job, but ",
+                path,
+                " belongs to process ",
+                creator.process(),
+                ", which is alive: give each job that runs at the same time another id"
+            )};
+        }
+        other->remove_name(path);
     }
 
     /// Null: there is none yet.
-    static std::shared_ptr<NamedSegment> find(std::string const& path, int rank, int size) {
-        auto object = SharedObject::find(path);
-        if (!object) {
-            return nullptr;
+    static std::shared_ptr<NamedSegment> find(
+        std::string const& base,
+        int rank,
+        int size,
+        std::chrono::steady_clock::time_point end,
+        std::chrono::nanoseconds deadline
+    ) {
+        for (std::string const& path : SharedObject::own_of(base)) {
+            if (auto object = SharedObject::find(path)) {
+                require_usable(*object, path, size);
+                Mapping mapped{*object, MemberTable::bytes_for(size)};
+                Member& creator = Membership::at(mapped).member(0);
+                if (creator.has_died() || creator.has_left()) { // of an older job, it seems
+                    object->remove_name(path);
+                    continue;
+                }
+                return join(std::move(*object), std::move(mapped), path, rank, end, deadline);
+            }
         }
-        Heading const heading = require_usable(*object, path, size);
-        Mapping memory{*object, object_bytes(size, heading.room)};
-        MemberTable& table = table_at(memory);
-        if (table.member(0).has_died()) { // of an older job, as far as anybody can tell
-            object->remove_name(path);
-            return nullptr;
-        }
+        return nullptr;
+    }
+    /// Takes part in what rank 0 makes.
+    static std::shared_ptr<NamedSegment> join(
+        SharedObject object,
+        Mapping mapped,
+        std::string const& path,
+        int rank,
+        std::chrono::steady_clock::time_point end,
+        std::chrono::nanoseconds deadline
+    ) {
+        MemberTable& table = Membership::at(mapped);
         if (!table.member(rank).enter()) {
             throw ContractViolation{concat(
                 "expected no other rank ",
@@ -16072,9 +17127,33 @@ private:
                 "another id"
             )};
         }
-        return std::shared_ptr<NamedSegment>{
-            new NamedSegment{std::move(*object), std::move(memory), path, rank, heading}
-        };
+        Membership membership{std::move(mapped), rank};
+        try {
+            while (table.state.load() == MemberTable::starting) {
+                if (table.member(0).has_died()) {
+                    object.remove_name(path);
+                    throw PeerFailed{{0}, "rank 0 failed: its process died"};
+                }
+                if (std::chrono::steady_clock::now() >= end) {
+                    throw TimedOut{
+                        {0}, not_in_time({0}, path, deadline, concat(rank, " is attached to it"))
+                    };
+                }
+                sleep_for(std::chrono::milliseconds{1});
+            }
+            if (table.state.load() == MemberTable::failed) {
+                throw_failure(table.failure.load());
+            }
+            int const size = static_cast<int>(table.heading.size);
+            std::size_t const table_bytes = MemberTable::bytes_for(size);
+            Mapping memory{object, bytes_for(size, table.heading.room), table_bytes};
+            return std::shared_ptr<NamedSegment>{new NamedSegment{
+                std::move(object), std::move(membership), std::move(memory), path, rank
+            }};
+        } catch (...) {
+            table.member(rank).fail();
+            throw;
+        }
     }
 
     void
@@ -16120,8 +17199,8 @@ private:
         );
     }
 
-    /// The heading of an object that this process may use.
-    static Heading require_usable(SharedObject const& object, std::string const& path, int size) {
+    /// That this process may use the object.
+    static void require_usable(SharedObject const& object, std::string const& path, int size) {
         auto const refuse = [&](std::string const& expected, std::string const& given) {
             throw CommunicationError{concat(
                 "expected ",
@@ -16174,26 +17253,24 @@ private:
                 "at the same time another id"
             )};
         }
+        // The table alone, before rank 0 makes the rest.
         std::size_t const bytes = object_bytes(size, (std::min)(heading.room, most_room));
-        if (static_cast<std::size_t>(status.st_size) != bytes || heading.room > most_room) {
-            refuse(concat(bytes, " bytes"), concat(status.st_size, " bytes"));
+        auto const has = static_cast<std::size_t>(status.st_size);
+        if ((has != bytes && has != MemberTable::bytes_for(size)) || heading.room > most_room) {
+            refuse(concat(bytes, " bytes"), concat(has, " bytes"));
         }
-        return heading;
     }
 
     static std::size_t object_bytes(int size, std::size_t room) {
         return MemberTable::bytes_for(size) + bytes_for(size, room);
     }
-    static MemberTable& table_at(Mapping const& memory) noexcept {
-        return *std::launder(reinterpret_cast<MemberTable*>(memory.begin()));
-    }
-    [[nodiscard]] MemberTable& table() const noexcept { return table_at(memory_); }
+    [[nodiscard]] MemberTable& table() const noexcept { return membership_.table(); }
 
-    SharedObject object_;
-    Mapping memory_;
     std::string path_;
     int rank_;
-    pthread_t thread_ = pthread_self();
+    SharedObject object_;
+    Membership membership_;
+    Mapping memory_;
     std::atomic<Ticks> next_look_{Ticks{}}; ///< whichever thread of this rank waits then
 };
 
@@ -16403,14 +17480,18 @@ class ProcessCommunicator : detail::SegmentOwner,
 public:
     /// Meets the other ranks of the job, which call this, too: each in its own process or thread, as
     /// the same user of the same machine. Returns when all have come. Until then the job has a file
-    /// in /dev/shm; afterwards nothing can be left behind, whoever is killed. From then on a rank
-    /// whose buffers find no room there throws CommunicationError, and the others PeerFailed.
+    /// in /dev/shm; afterwards nothing can be left behind, whoever is killed. A rank takes some 14 KiB
+    /// there at the start, and more when it uses it: 2 KiB for each message below that in flight, a
+    /// table for each collective by counts in flight, and what its buffers need. A rank that finds no
+    /// room for that throws CommunicationError, and the others PeerFailed; so they do at once if rank 0
+    /// finds none at the start.
     /// @throws TimedOut            naming the ranks that had not come at the deadline.
     /// @throws PeerFailed          a rank died meanwhile.
     /// @throws ContractViolation   the rank is none, or another process is that rank already; ranks
     ///                             have different world sizes.
     /// @throws CommunicationError  /dev/shm is full; the job's file there is none that this program
-    ///                             can use: another user's, damaged, or of another version.
+    ///                             can use: damaged, or of another version. Files of other users that
+    ///                             have its name are passed by.
     static ProcessCommunicator attach(AttachOptions const& options) {
         if (options.rank < 0 || options.rank >= options.size) {
             throw ContractViolation{detail::concat(
@@ -16913,6 +17994,10 @@ template <class T>
 /// @throws CommunicationError  the system has no memory or no processes for the ranks.
 template <class F>
 void run_processes(int world_size, F body) {
+    static_assert(
+        std::invocable<F&, ProcessCommunicator&>,
+        "run_processes: each rank calls body(ProcessCommunicator&), which this body does not take"
+    );
     detail::ProcessSegment segment{world_size};
     detail::ChildProcesses children{segment};
     std::fflush(nullptr); // or each rank would print what this process has not printed yet
@@ -17075,6 +18160,10 @@ original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& 
 /// @throws ContractViolation  world_size is below 1.
 template <class F>
 void run_threads(int world_size, F body) {
+    static_assert(
+        std::invocable<F&, ThreadCommunicator&>,
+        "run_threads: each rank calls body(ThreadCommunicator&), which this body does not take"
+    );
     auto const storage = std::make_shared<detail::GroupStorage<detail::Heap>>();
     detail::Group const group = storage->make(detail::all_numbers(world_size), 0).value();
     std::vector<std::exception_ptr> errors(static_cast<std::size_t>(world_size));

@@ -5,7 +5,15 @@
 # control.cpp must compile: it shows that the others fail for their misuse and not for the way they
 # are compiled. No options but the standard and warnings as errors, so that users see the same:
 # without the latter a guard without a name, and with clang options out of order, are warnings.
-set(options -std=c++20 -I${INCLUDE} -I${CMAKE_CURRENT_LIST_DIR}/..)
+# A line "// OPTIONS: " has other options than the standard.
+file(STRINGS ${SOURCE} standard REGEX "^// OPTIONS: ")
+string(REGEX REPLACE "^// OPTIONS: " "" standard "${standard}")
+if(standard)
+    set(PRECOMPILED)
+else()
+    set(standard -std=c++20)
+endif()
+set(options ${standard} -I${INCLUDE} -I${CMAKE_CURRENT_LIST_DIR}/..)
 if(COMPILER MATCHES "nvcc")
     set(kind "nvcc")
     list(APPEND options -x cu -Werror all-warnings -ptx -o /dev/null) # its front end for the device alone

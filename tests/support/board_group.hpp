@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 
 #include <joinable/communicator/shared_memory/board/board.hpp>
 
@@ -12,6 +13,7 @@ struct BoardGroup {
     joinable::detail::Board& at;
     [[nodiscard]] joinable::detail::Board& board() const { return at; }
     void abort(joinable::AbortReason const& reason, int rank) const { at.abort(reason, rank); }
+    static void reserve(void const*, std::size_t) {}
     static std::chrono::nanoseconds look_for_deaths() { return (std::chrono::nanoseconds::max)(); }
 };
 

@@ -42,6 +42,7 @@ public:
             is_copied_ = true;
         }
         [[nodiscard]] bool test() { return inner_.test(); }
+        [[nodiscard]] bool progress() { return make_progress(inner_); }
 
     private:
         work_of<Comm> inner_;

@@ -144,7 +144,7 @@ public:
     void mark_ready(std::size_t i) {
         iteration_.mark(i);
         advance();
-        if (tested_ < launched_ && works_[tested_]->test()) {
+        if (tested_ < launched_ && detail::make_progress(*works_[tested_])) {
             ++tested_;
         }
     }
@@ -255,7 +255,7 @@ private:
     /// before the first one: so nothing that no rank uses is sent.
     void advance() {
         if (auto const& used = iteration_.used(); used && !used->is_known()) {
-            if (!map_work_ || !map_work_->test()) {
+            if (!map_work_ || !detail::make_progress(*map_work_)) {
                 return;
             }
             wait_for_map();

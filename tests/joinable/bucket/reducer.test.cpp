@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <joinable/bucket/reducer.hpp>
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <doctest/doctest.h>
 #include <over_ranks.hpp>
 #include <support/linear_model.hpp>
+#include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
+#include <support/wait_until.hpp>
 
 namespace {
 
@@ -36,6 +41,42 @@ TEST_CASE("a bucket is launched before the last gradient is ready, in index orde
         CHECK(comm.trace.size() == 3);
         reducer.mark_ready(0);
         CHECK(comm.trace.size() == 4);
+        reducer.finalize_backward();
+    });
+}
+
+TEST_CASE("a pass that takes longer than the deadline is not cut short by what it sends") {
+    std::atomic<bool> has_passed{false};
+    run_ranks({2, 3}, [&](joinable::ThreadCommunicator& comm) {
+        auto params = make_params<float>(std::vector<std::size_t>(16, 4));
+        Reducer reducer{
+            comm,
+            joinable::parameters(params),
+            {.bucket_cap_bytes = 16, .first_bucket_bytes = 16, .rebuild_buckets = false}
+        };
+        comm.barrier();
+        if (comm.rank() == 0) {
+            has_passed = false;
+        }
+        comm.barrier();
+        auto const deadline = comm.set_deadline(std::chrono::milliseconds{50});
+        if (comm.rank() == 0) {
+            reducer.prepare_for_backward(1.0);
+            for (std::size_t i = params.size(); i-- > 0;) { // no rank answers meanwhile
+                std::this_thread::sleep_for(std::chrono::milliseconds{15});
+                reducer.mark_ready(i);
+            }
+        }
+        comm.set_deadline(deadline);
+        if (comm.rank() == 0) {
+            has_passed = true;
+        } else {
+            wait_until(has_passed, true);
+            reducer.prepare_for_backward(1.0);
+            for (std::size_t i = params.size(); i-- > 0;) {
+                reducer.mark_ready(i);
+            }
+        }
         reducer.finalize_backward();
     });
 }

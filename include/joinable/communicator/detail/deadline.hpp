@@ -31,4 +31,26 @@ template <class WaitedFor>
     return left;
 }
 
+/// For how long a work was polled: the time between its tests. A long one counts as 10 ms: between two
+/// tests a rank may have computed for long.
+class PolledTime {
+public:
+    /// In a test that has found nothing: whether the deadline has passed.
+    [[nodiscard]] bool reaches(std::chrono::nanoseconds deadline) noexcept {
+        auto const now = std::chrono::steady_clock::now();
+        if (tested_at_ != std::chrono::steady_clock::time_point{}) {
+            constexpr std::chrono::nanoseconds longest_gap = std::chrono::milliseconds{10};
+            polled_ += (std::min)(std::chrono::nanoseconds{now - tested_at_}, longest_gap);
+        }
+        tested_at_ = now;
+        return polled_ >= deadline;
+    }
+    [[nodiscard]] std::chrono::nanoseconds count() const noexcept { return polled_; }
+    void set(std::chrono::nanoseconds polled) noexcept { polled_ = polled; }
+
+private:
+    std::chrono::steady_clock::time_point tested_at_{}; ///< never, at first
+    std::chrono::nanoseconds polled_{0};
+};
+
 }}} // namespace joinable::v0::detail

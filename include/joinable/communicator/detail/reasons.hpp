@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -16,6 +17,19 @@
 /// Why a collective ends for all, in the same words over every transport.
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+/// The longest text of a reason that ranks tell each other, in bytes.
+inline constexpr std::size_t most_reason_text = 4000;
+/// What ends a text that is longer.
+inline constexpr std::string_view cut_mark = "...";
+/// How much of such a text comes before that mark: whole characters of UTF-8.
+[[nodiscard]] inline std::size_t length_before_cut(std::string_view text) noexcept {
+    std::size_t length = most_reason_text - cut_mark.size();
+    while (length != 0 && (static_cast<unsigned char>(text[length]) & 0xc0U) == 0x80U) {
+        --length;
+    }
+    return length;
+}
 
 /// `rank` is done with its communicator.
 [[nodiscard]] inline AbortReason reason_of_leaving(int rank) {

@@ -35,6 +35,8 @@ public:
     void wait();
     /// True once the result is there. Blocks for no longer than a copy of it.
     [[nodiscard]] bool test();
+    /// The same without a deadline. @see NcclWork::progress
+    [[nodiscard]] bool progress();
 
 private:
     friend StagedNcclCommunicator;
@@ -163,6 +165,9 @@ inline bool StagedNcclWork::test() {
     }
     wait();
     return true;
+}
+inline bool StagedNcclWork::progress() {
+    return inner_.progress() && test();
 }
 
 }} // namespace joinable::v0

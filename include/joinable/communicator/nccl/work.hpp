@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/nccl/detail/launch.hpp>
 #include <joinable/communicator/nccl/detail/rank.hpp>
 #include <joinable/detail/unwinding.hpp>
@@ -50,8 +51,12 @@ public:
         rank_->order_before(*launch_, stream);
         is_waited_for_ = true;
     }
-    /// True once the results are final. Does not block. @throws as wait() does.
-    [[nodiscard]] bool test() { return rank_->test(*launch_); }
+    /// True once the results are final. Does not block. @throws as wait() does; TimedOut, unless all
+    /// ranks are known to have posted it, once the time between tests of this work, each gap counted as
+    /// at most 10 ms, adds up to the deadline.
+    [[nodiscard]] bool test() { return rank_->test(*launch_, polled_); }
+    /// The same without that deadline, for a rank that waits in the end.
+    [[nodiscard]] bool progress() { return rank_->test(*launch_); }
     /// Makes the host wait until the results are final, up to the deadline.
     /// @throws as wait() does.
     void synchronize() {
@@ -67,6 +72,7 @@ private:
     detail::NcclRank* rank_;
     detail::NcclLaunch* launch_;
     bool is_waited_for_ = false;
+    detail::PolledTime polled_;
     detail::Unwinding unwinding_;
 };
 

@@ -72,14 +72,18 @@ class ProcessCommunicator : detail::SegmentOwner,
 public:
     /// Meets the other ranks of the job, which call this, too: each in its own process or thread, as
     /// the same user of the same machine. Returns when all have come. Until then the job has a file
-    /// in /dev/shm; afterwards nothing can be left behind, whoever is killed. From then on a rank
-    /// whose buffers find no room there throws CommunicationError, and the others PeerFailed.
+    /// in /dev/shm; afterwards nothing can be left behind, whoever is killed. A rank takes some 14 KiB
+    /// there at the start, and more when it uses it: 2 KiB for each message below that in flight, a
+    /// table for each collective by counts in flight, and what its buffers need. A rank that finds no
+    /// room for that throws CommunicationError, and the others PeerFailed; so they do at once if rank 0
+    /// finds none at the start.
     /// @throws TimedOut            naming the ranks that had not come at the deadline.
     /// @throws PeerFailed          a rank died meanwhile.
     /// @throws ContractViolation   the rank is none, or another process is that rank already; ranks
     ///                             have different world sizes.
     /// @throws CommunicationError  /dev/shm is full; the job's file there is none that this program
-    ///                             can use: another user's, damaged, or of another version.
+    ///                             can use: damaged, or of another version. Files of other users that
+    ///                             have its name are passed by.
     static ProcessCommunicator attach(AttachOptions const& options) {
         if (options.rank < 0 || options.rank >= options.size) {
             throw ContractViolation{detail::concat(

@@ -18,13 +18,20 @@ namespace joinable { inline namespace v0 {
 
 /// One rank of a group on several machines, for TcpCommunicator::attach. All but the rank is the same
 /// on all ranks.
+///
+/// The secret keeps out programs that reach the port of rank 0 and do not know it: ranks of other jobs,
+/// port scanners, users of the same machines. It travels as it is, and nothing is encrypted or signed:
+/// a program that reads the network learns it and sees the data, one that changes what passes may forge
+/// both, and one that takes the port before rank 0 listens there is sent it. A rank that has the secret
+/// is believed what it computes. What it sends is checked, as is what rank 0 sends: neither can do more
+/// than end the job or give it wrong numbers. Use it in a network that you trust, else within a tunnel.
 struct TcpOptions {
     int rank = 0;
     int size = 1;
     std::string job;        ///< no other group at this port has it meanwhile; up to 1024 bytes
     std::string address;    ///< of the machine of rank 0: a name, or a number of IPv4 or IPv6
     std::uint16_t port = 0; ///< where rank 0 listens
-    std::string secret;     ///< only who has it is taken in; up to 1024 bytes
+    std::string secret;     ///< a rank that does not have it is turned away; up to 1024 bytes
     std::chrono::nanoseconds connect_timeout = default_deadline; ///< to find each other
     std::chrono::nanoseconds deadline = default_deadline;        ///< of all waits after that
 };

@@ -121,6 +121,31 @@ TEST_CASE("a rank that never comes is named on all ranks, and nothing of NCCL is
     CHECK(fake_nccl::live_communicators() == 0);
 }
 
+TEST_CASE("a loop of tests beside a rank that never comes ends at the deadline") {
+    for (int const world : {2, 4}) {
+        std::atomic<int> waiting{0};
+        run_nccl_ranks({world}, [&](NcclCommunicator& comm, auto& hosts, cudaStream_t stream) {
+            int const last = comm.size() - 1;
+            DeviceArray<float> const data{{1.0F, 2.0F}, stream};
+            auto const error = thrown<joinable::TimedOut>([&] {
+                if (comm.rank() == last) {
+                    hosts.barrier();
+                }
+                auto work = comm.all_reduce(data.buffer(), ReduceOp::sum);
+                ++waiting;
+                if (comm.rank() == 0) {
+                    wait_until(waiting, last);
+                    comm.set_deadline(soon);
+                }
+                wait_until([&] { return work.test(); });
+            });
+            REQUIRE(error);
+            CHECK(error->missing() == std::vector{last});
+            cuda(cudaStreamSynchronize(stream));
+        });
+    }
+}
+
 TEST_CASE("words of the host that go by a device end with the sum that its stream is behind") {
     for (int const world : {2, 4, 8}) {
         std::atomic<int> waiting{0};

@@ -24,6 +24,7 @@
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -57,15 +58,22 @@ attach(int rank, int size, std::string const& job, std::chrono::nanoseconds dead
     return ProcessCommunicator::attach({rank, size, job, deadline});
 }
 
-/// Where this process has mapped a shared-memory object; 0 if nowhere.
+/// Where this process has mapped the board of a shared-memory object, which is in its largest mapping;
+/// 0 if nowhere.
 std::uint64_t mapped_at() {
     std::ifstream maps{"/proc/self/maps"};
+    std::uint64_t found = 0;
+    std::uint64_t largest = 0;
     for (std::string line; std::getline(maps, line);) {
         if (line.find(" /dev/shm/") != std::string::npos) {
-            return std::stoull(line, nullptr, 16);
+            std::uint64_t const begin = std::stoull(line, nullptr, 16);
+            std::uint64_t const bytes =
+                std::stoull(line.substr(line.find('-') + 1), nullptr, 16) - begin;
+            found = bytes > largest ? begin : found;
+            largest = std::max(largest, bytes);
         }
     }
-    return 0;
+    return found;
 }
 
 TEST_CASE("ranks see the memory at different addresses, and its file is gone once all have come") {
@@ -331,11 +339,11 @@ TEST_CASE("ranks that are killed while they tell of a failure leave nobody waiti
 TEST_CASE(
     "a rank that dies while it tells of a failure is marked dead, by one that dies over it, too"
 ) {
-    // The text of the reason ends the board, which begins on the second page of the object, and the
-    // arrival lines of the ranks come after it: what a rank may not write there kills it.
+    // A long text ends on the second page of the board, and the arrival lines of the ranks come after
+    // the board: what a rank may not write there kills it.
     using joinable::detail::Board;
     constexpr std::size_t last_page = (sizeof(Board) - 1) / 4096;
-    static_assert(last_page > 0); // on the first one are the state and the waiting room
+    static_assert(last_page > 1); // on the first one are the state and the waiting room
     for (bool const is_long : {false, true}) {
         std::string const why(is_long ? joinable::detail::StoredReason::max_text : 10, 'x');
         std::string const job = fresh_job();
@@ -363,8 +371,9 @@ TEST_CASE(
                 }
                 wait_until(*dead, rank - 1);
                 // NOLINTNEXTLINE(performance-no-int-to-ptr)
-                auto* const board = reinterpret_cast<std::byte*>(mapped_at()) + 4096;
-                CHECK(mprotect(board + last_page * 4096, 3 * 4096, PROT_READ) == 0);
+                auto* const board = reinterpret_cast<std::byte*>(mapped_at());
+                auto* const end = board + (is_long ? 1 : last_page) * 4096;
+                CHECK(mprotect(end, (is_long ? 1 : 3) * 4096, PROT_READ) == 0);
                 comm.abort({joinable::FailureKind::peer_failed, {rank}, why});
             });
         }
@@ -656,8 +665,10 @@ TEST_CASE("a rank is one of the world") {
 /// A file of the name of `job`'s object that no joinable program has made like that.
 class Planted {
 public:
-    explicit Planted(std::string const& job, Heading const& heading, off_t bytes)
-        : path_{file_of(job)},
+    explicit Planted(
+        std::string const& job, Heading const& heading, off_t bytes, std::string const& suffix = ""
+    )
+        : path_{file_of(job) + suffix},
           file_{open(path_.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR)} {
         REQUIRE(file_ >= 0);
         REQUIRE(fchmod(file_, S_IRUSR | S_IWUSR) == 0);
@@ -756,19 +767,46 @@ TEST_CASE("an object that is truncated, damaged or of another version is refused
     );
 }
 
-TEST_CASE("an object of another mode, type or owner is refused, and named") {
+TEST_CASE("another user who takes a job's names keeps no job from starting") {
+    if (geteuid() != 0) {
+        MESSAGE("skipped: only root can give a file to another user");
+        return;
+    }
+    for (int const names : {1, 2}) {
+        std::string const job = fresh_job();
+        std::vector<std::unique_ptr<Planted>> planted;
+        for (int i = 0; i < names; ++i) {
+            planted.push_back(std::make_unique<Planted>(
+                job, good_heading(), 12345, i == 0 ? std::string{} : "." + std::to_string(i + 1)
+            ));
+            REQUIRE(fchown(planted.back()->file(), 12345, 0) == 0);
+        }
+        std::string const third = file_of(job) + "." + std::to_string(names + 1);
+        Processes processes;
+        processes.start([&] { attach(0, 3, job).barrier(); });
+        wait_until([&] { return access(third.c_str(), F_OK) == 0; });
+        if (names == 2) { // a name before it that is free again
+            unlink((file_of(job) + ".2").c_str());
+        }
+        processes.start([&] { attach(1, 3, job).barrier(); });
+        processes.start([&] { // the name of this job is still taken
+            CHECK_THROWS_AS(attach(0, 3, job), ContractViolation);
+            attach(2, 3, job).barrier();
+        });
+        for (int process = 0; process < 3; ++process) {
+            CHECK(processes.wait() == 0);
+        }
+        CHECK(access(third.c_str(), F_OK) != 0);
+        CHECK(file_exists(job)); // the other user's
+    }
+}
+
+TEST_CASE("an object of another mode or type is refused, and named") {
     std::string const job = fresh_job();
     {
         Planted const planted{job, good_heading(), 12345};
         REQUIRE(fchmod(planted.file(), 0640) == 0);
         planted.check_refused(job, refusal(job, "mode 600 (octal)", "mode 640"));
-        if (geteuid() == 0) {
-            REQUIRE(fchmod(planted.file(), 0600) == 0);
-            REQUIRE(fchown(planted.file(), 12345, 0) == 0);
-            planted.check_refused(job, refusal(job, "the owner 0", "the owner 12345"));
-        } else {
-            MESSAGE("skipped: only root can give a file to another user");
-        }
     }
     REQUIRE(symlink("/dev/null", file_of(job).c_str()) == 0);
     CHECK_THROWS_AS(attach(1, 2, job, 20s), CommunicationError);
@@ -889,6 +927,199 @@ TEST_CASE("where /dev/shm becomes full the rank that needs more says so, and the
         CHECK(fates->peer_failed == 3);
     });
     CHECK(outer.wait() == 0);
+}
+
+/// The bytes of memory that a job's object has, once rank 0 has made it.
+std::size_t memory_of(std::string const& job) {
+    using namespace joinable::detail;
+    wait_until([&] { return has_come(job, 0); });
+    auto const object = SharedObject::find(file_of(job));
+    REQUIRE(object);
+    Mapping const memory{*object, MemberTable::bytes_for(1)};
+    auto& table = *std::launder(reinterpret_cast<MemberTable*>(memory.begin()));
+    wait_until([&] { return table.state.load() != MemberTable::starting; });
+    return static_cast<std::size_t>(object->status().st_blocks) * 512;
+}
+
+TEST_CASE("a job has memory for what its ranks use: at the start some KiB for each") {
+    for (int const world : {2, 3, 4, 8, 64, 256}) {
+        std::string const job = fresh_job();
+        Processes processes;
+        processes.start([&] { CHECK_THROWS_AS(attach(0, world, job, 1s), TimedOut); });
+        std::size_t const bytes = memory_of(job);
+        CAPTURE(world);
+        CHECK(bytes <= (std::size_t{128} << 10U) + static_cast<std::size_t>(world) * 24'000);
+        CHECK(bytes <= std::size_t{8} << 20U);
+        MESSAGE(world << " ranks: " << bytes << " bytes");
+        CHECK(processes.wait() == 0);
+    }
+}
+
+/// Takes all memory that is left in /dev/shm.
+void fill_shared_memory() {
+    int const file = open("/dev/shm/rest", O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+    REQUIRE(file >= 0);
+    for (off_t at = 0; posix_fallocate(file, at, 4096) == 0; at += 4096) {
+    }
+    close(file);
+}
+
+TEST_CASE("where /dev/shm is full, what needs memory for the first time is an error, not a signal"
+) {
+    for (int const kind : {0, 1, 2}) {
+        Processes outer;
+        outer.start([&] {
+            if (!has_own_shared_memory("size=8m")) {
+                std::puts("skipped: no rights to mount a small /dev/shm");
+                return;
+            }
+            constexpr int world = 32; // of whose mailboxes some share no page with anything else
+            std::string const job = fresh_job();
+            std::atomic<int> failed{0};
+            std::vector<std::jthread> ranks;
+            for (int rank = 0; rank < world; ++rank) {
+                ranks.emplace_back([&, rank] {
+                    auto comm = attach(rank, world, job);
+                    joinable::Arena const in = comm.allocate(1000);
+                    joinable::Arena const out = comm.allocate(1000 * world);
+                    std::vector<std::size_t> const counts(world, 250);
+                    joinable::Buffer const buffer{in.data(), 250, DType::i32};
+                    joinable::Buffer const all{out.data(), 250 * world, DType::i32};
+                    comm.barrier();
+                    if (rank == 0) {
+                        fill_shared_memory();
+                    }
+                    comm.barrier();
+                    try {
+                        for (int i = 0; i < 64; ++i) {
+                            if (kind == 0) {
+                                comm.all_reduce(buffer, ReduceOp::sum).wait();
+                            } else if (kind == 1) {
+                                comm.all_gather(joinable::ConstBuffer{buffer}, all, counts).wait();
+                            } else if (rank == world / 2 || rank == world / 2 - 1) {
+                                int const other = world - 1 - rank;
+                                std::int32_t word = 0;
+                                auto sent = comm.send({&rank, 1, DType::i32}, other);
+                                comm.receive({&word, 1, DType::i32}, other).wait();
+                                sent.wait();
+                            }
+                        }
+                        comm.barrier();
+                    } catch (CommunicationError const& error) {
+                        std::string const text = error.what();
+                        failed += text.find("/dev/shm is full") != std::string::npos ? 1 : 100;
+                    } catch (PeerFailed const&) { // because of that
+                        ++failed;
+                    }
+                });
+            }
+            ranks.clear();
+            CHECK(failed == world);
+        });
+        CHECK(outer.wait() == 0);
+    }
+}
+
+TEST_CASE("a rank 0 that has no memory for its ranks tells them at once") {
+    Processes outer;
+    outer.start([] {
+        if (!has_own_shared_memory("size=64k")) {
+            std::puts("skipped: no rights to mount a small /dev/shm");
+            return;
+        }
+        std::string const job = fresh_job();
+        Shared<std::atomic<int>> heard;
+        Processes processes;
+        auto const start = Clock::now();
+        for (int const rank : {1, 2}) {
+            processes.start([&] {
+                try {
+                    attach(rank, 3, job);
+                } catch (PeerFailed const& error) {
+                    std::string const text = error.what();
+                    CHECK(error.ranks() == std::vector{0});
+                    CHECK(text.find("rank 0 failed: expected ") == 0);
+                    CHECK(text.find("/dev/shm is full") != std::string::npos);
+                    ++*heard;
+                }
+            });
+        }
+        processes.start([&] { CHECK_THROWS_AS(attach(0, 3, job), CommunicationError); });
+        for (int rank = 0; rank < 3; ++rank) {
+            CHECK(processes.wait() == 0);
+        }
+        CHECK(*heard == 2);
+        CHECK(Clock::now() - start < 20s); // of a deadline of 50
+        CHECK(!file_exists(job));
+    });
+    CHECK(outer.wait() == 0);
+}
+
+TEST_CASE("a deadline covers the memory that rank 0 reserves, and signals do not keep it from that"
+) {
+    std::string const job = fresh_job();
+    auto const text_of_attach = [&](std::chrono::nanoseconds deadline) {
+        try {
+            attach(0, 256, job, deadline);
+        } catch (TimedOut const& error) {
+            return std::string{error.what()};
+        }
+        return std::string{};
+    };
+    CHECK(
+        text_of_attach(0ns) == "rank 0 did not reserve memory in " + file_of(job) + " within 0 s"
+    );
+    CHECK(!file_exists(job));
+    Processes processes; // a timer that is faster than the system clears what is reserved
+    processes.start([&] {
+        struct sigaction action{};
+        action.sa_handler = [](int) {}; // without SA_RESTART
+        sigaction(SIGUSR1, &action, nullptr);
+        auto comm = attach(0, 1, job);
+        pthread_t const reserves = pthread_self();
+        std::atomic<bool> is_over{false};
+        std::jthread const timer{[&] {
+            while (!is_over) {
+                pthread_kill(reserves, SIGUSR1);
+                std::this_thread::yield();
+            }
+        }};
+        constexpr std::size_t bytes = std::size_t{32} << 20U;
+        joinable::Arena const arena = comm.allocate(bytes);
+        is_over = true;
+        CHECK(arena.bytes() == bytes);
+    });
+    CHECK(processes.wait() == 0);
+}
+
+TEST_CASE("a rank that is killed while it registers is seen to have died as soon as it is seen") {
+    using joinable::detail::Member;
+    Shared<Member> member;
+    std::fflush(nullptr);
+    pid_t const child = fork();
+    if (child == 0) {
+        if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) {
+            _exit(1);
+        }
+        std::raise(SIGSTOP);
+        static_cast<void>(member->enter());
+        _exit(0);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    if (!WIFSTOPPED(status)) {
+        MESSAGE("skipped: processes may not trace their children here");
+        return;
+    }
+    while (member->process() == 0) { // one instruction after the other
+        REQUIRE(ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr) == 0);
+        REQUIRE(waitpid(child, &status, 0) == child);
+        REQUIRE(WIFSTOPPED(status));
+    }
+    CHECK(!member->has_died());
+    kill(child, SIGKILL);
+    REQUIRE(waitpid(child, &status, 0) == child);
+    CHECK(member->has_died());
 }
 
 } // namespace

@@ -8,7 +8,9 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <mutex>
 #include <optional>
@@ -26,6 +28,7 @@
 
 #include <doctest/doctest.h>
 #include <support/keep_alive.hpp>
+#include <support/polling.hpp>
 #include <support/tcp_ranks.hpp>
 #include <support/wait_until.hpp>
 
@@ -644,6 +647,244 @@ TEST_CASE("an abort returns when it is settled what all ranks throw") {
     end.bytes = reason.size();
     CHECK(hub.send(joinable::detail::bytes_of(end), reason) == sizeof end + reason.size());
     CHECK(next_frame(hub).kind == FrameKind::leave);
+    hub.close();
+}
+
+/// What a rank throws that has posted an all_reduce of three numbers, then a barrier, when it gets
+/// `frames` from rank 0 after a start. The rank asks for more time if it `is_overdue`.
+std::string text_of_refusal(std::vector<std::byte> const& frames, bool is_overdue = false) {
+    using joinable::detail::Collective;
+    using joinable::detail::Socket;
+    using namespace std::chrono;
+    int handles[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) == 0);
+    Socket hub{handles[0]};
+    std::array<std::int32_t, 4> values{1, 1, 1, 4}; // the last one is not part of it
+    std::string text;
+    {
+        joinable::detail::TcpRank rank{Socket{handles[1]}, 1, 2, is_overdue ? 1ms : 60s};
+        joinable::detail::FrameHeader start;
+        start.kind = joinable::detail::FrameKind::start;
+        REQUIRE(hub.send(joinable::detail::bytes_of(start)) == sizeof start);
+        rank.meet("");
+        joinable::detail::Request request;
+        request.signature = {Collective::all_reduce, DType::i32, ReduceOp::sum, 0, 3};
+        request.out = {values.data(), 3, DType::i32};
+        request.in = request.out;
+        rank.post(request);
+        rank.post({});
+        std::jthread const answers{[&] {
+            while (is_overdue && next_frame(hub).kind != joinable::detail::FrameKind::overdue) {
+            }
+            CHECK(hub.send(frames) == frames.size());
+            hub.end_sending();
+        }};
+        try {
+            rank.finish(0);
+            rank.finish(1);
+            wait_until([&] { return rank.is_aborted(); });
+            rank.post({}); // throws why
+        } catch (joinable::CommunicationError const& error) {
+            text = error.what();
+        } catch (joinable::PeerFailed const&) {
+            text = "the connection broke";
+        }
+        CHECK(values[3] == 4);
+        hub.close();
+    }
+    return text;
+}
+
+TEST_CASE("a rank 0 that breaks the protocol is a CommunicationError that says how") {
+    using joinable::detail::bytes_of;
+    using joinable::detail::FrameHeader;
+    using joinable::detail::FrameKind;
+    Watchdog const watchdog{1};
+    struct Case {
+        FrameKind kind;
+        std::uint64_t sequence;
+        std::uint64_t bytes;
+        std::string what;
+        std::uint64_t count = 0;
+        std::uint64_t consumed = 0;
+    };
+    std::uint64_t const huge = std::uint64_t{1} << 40U;
+    for (Case const& one : std::vector<Case>{
+             {FrameKind::result, 0, 8, "8 bytes where 12 were expected"},
+             {FrameKind::result, 0, 0, "0 bytes where 12 were expected"}, // once a wrong sum
+             {FrameKind::result, 0, 16, "16 bytes where 12 were expected"},
+             {FrameKind::result, 0, huge, "1099511627776 bytes where 12 were expected"},
+             {FrameKind::result, 1, 12, "a result for which it did not ask"},
+             {FrameKind::start, 0, 0, "a second start"},
+             {FrameKind::end, 0, huge, "1099511627776 bytes where 36773 are the most"},
+             {FrameKind::end, 0, 3, "an end without a reason"},
+             {FrameKind::wait, 0, 0, "more time, for which it did not ask", 1},
+             {FrameKind::wait, 7, 0, "more time, for which it did not ask", 1},
+             {FrameKind::answer, 0, 4, "an answer to no question"},
+             {FrameKind::arrival, 0, 0, "a message of the unknown kind 0"},
+             {FrameKind::credit, 0, 0, "a message of the unknown kind 6"},
+             {static_cast<FrameKind>(77), 0, 0, "a message of the unknown kind 77"},
+             {FrameKind::result, 0, 12, "word of bytes that it never got", 0, huge},
+         }) {
+        CAPTURE(one.what);
+        FrameHeader header;
+        header.kind = one.kind;
+        header.sequence = one.sequence;
+        header.bytes = one.bytes;
+        header.count = one.count;
+        header.consumed = one.consumed;
+        std::vector<std::byte> frames(sizeof header + (one.bytes <= 16 ? one.bytes : 0));
+        std::memcpy(frames.data(), &header, sizeof header);
+        CHECK(
+            text_of_refusal(frames) ==
+            "rank 0 sent rank 1 " + one.what + ": is it this version of joinable?"
+        );
+    }
+    FrameHeader result; // one for each collective, and one too many
+    result.kind = FrameKind::result;
+    result.bytes = 12;
+    std::vector<std::byte> frames(sizeof result + 12);
+    std::memcpy(frames.data(), &result, sizeof result);
+    result.bytes = 0;
+    for (result.sequence = 1; result.sequence < 3; ++result.sequence) {
+        auto const more = bytes_of(result);
+        frames.insert(frames.end(), more.begin(), more.end());
+    }
+    CHECK(
+        text_of_refusal(frames) ==
+        "rank 0 sent rank 1 a result for which it did not ask: is it this version of joinable?"
+    );
+    frames.resize(sizeof result + 12 + sizeof result);
+    CHECK(text_of_refusal(frames) == "the connection broke"); // after that, and nothing else
+    FrameHeader wait;                                         // for longer than the deadline
+    wait.kind = FrameKind::wait;
+    wait.count = 2'000'000;
+    std::vector<std::byte> more(sizeof wait);
+    std::memcpy(more.data(), &wait, sizeof wait);
+    CHECK(
+        text_of_refusal(more, true) == "rank 0 sent rank 1 more time, for which it did not ask: is "
+                                       "it this version of joinable?"
+    );
+}
+
+TEST_CASE("a reason that is none ends the connection on either side, and a long one is cut") {
+    using joinable::detail::packed;
+    using joinable::detail::unpacked_reason;
+    joinable::AbortReason const reason{FailureKind::mismatch, {0, 3}, std::string(5000, 'x')};
+    auto const sent = packed({FailureKind::mismatch, {-1, 0, 3, 1 << 20}, reason.message});
+    CHECK(sent.size() <= joinable::detail::most_told_bytes);
+    auto const got = unpacked_reason(sent);
+    REQUIRE(got);
+    CHECK(got->kind == reason.kind);
+    CHECK(got->ranks == reason.ranks);
+    CHECK(got->message == std::string(3997, 'x') + "...");
+    CHECK(unpacked_reason(std::span{sent}.first(5 + 8))->message.empty());
+    for (std::size_t const bytes : {0U, 4U, 5U, 12U}) {
+        CHECK_FALSE(unpacked_reason(std::span{sent}.first(bytes)));
+    }
+    auto bad = sent;
+    bad[0] = std::byte{5}; // the kind
+    CHECK_FALSE(unpacked_reason(bad));
+    bad = sent;
+    bad[8] = std::byte{0x80}; // the first rank
+    CHECK_FALSE(unpacked_reason(bad));
+}
+
+/// The most memory that this process had since it began, or forked, in KiB.
+long peak_of_memory() {
+    std::ifstream status{"/proc/self/status"};
+    for (std::string line; std::getline(status, line);) {
+        if (line.starts_with("VmHWM:")) {
+            return std::stol(line.substr(6));
+        }
+    }
+    return 0;
+}
+
+TEST_CASE("headers that announce gigabytes cost rank 0 no memory") {
+    Processes processes; // so that what it had before does not hide it
+    processes.start([] {
+        using joinable::detail::Socket;
+        int handles[2];
+        REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) == 0);
+        Socket rank_0{handles[0]};
+        long const before = peak_of_memory();
+        {
+            joinable::detail::FrameHeader header;
+            header.kind = joinable::detail::FrameKind::arrival;
+            header.collective = joinable::detail::Collective::all_reduce;
+            header.dtype = DType::f32;
+            header.count = std::uint64_t{1} << 28U;
+            header.bytes = std::uint64_t{1} << 30U;
+            CHECK(rank_0.send(joinable::detail::bytes_of(header)) == sizeof header);
+            joinable::detail::Hub hub{Socket{}, Socket{handles[1]}, {1, "", ""}};
+            std::jthread const thread{[&] { hub.run(); }};
+            rank_0.end_sending(); // so it reads that and ends
+        }
+        CHECK(peak_of_memory() - before < 300'000);
+    });
+    CHECK(processes.wait() == 0);
+}
+
+TEST_CASE("a loop of tests by TCP ends at the deadline, in the words of thread ranks") {
+    for (int const world : {2, 3, 4, 8}) {
+        PollCounts counts;
+        run_tcp_ranks({world}, [&](auto& comm) { poll_until_deadline(comm, counts); });
+    }
+}
+
+TEST_CASE("a loop of tests by TCP goes on while the missing rank says that it is at work") {
+    run_tcp_ranks({2, 3}, [](auto& comm) { poll_for_rank_at_work(comm); });
+}
+
+TEST_CASE("a rank that tests now and then by TCP has more time, and progress() never times out") {
+    for (int const world : {2, 3}) {
+        PollCounts counts;
+        run_tcp_ranks({world}, [&](auto& comm) { poll_now_and_then(comm, counts); });
+    }
+}
+
+TEST_CASE("a loop of tests ends when rank 0 does not answer, and never waits for that") {
+    using joinable::detail::FrameKind;
+    using joinable::detail::Socket;
+    using Clock = std::chrono::steady_clock;
+    int handles[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) == 0);
+    Watchdog const watchdog{1};
+    Socket hub{handles[0]};
+    joinable::detail::TcpRank rank{Socket{handles[1]}, 1, 2, 100ms};
+    joinable::detail::FrameHeader header;
+    header.kind = FrameKind::start;
+    REQUIRE(hub.send(joinable::detail::bytes_of(header)) == sizeof header);
+    rank.meet("");
+    rank.post({});
+    auto const start = Clock::now();
+    int tests = 0;
+    int questions = 0;
+    std::vector<std::byte> said;
+    try {
+        while (!rank.test(0)) {
+            ++tests;
+            joinable::detail::FrameHeader got;
+            auto const bytes = hub.receive(std::as_writable_bytes(std::span{&got, 1}));
+            if (bytes == sizeof got && got.kind == FrameKind::overdue) {
+                std::vector<std::byte> text(got.bytes);
+                CHECK(hub.receive(text) == got.bytes);
+                if (questions++ == 0) { // the first time it has more time, the second no answer
+                    header.kind = FrameKind::wait;
+                    header.count = 50'000'000;
+                    CHECK(hub.send(joinable::detail::bytes_of(header)) == sizeof header);
+                }
+            }
+            std::this_thread::sleep_for(1ms);
+        }
+        FAIL_CHECK("no exception");
+    } catch (joinable::TimedOut const& error) {
+        CHECK(error.missing() == std::vector{0});
+    }
+    CHECK(questions == 2);
+    CHECK(Clock::now() - start >= 5150ms);
+    CHECK(tests > 100); // none of them has waited for long
     hub.close();
 }
 

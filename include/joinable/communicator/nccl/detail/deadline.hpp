@@ -61,6 +61,11 @@ public:
         return ranks;
     }
 
+    /// Whether some rank has not posted this collective, as far as that is known.
+    [[nodiscard]] bool may_be_missing(std::uint64_t number) const {
+        return number == 0 || !is_shared() || !missing(number).empty();
+    }
+
     /// Why a wait that began at `start` has lasted too long, if it has; `start` moves to where the
     /// deadline began anew. `doing` is what this rank does meanwhile, `number` that of the collective
     /// that it waits for; 0: none. All ranks that it is known to wait for must have been at work; where

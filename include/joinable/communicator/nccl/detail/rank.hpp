@@ -17,6 +17,7 @@
 #include <nccl.h>
 
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/nccl/detail/api.hpp>
 #include <joinable/communicator/nccl/detail/control.hpp>
 #include <joinable/communicator/nccl/detail/deadline.hpp>
@@ -255,6 +256,22 @@ public:
     [[nodiscard]] bool test(NcclLaunch& launch) {
         launch.require_posted();
         return (launch.state != NcclLaunch::State::posted || try_settle()) && has_run(launch);
+    }
+    /// The same, up to the deadline, as far as ranks are not known to have posted it.
+    [[nodiscard]] bool test(NcclLaunch& launch, PolledTime& polled) {
+        if (test(launch)) {
+            return true;
+        }
+        if (polled.reaches(deadline_.length()) && deadline_.may_be_missing(launch.number)) {
+            auto const now = NcclDeadline::Clock::now();
+            auto start = now - polled.count();
+            if (auto const reason =
+                    deadline_.expired(start, "waits for a collective", launch.number)) {
+                fail(*reason);
+            }
+            polled.set(now - start);
+        }
+        return false;
     }
     /// Makes the host wait for the launch.
     void synchronize(NcclLaunch& launch) {

@@ -62,6 +62,9 @@ public:
     [[nodiscard]] static std::size_t bytes_for(int size) {
         return counts_at(checked(size)) + counts_per_arrival(size) * arrivals(size) * sizeof(Count);
     }
+    /// So many of them from the beginning on are used from the start. What follows is not touched before
+    /// slot(), sends() or expects() are used.
+    [[nodiscard]] static std::size_t bytes_at_start(int size) { return slots_at(checked(size)); }
     /// @pre `memory` is aligned for a Board, has bytes_for(size), and outlives what is returned:
     ///      there is nothing to destroy.
     static Board& create(int size, std::span<std::byte> memory) {
@@ -160,19 +163,14 @@ public:
 
     /// The first writer wins. Returns when nothing can arrive any more. Writers are numbered as a
     /// FirstReason says: not by their ranks here, if this is the board of a part of all ranks. Should
-    /// the writer die, then mark_dead() is called for it: by `before_sleep`, where nobody else does.
+    /// the first writer die, then mark_dead() is called for it: by `before_sleep`, where nobody else
+    /// does. Should it be stopped, then this reason may be that of all.
     template <class BeforeSleep = SleepThrough>
     void
     abort(AbortReason const& reason, int writer, BeforeSleep const& before_sleep = {}) noexcept {
         reason_.give(reason, writer, [this] { freeze(); });
         room.wake(); // also those that wait for more than this board's end
-        finish_ending(before_sleep);
-    }
-    /// Returns when nothing can arrive any more. @pre is_ending()
-    template <class BeforeSleep>
-    void finish_ending(BeforeSleep const& before_sleep) noexcept {
-        while (!room.wait([&] { return is_aborted(); }, SleepThrough{}(), before_sleep)) {
-        }
+        reason_.settle(room, reason, writer, [this] { freeze(); }, before_sleep);
     }
     /// The writer with this number has died, wherever it was: in an abort, too. Here it was `rank`,
     /// or no rank, if that is negative. `burier` is the writer who says so, which may be killed
@@ -244,6 +242,8 @@ public:
     [[nodiscard]] bool is_ending() const noexcept { return reason_.has_begun(); }
     /// True only when nothing can arrive any more: whoever sees it can rely on it.
     [[nodiscard]] bool is_aborted() const noexcept { return reason_.is_given(); }
+    /// Who ends it, or has. @pre is_ending()
+    [[nodiscard]] int ended_by() const noexcept { return reason_.writer(); }
     /// @pre some line is frozen
     [[nodiscard]] AbortReason reason() const { return reason_.reason(); }
 

@@ -1,29 +1,41 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
 
 #include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/shared_memory/board/stored_reason.hpp>
+#include <joinable/communicator/shared_memory/board/waiting.hpp>
 #include <joinable/config.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Why something ended for all: the first to say so wins, and what it takes to end it is done once.
-/// It lies in memory that processes share, and whoever is at it may be killed: so writers have
-/// numbers, below max_ranks, which no two processes share.
+/// Why something ended for all: the first to say so wins, and what it takes to end it is done once, or
+/// again where that changes nothing. It lies in memory that processes share, and a writer may be killed
+/// or stopped at any point: so writers have numbers, below max_ranks, which no two processes share.
+///
+/// A dead writer is replaced by take_over(). One that is stopped cannot be told from one that is slow,
+/// and may go on at any time: after a while another one overtakes it, with a reason in another place.
+/// Whichever place the state names in the end holds the reason of all.
 class FirstReason {
 public:
     static constexpr int nobody = max_ranks; ///< a writer that does not die
+    /// For how long a writer may do nothing before another one overtakes it.
+    static constexpr std::chrono::nanoseconds patience = std::chrono::seconds{1};
 
     /// Whether it was the first. `close()` runs after the reason is written. If not, some other writer
-    /// may still be at it, or have died: then take_over() is called for it.
+    /// may still be at it, or have died or been stopped: see take_over() and settle().
     template <class Close>
     bool give(AbortReason const& reason, int writer, Close const& close) noexcept {
-        bool const is_first = begin(open, writer);
+        State const mine{Phase::writing, 0, writer};
+        bool const is_first = change(State{}, mine);
         if (is_first) {
-            write(reason, writer, close);
+            write(mine, reason, close);
         }
         return is_first;
     }
@@ -31,46 +43,120 @@ public:
     /// another writer may still be at it.
     template <class Close>
     bool take_over(int dead, AbortReason const& reason, int writer, Close const& close) noexcept {
-        if (begin(open, writer) || begin(writing(dead), writer)) {
-            write(reason, writer, close);
-            return true;
+        State const seen{state_.load()};
+        bool const is_of_dead = seen.phase() != Phase::given && seen.writer() == dead;
+        if (seen.phase() != Phase::open && !is_of_dead) {
+            return false;
         }
-        int expected = written(dead);
-        bool const is_written = state_.compare_exchange_strong(expected, written(writer));
-        if (is_written) {
-            finish(close);
+        Phase const phase = seen.phase() == Phase::open ? Phase::writing : seen.phase();
+        State const mine{phase, seen.place(), writer};
+        if (!change(seen, mine)) {
+            return false;
         }
-        return is_written;
+        if (phase == Phase::writing) {
+            write(mine, reason, close);
+        } else {
+            finish(mine, close);
+        }
+        return true;
+    }
+    /// Returns when it is given: that is within some seconds, unless more ranks are stopped. A writer
+    /// that does nothing for a while is overtaken: `writer` closes for it, or gives `reason`.
+    /// @pre has_begun()
+    template <class Close, class BeforeSleep>
+    void settle(
+        WaitingRoom& room,
+        AbortReason const& reason,
+        int writer,
+        Close const& close,
+        BeforeSleep const& before_sleep
+    ) noexcept {
+        for (;;) {
+            State const seen{state_.load()};
+            if (seen.phase() == Phase::given) {
+                return;
+            }
+            auto const has_changed = [&] { return state_.load() != seen.word; };
+            if (!room.wait(has_changed, patience, before_sleep)) {
+                overtake(seen, reason, writer, close);
+                room.wake();
+            }
+        }
     }
 
     /// Somebody is at it, or it is given.
-    [[nodiscard]] bool has_begun() const noexcept { return state_.load() != open; }
-    [[nodiscard]] bool is_given() const noexcept { return state_.load() == given; }
+    [[nodiscard]] bool has_begun() const noexcept { return state().phase() != Phase::open; }
+    [[nodiscard]] bool is_given() const noexcept { return state().phase() == Phase::given; }
+    /// Whoever is at it, or was.
+    [[nodiscard]] int writer() const noexcept { return state().writer(); }
     /// @pre a close() has begun
-    [[nodiscard]] AbortReason reason() const { return reason_.load(); }
+    [[nodiscard]] AbortReason reason() const {
+        std::size_t const place = state().place();
+        if (place == places) {
+            return {
+                FailureKind::communication,
+                {},
+                "the processes that were to tell why all ends were stopped, one after another"
+            };
+        }
+        return reasons_[place].load();
+    }
 
 private:
-    enum : int { open, given };
-    static constexpr int writing(int writer) noexcept { return 2 * writer + 2; }
-    static constexpr int written(int writer) noexcept { return 2 * writer + 3; }
+    static constexpr std::size_t places = 3; ///< for reasons; the number after them is that of none
+    enum class Phase : std::uint8_t { open, writing, written, given };
+    struct State {
+        std::uint32_t word = 0;
 
-    bool begin(int expected, int writer) noexcept {
-        return state_.compare_exchange_strong(expected, writing(writer));
+        constexpr State() = default;
+        constexpr explicit State(std::uint32_t of) noexcept : word{of} {}
+        constexpr State(Phase phase, std::size_t place, int writer) noexcept
+            : word{
+                  static_cast<std::uint32_t>(phase) | static_cast<std::uint32_t>(place) << 2U |
+                  static_cast<std::uint32_t>(writer) << 4U
+              } {}
+        [[nodiscard]] Phase phase() const noexcept { return static_cast<Phase>(word & 3U); }
+        [[nodiscard]] std::size_t place() const noexcept { return word >> 2U & 3U; }
+        [[nodiscard]] int writer() const noexcept { return static_cast<int>(word >> 4U); }
+    };
+
+    [[nodiscard]] State state() const noexcept { return State{state_.load()}; }
+    bool change(State from, State to) noexcept {
+        return state_.compare_exchange_strong(from.word, to.word);
     }
     template <class Close>
-    void write(AbortReason const& reason, int writer, Close const& close) noexcept {
-        reason_.store(reason);
-        state_.store(written(writer));
-        finish(close);
+    void write(State mine, AbortReason const& reason, Close const& close) noexcept {
+        reasons_[mine.place()].store(reason);
+        State const written{Phase::written, mine.place(), mine.writer()};
+        if (change(mine, written)) { // else this one was stopped, and overtaken
+            finish(written, close);
+        }
     }
     template <class Close>
-    void finish(Close const& close) noexcept {
+    void finish(State written, Close const& close) noexcept {
         close();
-        state_.store(given);
+        change(written, {Phase::given, written.place(), written.writer()});
+    }
+    template <class Close>
+    void overtake(State seen, AbortReason const& reason, int writer, Close const& close) noexcept {
+        if (seen.phase() == Phase::written) {
+            finish(seen, close);
+            return;
+        }
+        std::size_t const place = seen.place() + 1;
+        State const mine{place == places ? Phase::written : Phase::writing, place, writer};
+        if (!change(seen, mine)) {
+            return;
+        }
+        if (place == places) {
+            finish(mine, close);
+        } else {
+            write(mine, reason, close);
+        }
     }
 
-    std::atomic<int> state_{open};
-    StoredReason reason_;
+    std::atomic<std::uint32_t> state_{0};
+    std::array<StoredReason, places> reasons_;
 };
 
 }}} // namespace joinable::v0::detail

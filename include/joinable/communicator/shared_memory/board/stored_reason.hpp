@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -17,7 +18,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// ends in "...".
 class StoredReason {
 public:
-    static constexpr std::size_t max_text = 4000;
+    static constexpr std::size_t max_text = most_reason_text;
 
     void store(AbortReason const& reason) noexcept {
         kind_ = reason.kind;
@@ -28,18 +29,14 @@ public:
                 ranks_[at / 64] |= std::uint64_t{1} << at % 64;
             }
         }
-        constexpr std::string_view mark = "...";
         length_ = reason.message.size();
-        if (length_ > max_text) {
-            length_ = max_text - mark.size();
-            while (length_ != 0 &&
-                   (static_cast<unsigned char>(reason.message[length_]) & 0xc0U) == 0x80U) {
-                --length_; // not within a character of UTF-8
-            }
-            std::memcpy(text_.data() + length_, mark.data(), mark.size());
+        bool const is_cut = length_ > max_text;
+        if (is_cut) {
+            length_ = length_before_cut(reason.message);
+            std::memcpy(text_.data() + length_, cut_mark.data(), cut_mark.size());
         }
         std::memcpy(text_.data(), reason.message.data(), length_);
-        length_ += length_ < reason.message.size() ? mark.size() : 0;
+        length_ += is_cut ? cut_mark.size() : 0;
     }
 
     [[nodiscard]] AbortReason load() const {

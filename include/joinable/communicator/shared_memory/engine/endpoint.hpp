@@ -29,8 +29,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
 /// an abort(reason, rank) that may reach further than the board, and a look_for_deaths() that buries
-/// ranks where nobody else does, and returns for how long it need not be called; copies of it are the
-/// same group. `Memory` is where the other ranks find this one's buffers.
+/// ranks where nobody else does, and returns for how long it need not be called; reserve() is called
+/// before memory of the board is used that is not from the start; copies of it are the same group. `Memory` is where the other ranks find this one's buffers.
 template <class Group, class Memory = OwnMemory>
 class Endpoint {
 public:
@@ -95,12 +95,18 @@ public:
             line.payload[ArrivalLine::factor] = std::bit_cast<std::uint64_t>(said.factor);
             line.payload[ArrivalLine::ring] = at.ring;
             if (said.has_counts) {
-                sends.copy_to(board_.sends(rank_, sequence));
+                auto const mine = board_.sends(rank_, sequence);
+                reserve_once(counts_, sequence, mine.data(), 2 * mine.size_bytes());
+                sends.copy_to(mine);
                 expects.copy_to(board_.expects(rank_, sequence));
             }
             board_.progress(rank_, sequence).reset();
         } else if (in.count != 0) {
-            std::memcpy(contribution(board_, sequence, rank_, is_on_line), in.data, bytes);
+            auto* const place = contribution(board_, sequence, rank_, is_on_line);
+            if (!is_on_line) {
+                reserve_once(slots_, sequence, place, tuning::slot_bytes);
+            }
+            std::memcpy(place, in.data, bytes);
         }
         std::uint64_t const word = ArrivalLine::encode(sequence, said, is_on_line);
         if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
@@ -119,10 +125,27 @@ public:
         return sequence < retired_ || pending_[sequence % Board::max_in_flight].is_done;
     }
 
+    /// Makes progress. Whether this rank's buffers are final.
+    /// @throws TimedOut  after aborting the group: it was polled for the deadline, and ranks are missing.
+    [[nodiscard]] bool test(std::uint64_t sequence) {
+        if (progress(sequence)) {
+            return true;
+        }
+        Pending& pending = pending_of(sequence);
+        return arrival_of(sequence) == Arrival::waiting &&
+               has_polled_too_long(
+                   pending.polled,
+                   [&] { return board_.missing(sequence); },
+                   "arrive",
+                   [&] { return "waits in " + pending.said.text(); }
+               ) &&
+               progress(sequence); // throws, unless all have arrived meanwhile
+    }
+
     /// Makes progress, by not more than this rank's own share if that is not computed yet: so a rank
     /// that tests amid other work does no more of it than the others. Also by slices of other
     /// collectives, for which other ranks may wait. Whether its buffers are final.
-    [[nodiscard]] bool test(std::uint64_t sequence) {
+    [[nodiscard]] bool progress(std::uint64_t sequence) {
         Pending const& pending = pending_of(sequence);
         bool const is_first =
             !is_done(sequence) && (!pending.has_agreed || has_own_share(sequence, pending));
@@ -234,16 +257,27 @@ public:
             if (overdue.empty()) {
                 return;
             }
-            left = take_ranks_at_work(overdue, deadline_, [&](int rank) {
-                std::chrono::steady_clock::time_point const alive{
-                    std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
-                };
-                return now() - (std::max)(start, alive);
-            });
+            left = take_overdue(overdue, now() - start);
             if (!overdue.empty()) {
                 abort_for(overdue, to_do, does());
             }
         }
+    }
+    /// The same for a rank that tests in place of waiting, and has just found that it is not ready.
+    /// Whether the group is aborted because of that.
+    template <class HoldingUp, class Does>
+    [[nodiscard]] bool has_polled_too_long(
+        PolledTime& polled, HoldingUp const& holding_up, char const* to_do, Does const& does
+    ) {
+        if (!polled.reaches(deadline_)) {
+            return false;
+        }
+        std::vector<int> overdue = holding_up();
+        polled.set(deadline_ - take_overdue(overdue, polled.count()));
+        if (!overdue.empty()) {
+            abort_for(overdue, to_do, does());
+        }
+        return !overdue.empty();
     }
 
     /// Whether `ready()` before the deadline. Meanwhile this rank's other collectives get on; each
@@ -279,6 +313,7 @@ private:
         bool is_refused = false; ///< never will: there is nothing to compute
         Cut cut = {};
         Pipeline pipeline = {};
+        PolledTime polled = {};
     };
     enum class Arrival : std::uint8_t { waiting, complete, never };
 
@@ -289,6 +324,27 @@ private:
         return pending_[sequence % Board::max_in_flight];
     }
 
+    /// Leaves in `overdue` the ranks that have said nothing since the deadline, of which this one has
+    /// waited for so long. Returns for how much longer to wait for the others.
+    [[nodiscard]] std::chrono::nanoseconds
+    take_overdue(std::vector<int>& overdue, std::chrono::nanoseconds waited) {
+        return take_ranks_at_work(overdue, deadline_, [&](int rank) {
+            std::chrono::steady_clock::time_point const alive{
+                std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
+            };
+            return (std::min)(waited, std::chrono::nanoseconds{now() - alive});
+        });
+    }
+    /// Before this rank writes to what it has on the board for the collectives of one place in flight.
+    void reserve_once(
+        std::uint64_t& reserved, std::uint64_t sequence, void const* data, std::size_t bytes
+    ) {
+        std::uint64_t const bit = std::uint64_t{1} << sequence % Board::max_in_flight;
+        if ((reserved & bit) == 0) {
+            group_.reserve(data, bytes);
+            reserved |= bit;
+        }
+    }
     /// Ranks that have not finished a chunk at the deadline: their processes have been stopped.
     void give_up_on_computing(std::uint64_t sequence) {
         std::vector<int> const overdue = board_.computing(sequence);
@@ -421,6 +477,9 @@ private:
     std::uint64_t next_ = 0;        ///< sequence number of the next collective
     std::uint64_t retired_ = 0;     ///< all before are finished on this rank
     std::uint64_t all_retired_ = 0; ///< on all ranks, as far as known
+    static_assert(Board::max_in_flight == 64, "a bit for each");
+    std::uint64_t slots_ = 0;  ///< of this rank for which there is memory
+    std::uint64_t counts_ = 0; ///< its tables of counts
     std::array<Pending, Board::max_in_flight> pending_{};
 };
 

@@ -50,7 +50,7 @@ public:
 
     /// Local. The first reason wins; every wait that cannot complete any more throws it.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
-    [[nodiscard]] bool is_aborted() const noexcept { return rank_.group().is_aborted(); }
+    [[nodiscard]] bool is_aborted() const { return rank_.group().is_aborted(rank()); }
 
     /// Local; for waits that start later. Returns the deadline that was in force.
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -10,7 +11,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -27,7 +27,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Who looks for ranks that have died, where no other process does.
+/// Who looks for ranks that have died, where no other process does, and has memory for them.
 class Watch {
 public:
     Watch() = default;
@@ -35,6 +35,9 @@ public:
     Watch& operator=(Watch const&) = delete;
     /// Called where it may take some microseconds. For how long it need not be called again.
     virtual std::chrono::nanoseconds look_for_deaths() noexcept = 0;
+    /// Called before memory that the ranks share is used for the first time.
+    /// @throws CommunicationError  there is none for it; the group is aborted.
+    virtual void reserve(std::byte const*, std::size_t) {}
 
 protected:
     ~Watch() = default;
@@ -51,9 +54,20 @@ public:
     [[nodiscard]] static std::size_t bytes_for(int size) {
         return mailboxes_at(size) + width(size) * width(size) * sizeof(Mailbox);
     }
-    /// `numbers` are those of the members among all, by their rank in the group.
+    /// The parts of that which are used from the start, each as its place and its bytes. The others are
+    /// for reserve().
+    [[nodiscard]] static std::array<std::pair<std::size_t, std::size_t>, 2> parts_at_start(int size
+    ) {
+        return {{
+            {0, Board::bytes_at_start(size)},
+            {shared_at(size), mailboxes_at(size) - shared_at(size)},
+        }};
+    }
+    /// `numbers` are those of the members among all, by their rank in the group. `is_zeroed`: of the
+    /// memory nothing is touched but these parts.
     /// @pre `memory` is as for a Board, and has bytes_for(size)
-    static Group create(std::span<int const> numbers, std::span<std::byte> memory) {
+    static Group
+    create(std::span<int const> numbers, std::span<std::byte> memory, bool is_zeroed = false) {
         int const size = static_cast<int>(numbers.size());
         Group const group{Board::create(size, memory)};
         ::new (group.at(shared_at(size))) Shared{};
@@ -62,7 +76,9 @@ public:
             members[rank].number = numbers[rank];
         }
         group.shared().present.store(size);
-        ::new (group.at(mailboxes_at(size))) Mailbox[width(size) * width(size)];
+        if (!is_zeroed) { // which empty mailboxes are
+            ::new (group.at(mailboxes_at(size))) Mailbox[width(size) * width(size)];
+        }
         return group;
     }
     /// The group behind a board that create() has made.
@@ -100,6 +116,13 @@ public:
     bool mark_dead(int number, std::string const& death, int burier) const {
         return mark_dead(number, death, {FailureKind::peer_failed, {}, death}, true, burier);
     }
+    /// Before a slot, a table of counts or a mailbox is used for the first time, by a rank that writes
+    /// to it. @throws CommunicationError  there is no memory for it; the group of all is aborted.
+    void reserve(void const* data, std::size_t bytes) const {
+        if (watch_ != nullptr) {
+            watch_->reserve(static_cast<std::byte const*>(data), bytes);
+        }
+    }
     /// Endpoint calls it.
     std::chrono::nanoseconds look_for_deaths() const noexcept {
         return watch_ == nullptr ? SleepThrough{}() : watch_->look_for_deaths();
@@ -109,14 +132,32 @@ public:
         return Group{Board::at_address(board_->place_at(place)), watch_};
     }
 
-    /// Whether its collectives or its messages have ended. Waits for whoever is at it: so it is true
-    /// for a rank that has failed because of that, and nothing can start after it was true.
-    [[nodiscard]] bool is_aborted() const noexcept {
-        bool const is_ending = shared().end.has_begun() || board_->is_ending();
-        if (is_ending) {
-            board_->finish_ending([this] { return look_for_deaths(); });
+    /// Whether its collectives or its messages have ended, for `rank`. Does what another rank has only
+    /// begun: so it is true for one that has failed because of that, and nothing can start after it was
+    /// true.
+    [[nodiscard]] bool is_aborted(int rank) const {
+        bool const is_of_all = shared().end.has_begun();
+        if (!is_of_all && !board_->is_ending()) {
+            return false;
         }
-        return is_ending;
+        if (board_->is_aborted() && (!is_of_all || shared().end.is_given())) {
+            return true;
+        }
+        int const culprit = rank_of(is_of_all ? shared().end.writer() : board_->ended_by());
+        AbortReason reason{
+            FailureKind::communication, {}, "a process that was to tell why all ends was stopped"
+        };
+        if (culprit >= 0) {
+            reason = reason_of_delay(
+                {culprit}, "finish its abort", FirstReason::patience, rank, "waits for it"
+            );
+        }
+        if (is_of_all) {
+            end(reason, number_of(rank));
+        } else {
+            board_->abort(reason, number_of(rank), [this] { return look_for_deaths(); });
+        }
+        return true;
     }
 
     /// Whether a message to or from `peer` that waits will never be delivered.
@@ -140,7 +181,6 @@ public:
             return said.ranks;
         }
         std::optional<std::vector<int>> found;
-        lock(number);
         for_each_child([&](Group child) {
             if (!found && child.rank_of(number) >= 0) {
                 found = child.ranks_here(said, number);
@@ -153,7 +193,6 @@ public:
                 }
             }
         });
-        unlock();
         return found;
     }
 
@@ -161,39 +200,30 @@ public:
     [[nodiscard]] bool has_split() const noexcept { return shared().has_split.load(); }
 
     /// From now on `child` ends with this group. False if this has ended: then it is too late.
-    /// `number` is that of the rank that does it.
-    [[nodiscard]] bool adopt(Group child, int number) const noexcept {
-        lock(number);
-        bool const goes_on = !shared().end.is_given(); // or whoever ends it comes after this
-        if (goes_on) {
-            shared().has_split.store(true);
-            child.shared().parent = child.board_->place_of(board_);
-            child.shared().next = shared().children;
-            shared().children = board_->place_of(child.board_);
-        }
-        unlock();
-        return goes_on;
+    [[nodiscard]] bool adopt(Group child) const noexcept {
+        shared().has_split.store(true);
+        child.shared().parent = child.board_->place_of(board_);
+        add(child);
+        return !shared().end.is_given(); // or whoever ends it finds the child after this
     }
     /// Whether the memory of a group that was adopted may be given back: all members have left, and
     /// so have those of its own groups. Then nobody finds it any more. `number` is that of the rank
     /// that does it, the one that has that memory.
     [[nodiscard]] bool retire(int number) const noexcept {
-        if (shared().present.load() != 0 || shared().parent == 0) {
+        if (shared().present.load() != 0 || shared().parent == 0 || shared().children.load() != 0) {
             return false;
         }
         Group const parent = group_at(shared().parent); // lives as long as it has children
-        if (!parent.try_lock(number)) {
+        int nobody = 0;
+        if (!parent.shared().locked_by.compare_exchange_strong(nobody, number + 1)) {
             return false; // the next time
         }
-        bool is_free = false;
-        if (try_lock(number)) { // then nobody is within it any more
-            is_free = shared().children == 0;
-            if (is_free) {
-                parent.forget(*this);
-            }
-            unlock();
+        parent.remove(*this);
+        bool const is_free = parent.shared().visitors.load() == 0;
+        if (!is_free) { // somebody may have found it before: the next time
+            parent.add(*this);
         }
-        parent.unlock();
+        parent.shared().locked_by.store(0);
         return is_free;
     }
 
@@ -202,11 +232,13 @@ private:
         FirstReason end; ///< of messages and of groups split from it; the board has its own
         std::atomic<int> present{0};
         std::atomic<bool> has_split{false};
-        std::atomic<int> locked_by{0}; ///< the list of groups; the holder's number + 1, 0 is none
-        // Places of boards relative to this one's. A dead holder leaves a list that can be read.
-        std::uint64_t children = 0; ///< the newest one; 0 is none
-        std::uint64_t next = 0;     ///< relative to the parent's: the one before it
-        std::uint64_t parent = 0;   ///< 0 is none
+        // The groups split from it, as places of boards relative to this one's. Whoever reads the list
+        // or adds to it waits for nobody, and a rank that is killed or stopped within it leaves it whole.
+        std::atomic<int> locked_by{0}; ///< who removes a group; its number + 1, 0 is nobody
+        std::atomic<int> visitors{0};  ///< who read it: meanwhile no memory in it is given back
+        std::atomic<std::uint64_t> children{0}; ///< the newest one; 0 is none
+        std::atomic<std::uint64_t> next{0};     ///< relative to the parent's: the one before it
+        std::uint64_t parent = 0;               ///< 0 is none
     };
     struct Member {
         int number = 0;
@@ -255,15 +287,10 @@ private:
     void end(AbortReason const& reason, int writer) const {
         auto const before_sleep = [this] { return look_for_deaths(); };
         shared().end.give(reason, writer, [] {});
-        while (!board_->room.wait(
-            [this] { return shared().end.is_given(); }, SleepThrough{}(), before_sleep
-        )) {
-        }
+        shared().end.settle(board_->room, reason, writer, [] {}, before_sleep);
         AbortReason const first = shared().end.reason();
         board_->abort(first, writer, before_sleep);
-        lock(writer);
         for_each_child([&](Group child) { child.end(first, writer); });
-        unlock();
     }
 
     /// `reason` is that of the group around this one: of this death, or of what was before it.
@@ -284,52 +311,46 @@ private:
         AbortReason const first = shared().end.reason();
         is_of_death = is_of_death && first.message == reason.message;
         board_->mark_dead(rank, number, first, burier);
-        // This rank itself may hold the list, where it waits in an abort and looks for deaths.
-        bool const is_mine = shared().locked_by.load() == burier + 1;
         int holder = number + 1;
-        if (!is_mine && !shared().locked_by.compare_exchange_strong(holder, burier + 1) &&
-            !try_lock(burier)) {
-            return false;
-        }
+        shared().locked_by.compare_exchange_strong(holder, 0);
         bool is_everywhere = true;
         for_each_child([&](Group child) {
             is_everywhere =
                 child.mark_dead(number, death, first, is_of_death, burier) && is_everywhere;
         });
-        if (!is_mine) {
-            unlock();
-        }
         return is_everywhere;
     }
 
-    /// The list is only changed for moments, so nobody sleeps for it. mark_dead() ends the wait for a
-    /// holder that has died.
-    void lock(int number) const noexcept {
-        while (!try_lock(number)) {
-            look_for_deaths();
-            std::this_thread::yield();
-        }
-    }
-    [[nodiscard]] bool try_lock(int number) const noexcept {
-        int nobody = 0;
-        return shared().locked_by.compare_exchange_strong(nobody, number + 1);
-    }
-    void unlock() const noexcept { shared().locked_by.store(0); }
-
     template <class Do>
     void for_each_child(Do const& visit) const {
-        for (std::uint64_t place = shared().children; place != 0;) {
+        shared().visitors.fetch_add(1);
+        for (std::uint64_t place = shared().children.load(); place != 0;) {
             Group const child = group_at(place);
             visit(child);
-            place = child.shared().next;
+            place = child.shared().next.load();
         }
+        shared().visitors.fetch_sub(1);
     }
-    void forget(Group gone) const noexcept {
-        std::uint64_t* link = &shared().children;
-        while (group_at(*link).board_ != gone.board_) {
-            link = &group_at(*link).shared().next;
+    void add(Group child) const noexcept {
+        std::uint64_t const place = board_->place_of(child.board_);
+        std::uint64_t first = shared().children.load();
+        do {
+            child.shared().next.store(first);
+        } while (!shared().children.compare_exchange_weak(first, place));
+    }
+    /// @pre it is in the list, and this rank holds the lock
+    void remove(Group child) const noexcept {
+        std::uint64_t const place = board_->place_of(child.board_);
+        std::uint64_t const next = child.shared().next.load();
+        std::uint64_t newer = place;
+        if (shared().children.compare_exchange_strong(newer, next)) {
+            return;
         }
-        *link = gone.shared().next;
+        while (group_at(newer).shared().next.load() != place
+        ) { // those before it stay where they are
+            newer = group_at(newer).shared().next.load();
+        }
+        group_at(newer).shared().next.store(next);
     }
 
     Board* board_;

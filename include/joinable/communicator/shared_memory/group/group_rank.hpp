@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/communicator/detail/deadline.hpp>
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/shared_memory/engine/endpoint.hpp>
 #include <joinable/communicator/shared_memory/engine/lent_memory.hpp>
@@ -31,6 +33,7 @@ struct Message {
     int tag = 0;
     Buffer buffer = {};
     PendingMessage* pending = nullptr; ///< while it waits; without one it is delivered
+    PolledTime polled = {};
 
     [[nodiscard]] std::string text() const {
         return text_of(is_send, tag, buffer.count, buffer.dtype);
@@ -79,7 +82,7 @@ public:
         if (!made) {
             return 0;
         }
-        if (!group_.adopt(*made, members.front())) {
+        if (!group_.adopt(*made)) {
             throw_failure(group_.loss(this->rank()));
         }
         return group_.board().place_of(&made->board());
@@ -117,12 +120,11 @@ public:
     /// Blocks until the message is settled; then nobody touches its buffer any more. Whether it was
     /// delivered: if not, group().loss(peer) says why.
     [[nodiscard]] bool finish_message(Message& message) {
-        auto const waits = [&] { return message.pending->state.load() == State::waiting; };
         if (!is_settled(message)) {
             this->wait_for_others(
-                [&] { return !waits() || group_.is_lost(message.peer); },
-                [&] { return waits() ? std::vector{message.peer} : std::vector<int>{}; },
-                message.is_send ? "receive" : "send",
+                [&] { return !waits(message) || group_.is_lost(message.peer); },
+                [&] { return missing_in(message); },
+                what_is_missing(message),
                 [&] { return "waits in " + message.text(); }
             );
         }
@@ -134,12 +136,42 @@ public:
         return has_come;
     }
 
+    /// Whether a message that was found not to be settled has been polled for the deadline: then the
+    /// group is aborted.
+    [[nodiscard]] bool has_polled_message_too_long(Message& message) {
+        return this->has_polled_too_long(
+            message.polled,
+            [&] { return missing_in(message); },
+            what_is_missing(message),
+            [&] { return "waits in " + message.text(); }
+        );
+    }
+
 private:
     using State = PendingMessage::State;
 
-    [[nodiscard]] Mailbox& mailbox_of(Message const& message) noexcept {
-        return message.is_send ? group_.mailbox(this->rank(), message.peer)
-                               : group_.mailbox(message.peer, this->rank());
+    [[nodiscard]] static bool waits(Message const& message) noexcept {
+        return message.pending->state.load() == State::waiting;
+    }
+    [[nodiscard]] static std::vector<int> missing_in(Message const& message) {
+        return waits(message) ? std::vector{message.peer} : std::vector<int>{};
+    }
+    [[nodiscard]] static char const* what_is_missing(Message const& message) noexcept {
+        return message.is_send ? "receive" : "send";
+    }
+
+    /// @throws CommunicationError  there is no memory for it, which only the first message may need.
+    [[nodiscard]] Mailbox& mailbox_of(Message const& message) {
+        auto const peer = static_cast<std::size_t>(message.peer);
+        Mailbox& mailbox = message.is_send ? group_.mailbox(this->rank(), message.peer)
+                                           : group_.mailbox(message.peer, this->rank());
+        std::vector<bool>& reserved = mailboxes_[message.is_send ? 1 : 0];
+        reserved.resize(static_cast<std::size_t>(this->size()));
+        if (!reserved[peer]) {
+            group_.reserve(&mailbox, sizeof mailbox);
+            reserved[peer] = true;
+        }
+        return mailbox;
     }
     [[nodiscard]] std::byte* data_of(PendingMessage const& pending) noexcept {
         return group_.board().place_at(pending.data);
@@ -308,6 +340,8 @@ private:
 
     Group group_;
     std::shared_ptr<GroupStorage<Memory>> storage_;
+    std::array<std::vector<bool>, 2>
+        mailboxes_; ///< for which there is memory: from, to another rank
 };
 
 }}} // namespace joinable::v0::detail

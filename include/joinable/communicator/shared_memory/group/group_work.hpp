@@ -51,10 +51,19 @@ public:
             throw_failure(rank_->group().loss(message_.peer));
         }
     }
-    /// Makes progress; true once wait() would return at once. @throws as wait() does.
+    /// Makes progress; true once wait() would return at once. @throws as wait() does; TimedOut, while
+    /// some rank has not arrived, once the time between tests of this work, each gap counted as at
+    /// most 10 ms, adds up to the deadline.
     [[nodiscard]] bool test() {
         if (!is_message()) {
             return rank_->test(sequence_);
+        }
+        return progress() || (rank_->has_polled_message_too_long(message_) && progress());
+    }
+    /// The same without that deadline, for a rank that waits in the end.
+    [[nodiscard]] bool progress() {
+        if (!is_message()) {
+            return rank_->progress(sequence_);
         }
         if (message_.pending != nullptr && !rank_->is_settled(message_)) {
             rank_->group().look_for_deaths(); // who polls may never wait

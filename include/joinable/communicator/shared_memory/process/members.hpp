@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <joinable/communicator/shared_memory/board/board.hpp>
+#include <joinable/communicator/shared_memory/board/stored_reason.hpp>
 #include <joinable/config.hpp>
 
 #include <cerrno>
@@ -36,17 +37,26 @@ public:
 
     /// The thread of this rank that attaches calls it. False: another process is this rank.
     [[nodiscard]] bool enter() noexcept {
-        int nobody = 0;
-        if (!process_.compare_exchange_strong(nobody, static_cast<int>(getpid()))) {
+        // The mutex comes first: from the moment at which others see that this rank is here, they see
+        // its death, too. Until then nobody tries the mutex but another process of this rank.
+        int const locked = pthread_mutex_trylock(&alive_);
+        if (locked != 0 && locked != EOWNERDEAD) {
             return false;
         }
-        // Others hold it for a moment only, to look. One that died just then has left it marked.
-        if (pthread_mutex_lock(&alive_) == EOWNERDEAD) {
+        if (process() != 0) { // one that died, or has left: this mutex stays as it is
+            pthread_mutex_unlock(&alive_);
+            return false;
+        }
+        if (locked == EOWNERDEAD) { // one that died before anybody saw it
             pthread_mutex_consistent(&alive_);
         }
+        process_.store(static_cast<int>(getpid()));
         has_come_.store(true);
         return true;
     }
+    /// It is here, and will not take part: the others hear of it as of a death.
+    void fail() noexcept { has_failed_.store(true); }
+    [[nodiscard]] bool has_failed() const noexcept { return has_failed_.load(); }
     /// It takes part no longer; `entered` is the thread that did so. False: this is another thread,
     /// and the memory has to stay mapped until that one has ended.
     [[nodiscard]] bool leave(pthread_t entered) noexcept {
@@ -55,12 +65,16 @@ public:
     }
 
     [[nodiscard]] bool has_come() const noexcept { return has_come_.load(); }
+    [[nodiscard]] bool has_left() const noexcept { return has_left_.load(); }
     /// Its number where it runs; 0 before it comes.
     [[nodiscard]] int process() const noexcept { return process_.load(); }
 
     /// Whether it died while it took part; for the other ranks. Once true it stays so: should the one
     /// who looks die at any point in here, then the next one finds the same.
     [[nodiscard]] bool has_died() noexcept {
+        if (has_failed()) {
+            return true;
+        }
         if (process() == 0 || has_left_.load()) {
             return false;
         }
@@ -80,6 +94,7 @@ private:
     std::atomic<int> process_{0};
     std::atomic<bool> has_come_{false};
     std::atomic<bool> has_left_{false};
+    std::atomic<bool> has_failed_{false};
     pthread_mutex_t alive_{};
 };
 
@@ -97,9 +112,14 @@ struct alignas(64) Heading {
     std::uint64_t room = 0; ///< bytes for the buffers of each
 };
 
-/// The beginning of the object: the heading, then a Member for each rank.
+/// The beginning of the object: the heading, then a Member for each rank. It is there before the rest
+/// is, for which there may be no memory.
 struct alignas(64) MemberTable {
+    enum State : int { starting, ready, failed }; ///< the rest of the object, which rank 0 makes
+
     Heading heading;
+    std::atomic<State> state{starting};
+    StoredReason failure = {}; ///< why it failed
 
     [[nodiscard]] Member& member(int rank) noexcept {
         return std::launder(reinterpret_cast<Member*>(this + 1))[rank];

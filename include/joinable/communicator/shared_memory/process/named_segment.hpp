@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -37,8 +38,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 class Mapping {
 public:
     /// @throws CommunicationError  there is no address space.
-    Mapping(SharedObject const& object, std::size_t bytes)
-        : begin_{object.map(bytes)}, bytes_{bytes} {
+    Mapping(SharedObject const& object, std::size_t bytes, std::size_t from = 0)
+        : begin_{object.map(bytes, from)}, bytes_{bytes} {
         if (begin_ == nullptr) {
             throw CommunicationError{concat(
                 "expected to map ",
@@ -66,9 +67,36 @@ private:
     std::size_t bytes_;
 };
 
-/// The name under which the ranks of a job meet, as a path. Another user finds other names. Whoever
-/// knows the job id can make an object of that name, but none that ranks would accept: it belongs to
-/// him.
+/// A rank's place in the table of an object: it leaves with this. The table has a mapping of its own, as
+/// the thread that attached has a mutex in it.
+class Membership {
+public:
+    /// @pre this thread has entered as `rank`
+    Membership(Mapping table, int rank) noexcept : table_{std::move(table)}, rank_{rank} {}
+    Membership(Membership&& other) noexcept
+        : table_{std::move(other.table_)}, rank_{other.rank_}, thread_{other.thread_} {}
+    Membership& operator=(Membership&&) = delete;
+    ~Membership() {
+        if (is_open() && !table().member(rank_).leave(thread_)) {
+            table_.keep(); // that thread still has its mutex
+        }
+    }
+
+    [[nodiscard]] bool is_open() const noexcept { return table_.begin() != nullptr; }
+    [[nodiscard]] MemberTable& table() const noexcept { return at(table_); }
+    [[nodiscard]] static MemberTable& at(Mapping const& memory) noexcept {
+        return *std::launder(reinterpret_cast<MemberTable*>(memory.begin()));
+    }
+
+private:
+    Mapping table_;
+    int rank_;
+    pthread_t thread_ = pthread_self();
+};
+
+/// The name under which the ranks of a job meet, as a path; or one with a number after it, where other
+/// users have that name. Another user finds other names. A user who knows the job id can make objects of
+/// such names, but ranks pass them by: they belong to somebody else.
 inline std::string path_of_job(std::string_view job) {
     std::uint64_t const hash = Hash{}.add(concat(geteuid(), ":", job)).value();
     std::string digits;
@@ -78,11 +106,15 @@ inline std::string path_of_job(std::string_view job) {
     return concat(shared_memory_folder, "/joinable-", geteuid(), "-", digits);
 }
 
-/// What one rank has of a segment in which unrelated processes meet by a name. Rank 0 makes it, and
-/// the name is removed when all have come: so a job that is killed later leaves nothing. Whoever
-/// gives up before removes it, too; what a job leaves that is killed as a whole before all have come,
-/// the next job of that name removes, because it finds the creator dead. That is safe: nobody can
-/// join any more what has no name, and who has joined it finds the death by itself.
+/// What one rank has of a segment in which unrelated processes meet by a name. Rank 0 makes a table of
+/// members, gives it the name, and then makes the rest: if that fails, the others find why in the table.
+/// The name is removed when all have come: so a job that is killed later leaves nothing. A rank that
+/// gives up before removes it as well. If a whole job is killed before all have come, the next job of
+/// that name finds its creator dead and removes the leftover. That is safe: nobody can join any more
+/// what has no name, and a rank that has joined it finds the death by itself.
+///
+/// The object has address space for all that ranks may ever use, and memory for what they use: the lines
+/// of a board from the start, slots, tables of counts, mailboxes and buffers when they are used first.
 class NamedSegment final : public ProcessSegment {
 public:
     /// Returns when all ranks have come.
@@ -97,7 +129,8 @@ public:
         std::string const path = path_of_job(job);
         auto const end = end_of_wait(deadline);
         for (;;) {
-            auto segment = rank == 0 ? create(path, size) : find(path, rank, size);
+            auto segment = rank == 0 ? create(path, size, end, deadline)
+                                     : find(path, rank, size, end, deadline);
             if (segment != nullptr) {
                 segment->wait_for_all(end, deadline);
                 return segment;
@@ -112,11 +145,7 @@ public:
     }
 
     /// Leaves the group.
-    ~NamedSegment() override {
-        if (!table().member(rank_).leave(thread_)) {
-            memory_.keep(); // the thread that attached still has a mutex in it
-        }
-    }
+    ~NamedSegment() override = default;
     NamedSegment(NamedSegment const&) = delete;
     NamedSegment& operator=(NamedSegment const&) = delete;
 
@@ -125,8 +154,12 @@ public:
         Ticks next = next_look_.load();
         if (now >= next && next_look_.compare_exchange_strong(next, now + between_looks)) {
             for (int other = 0; other < board().size(); ++other) {
-                if (other != rank_ && table().member(other).has_died()) {
-                    group().mark_dead(other, "its process died", rank_);
+                Member& member = table().member(other);
+                if (other != rank_ && member.has_died()) {
+                    bool const is_here = member.has_failed();
+                    group().mark_dead(
+                        other, is_here ? "it could not attach" : "its process died", rank_
+                    );
                 }
             }
         }
@@ -135,7 +168,8 @@ public:
 
     void reserve(std::byte const* data, std::size_t bytes) override {
         try {
-            object_.reserve(static_cast<std::size_t>(data - memory_.begin()), bytes);
+            std::size_t const at = MemberTable::bytes_for(board().size());
+            object_.reserve(at + static_cast<std::size_t>(data - memory_.begin()), bytes);
         } catch (CommunicationError const& error) {
             group().abort(blamed_on(rank_, {FailureKind::peer_failed, {}, error.what()}), rank_);
             throw;
@@ -148,17 +182,34 @@ private:
     static constexpr std::chrono::milliseconds between_looks{25};
     using Ticks = std::chrono::steady_clock::duration;
 
+    /// For how long a rank 0 that has failed waits for ranks that are to hear of it: they start at the
+    /// same time.
+    static constexpr std::chrono::seconds patience_for_others{2};
+
+    /// Takes nothing before it cannot fail any more.
     NamedSegment(
-        SharedObject object, Mapping memory, std::string path, int rank, Heading const& heading
+        SharedObject&& object,
+        Membership&& membership,
+        Mapping&& memory,
+        std::string const& path,
+        int rank
     )
-        : ProcessSegment{static_cast<int>(heading.size), static_cast<std::size_t>(heading.room),
-                         memory.begin() + MemberTable::bytes_for(static_cast<int>(heading.size)),
+        : ProcessSegment{static_cast<int>(membership.table().heading.size),
+                         static_cast<std::size_t>(membership.table().heading.room), memory.begin(),
                          rank == 0},
-          object_{std::move(object)}, memory_{std::move(memory)}, path_{std::move(path)},
-          rank_{rank} {}
+          path_{path}, rank_{rank}, object_{std::move(object)},
+          membership_{std::move(membership)}, memory_{std::move(memory)} {}
 
     /// Null: the name was a dead job's, and is free now.
-    static std::shared_ptr<NamedSegment> create(std::string const& path, int size) {
+    static std::shared_ptr<NamedSegment> create(
+        std::string const& path,
+        int size,
+        std::chrono::steady_clock::time_point end,
+        std::chrono::nanoseconds deadline
+    ) {
+        for (std::string const& other : SharedObject::own_of(path)) {
+            remove_if_dead(other, size);
+        }
         Heading heading;
         heading.size = static_cast<std::uint64_t>(size);
         auto object = SharedObject::create();
@@ -166,50 +217,105 @@ private:
         while (heading.room > least_room && !object.can_have(object_bytes(size, heading.room))) {
             heading.room /= 2;
         }
-        std::size_t const bytes = object_bytes(size, heading.room);
-        object.resize(bytes);
-        object.reserve(0, object_bytes(size, 0));
-        Mapping memory{object, bytes};
-        MemberTable::create(memory.begin(), heading);
-        std::shared_ptr<NamedSegment> const segment{
-            new NamedSegment{std::move(object), std::move(memory), path, 0, heading}
-        };
-        static_cast<void>(segment->table().member(0).enter());
-        if (segment->object_.publish(path)) {
-            return segment;
+        std::size_t const table_bytes = MemberTable::bytes_for(size);
+        object.resize(table_bytes);
+        object.reserve(0, table_bytes);
+        Mapping mapped{object, table_bytes};
+        MemberTable& table = MemberTable::create(mapped.begin(), heading);
+        static_cast<void>(table.member(0).enter());
+        Membership membership{std::move(mapped), 0};
+        auto const named = object.publish_first_free(path);
+        if (!named) {
+            return nullptr;
         }
-        if (auto const other = SharedObject::find(path)) {
-            Mapping const found{
-                *other, object_bytes(size, require_usable(*other, path, size).room)
-            };
-            Member& creator = table_at(found).member(0);
-            if (!creator.has_died()) {
-                throw ContractViolation{concat(
-                    "expected no other rank 0 of this job, but ",
-                    path,
-                    " belongs to process ",
-                    creator.process(),
-                    ", which is alive: give each job that runs at the same time another id"
-                )};
+        try {
+            object.resize(object_bytes(size, heading.room));
+            for (auto const& [at, bytes] : parts_at_start(size)) {
+                if (!object.reserve(table_bytes + at, bytes, end)) {
+                    throw TimedOut{
+                        {0},
+                        concat(
+                            "rank 0 did not reserve memory in ",
+                            *named,
+                            " within ",
+                            std::chrono::duration<double>(deadline).count(),
+                            " s"
+                        )
+                    };
+                }
             }
-            other->remove_name(path);
+            Mapping memory{object, bytes_for(size, heading.room), table_bytes};
+            std::shared_ptr<NamedSegment> segment{new NamedSegment{
+                std::move(object), std::move(membership), std::move(memory), *named, 0
+            }};
+            table.state.store(MemberTable::ready);
+            return segment;
+        } catch (...) {
+            if (!membership.is_open()) { // this rank has left
+                throw;
+            }
+            table.failure.store(blamed_on(0, failure_of(std::current_exception())));
+            table.state.store(MemberTable::failed);
+            auto const enough = (std::min)(end, end_of_wait(patience_for_others));
+            while (!table.missing_ranks().empty() && std::chrono::steady_clock::now() < enough) {
+                sleep_for(std::chrono::milliseconds{2});
+            }
+            object.remove_name(*named);
+            throw;
         }
-        return nullptr;
+    }
+    static void remove_if_dead(std::string const& path, int size) {
+        auto const other = SharedObject::find(path);
+        if (!other) {
+            return;
+        }
+        require_usable(*other, path, size);
+        Mapping const found{*other, MemberTable::bytes_for(size)};
+        Member& creator = Membership::at(found).member(0);
+        if (!creator.has_died() && !creator.has_left()) {
+            throw ContractViolation{concat(
+                "expected no other rank 0 of this job, but ",
+                path,
+                " belongs to process ",
+                creator.process(),
+                ", which is alive: give each job that runs at the same time another id"
+            )};
+        }
+        other->remove_name(path);
     }
 
     /// Null: there is none yet.
-    static std::shared_ptr<NamedSegment> find(std::string const& path, int rank, int size) {
-        auto object = SharedObject::find(path);
-        if (!object) {
-            return nullptr;
+    static std::shared_ptr<NamedSegment> find(
+        std::string const& base,
+        int rank,
+        int size,
+        std::chrono::steady_clock::time_point end,
+        std::chrono::nanoseconds deadline
+    ) {
+        for (std::string const& path : SharedObject::own_of(base)) {
+            if (auto object = SharedObject::find(path)) {
+                require_usable(*object, path, size);
+                Mapping mapped{*object, MemberTable::bytes_for(size)};
+                Member& creator = Membership::at(mapped).member(0);
+                if (creator.has_died() || creator.has_left()) { // of an older job, it seems
+                    object->remove_name(path);
+                    continue;
+                }
+                return join(std::move(*object), std::move(mapped), path, rank, end, deadline);
+            }
         }
-        Heading const heading = require_usable(*object, path, size);
-        Mapping memory{*object, object_bytes(size, heading.room)};
-        MemberTable& table = table_at(memory);
-        if (table.member(0).has_died()) { // of an older job, as far as anybody can tell
-            object->remove_name(path);
-            return nullptr;
-        }
+        return nullptr;
+    }
+    /// Takes part in what rank 0 makes.
+    static std::shared_ptr<NamedSegment> join(
+        SharedObject object,
+        Mapping mapped,
+        std::string const& path,
+        int rank,
+        std::chrono::steady_clock::time_point end,
+        std::chrono::nanoseconds deadline
+    ) {
+        MemberTable& table = Membership::at(mapped);
         if (!table.member(rank).enter()) {
             throw ContractViolation{concat(
                 "expected no other rank ",
@@ -222,9 +328,33 @@ private:
                 "another id"
             )};
         }
-        return std::shared_ptr<NamedSegment>{
-            new NamedSegment{std::move(*object), std::move(memory), path, rank, heading}
-        };
+        Membership membership{std::move(mapped), rank};
+        try {
+            while (table.state.load() == MemberTable::starting) {
+                if (table.member(0).has_died()) {
+                    object.remove_name(path);
+                    throw PeerFailed{{0}, "rank 0 failed: its process died"};
+                }
+                if (std::chrono::steady_clock::now() >= end) {
+                    throw TimedOut{
+                        {0}, not_in_time({0}, path, deadline, concat(rank, " is attached to it"))
+                    };
+                }
+                sleep_for(std::chrono::milliseconds{1});
+            }
+            if (table.state.load() == MemberTable::failed) {
+                throw_failure(table.failure.load());
+            }
+            int const size = static_cast<int>(table.heading.size);
+            std::size_t const table_bytes = MemberTable::bytes_for(size);
+            Mapping memory{object, bytes_for(size, table.heading.room), table_bytes};
+            return std::shared_ptr<NamedSegment>{new NamedSegment{
+                std::move(object), std::move(membership), std::move(memory), path, rank
+            }};
+        } catch (...) {
+            table.member(rank).fail();
+            throw;
+        }
     }
 
     void
@@ -270,8 +400,8 @@ private:
         );
     }
 
-    /// The heading of an object that this process may use.
-    static Heading require_usable(SharedObject const& object, std::string const& path, int size) {
+    /// That this process may use the object.
+    static void require_usable(SharedObject const& object, std::string const& path, int size) {
         auto const refuse = [&](std::string const& expected, std::string const& given) {
             throw CommunicationError{concat(
                 "expected ",
@@ -324,26 +454,24 @@ private:
                 "at the same time another id"
             )};
         }
+        // The table alone, before rank 0 makes the rest.
         std::size_t const bytes = object_bytes(size, (std::min)(heading.room, most_room));
-        if (static_cast<std::size_t>(status.st_size) != bytes || heading.room > most_room) {
-            refuse(concat(bytes, " bytes"), concat(status.st_size, " bytes"));
+        auto const has = static_cast<std::size_t>(status.st_size);
+        if ((has != bytes && has != MemberTable::bytes_for(size)) || heading.room > most_room) {
+            refuse(concat(bytes, " bytes"), concat(has, " bytes"));
         }
-        return heading;
     }
 
     static std::size_t object_bytes(int size, std::size_t room) {
         return MemberTable::bytes_for(size) + bytes_for(size, room);
     }
-    static MemberTable& table_at(Mapping const& memory) noexcept {
-        return *std::launder(reinterpret_cast<MemberTable*>(memory.begin()));
-    }
-    [[nodiscard]] MemberTable& table() const noexcept { return table_at(memory_); }
+    [[nodiscard]] MemberTable& table() const noexcept { return membership_.table(); }
 
-    SharedObject object_;
-    Mapping memory_;
     std::string path_;
     int rank_;
-    pthread_t thread_ = pthread_self();
+    SharedObject object_;
+    Membership membership_;
+    Mapping memory_;
     std::atomic<Ticks> next_look_{Ticks{}}; ///< whichever thread of this rank waits then
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -8,6 +9,7 @@
 #include <new>
 #include <span>
 #include <string>
+#include <utility>
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/shared_memory/board/board.hpp>
@@ -81,9 +83,6 @@ public:
     [[nodiscard]] Group group() noexcept { return Group{*board_, this}; }
     /// Here the process that started the ranks looks for deaths.
     std::chrono::nanoseconds look_for_deaths() noexcept override { return SleepThrough{}(); }
-    /// Called before the rank of this process uses some of what staging() gives it.
-    /// @throws CommunicationError  there is no memory for it; the group is aborted.
-    virtual void reserve(std::byte const*, std::size_t) {}
     [[nodiscard]] Outcome& outcome(int rank) const noexcept {
         return std::launder(reinterpret_cast<Outcome*>(at(outcomes_at(board_->size()))))[rank];
     }
@@ -98,13 +97,19 @@ protected:
     static constexpr std::size_t least_room = std::size_t{1} << 24U;
 
     /// Lies in memory that whoever derives from this has mapped, and unmaps.
-    /// @pre it has bytes_for(size, room) from the beginning of a page on; one process creates it.
+    /// @pre it has bytes_for(size, room) from the beginning of a page on, zeroed; one process creates it
     ProcessSegment(int size, std::size_t room, std::byte* memory, bool is_creator)
         : staging_at_{bytes_for(size, 0)}, room_{room}, memory_{memory},
           board_{&Board::at_address(memory)} {
         if (is_creator) {
             create(size);
         }
+    }
+    /// What is used of that from the start, each part as its place and its bytes. For the others
+    /// reserve() is called.
+    static std::array<std::pair<std::size_t, std::size_t>, 3> parts_at_start(int size) {
+        auto const [board, group] = Group::parts_at_start(size);
+        return {{board, group, {outcomes_at(size), width(size) * sizeof(Outcome)}}};
     }
     /// Up to where staging() begins, if `room` is 0.
     static std::size_t bytes_for(int size, std::size_t room) {
@@ -116,7 +121,7 @@ private:
     static constexpr std::size_t page = 4096;
 
     void create(int size) {
-        board_ = &Group::create(all_numbers(size), {at(0), outcomes_at(size)}).board();
+        board_ = &Group::create(all_numbers(size), {at(0), outcomes_at(size)}, true).board();
         ::new (at(outcomes_at(size))) Outcome[width(size)];
     }
     static std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }

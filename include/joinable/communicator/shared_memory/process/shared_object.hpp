@@ -4,10 +4,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -15,6 +18,7 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -114,10 +118,16 @@ public:
             )};
         }
     }
-    /// Null when there is no address space.
-    [[nodiscard]] std::byte* map(std::size_t bytes) const noexcept {
-        void* const memory =
-            mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_, 0);
+    /// From that byte on, the first of a page. Null when there is no address space.
+    [[nodiscard]] std::byte* map(std::size_t bytes, std::size_t from = 0) const noexcept {
+        void* const memory = mmap(
+            nullptr,
+            bytes,
+            PROT_READ | PROT_WRITE,
+            MAP_SHARED | MAP_NORESERVE,
+            file_,
+            static_cast<off_t>(from)
+        );
         return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
     }
 
@@ -152,20 +162,68 @@ public:
         }
     }
 
-    /// Gets the memory from the system now. Where it is full a later write would be SIGBUS.
-    /// Complexity: linear in what the system has to clear.
+    /// Gets the memory from the system now. Where it is full a later write would be SIGBUS. Whether it
+    /// did so until `end`. Complexity: linear in what the system has to clear.
     /// @throws CommunicationError  it is full. Of [at, at + bytes) some part may be reserved.
-    void reserve(std::size_t at, std::size_t bytes) const {
-        // In steps, or a program with a fast interval timer would be interrupted for ever.
-        constexpr std::size_t step = std::size_t{16} << 20U;
+    bool reserve(
+        std::size_t at,
+        std::size_t bytes,
+        std::chrono::steady_clock::time_point end = (std::chrono::steady_clock::time_point::max)()
+    ) const {
+        // In steps, which get smaller where a fast interval timer interrupts them: the system begins an
+        // interrupted one anew.
+        constexpr std::size_t smallest_step = 4096;
+        std::size_t step = std::size_t{16} << 20U;
         for (std::size_t done = 0; done < bytes;) {
+            if (std::chrono::steady_clock::now() >= end) {
+                return false;
+            }
             std::size_t const next = (std::min)(step, bytes - done);
             int const error =
                 posix_fallocate(file_, static_cast<off_t>(at + done), static_cast<off_t>(next));
             if (error == 0) {
                 done += next;
-            } else if (error != EINTR) {
+            } else if (error == EINTR) {
+                step = (std::max)(step / 2, smallest_step);
+            } else {
                 throw CommunicationError{full(bytes - done, error)};
+            }
+        }
+        return true;
+    }
+
+    /// The objects of this user that have this name, or this name and a number: see publish_first_free.
+    [[nodiscard]] static std::vector<std::string> own_of(std::string const& path) {
+        std::vector<std::string> found;
+        std::unique_ptr<DIR, int (*)(DIR*)> const folder{opendir(shared_memory_folder), closedir};
+        std::string_view const name =
+            std::string_view{path}.substr(std::string_view{shared_memory_folder}.size() + 1);
+        for (dirent const* entry = nullptr;
+             folder != nullptr && (entry = readdir(folder.get())) != nullptr;) {
+            std::string_view const other{entry->d_name};
+            std::string const of_entry = concat(shared_memory_folder, "/", other);
+            bool const is_named =
+                other.starts_with(name) &&
+                (other.size() == name.size() || other.substr(name.size()).starts_with("."));
+            struct stat status{};
+            if (is_named && lstat(of_entry.c_str(), &status) == 0 && status.st_uid == geteuid()) {
+                found.push_back(of_entry);
+            }
+        }
+        std::sort(found.begin(), found.end());
+        return found;
+    }
+    /// Gives it this name, or this name and the first number that makes it no other user's: nobody can
+    /// keep a job from its name. Returns it, or nothing where another object of this user has it.
+    [[nodiscard]] std::optional<std::string> publish_first_free(std::string const& path) const {
+        for (int number = 1;; ++number) {
+            std::string const named = number == 1 ? path : concat(path, ".", number);
+            if (publish(named)) {
+                return named;
+            }
+            struct stat status{};
+            if (lstat(named.c_str(), &status) != 0 || status.st_uid == geteuid()) {
+                return std::nullopt;
             }
         }
     }

@@ -41,15 +41,20 @@ public:
                (said.collective == Collective::broadcast && said.root == rank);
     }
 
-    /// Where `rank` puts what it contributes. @pre is_arrival(said, rank), and no other is under way
-    [[nodiscard]] std::span<std::byte> place(FrameHeader const& said, int rank) {
+    /// Whether the rank has arrived in it, or a later one.
+    [[nodiscard]] bool has_arrived(std::uint64_t sequence, int rank) const noexcept {
+        return sequence < first_ + place_of_next(rank);
+    }
+
+    /// Where `rank` puts what it contributes, from byte `done` on.
+    /// @pre is_arrival(said, rank), and no other is under way
+    [[nodiscard]] std::span<std::byte>
+    place(FrameHeader const& said, int rank, std::uint64_t done) {
         std::size_t const at = place_of_next(rank);
         if (at == open_.size()) {
             open_.emplace_back(size_);
         }
-        std::vector<std::byte>& body = open_[at].bodies[index(rank)];
-        body.resize(said.bytes);
-        return body;
+        return room_in(open_[at].bodies[index(rank)], said.bytes, done);
     }
     /// The body is there.
     void arrive(FrameHeader const& said, int rank) {

@@ -8,11 +8,13 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/tcp/detail/socket.hpp>
 #include <joinable/error.hpp>
 
@@ -54,6 +56,9 @@ static_assert(std::is_trivially_copyable_v<FrameHeader> && sizeof(FrameHeader) =
 inline constexpr std::uint64_t meeting = ~std::uint64_t{0};
 /// The most that one collective moves, per rank.
 inline constexpr std::size_t most_frame_bytes = std::size_t{1} << 30U;
+/// The most that follows any other header: a reason that names every rank, with the longest text.
+inline constexpr std::size_t most_told_bytes = sizeof(FailureKind) + sizeof(std::uint32_t) +
+                                               max_ranks * sizeof(std::int32_t) + most_reason_text;
 
 template <class T>
 [[nodiscard]] std::span<std::byte const> bytes_of(T const& object) noexcept {
@@ -68,8 +73,26 @@ template <class T>
     return object;
 }
 
-/// As bytes: kind, number of ranks, ranks, text.
-[[nodiscard]] inline std::vector<std::byte> packed(AbortReason const& reason) {
+/// A text as it is sent, with a mark where it is cut.
+[[nodiscard]] inline std::string sendable(std::string_view text) {
+    std::string sent{text};
+    if (sent.size() > most_reason_text) {
+        sent.resize(length_before_cut(text));
+        sent += cut_mark;
+    }
+    return sent;
+}
+[[nodiscard]] inline bool are_ranks(std::vector<int> const& numbers, int size) noexcept {
+    return std::all_of(numbers.begin(), numbers.end(), [&](int number) {
+        return number >= 0 && number < size;
+    });
+}
+
+/// As bytes: kind, number of ranks, ranks, text. Numbers that are no ranks are left out.
+[[nodiscard]] inline std::vector<std::byte> packed(AbortReason reason) {
+    std::erase_if(reason.ranks, [](int rank) { return !are_ranks({rank}, max_ranks); });
+    reason.ranks.resize((std::min)(reason.ranks.size(), std::size_t{max_ranks}));
+    reason.message = sendable(reason.message);
     std::vector<std::byte> bytes;
     auto const append = [&](std::span<std::byte const> part) {
         bytes.insert(bytes.end(), part.begin(), part.end());
@@ -92,21 +115,37 @@ template <class T>
 [[nodiscard]] inline std::string unpacked_text(std::span<std::byte const> bytes) {
     return {reinterpret_cast<char const*>(bytes.data()), bytes.size()};
 }
-[[nodiscard]] inline AbortReason unpacked_reason(std::span<std::byte const> bytes) {
+/// Nothing, unless it is what packed() makes.
+[[nodiscard]] inline std::optional<AbortReason> unpacked_reason(std::span<std::byte const> bytes) {
     AbortReason reason;
     constexpr std::size_t fixed = sizeof reason.kind + sizeof(std::uint32_t);
     if (bytes.size() < fixed) {
-        return reason;
+        return std::nullopt;
     }
     reason.kind = object_at<FailureKind>(bytes);
-    std::size_t const ranks =
-        (std::min<std::size_t>)(object_at<std::uint32_t>(bytes.subspan(sizeof reason.kind)) *
-                                    sizeof(std::int32_t),
-                                bytes.size() - fixed);
-    reason.ranks = unpacked_ranks(bytes.subspan(fixed, ranks));
-    reason.message = unpacked_text(bytes.subspan(fixed + ranks));
-    return reason;
+    std::size_t const ranks = object_at<std::uint32_t>(bytes.subspan(sizeof reason.kind));
+    bytes = bytes.subspan(fixed);
+    if (reason.kind > FailureKind::contract || ranks > bytes.size() / sizeof(std::int32_t)) {
+        return std::nullopt;
+    }
+    reason.ranks = unpacked_ranks(bytes.first(ranks * sizeof(std::int32_t)));
+    reason.message = unpacked_text(bytes.subspan(ranks * sizeof(std::int32_t)));
+    return are_ranks(reason.ranks, max_ranks) ? std::optional{std::move(reason)} : std::nullopt;
 }
+
+/// Where the next of the `bytes` bytes of a body go, of which `done` have come. The memory grows with
+/// those: a header alone costs next to nothing.
+[[nodiscard]] inline std::span<std::byte>
+room_in(std::vector<std::byte>& body, std::uint64_t bytes, std::uint64_t done) {
+    constexpr std::uint64_t least = 65'536;
+    body.resize((std::min)(bytes, (std::max)(least, 2 * done)));
+    return std::span{body}.subspan(done);
+}
+
+/// What the other side broke the protocol by.
+struct ProtocolError {
+    std::string what = {};
+};
 
 /// What waits to be sent on a connection, in its order. The other side may be lost: then it takes
 /// everything and keeps nothing, and who reads that connection learns it.
@@ -154,6 +193,9 @@ public:
         return !is_empty() && sent_ < limit;
     }
 
+    /// How many bytes the other side may have read.
+    [[nodiscard]] std::uint64_t sent() const noexcept { return sent_; }
+
     static constexpr std::uint64_t no_limit = ~std::uint64_t{0};
 
 private:
@@ -170,21 +212,22 @@ private:
 /// Takes frames from a connection, as they come: in pieces, or many at once.
 class Inbox {
 public:
-    /// `place(header)` says where what follows the header goes, `take(header, body)` is called when it
-    /// is there. False: nothing more will come. Either may throw; then nothing more is read.
+    /// `place(header, done)` says where what follows the header goes from byte `done` on: at least one
+    /// of those that are left, or nothing where none is. It is called with 0 for each header first, and
+    /// then whenever that place is full. `take(header)` is called when everything is there. False:
+    /// nothing more will come. Either may throw; then nothing more is read.
     template <class Place, class Take>
     [[nodiscard]] bool read(Socket const& socket, Place const& place, Take const& take) {
         for (;;) {
-            bool const is_direct = begin_ == end_ && body_.size() - filled_ >= buffer_.size();
-            std::span<std::byte> const into =
-                is_direct ? body_.subspan(filled_) : std::span{buffer_}.subspan(end_);
+            bool const is_direct = begin_ == end_ && place_.size() >= buffer_.size();
+            std::span<std::byte> const into = is_direct ? place_ : std::span{buffer_}.subspan(end_);
             std::optional<std::size_t> const got = socket.receive(into);
             if (!got) {
                 return false;
             }
             consumed_ += *got;
             if (is_direct) {
-                filled_ += *got;
+                fill(*got);
             } else {
                 end_ += *got;
             }
@@ -206,27 +249,35 @@ private:
                 }
                 header_ = object_at<FrameHeader>(std::span{buffer_}.subspan(begin_));
                 begin_ += sizeof header_;
-                body_ = place(std::as_const(header_));
-                filled_ = 0;
+                done_ = 0;
+                place_ = place(std::as_const(header_), done_);
                 has_header_ = true;
             }
-            std::size_t const piece = (std::min)(body_.size() - filled_, end_ - begin_);
+            std::size_t const piece = (std::min)(place_.size(), end_ - begin_);
             if (piece != 0) {
-                std::memcpy(body_.data() + filled_, buffer_.data() + begin_, piece);
+                std::memcpy(place_.data(), buffer_.data() + begin_, piece);
             }
-            filled_ += piece;
             begin_ += piece;
-            if (filled_ < body_.size()) {
+            fill(piece);
+            if (done_ == header_.bytes) {
+                has_header_ = false;
+                take(std::as_const(header_));
+                continue;
+            }
+            if (place_.empty()) {
+                place_ = place(std::as_const(header_), done_);
+            }
+            if (begin_ == end_) {
                 break;
             }
-            has_header_ = false;
-            auto const body = std::exchange(body_, {});
-            filled_ = 0;
-            take(std::as_const(header_), body);
         }
         std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
         end_ -= begin_;
         begin_ = 0;
+    }
+    void fill(std::size_t bytes) noexcept {
+        place_ = place_.subspan(bytes);
+        done_ += bytes;
     }
 
     std::vector<std::byte> buffer_ = std::vector<std::byte>(16'384);
@@ -234,8 +285,8 @@ private:
     std::size_t end_ = 0;
     FrameHeader header_;
     bool has_header_ = false;
-    std::span<std::byte> body_;
-    std::size_t filled_ = 0;
+    std::uint64_t done_ = 0;     ///< of what follows the header
+    std::span<std::byte> place_; ///< where the next of it goes
     std::uint64_t consumed_ = 0;
 };
 

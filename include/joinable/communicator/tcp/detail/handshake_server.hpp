@@ -51,7 +51,7 @@ public:
     /// `is_here(rank)` says whether a rank has come before, `admit(rank, socket)` takes one in.
     template <class IsHere, class Admit>
     void look(IsHere const& is_here, Admit const& admit) {
-        accept_all();
+        accept_all(is_here, admit);
         auto const now = std::chrono::steady_clock::now();
         std::erase_if(strangers_, [&](Stranger& stranger) {
             return !listen_to(stranger, is_here, admit) || now >= stranger.end;
@@ -67,7 +67,10 @@ private:
     };
     static constexpr std::size_t most_strangers = 256;
 
-    void accept_all() {
+    /// Hears each one as it comes: where there is hardly a file left, many strangers pass through it
+    /// quickly, and a rank is known by its first words.
+    template <class IsHere, class Admit>
+    void accept_all(IsHere const& is_here, Admit const& admit) {
         auto const now = std::chrono::steady_clock::now();
         for (int i = 0; i < 64 && now >= accept_again_; ++i) {
             int const handle =
@@ -75,23 +78,24 @@ private:
             if (handle < 0) {
                 bool const is_full =
                     errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
-                if (is_full) { // of files: the oldest stranger makes room
+                if (is_full && !strangers_.empty()) { // of files: the oldest stranger makes room
+                    strangers_.pop_front();
+                    continue;
+                }
+                if (is_full) {
                     accept_again_ = now + std::chrono::milliseconds{50};
-                    drop_oldest();
                 }
                 return;
             }
-            Socket socket{handle};
-            socket.prepare_connection();
-            if (strangers_.size() == most_strangers) {
-                drop_oldest();
+            Stranger stranger{Socket{handle}, now + tcp_patience};
+            stranger.socket.prepare_connection();
+            if (!listen_to(stranger, is_here, admit)) {
+                continue;
             }
-            strangers_.push_back({std::move(socket), now + tcp_patience});
-        }
-    }
-    void drop_oldest() {
-        if (!strangers_.empty()) {
-            strangers_.pop_front();
+            if (strangers_.size() == most_strangers) {
+                strangers_.pop_front();
+            }
+            strangers_.push_back(std::move(stranger));
         }
     }
 

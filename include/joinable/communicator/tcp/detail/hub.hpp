@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -69,8 +70,6 @@ private:
         FrameHeader header;
         std::string meanwhile;
     };
-    /// What ends the connection of one rank, which broke the protocol.
-    struct ProtocolError {};
 
     [[nodiscard]] int size() const noexcept { return static_cast<int>(members_.size()); }
     [[nodiscard]] Member& member(int rank) noexcept {
@@ -120,10 +119,10 @@ private:
         try {
             goes_on = one.inbox.read(
                 one.socket,
-                [&](FrameHeader const& header) { return place_for(rank, header); },
-                [&](FrameHeader const& header, std::span<std::byte const> body) {
-                    take(rank, header, body);
-                }
+                [&](FrameHeader const& header, std::uint64_t done) {
+                    return place_for(rank, header, done);
+                },
+                [&](FrameHeader const& header) { take(rank, header); }
             );
         } catch (ProtocolError const&) {
             makes_sense = false;
@@ -159,23 +158,53 @@ private:
 
     // -- what ranks say ---------------------------------------------------------------------------
 
-    std::span<std::byte> place_for(int rank, FrameHeader const& header) {
+    std::span<std::byte> place_for(int rank, FrameHeader const& header, std::uint64_t done) {
         Member& one = member(rank);
-        one.consumed = header.consumed;
-        if (header.kind == FrameKind::arrival && !end_) {
-            if (!collectives_.is_arrival(header, rank)) {
+        if (done == 0) {
+            if (!can_say(rank, header)) {
                 throw ProtocolError{};
             }
-            return collectives_.place(header, rank);
+            one.consumed = header.consumed;
         }
-        if (header.bytes > most_frame_bytes) {
-            throw ProtocolError{};
+        if (header.kind != FrameKind::arrival) {
+            return room_in(one.body, header.bytes, done);
         }
-        one.body.resize(header.bytes);
-        return one.body;
+        if (!end_) {
+            return collectives_.place(header, rank, done);
+        }
+        return room_in(one.body, (std::min<std::uint64_t>)(header.bytes - done, 65'536), 0);
     }
 
-    void take(int rank, FrameHeader const& header, std::span<std::byte const> body) {
+    /// Whether a rank that follows the protocol can say that now. After the end it may not have heard
+    /// of the end, and what it asks for is not looked at any more.
+    [[nodiscard]] bool can_say(int rank, FrameHeader const& header) {
+        Member const& one = member(rank);
+        if (one.has_said_all || header.consumed < one.consumed ||
+            header.consumed > one.outbox.sent()) {
+            return false;
+        }
+        bool const is_asked_for =
+            end_ || header.sequence == meeting || collectives_.has_arrived(header.sequence, rank);
+        switch (header.kind) {
+        case FrameKind::arrival:
+            return end_ ? header.bytes <= most_frame_bytes
+                        : !handshakes_ && collectives_.is_arrival(header, rank);
+        case FrameKind::abort: return header.bytes <= most_told_bytes;
+        case FrameKind::overdue:
+            return header.bytes <= most_told_bytes && is_asked_for &&
+                   header.count <=
+                       static_cast<std::uint64_t>((std::numeric_limits<std::int64_t>::max)());
+        case FrameKind::question: return header.bytes == 0 && is_asked_for;
+        case FrameKind::leave:
+        case FrameKind::keep_alive:
+        case FrameKind::credit: return header.bytes == 0;
+        default: return false;
+        }
+    }
+
+    /// @pre can_say(rank, header)
+    void take(int rank, FrameHeader const& header) {
+        std::vector<std::byte> const& body = member(rank).body;
         switch (header.kind) {
         case FrameKind::arrival:
             // An arrival that began before the end is as good as not begun.
@@ -183,13 +212,17 @@ private:
                 collectives_.arrive(header, rank);
             }
             break;
-        case FrameKind::abort: end(unpacked_reason(body)); break;
+        case FrameKind::abort:
+            if (auto reason = unpacked_reason(body)) {
+                end(std::move(*reason));
+                break;
+            }
+            throw ProtocolError{};
         case FrameKind::leave: member(rank).has_said_all = true; break;
         case FrameKind::keep_alive: member(rank).alive_at = Clock::now(); break;
         case FrameKind::overdue: overdue_.push_back({rank, header, unpacked_text(body)}); break;
         case FrameKind::question: answer(rank, header.sequence); break;
-        case FrameKind::credit: break;
-        default: throw ProtocolError{};
+        default: break;
         }
     }
 

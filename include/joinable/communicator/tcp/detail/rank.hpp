@@ -72,8 +72,17 @@ public:
     [[nodiscard]] bool is_done(std::uint64_t sequence) const noexcept {
         return sequence < finished_;
     }
-    /// Whether finish() would return at once. @throws as it does.
+    /// Whether finish() would return at once. Asks the hub at the deadline, but does not wait for it.
+    /// @throws as finish() does.
     [[nodiscard]] bool test(std::uint64_t sequence) {
+        bool const is_over = progress(sequence);
+        if (!is_over) {
+            count_poll(sequence);
+        }
+        return is_over;
+    }
+    /// The same without a deadline.
+    [[nodiscard]] bool progress(std::uint64_t sequence) {
         if (!is_done(sequence)) {
             look();
             throw_if_over(is_done(sequence));
@@ -82,9 +91,7 @@ public:
     }
     void finish(std::uint64_t sequence) {
         wait_until(
-            [&] { return is_done(sequence); },
-            sequence,
-            [&] { return "waits in " + pending_[sequence - finished_].said.text(); }
+            [&] { return is_done(sequence); }, sequence, [&] { return waiting_text(sequence); }
         );
         throw_if_over(is_done(sequence));
     }
@@ -140,6 +147,7 @@ public:
         header.kind = FrameKind::question;
         header.sequence = finished_;
         send(header, {});
+        ++questions_;
         missing_ = {0}; // if it does not answer
         has_answer_ = false;
         auto const end = Clock::now() + tcp_patience;
@@ -153,12 +161,30 @@ private:
     using Clock = std::chrono::steady_clock;
     static constexpr std::size_t most_in_flight = 64;
 
+    /// What the hub was asked at the deadline of one wait: for how much longer it may last.
+    struct Overdue {
+        int asked = 0;                                     ///< how often it has not answered yet
+        std::chrono::nanoseconds deadline = {};            ///< the longest of these
+        std::optional<std::chrono::nanoseconds> left = {}; ///< its answer
+        // Of a work that is tested:
+        PolledTime polled = {};
+        std::uint64_t consumed = 0; ///< when the hub was asked last, or has been seen to live
+    };
     struct Pending {
         Descriptor said;
         Buffer out;
+        Overdue overdue = {};
     };
 
     [[nodiscard]] std::uint64_t next() const noexcept { return finished_ + pending_.size(); }
+    /// Null: nobody can wait for that.
+    [[nodiscard]] Overdue* overdue_of(std::uint64_t sequence) noexcept {
+        if (sequence == meeting) {
+            return &overdue_;
+        }
+        bool const is_pending = sequence >= finished_ && sequence < next();
+        return is_pending ? &pending_[sequence - finished_].overdue : nullptr;
+    }
     void throw_if_over(bool is_done) const {
         if (!is_done && over_) {
             throw_failure(*over_);
@@ -175,13 +201,13 @@ private:
         while (!ready() && !over_) {
             std::uint64_t const consumed = inbox_.consumed();
             pump(end);
-            if (again_ && again_->sequence == sequence) {
-                end = end_of_wait(again_->left);
+            Overdue* const overdue = overdue_of(sequence);
+            if (overdue != nullptr && overdue->left) {
+                end = end_of_wait(*std::exchange(overdue->left, std::nullopt));
                 is_asked = false;
             } else if (is_asked && consumed != inbox_.consumed()) {
                 end = Clock::now() + tcp_patience;
             }
-            again_.reset();
             if (ready() || over_ || Clock::now() < end) {
                 continue;
             }
@@ -189,15 +215,51 @@ private:
                 give_up(meanwhile());
                 return;
             }
-            std::string const text = meanwhile();
-            FrameHeader header;
-            header.kind = FrameKind::overdue;
-            header.sequence = sequence;
-            header.count = static_cast<std::uint64_t>(deadline_.count());
-            send(header, std::as_bytes(std::span{text}));
+            ask_for_more(sequence, meanwhile());
             is_asked = true;
             end = Clock::now() + tcp_patience;
         }
+    }
+    /// A test that has found nothing: the same as wait_until(), one step at a time.
+    void count_poll(std::uint64_t sequence) {
+        Overdue& overdue = *overdue_of(sequence);
+        if (overdue.left) {
+            overdue.polled.set(deadline_ - *std::exchange(overdue.left, std::nullopt));
+        }
+        if (overdue.asked == 0) {
+            if (overdue.polled.reaches(deadline_)) {
+                ask_for_more(sequence, waiting_text(sequence));
+                overdue.polled.set(std::chrono::nanoseconds{0});
+                overdue.consumed = inbox_.consumed();
+            }
+            return;
+        }
+        if (overdue.consumed != inbox_.consumed()) {
+            overdue.consumed = inbox_.consumed();
+            overdue.polled.set(std::chrono::nanoseconds{0});
+        }
+        if (overdue.polled.reaches(tcp_patience)) {
+            give_up(waiting_text(sequence));
+            throw_if_over(false);
+        }
+    }
+    [[nodiscard]] std::string waiting_text(std::uint64_t sequence) const {
+        return "waits in " + pending_[sequence - finished_].said.text();
+    }
+    /// Tells the hub that the deadline has passed: it ends all, or says for how much longer to wait.
+    /// @pre overdue_of(sequence) is not null
+    void ask_for_more(std::uint64_t sequence, std::string const& meanwhile) {
+        std::string const text = sendable(meanwhile);
+        Overdue& overdue = *overdue_of(sequence);
+        std::chrono::nanoseconds const deadline =
+            (std::max)(deadline_, std::chrono::nanoseconds{0});
+        overdue.deadline = overdue.asked == 0 ? deadline : (std::max)(overdue.deadline, deadline);
+        FrameHeader header;
+        header.kind = FrameKind::overdue;
+        header.sequence = sequence;
+        header.count = static_cast<std::uint64_t>(deadline.count());
+        send(header, std::as_bytes(std::span{text}));
+        ++overdue.asked;
     }
     /// Rank 0 is stopped, or cannot be reached: nobody else can tell this rank anything.
     void give_up(std::string const& meanwhile) {
@@ -235,13 +297,18 @@ private:
             return;
         }
         outbox_.flush(socket_);
-        bool const goes_on = inbox_.read(
-            socket_,
-            [this](FrameHeader const& header) { return place_for(header); },
-            [this](FrameHeader const& header, std::span<std::byte const> body) {
-                take(header, body);
-            }
-        );
+        bool goes_on = true;
+        try {
+            goes_on = inbox_.read(
+                socket_,
+                [this](FrameHeader const& header, std::uint64_t done) {
+                    return place_for(header, done);
+                },
+                [this](FrameHeader const& header) { take(header); }
+            );
+        } catch (ProtocolError const& error) {
+            refuse(error);
+        }
         if (!goes_on && !over_) {
             over_ = own_reason_.value_or(AbortReason{
                 FailureKind::peer_failed,
@@ -257,31 +324,111 @@ private:
         }
     }
 
-    [[nodiscard]] std::span<std::byte> place_for(FrameHeader const& header) {
+    /// Nothing that rank 0 sends is right any more. All ranks hear it, if rank 0 still tells them.
+    void refuse(ProtocolError const& error) {
+        AbortReason const reason{
+            FailureKind::communication,
+            {0},
+            concat("rank 0 sent rank ", rank_, " ", error.what, ": is it this version of joinable?")
+        };
+        FrameHeader header;
+        header.kind = FrameKind::abort;
+        send(header, packed(reason));
+        over_ = reason;
+    }
+
+    [[nodiscard]] std::span<std::byte> place_for(FrameHeader const& header, std::uint64_t done) {
+        if (done == 0) {
+            require_expected(header);
+        }
         if (header.kind == FrameKind::result && header.bytes != 0) {
             Buffer const& out = pending_.front().out;
-            return {static_cast<std::byte*>(out.data), out.bytes()};
+            return std::span{static_cast<std::byte*>(out.data), out.bytes()}.subspan(done);
         }
-        body_.resize(header.bytes);
-        return body_;
+        return room_in(body_, header.bytes, done);
     }
-    void take(FrameHeader const& header, std::span<std::byte const> body) {
+    /// What this rank gets of its oldest collective.
+    [[nodiscard]] std::size_t bytes_of_result() const noexcept {
+        auto const& [said, out, overdue] = pending_.front();
+        bool const gets_some = said.collective == Collective::all_reduce ||
+                               (said.collective == Collective::broadcast && said.root != rank_);
+        return gets_some ? out.bytes() : 0;
+    }
+    /// @throws ProtocolError  the hub does not say that now.
+    void require_expected(FrameHeader const& header) {
+        auto const require = [](bool is_expected, auto const&... what) {
+            if (!is_expected) {
+                throw ProtocolError{concat(what...)};
+            }
+        };
+        auto const require_bytes = [&](std::size_t least, std::size_t most) {
+            require(
+                header.bytes >= least && header.bytes <= most,
+                header.bytes,
+                " bytes where ",
+                most,
+                least == most ? " were expected" : " are the most"
+            );
+        };
+        require(header.consumed <= outbox_.sent(), "word of bytes that it never got");
+        Overdue const* const overdue = overdue_of(header.sequence);
+        switch (header.kind) {
+        case FrameKind::start:
+            require(!has_started_, "a second start");
+            require_bytes(0, 0);
+            break;
+        case FrameKind::result:
+            require(
+                has_started_ && !pending_.empty() && header.sequence == finished_,
+                "a result for which it did not ask"
+            );
+            require_bytes(bytes_of_result(), bytes_of_result());
+            break;
+        case FrameKind::end: require_bytes(0, most_told_bytes); break;
+        case FrameKind::wait:
+            require(
+                overdue != nullptr && overdue->asked > 0 && header.count > 0 &&
+                    header.count <= static_cast<std::uint64_t>(overdue->deadline.count()),
+                "more time, for which it did not ask"
+            );
+            require_bytes(0, 0);
+            break;
+        case FrameKind::answer:
+            require(questions_ > 0, "an answer to no question");
+            require_bytes(0, static_cast<std::size_t>(size_) * sizeof(std::int32_t));
+            break;
+        default: require(false, "a message of the unknown kind ", static_cast<int>(header.kind));
+        }
+    }
+    /// @pre require_expected(header) was called
+    void take(FrameHeader const& header) {
         switch (header.kind) {
         case FrameKind::start: has_started_ = true; break;
         case FrameKind::result:
             pending_.pop_front();
             ++finished_;
             break;
-        case FrameKind::end: over_ = unpacked_reason(body); break;
-        case FrameKind::wait:
-            again_ = Again{
-                header.sequence, std::chrono::nanoseconds{static_cast<std::int64_t>(header.count)}
-            };
+        case FrameKind::end:
+            over_ = unpacked_reason(body_);
+            if (!over_) {
+                throw ProtocolError{"an end without a reason"};
+            }
             break;
-        case FrameKind::answer:
-            missing_ = unpacked_ranks(body);
-            has_answer_ = true;
+        case FrameKind::wait: {
+            Overdue& overdue = *overdue_of(header.sequence);
+            --overdue.asked;
+            overdue.left = std::chrono::nanoseconds{static_cast<std::int64_t>(header.count)};
             break;
+        }
+        case FrameKind::answer: {
+            std::vector<int> ranks = unpacked_ranks(body_);
+            if (!are_ranks(ranks, size_)) {
+                throw ProtocolError{"numbers that are no ranks"};
+            }
+            has_answer_ = --questions_ == 0; // or it is that to an older one
+            missing_ = has_answer_ ? std::move(ranks) : missing_;
+            break;
+        }
         default: break;
         }
     }
@@ -311,11 +458,6 @@ private:
         }
     }
 
-    struct Again {
-        std::uint64_t sequence;
-        std::chrono::nanoseconds left;
-    };
-
     Socket socket_;
     int rank_;
     int size_;
@@ -330,7 +472,8 @@ private:
     bool is_alone_ = false;                 ///< the hub answers no more
     std::optional<AbortReason> own_reason_; ///< of this rank's abort
     std::optional<AbortReason> over_;       ///< what every wait throws that did not complete before
-    std::optional<Again> again_;
+    Overdue overdue_;                       ///< of the meeting
+    int questions_ = 0;                     ///< that the hub has not answered yet
     bool has_answer_ = false;
     std::vector<int> missing_;
 };

@@ -62,6 +62,8 @@ def measure_rank(rank, ranks, port):
             if rank == 0:
                 mode = "fresh" if is_fresh else "same"
                 print(f"gloo {ranks} {mode} {size} {taken * 1e6:.4f}", flush=True)
+    dist.barrier() # PyTorch 2 aborts where rank 0 ends, and with it the store, before the others
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -77,12 +76,18 @@ private:
             return 0; // what is wrong with it the reducer says
         }
         Hash hash;
-        visit_dtype(gradient.dtype(), [&]<class T>(std::type_identity<T>) {
-            for (T const& element : gradient.as<T>()) {
-                hash.add(std::string_view{reinterpret_cast<char const*>(&element), sizeof(T)});
-            }
-        });
+        add(hash, static_cast<char const*>(gradient.data()), gradient, 0);
         return hash.value();
+    }
+    static void add(Hash& hash, char const* data, AnyView const& view, std::size_t dimension) {
+        std::size_t const element = size_of(view.dtype());
+        if (dimension == view.extents().size()) {
+            hash.add(std::string_view{data, element});
+            return;
+        }
+        for (std::size_t i = 0; i < view.extents()[dimension]; ++i) {
+            add(hash, data + i * view.strides()[dimension] * element, view, dimension + 1);
+        }
     }
 
     ParameterList parameters_;

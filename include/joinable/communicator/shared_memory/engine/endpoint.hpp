@@ -29,8 +29,9 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
 /// an abort(reason, rank) that may reach further than the board, and a look_for_deaths() that buries
-/// ranks where nobody else does, and returns for how long it need not be called; reserve() is called
-/// before memory of the board is used that is not from the start; copies of it are the same group. `Memory` is where the other ranks find this one's buffers.
+/// ranks where nobody else does, and returns for how long it need not be called; its reserve() is called
+/// before the rank uses memory of the board that it did not use before; copies of it are the same group.
+/// `Memory` is where the other ranks find this one's buffers.
 template <class Group, class Memory = OwnMemory>
 class Endpoint {
 public:

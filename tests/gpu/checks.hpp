@@ -82,7 +82,10 @@ void check_uneven_inputs(Rank<Hosts>& rank, std::size_t large, bool views) {
     joinable::DistributedDataParallel ddp{
         rank.comm,
         params,
-        {.bucket_cap_bytes = 8192, .first_bucket_bytes = 1024, .gradient_as_bucket_view = views}
+        {.bucket_cap_bytes = 8192,
+         .first_bucket_bytes = 1024,
+         .gradient_as_bucket_view = views,
+         .joined_gradients = joinable::JoinedGradients::kept}
     };
     joinable::Join guard{joinable::participants(ddp), joinable::control(rank.hosts)};
     for (int round = 0; round <= rank.hosts.rank(); ++round) {

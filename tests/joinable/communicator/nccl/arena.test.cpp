@@ -339,7 +339,8 @@ TEST_CASE("a model's buckets are registered once, and shadow rounds use them") {
                     model.params,
                     {.bucket_cap_bytes = 64,
                      .first_bucket_bytes = 16,
-                     .gradient_as_bucket_view = views}
+                     .gradient_as_bucket_view = views,
+                     .joined_gradients = joinable::JoinedGradients::kept}
                 };
                 CHECK(registrations.since() == 1);
                 std::size_t const allocated = fake_nccl::calls("ncclMemAlloc");

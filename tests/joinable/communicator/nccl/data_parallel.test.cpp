@@ -85,7 +85,9 @@ TEST_CASE("joined ranks shadow over NCCL, and receive the averages") {
                 DType::f32,
                 has_kernels,
                 [&](auto& hosts, auto& comm, auto& model) {
-                    DistributedDataParallel ddp{comm, model.params, small_buckets(views)};
+                    auto options = small_buckets(views);
+                    options.joined_gradients = joinable::JoinedGradients::kept;
+                    DistributedDataParallel ddp{comm, model.params, options};
                     int const rounds = hosts.size();
                     joinable::Join guard{joinable::participants(ddp), joinable::control(hosts)};
                     for (int batch = 0; batch <= hosts.rank(); ++batch) {

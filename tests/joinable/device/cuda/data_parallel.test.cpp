@@ -88,22 +88,34 @@ TEST_CASE("what gradients hold moves into the buckets before the engine goes on"
 TEST_CASE("joined ranks shadow on their devices, and receive the averages") {
     for (DType const dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) {
         for (bool const views : {false, true}) {
-            run_devices({2, 3, 4}, dtype, [&](auto& host, auto& comm, DeviceModel& model) {
-                DistributedDataParallel ddp{comm, model.params, small_buckets(views)};
-                int const rounds = host.size();
-                joinable::Join guard{joinable::participants(ddp), joinable::control(host)};
-                for (int batch = 0; batch <= host.rank(); ++batch) {
-                    ddp.forward([] {});
-                    ddp.backward([&](auto ready) { model.backward(batch, ready); });
-                    CHECK(
-                        model.gradients() ==
-                        model.averages(batch, all_ranks(batch, host.size()), host.size())
-                    );
-                }
-                auto const result = guard.finish();
-                CHECK(result.rounds == static_cast<std::size_t>(rounds));
-                CHECK(model.gradients() == model.averages(rounds - 1, {rounds - 1}, rounds));
-            });
+            for (auto const joined :
+                 {joinable::JoinedGradients::kept, joinable::JoinedGradients::zeroed_at_end}) {
+                run_devices({2, 3, 4}, dtype, [&](auto& host, auto& comm, DeviceModel& model) {
+                    auto options = small_buckets(views);
+                    options.joined_gradients = joined;
+                    DistributedDataParallel ddp{comm, model.params, options};
+                    int const rounds = host.size();
+                    joinable::Join guard{joinable::participants(ddp), joinable::control(host)};
+                    for (int batch = 0; batch <= host.rank(); ++batch) {
+                        ddp.forward([] {});
+                        ddp.backward([&](auto ready) { model.backward(batch, ready); });
+                        CHECK(
+                            model.gradients() ==
+                            model.averages(batch, all_ranks(batch, host.size()), host.size())
+                        );
+                    }
+                    auto const result = guard.finish();
+                    CHECK(result.rounds == static_cast<std::size_t>(rounds));
+                    auto expected = model.averages(rounds - 1, {rounds - 1}, rounds);
+                    if (joined == joinable::JoinedGradients::zeroed_at_end &&
+                        host.rank() != rounds - 1) {
+                        for (Numbers& numbers : expected) {
+                            numbers.assign(numbers.size(), 0.0);
+                        }
+                    }
+                    CHECK(model.gradients() == expected);
+                });
+            }
         }
     }
 }

@@ -974,6 +974,10 @@ TEST_CASE("where /dev/shm is full, what needs memory for the first time is an er
                 return;
             }
             constexpr int world = 32; // of whose mailboxes some share no page with anything else
+            rlimit const small{
+                rlim_t{1} << 32U, rlim_t{1} << 32U
+            }; // each rank maps it, in one process
+            REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
             std::string const job = fresh_job();
             std::atomic<int> failed{0};
             std::vector<std::jthread> ranks;

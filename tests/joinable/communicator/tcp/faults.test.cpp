@@ -673,7 +673,7 @@ std::string text_of_refusal(std::vector<std::byte> const& frames, bool is_overdu
         request.in = request.out;
         rank.post(request);
         rank.post({});
-        std::jthread const answers{[&] {
+        std::jthread answers{[&] {
             while (is_overdue && next_frame(hub).kind != joinable::detail::FrameKind::overdue) {
             }
             CHECK(hub.send(frames) == frames.size());
@@ -690,6 +690,7 @@ std::string text_of_refusal(std::vector<std::byte> const& frames, bool is_overdu
             text = "the connection broke";
         }
         CHECK(values[3] == 4);
+        answers.join();
         hub.close();
     }
     return text;

@@ -272,7 +272,7 @@ void try_rank(Draw& draw) {
         while (finished < operations.size()) {
             switch (is_honest ? 0 : draw.below(8)) {
             case 0: side.finish(finished++); break;
-            case 1: finished += side.test(finished) ? 1 : 0; break;
+            case 1: finished += side.test(finished) ? 1U : 0U; break;
             case 2: static_cast<void>(side.missing_ranks()); break;
             case 3: side.keep_alive(); break;
             case 4: static_cast<void>(side.is_aborted()); break;

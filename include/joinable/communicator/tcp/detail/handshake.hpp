@@ -122,10 +122,9 @@ struct Refusal {
 /// Whether rank 0 of `job` takes a rank in that says this. @pre the hello is complete.
 [[nodiscard]] inline std::optional<Refusal>
 refusal_of(std::span<std::byte const> said, TcpJob const& job) {
-    using Verdict = Greeting::Verdict;
     if (said.size() < sizeof(Hello) || object_at<Hello>(said).library != library_version) {
         return Refusal{
-            Verdict::other_program,
+            Greeting::Verdict::other_program,
             concat(
                 "expected version ",
                 library_version,
@@ -140,7 +139,7 @@ refusal_of(std::span<std::byte const> said, TcpJob const& job) {
     std::string const secret = unpacked_text(said.subspan(sizeof hello + hello.job_bytes));
     if (!is_same_secret(secret, job.secret)) {
         return Refusal{
-            Verdict::other_job,
+            Greeting::Verdict::other_job,
             "expected the secret that rank 0 has, but this rank has another one: give all ranks of "
             "a "
             "job the same JOINABLE_SECRET"
@@ -148,7 +147,7 @@ refusal_of(std::span<std::byte const> said, TcpJob const& job) {
     }
     if (their_job != job.job) {
         return Refusal{
-            Verdict::other_job,
+            Greeting::Verdict::other_job,
             concat(
                 "expected a rank of job \"",
                 job.job,
@@ -160,7 +159,7 @@ refusal_of(std::span<std::byte const> said, TcpJob const& job) {
     }
     if (hello.size != job.size) {
         return Refusal{
-            Verdict::other_job,
+            Greeting::Verdict::other_job,
             concat(
                 "expected a group of ",
                 job.size,
@@ -172,7 +171,7 @@ refusal_of(std::span<std::byte const> said, TcpJob const& job) {
     }
     if (hello.rank < 0 || hello.rank >= job.size) {
         return Refusal{
-            Verdict::other_job,
+            Greeting::Verdict::other_job,
             concat(
                 "expected a rank from 0 to below the world size, but was given rank ",
                 hello.rank,

@@ -45,11 +45,11 @@
 
 #if __cplusplus < 202002L
 #error "joinable needs C++20: compile with -std=c++20"
-#include <joinable needs C++20> // does not exist: nothing after this is compiled, and thousands of errors are not said
+#include <joinable needs C++20> // does not exist, so that no error follows
 #endif
 #if !defined(__cpp_exceptions)
 #error "joinable reports failures by exceptions: compile without -fno-exceptions"
-#include <joinable needs exceptions>
+#include <joinable needs exceptions> // nor does this
 #endif
 
 #define JOINABLE_VERSION_MAJOR 0
@@ -10480,12 +10480,18 @@ private:
             return 0; // what is wrong with it the reducer says
         }
         Hash hash;
-        visit_dtype(gradient.dtype(), [&]<class T>(std::type_identity<T>) {
-            for (T const& element : gradient.as<T>()) {
-                hash.add(std::string_view{reinterpret_cast<char const*>(&element), sizeof(T)});
-            }
-        });
+        add(hash, static_cast<char const*>(gradient.data()), gradient, 0);
         return hash.value();
+    }
+    static void add(Hash& hash, char const* data, AnyView const& view, std::size_t dimension) {
+        std::size_t const element = size_of(view.dtype());
+        if (dimension == view.extents().size()) {
+            hash.add(std::string_view{data, element});
+            return;
+        }
+        for (std::size_t i = 0; i < view.extents()[dimension]; ++i) {
+            add(hash, data + i * view.strides()[dimension] * element, view, dimension + 1);
+        }
     }
 
     ParameterList parameters_;
@@ -15335,8 +15341,9 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// One rank at a board: posts its collectives, and finishes them in any order. `Group` has a board(),
 /// an abort(reason, rank) that may reach further than the board, and a look_for_deaths() that buries
-/// ranks where nobody else does, and returns for how long it need not be called; reserve() is called
-/// before memory of the board is used that is not from the start; copies of it are the same group. `Memory` is where the other ranks find this one's buffers.
+/// ranks where nobody else does, and returns for how long it need not be called; its reserve() is called
+/// before the rank uses memory of the board that it did not use before; copies of it are the same group.
+/// `Memory` is where the other ranks find this one's buffers.
 template <class Group, class Memory = OwnMemory>
 class Endpoint {
 public:

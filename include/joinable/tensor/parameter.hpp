@@ -55,7 +55,7 @@ concept has_value_and_grad_members = requires(P& p) {
 ///
 /// The default serves every class with members `value` and `grad` (which may be a std::optional)
 /// that are writable tensors, and uses its members `requires_grad` and `name` where it has them.
-/// A class `Parameter` of the global namespace is `::Parameter` in a specialisation.
+/// A class `Parameter` of the global namespace is written with `::` before it in a specialisation.
 template <class P>
 struct parameter_traits : detail::DefaultParameterTraits {
     static constexpr auto value(P& p) noexcept

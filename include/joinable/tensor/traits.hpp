@@ -25,8 +25,8 @@ struct DeviceId {
 };
 
 /// Adapts a tensor type. Specialise it for the engine's own type, `T` without const or reference.
-/// A class `Tensor` of the global namespace is `::Tensor` there, inside the specialisation as well:
-/// this namespace has names of its own. The same holds for `Parameter`, `Buffer` and `Shape`.
+/// A class `Tensor` of the global namespace is written with `::` before it there, inside the
+/// specialisation as well: this namespace has names of its own. So are `Parameter`, `Buffer` and `Shape`.
 ///
 /// | member                                           | required                                 |
 /// |--------------------------------------------------|------------------------------------------|

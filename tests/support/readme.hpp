@@ -6,6 +6,8 @@
 
 #include <joinable/join.hpp>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>

@@ -3,7 +3,8 @@
 
 /// @file
 /// Everything: the core, the communicators that come with it, what plans buckets ahead of time, what
-/// deals data to ranks, and what adapts models of one memory.
+/// deals data to ranks, and what adapts models of one memory or of
+/// several tensor types.
 
 // The core first, which orders its own so that errors say in few lines where they were included from.
 // clang-format off
@@ -22,4 +23,5 @@
 #include <joinable/data/shard_by_weight.hpp>
 #include <joinable/data/shuffle.hpp>
 #include <joinable/tensor/flat_parameters.hpp>
+#include <joinable/tensor/variant.hpp>
 // clang-format on

@@ -83,6 +83,19 @@ public:
 
 } // namespace arma
 
+/// What an engine's layers have in common, whatever their numbers are.
+class Layer {
+public:
+    Layer() = default;
+    Layer(Layer const&) = delete;
+    Layer& operator=(Layer const&) = delete;
+    virtual ~Layer() = default;
+    [[nodiscard]] virtual bool is_double() const = 0;
+    [[nodiscard]] virtual std::size_t count() const = 0;
+    [[nodiscard]] virtual void* weights() = 0;
+    [[nodiscard]] virtual void* gradients() = 0;
+};
+
 struct Batch {
     std::vector<float> samples;
     [[nodiscard]] std::size_t size() const { return samples.size(); }

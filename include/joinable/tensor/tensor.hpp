@@ -97,7 +97,7 @@ Shape shape_of(Range const& range) {
 /// | `traits::device(t)` (optional)            | `DeviceId`          | where the memory is; the host without it |
 ///
 /// Not checkable, still required: the memory stays where it is while a collective uses it.
-/// Models: std::vector, std::array, std::span, StridedView, AnyView.
+/// Models: std::vector, std::array, std::span, StridedView, AnyView; std::variant of tensors (tensor/variant.hpp).
 template <class T>
 concept Tensor = detail::has_tensor_traits<T> &&
                  (detail::has_static_dtype<T> || detail::has_run_time_dtype<T>) &&

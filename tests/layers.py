@@ -81,6 +81,7 @@ REFUSAL = r"^#if .*\n#error .*\n#endif\n" # of a compiler that an opt-in header 
 # What core.hpp leaves to join.hpp: own communicators, and what plans before anything communicates.
 NOT_FOR_GUARDS = (
     "reduction/", "communicator/", "data/", "bucket/bucketed_view", "bucket/fixed_assignment",
+    "tensor/flat_parameters", "tensor/variant",
     "detail/kept_range",
 )
 NOT_IN_CORE = {"thread", "mutex", "condition_variable", "ranges", "iostream", "regex"}

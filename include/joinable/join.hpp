@@ -2,8 +2,9 @@
 #pragma once
 
 /// @file
-/// Everything: the core, the communicators that come with it, what plans buckets ahead of time, and
-/// what deals data to ranks.
+/// Everything: the core, the communicators that come with it, what plans buckets ahead of time, what
+/// deals data to ranks, and what adapts models of one memory or of
+/// several tensor types.
 
 // The core first, which orders its own so that errors say in few lines where they were included from.
 // clang-format off
@@ -21,4 +22,6 @@
 #include <joinable/data/shard.hpp>
 #include <joinable/data/shard_by_weight.hpp>
 #include <joinable/data/shuffle.hpp>
+#include <joinable/tensor/flat_parameters.hpp>
+#include <joinable/tensor/variant.hpp>
 // clang-format on

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: a collective cannot reduce these elements; use float, double, Half, BFloat16 or an
-// EXPECT: integer of 1, 4 or 8 bytes
+// EXPECT: Tensor: the elements have no DType; use float, double, Half, BFloat16 or an integer of 1, 4 or 8 bytes
 #include <vector>
 
 #include <joinable/join.hpp>

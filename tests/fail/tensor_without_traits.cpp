@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: Tensor: specialise joinable::tensor_traits for this type (see tensor/traits.hpp)
+// EXPECT: Tensor: specialise joinable::tensor_traits for this very type
 #include <joinable/join.hpp>
 
 #include <support/misuse.hpp>

@@ -6,6 +6,9 @@
 
 #include <joinable/join.hpp>
 
+#include <algorithm>
+#include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -51,6 +54,46 @@ struct Weight {
     Tensor numbers;
     std::optional<Tensor> gradient;
     bool is_frozen = false;
+};
+
+/// In the place of Armadillo: the members of its dense matrices that traits need, columns one after another.
+namespace arma {
+
+template <class T>
+class Mat {
+public:
+    using elem_type = T;
+    std::size_t const n_rows;
+    std::size_t const n_cols;
+
+    Mat(std::size_t rows, std::size_t columns)
+        : n_rows{rows}, n_cols{columns}, numbers_(rows * columns) {}
+    [[nodiscard]] T* memptr() { return numbers_.data(); }
+    [[nodiscard]] T const* memptr() const { return numbers_.data(); }
+
+private:
+    std::vector<T> numbers_;
+};
+
+template <class T>
+class Col : public Mat<T> {
+public:
+    explicit Col(std::size_t rows) : Mat<T>{rows, 1} {}
+};
+
+} // namespace arma
+
+/// What an engine's layers have in common, whatever their numbers are.
+class Layer {
+public:
+    Layer() = default;
+    Layer(Layer const&) = delete;
+    Layer& operator=(Layer const&) = delete;
+    virtual ~Layer() = default;
+    [[nodiscard]] virtual bool is_double() const = 0;
+    [[nodiscard]] virtual std::size_t count() const = 0;
+    [[nodiscard]] virtual void* weights() = 0;
+    [[nodiscard]] virtual void* gradients() = 0;
 };
 
 struct Batch {

@@ -105,6 +105,7 @@ consteval DType find_dtype() {
 /// | `dtype_of<T>` | `DType` | by kind and size: `long` and `long long` share one                  |
 ///
 /// Models: float, double, Half, BFloat16, and the integers of 1, 4 and 8 bytes, bool and wide characters excepted.
+/// Masks that are to move (buffers, broadcasts) are of unsigned char: sums of bools would be none.
 template <class T>
 concept Element = detail::has_dtype<T>;
 

@@ -97,7 +97,7 @@ Shape shape_of(Range const& range) {
 /// | `traits::device(t)` (optional)            | `DeviceId`          | where the memory is; the host without it |
 ///
 /// Not checkable, still required: the memory stays where it is while a collective uses it.
-/// Models: std::vector, std::array, std::span, StridedView, AnyView.
+/// Models: std::vector, std::array, std::span, StridedView, AnyView; std::variant of tensors (tensor/variant.hpp).
 template <class T>
 concept Tensor = detail::has_tensor_traits<T> &&
                  (detail::has_static_dtype<T> || detail::has_run_time_dtype<T>) &&
@@ -114,11 +114,38 @@ concept Tensor = detail::has_tensor_traits<T> &&
 template <class T>
 concept WritableTensor = Tensor<T> && detail::has_writable_data<T>;
 
+namespace detail {
+
+/// A container of bools, or a tensor whose traits say that its elements are bools. It is refused, and not
+/// moved as u8: a sum of bools would be no bool any more.
+template <class T>
+concept has_bool_elements = !Tensor<T> && (requires {
+    requires std::same_as<typename std::remove_cvref_t<T>::value_type, bool>;
+} || requires { requires std::same_as<typename traits_of<T>::value_type, bool>; });
+
+/// A container whose elements have no DType, such as std::vector<short>.
+template <class T>
+concept has_other_elements = !has_tensor_traits<T> && requires {
+    typename std::remove_cvref_t<T>::value_type;
+    requires !Element<typename std::remove_cvref_t<T>::value_type>;
+};
+
+} // namespace detail
+
 /// Says in one sentence what a type lacks to be a Tensor: `static_assert(models_tensor<My>());`.
 template <class T>
 consteval bool models_tensor() {
     static_assert(
-        detail::has_tensor_traits<T>,
+        !detail::has_bool_elements<T>,
+        "Tensor: bool has no DType, and std::vector<bool> no contiguous elements; use unsigned char"
+    );
+    static_assert(
+        !detail::has_other_elements<T>,
+        "Tensor: the elements have no DType; use float, double, Half, BFloat16 or an integer of 1, 4 or 8 "
+        "bytes"
+    );
+    static_assert(
+        detail::has_tensor_traits<T> || detail::has_other_elements<T>,
         "Tensor: specialise joinable::tensor_traits for this very type (one for its base class does not "
         "count; see tensor/traits.hpp)"
     );

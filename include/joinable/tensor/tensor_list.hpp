@@ -116,8 +116,16 @@ public:
 
 namespace detail {
 
+template <class Range>
+concept holds_bools =
+    has_bool_elements<Range> || requires { requires has_bool_elements<item_of<Range>>; };
+
 template <class... Ranges>
 TensorList tensor_list(Ranges&&... ranges) {
+    static_assert(
+        !(holds_bools<Ranges> || ...),
+        "buffers: bool has no DType, and std::vector<bool> no contiguous elements; use unsigned char"
+    );
     static_assert(
         (has_items_for<Ranges, AnyTensor> && ...),
         "buffers: each argument must be a tensor that can be written, or a range of such or of pointers "

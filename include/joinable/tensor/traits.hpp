@@ -28,6 +28,14 @@ struct DeviceId {
 /// A class `Tensor` of the global namespace is written with `::` before it there, inside the
 /// specialisation as well: this namespace has names of its own. So are `Parameter`, `Buffer` and `Shape`.
 ///
+/// Traits of a base class do not count for what is derived from it (`arma::Col` from `arma::Mat`). One
+/// constrained specialisation adapts the whole family; those of this header stay the choice for their types:
+/// ```cpp
+/// template <class T>
+///     requires std::derived_from<T, Base>
+/// struct joinable::tensor_traits<T> { ... };
+/// ```
+///
 /// | member                                           | required                                 |
 /// |--------------------------------------------------|------------------------------------------|
 /// | `using value_type = U;`                          | one of the two: the dtype is static ...  |

@@ -2,6 +2,7 @@
 #include <joinable/tensor/tensor.hpp>
 
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <span>
 #include <stdexcept>
@@ -30,6 +31,27 @@ static_assert(!joinable::Tensor<std::vector<bool>>);
 static_assert(!joinable::Tensor<std::vector<std::string>>);
 static_assert(!joinable::Tensor<int>);
 
+/// A family of an engine's classes, as Armadillo's matrices: what is adapted is all that its base has.
+template <class T>
+struct Mat {
+    using elem_type = T;
+    std::size_t rows;
+    std::size_t columns;
+    std::vector<T> numbers = std::vector<T>(rows * columns);
+};
+template <class T>
+struct Col : Mat<T> {
+    explicit Col(std::size_t rows) : Mat<T>{rows, 1} {}
+};
+struct NamedCol : Col<double> {
+    using Col<double>::Col;
+};
+
+/// A family whose base is a tensor already.
+struct Row : std::vector<double> {
+    using std::vector<double>::vector;
+};
+
 /// An engine's tensor that counts in signed numbers, as many do.
 struct Signed {
     std::vector<long> extents;
@@ -38,6 +60,22 @@ struct Signed {
 };
 
 } // namespace
+
+template <class T>
+    requires std::derived_from<T, Mat<typename T::elem_type>>
+struct joinable::tensor_traits<T> {
+    using value_type = typename T::elem_type;
+    static auto* data(auto& t) { return t.numbers.data(); }
+    static auto extents(T const& t) { return std::array{t.rows, t.columns}; }
+};
+
+template <class T>
+    requires std::derived_from<T, std::vector<double>>
+struct joinable::tensor_traits<T> {
+    using value_type = double;
+    static auto* data(auto& t) { return t.data(); }
+    static auto extents(T const& t) { return std::array{std::size_t{1}, t.size()}; }
+};
 
 template <>
 struct joinable::tensor_traits<Signed> {
@@ -62,6 +100,23 @@ TEST_CASE("containers and spans are host tensors of one dimension") {
     CHECK(joinable::dtype(array) == DType::i32);
     CHECK(joinable::dtype(std::span<double const>{}) == DType::f64);
     CHECK(joinable::to_buffer(array).data == array.data());
+}
+
+static_assert(joinable::WritableTensor<Mat<float>> && joinable::WritableTensor<Col<float>>);
+static_assert(joinable::WritableTensor<NamedCol> && !joinable::WritableTensor<NamedCol const>);
+static_assert(!joinable::Tensor<Mat<std::string>>);
+
+TEST_CASE("a constrained specialisation adapts a base class and all that is derived from it") {
+    NamedCol column{3};
+    CHECK(joinable::extents(column) == Shape{3, 1});
+    CHECK(joinable::dtype(Col<float>{2}) == DType::f32);
+    CHECK(joinable::to_buffer(column).data == column.numbers.data());
+}
+
+TEST_CASE("the traits of the library stay those of a base that a constrained specialisation covers"
+) {
+    CHECK(joinable::extents(std::vector<double>(3)) == Shape{3});
+    CHECK(joinable::extents(Row(3)) == Shape{1, 3});
 }
 
 TEST_CASE("a tensor that counts in signed numbers is read as it is") {

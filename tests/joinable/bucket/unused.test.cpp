@@ -222,6 +222,49 @@ TEST_CASE("a static graph that changes is refused, both ways, by the parameter's
     });
 }
 
+TEST_CASE("a static graph refuses what was accumulated, unless some rank used it at first") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        for (bool const is_used_by_one : {false, true}) {
+            if (is_used_by_one && comm.size() == 1) {
+                continue;
+            }
+            auto params = make_params(2);
+            params[1].name = "fc.bias";
+            Reducer reducer{comm, joinable::parameters(params), {.static_graph = true}};
+            bool const uses_it = is_used_by_one && comm.rank() == comm.size() - 1;
+            auto const pass = [&] {
+                reducer.prepare_for_backward(1.0);
+                if (uses_it) {
+                    params[1].g(0) = 1.0F;
+                    reducer.mark_ready(1);
+                }
+                params[0].g(0) = 1.0F;
+                reducer.mark_ready(0);
+                reducer.finalize_backward();
+            };
+            pass();
+            if (!uses_it) { // rounds that were not reduced used it on this rank
+                params[1].g(0) = 1.0F;
+                reducer.mark_accumulated(1);
+            }
+            if (is_used_by_one) {
+                pass();
+                CHECK(params[1].g(0) == static_cast<float>(comm.size()));
+            } else {
+                CHECK(
+                    text_of(pass) ==
+                    joinable::detail::concat(
+                        "parameter 1 (fc.bias) on rank ",
+                        comm.rank(),
+                        " is used, but no rank used it in the first iteration: with static_graph all "
+                        "iterations use the same parameters; turn it off and find_unused on"
+                    )
+                );
+            }
+        }
+    });
+}
+
 TEST_CASE("misuse of unused parameters says what to do") {
     over_ranks({1}, [](RankCommunicator& comm) {
         auto params = make_params(3);

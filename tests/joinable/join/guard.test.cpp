@@ -2,9 +2,12 @@
 #include <joinable/join/guard.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -103,6 +106,97 @@ TEST_CASE("several participants run in one guard, each with its own collectives"
         CHECK(total == 3 * expected_total(comm.rank(), comm.size()));
         CHECK(c.post_value == 42);
     });
+}
+
+/// Logs the hooks that run at the end of a guard.
+class Ending {
+public:
+    Ending(RankCommunicator& comm, std::string name, std::vector<std::string>& log)
+        : comm_{comm}, name_{std::move(name)}, log_{log} {}
+
+    struct Hook {
+        Ending& owner;
+        void main_hook() {}
+        void post_hook(bool) { owner.log_.push_back(owner.name_ + " post"); }
+        void end_hook() { owner.log_.push_back(owner.name_ + " end"); }
+    };
+    Hook join_hook(joinable::arguments<joinable::keywords<>> const&) { return {*this}; }
+    RankCommunicator& join_communicator() { return comm_; }
+    joinable::JoinState& join_state() { return state_; }
+
+private:
+    RankCommunicator& comm_;
+    std::string name_;
+    std::vector<std::string>& log_;
+    joinable::JoinState state_;
+};
+
+TEST_CASE("end hooks run once, after the post hooks of all participants") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        std::vector<std::string> log;
+        Ending a{comm, "a", log};
+        Ending b{comm, "b", log};
+        Join guard{participants(a, b)};
+        for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+            joinable::notify_join_context(a);
+            joinable::notify_join_context(b);
+        }
+        guard.finish();
+        CHECK(log == std::vector<std::string>{"a post", "b post", "a end", "b end"});
+    });
+}
+
+/// Its sums are there when they are asked for, or only after a wait of 2 ms.
+class DelayedCommunicator : public CoreOnly<RankCommunicator> {
+public:
+    static constexpr std::chrono::milliseconds delay{2};
+
+    DelayedCommunicator(RankCommunicator& inner, bool is_late)
+        : CoreOnly<RankCommunicator>{inner}, is_late_{is_late} {}
+
+    struct Work {
+        bool is_late;
+        void wait() const {
+            if (is_late) {
+                std::this_thread::sleep_for(delay);
+            }
+        }
+        [[nodiscard]] bool test() const { return !is_late; }
+    };
+    Work all_reduce(joinable::Buffer buffer, joinable::ReduceOp op) {
+        inner_.all_reduce(buffer, op).wait();
+        return {is_late_};
+    }
+    Work broadcast(joinable::Buffer buffer, int root) {
+        inner_.broadcast(buffer, root).wait();
+        return {is_late_};
+    }
+
+private:
+    bool is_late_;
+};
+
+TEST_CASE(
+    "a result says how long this rank waited for roll calls: not at all where answers are there"
+) {
+    for (bool const is_late : {false, true}) {
+        over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& inner) {
+            DelayedCommunicator comm{inner, is_late};
+            AllReducer reducer{inner};
+            auto const start = std::chrono::steady_clock::now();
+            Join guard{participants(reducer), joinable::control(comm)};
+            for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+                reducer();
+            }
+            joinable::JoinResult const result = guard.finish();
+            CHECK(result.waited <= std::chrono::steady_clock::now() - start);
+            if (is_late) { // for each round, and for the end
+                CHECK(result.waited >= (result.rounds + 1) * DelayedCommunicator::delay);
+            } else {
+                CHECK(result.waited == std::chrono::nanoseconds::zero());
+            }
+        });
+    }
 }
 
 TEST_CASE("a keyword reaches the hook of every participant that accepts it") {

@@ -188,7 +188,7 @@ TEST_CASE("two models that ranks list in another order are told apart") {
     });
 }
 
-TEST_CASE("two models of one shape are told apart by their options and by names of parameters") {
+TEST_CASE("two models of one shape are told apart by options, names, dtypes and requires_grad") {
     over_ranks({2, 3}, [](RankCommunicator& comm) {
         auto const enter = [&](auto& a, auto& b) {
             return mismatch_of([&] {
@@ -199,8 +199,8 @@ TEST_CASE("two models of one shape are told apart by their options and by names 
                 }
             });
         };
-        auto first = make_params<double>({2});
-        auto second = make_params<double>({2});
+        auto first = make_params<double>({2, 1});
+        auto second = make_params<double>({2, 1});
         {
             DistributedDataParallel a{comm, first};
             DistributedDataParallel b{comm, second, {.bucket_cap_bytes = 100}};
@@ -209,12 +209,24 @@ TEST_CASE("two models of one shape are told apart by their options and by names 
                                "bucket_cap_bytes: rank 0 has 26214400, rank 1 has 100"
             );
         }
+        auto const check_apart = [&](auto& other) {
+            DistributedDataParallel a{comm, first};
+            DistributedDataParallel b{comm, other};
+            CHECK(enter(a, b).starts_with(
+                "guards differ: participant 0 (DistributedDataParallel): model: rank 0 has 2 parameters"
+            ));
+        };
         second[0].name = "generator";
+        check_apart(second);
+        auto floats = make_params<float>({2, 1});
+        check_apart(floats);
+        auto frozen = make_params<double>({2, 1});
+        frozen[1].requires_grad = false;
+        check_apart(frozen);
+        auto alike = make_params<double>({2, 1});
         DistributedDataParallel a{comm, first};
-        DistributedDataParallel b{comm, second};
-        CHECK(enter(a, b).starts_with(
-            "guards differ: participant 0 (DistributedDataParallel): model: rank 0 has 1 parameters"
-        ));
+        DistributedDataParallel b{comm, alike};
+        CHECK(enter(a, b).empty());
     });
 }
 

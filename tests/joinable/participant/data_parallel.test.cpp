@@ -408,8 +408,8 @@ TEST_CASE(
 ) {
     over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
         int const odd = comm.size() - 1;
-        auto const construct = [&](std::size_t count, std::size_t numel) {
-            std::vector<Param<double>> params;
+        auto const construct = [&]<class T>(T, std::size_t count, std::size_t numel) {
+            std::vector<Param<T>> params;
             for (std::size_t i = 0; i < count; ++i) {
                 params.emplace_back(i == 1 ? numel : 4);
             }
@@ -424,18 +424,24 @@ TEST_CASE(
         };
         bool const is_odd = comm.rank() == odd;
         CHECK(
-            construct(is_odd ? 3 : 2, 4) ==
+            construct(0.0, is_odd ? 3 : 2, 4) ==
             joinable::detail::concat(
                 "models differ: number of parameters: rank 0 has 2, rank ", odd, " has 3"
             )
         );
         CHECK(
-            construct(3, is_odd ? 5 : 4) ==
+            construct(0.0, 3, is_odd ? 5 : 4) ==
             joinable::detail::concat(
                 "models differ: parameter 1: rank 0 has f64 (4), rank ", odd, " has f64 (5)"
             )
         );
-        CHECK(construct(3, 4).empty()); // the communicator stays usable
+        CHECK(
+            (is_odd ? construct(0.0F, 3, 4) : construct(0.0, 3, 4)) ==
+            joinable::detail::concat(
+                "models differ: parameter 0: rank 0 has f64 (4), rank ", odd, " has f32 (4)"
+            )
+        );
+        CHECK(construct(0.0, 3, 4).empty()); // the communicator stays usable
     });
 }
 
@@ -663,18 +669,67 @@ TEST_CASE("in a guard a forward without its backward is a violation, outside it 
     });
 }
 
-TEST_CASE("a model without parameters to train, or with one listed twice, is refused") {
+TEST_CASE("a model without parameters to train is refused") {
     over_ranks({1}, [](RankCommunicator& comm) {
         std::vector<Param<double>> params;
         auto const construct = [&] { DistributedDataParallel ddp{comm, params}; };
-        CHECK_THROWS_AS(construct(), joinable::ContractViolation);
+        CHECK_THROWS_WITH_AS(
+            construct(),
+            doctest::Contains("no parameter requires a gradient"),
+            joinable::ContractViolation
+        );
         params.emplace_back(1);
         params[0].requires_grad = false;
-        CHECK_THROWS_AS(construct(), joinable::ContractViolation);
-        std::vector<Param<double>*> twice{&params[0], &params[0]};
-        auto const shared = [&] { DistributedDataParallel ddp{comm, twice}; };
-        CHECK_THROWS_AS(shared(), joinable::ContractViolation);
+        CHECK_THROWS_WITH_AS(
+            construct(),
+            doctest::Contains("no parameter requires a gradient"),
+            joinable::ContractViolation
+        );
     });
+}
+
+TEST_CASE("a parameter listed twice, and values or gradients in one place, are named on all ranks"
+) {
+    enum class Shared { listing, values, gradients };
+    for (Shared const shared : {Shared::listing, Shared::values, Shared::gradients}) {
+        over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+            std::vector<double> memory(8);
+            bool const is_odd = comm.rank() == comm.size() - 1;
+            auto const view = [&](std::size_t at) {
+                return joinable::AnyView{memory.data() + at, joinable::DType::f64, {2}, {1}};
+            };
+            // By one of two elements where only values or only gradients meet.
+            std::vector<Pointed> params{
+                {view(0), view(4), "first"},
+                {view(is_odd && shared == Shared::values ? 1 : 2),
+                 view(is_odd && shared == Shared::gradients ? 5 : 6),
+                 "second"}
+            };
+            bool const is_twice = is_odd && shared == Shared::listing;
+            std::vector<Pointed*> const list{params.data(), params.data() + (is_twice ? 0 : 1)};
+            std::string text;
+            try {
+                DistributedDataParallel ddp{comm, list};
+            } catch (joinable::ContractViolation const& error) {
+                CHECK(is_odd);
+                text = error.what();
+            } catch (joinable::PeerFailed const& error) {
+                CHECK(error.rank() == comm.size() - 1);
+                text = error.what();
+            }
+            std::string const why =
+                shared == Shared::listing
+                    ? "parameter 0 (first) and parameter 1 (first) share memory"
+                : shared == Shared::values
+                    ? "parameter 0 (first) and parameter 1 (second) share memory"
+                    : "the gradients of parameter 0 (first) and parameter 1 "
+                      "(second) share memory";
+            std::string const who =
+                is_odd ? "" : joinable::detail::concat("rank ", comm.size() - 1, " failed: ");
+            CAPTURE(text);
+            CHECK(text.starts_with(who + why));
+        });
+    }
 }
 
 TEST_CASE("a model follows the notice that next() gave: it reduces in rounds that sync, no others"

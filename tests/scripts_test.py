@@ -281,6 +281,28 @@ class Budget(Copy):
         self.assertIn("<regex> is reached, but must not be", output)
 
 
+class Mutate(Copy):
+    script = "tests/mutate.py"
+
+    def test_each_mutation_finds_its_text_once_and_its_tests(self):
+        self.passes(self.script, "--list")
+        _, output = self.run_script(self.script, "--list")
+        for line in output.splitlines():
+            for test in line.split(" against ")[1].split()[0:1]:
+                self.assertTrue((self.root / "tests/joinable" / test).exists(), line)
+
+    def test_a_text_that_is_gone_or_there_twice_fails(self):
+        line = 'list.add("sync_every", options.sync_every);'
+        header = "include/joinable/join/detail/entry.hpp"
+        self.replace(header, line, line + "\n    " + line)
+        self.fails(self.script, "--list", saying="has its text 2 times, not once: " + line)
+        self.replace(header, line + "\n    " + line, "")
+        self.fails(self.script, "--list", saying="has its text 0 times, not once: " + line)
+
+    def test_a_name_that_no_mutation_has_fails(self):
+        self.fails(self.script, "nothing", saying="no mutation is called nothing")
+
+
 class Gpu(unittest.TestCase):
     def test_a_machine_without_what_it_needs_is_told_so_and_nothing_fails(self):
         def run(gpus, *arguments):

@@ -1,0 +1,396 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: BSL-1.0
+"""Breaks rules of the library one at a time, and checks that the tests which claim them fail.
+
+  python3 tests/mutate.py [--list] [--compiler C++] [--jobs N] [NAME...]
+
+Each mutation replaces one text of one header. Its test files are compiled without optimisation beside
+that header and run: a test that fails, crashes or does not end kills the mutation. One that survives
+shows a rule without a test. First the same tests run on the library as it is, and have to pass. A
+mutation that does not compile, or whose text is not in its header exactly once, is an error, as is one
+that leaves a test file without a test to run. Takes minutes, so CI only checks the texts: run it by
+hand after a rule or its test has changed.
+"""
+import argparse
+import concurrent.futures
+import dataclasses
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LIMIT = 150  # seconds, for tests that end in some
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    name: str
+    header: str  # below include/joinable
+    old: str
+    new: str
+    tests: str  # files below tests/joinable, separated by spaces
+    cases: str = "*"  # doctest's filter
+
+
+MUTATIONS = [
+    # -- what a model refuses, and what ranks compare of it -----------------------------------------
+    Mutation(
+        "parameters-may-share-memory", "participant/detail/check_parameters.hpp",
+        "if (share_memory(views[i], views[k]))", "if (false)",
+        "participant/data_parallel.test.cpp", "*listed twice*",
+    ),
+    Mutation(
+        "values-may-share-memory", "participant/detail/check_parameters.hpp",
+        'check_distinct(list, "", [](AnyParameter const& parameter) { return parameter.value(); });', "",
+        "participant/data_parallel.test.cpp", "*listed twice*",
+    ),
+    Mutation(
+        "gradients-may-share-memory", "participant/detail/check_parameters.hpp",
+        'check_distinct(list, "the gradients of ", [](AnyParameter const& parameter) {\n'
+        "        return parameter.grad();\n    });", "",
+        "participant/data_parallel.test.cpp", "*listed twice*",
+    ),
+    Mutation(
+        "dtypes-are-not-compared", "participant/detail/verify.hpp",
+        "std::string text = to_text(value);", "std::string text = to_text(value.extents());",
+        "participant/data_parallel.test.cpp", "models with another*",
+    ),
+    Mutation(
+        "requires-grad-is-not-compared", "participant/detail/verify.hpp",
+        'text += parameters[i].requires_grad() ? "" : ", no requires_grad";', "",
+        "participant/agreement.test.cpp", "parameters that differ in requires_grad*",
+    ),
+    Mutation(
+        "guards-do-not-compare-models", "participant/data_parallel.hpp",
+        "compared.hash_from(first)", "compared.hash_from(compared.items().size())",
+        "participant/agreement.test.cpp", "two models of one shape*",
+    ),
+    Mutation(
+        "values-at-null", "tensor/parameters.hpp",
+        "if (!value || value.device() != device || !has_memory(value)) {",
+        "if (!value || value.device() != device) {",
+        "participant/data_parallel.test.cpp", "elements at a null pointer*",
+    ),
+    Mutation(
+        "gradients-at-null", "tensor/parameters.hpp",
+        "if (!has_memory(gradient)) {", "if (false) {",
+        "participant/data_parallel.test.cpp", "*null pointer*,*loses its memory*",
+    ),
+    # -- unused parameters --------------------------------------------------------------------------
+    Mutation(
+        "graph-takes-what-no-rank-used", "bucket/detail/iteration.hpp",
+        "if (graph_ && used_->is_known() && !used_->is_used(i)) {", "if (false) {",
+        "bucket/unused.test.cpp", "a static graph*",
+    ),
+    # -- the guard's entry --------------------------------------------------------------------------
+    Mutation(
+        "sync-every-is-not-compared", "join/detail/entry.hpp",
+        'list.add("sync_every", options.sync_every);', "",
+        "join/entry.test.cpp", "each option*",
+    ),
+    Mutation(
+        "weight-is-not-compared", "join/detail/entry.hpp",
+        'list.add("weight_per_input", options.weight_per_input ? "a value" : "no value");', "",
+        "join/entry.test.cpp", "each option*",
+    ),
+    Mutation(
+        "post-order-is-not-compared", "join/detail/entry.hpp",
+        'list.add("order of post hooks", std::vector<std::size_t>{positions[Post]...});', "",
+        "join/entry.test.cpp", "post hooks*",
+    ),
+    Mutation(
+        "a-timeout-of-0", "join/detail/attachments.hpp",
+        "*options.timeout <= std::chrono::nanoseconds::zero()",
+        "*options.timeout < std::chrono::nanoseconds::zero()",
+        "join/schedule.test.cpp", "a period of 0*",
+    ),
+    # -- rounds -------------------------------------------------------------------------------------
+    Mutation(
+        "waiting-is-not-counted", "join/detail/rounds.hpp",
+        "result_.waited += std::chrono::steady_clock::now() - begin;", "static_cast<void>(begin);",
+        "join/guard.test.cpp", "a result says*",
+    ),
+    Mutation(
+        "an-answer-that-is-there-is-waited-for", "join/detail/rounds.hpp",
+        "if (roll_call_.test()) {", "if (false) {",
+        "join/guard.test.cpp", "a result says*",
+    ),
+    Mutation(
+        "throw-early-does-not-wait", "join/detail/session.hpp",
+        "if (options_.end_policy == EndPolicy::throw_early) {", "if (false) {",
+        "join/guard.test.cpp", "*throw_early*",
+    ),
+    Mutation(
+        "no-part-with-loop", "join/detail/turn_order.hpp",
+        "if (loop_opens_rounds && round_ && !takes_part(position, *round_)) {", "if (false) {",
+        "join/failure.test.cpp", "a participant that takes no part*",
+    ),
+    Mutation(
+        "no-part-without-loop", "join/detail/turn_order.hpp",
+        "if (round_ && !takes_part(opener, *round_)) {", "if (false) {",
+        "join/failure.test.cpp", "a participant that takes no part*",
+    ),
+    Mutation(
+        "end-hooks-among-post-hooks", "join/detail/hooks.hpp",
+        "auto const run = [&](auto& hook) {\n            if constexpr (has_post_hook_of_result<",
+        "auto const run = [&](auto& hook) {\n"
+        "            if constexpr (has_end_hook<std::remove_reference_t<decltype(hook)>>) {\n"
+        "                hook.end_hook();\n"
+        "            }\n"
+        "            if constexpr (has_post_hook_of_result<",
+        "join/guard.test.cpp", "end hooks*",
+    ),
+    Mutation(
+        "no-end-hooks", "join/detail/hooks.hpp",
+        "(end(hook<Is>()), ...);", "static_cast<void>(end);",
+        "join/guard.test.cpp", "end hooks*",
+    ),
+    # -- weights and skipped batches ----------------------------------------------------------------
+    Mutation(
+        "a-skip-says-it-is-unweighted", "join/detail/rounds.hpp",
+        "lanes.silent = said.notice.skips && !said.notice.weight ? 1 : 0;", "lanes.silent = 0;",
+        "participant/accumulation.test.cpp", "whether a skipped*,a rank whose first batch*",
+    ),
+    Mutation(
+        "a-skip-keeps-its-weight", "join/detail/rounds.hpp",
+        "return notice.skips && !is_scheduled() ? 0 : notice.weight.value_or(0);",
+        "return notice.weight.value_or(0);",
+        "join/accumulation.test.cpp",
+    ),
+    Mutation(
+        "what-was-weighted-is-forgotten", "join/detail/rounds.hpp",
+        "said.weighted != 0 || (said.silent == said.active && was_weighted_);", "said.weighted != 0;",
+        "participant/accumulation.test.cpp", "what ranks accumulated with weights*",
+    ),
+    Mutation(
+        "weights-of-0-divide", "participant/averaging.hpp",
+        "if (total == 0) {", "if (false) {",
+        "participant/data_parallel.test.cpp", "weights that sum to 0*",
+    ),
+    Mutation(
+        "weights-of-0-have-contributors", "join/detail/rounds.hpp",
+        "round.contributor_count_ = 0; // the average is zeros", "",
+        "participant/data_parallel.test.cpp", "weights that sum to 0*",
+    ),
+    # -- gradients of joined ranks ------------------------------------------------------------------
+    Mutation(
+        "joined-gradients-are-kept", "bucket/detail/gradients.hpp",
+        "if (gradient && joined_ == JoinedGradients::zeroed_at_end) {", "if (false) {",
+        "participant/joined_gradients.test.cpp", "a rank that joined begins*",
+    ),
+    Mutation(
+        "untouched-beside-a-step", "participant/data_parallel.hpp",
+        "== JoinedGradients::untouched && why != nullptr) {",
+        "== JoinedGradients::untouched && false) {",
+        "participant/joined_gradients.test.cpp", "untouched*",
+    ),
+    Mutation(
+        "late-gradients-are-sent", "participant/detail/ready_check.hpp",
+        "if (hash_of(mark->i) != mark->hash) {", "if (false) {",
+        "participant/verify_ready.test.cpp",
+    ),
+    Mutation(
+        "earlier-marks-are-checked", "participant/detail/ready_check.hpp",
+        "is_checked[mark->i] = true;", "",
+        "participant/verify_ready.test.cpp",
+    ),
+    Mutation(
+        "joined-ranks-do-not-step", "participant/step.hpp",
+        "void main_hook(Round const& round) { step_.run(round); }", "void main_hook(Round const&) {}",
+        "participant/process_training.test.cpp", "process ranks with uneven*",
+    ),
+    # -- transports ---------------------------------------------------------------------------------
+    Mutation(
+        "others-are-not-told-of-a-death", "communicator/shared_memory/process/child_processes.hpp",
+        "unburied_.push_back(rank);", "",
+        "participant/process_training.test.cpp", "a rank that is killed*",
+    ),
+    Mutation(
+        "test-without-deadline", "communicator/shared_memory/engine/endpoint.hpp",
+        "return arrival_of(sequence) == Arrival::waiting &&", "return false &&",
+        "communicator/shared_memory/polling.test.cpp", "a loop of tests beside a rank*",
+    ),
+    Mutation(
+        "a-gap-between-tests-counts-in-full", "communicator/detail/deadline.hpp",
+        "std::chrono::milliseconds{10};", "std::chrono::milliseconds{10'000};",
+        "communicator/shared_memory/polling.test.cpp", "a rank that tests now and then*",
+    ),
+    Mutation(
+        "a-message-is-tested-for-ever", "communicator/shared_memory/group/group_work.hpp",
+        "return progress() || (rank_->has_polled_message_too_long(message_) && progress());",
+        "return progress();",
+        "communicator/shared_memory/polling.test.cpp", "a loop of tests of a message*",
+    ),
+    Mutation(
+        "results-nobody-asked-for", "communicator/tcp/detail/rank.hpp",
+        "has_started_ && !pending_.empty() && header.sequence == finished_,",
+        "has_started_ && !pending_.empty(),",
+        "communicator/tcp/faults.test.cpp", "a rank 0 that breaks*",
+    ),
+    Mutation(
+        "results-of-any-size", "communicator/tcp/detail/rank.hpp",
+        "require_bytes(bytes_of_result(), bytes_of_result());", "require_bytes(0, bytes_of_result());",
+        "communicator/tcp/faults.test.cpp", "a rank 0 that breaks*",
+    ),
+    Mutation(
+        "a-header-takes-its-memory", "communicator/tcp/detail/frame.hpp",
+        "body.resize((std::min)(bytes, (std::max)(least, 2 * done)));",
+        "body.resize((std::max)(bytes, least));",
+        "communicator/tcp/faults.test.cpp", "headers that announce*",
+    ),
+    Mutation(
+        "arenas-at-one-place-of-a-page", "device/arena.hpp",
+        "return static_cast<std::size_t>(rank * apart % lines) * 64;",
+        "return static_cast<std::size_t>(rank * apart % lines) * 0;",
+        "communicator/shared_memory/engine/arena.test.cpp", "arenas of ranks begin*",
+    ),
+    Mutation(
+        "arenas-close-together", "device/arena.hpp",
+        "int const apart = size < lines ? lines / size : 1;", "int const apart = size < lines ? 1 : 1;",
+        "communicator/shared_memory/engine/arena.test.cpp", "arenas of ranks begin*",
+    ),
+]
+
+
+class Failure(Exception):
+    """Says why a mutation proves nothing."""
+
+
+def mutated(mutation, root=ROOT):
+    """The text of its header with the mutation."""
+    text = (root / "include/joinable" / mutation.header).read_text(encoding="utf-8")
+    count = text.count(mutation.old)
+    if count != 1:
+        raise Failure(f"{mutation.header} has its text {count} times, not once: {mutation.old}")
+    return text.replace(mutation.old, mutation.new)
+
+
+class Workshop:
+    """A copy of the headers and the tests, which nobody edits meanwhile."""
+
+    def __init__(self, folder, compiler):
+        self.folder = folder
+        self.compiler = compiler
+        for name in ("include", "tests"):
+            shutil.copytree(ROOT / name, folder / name)
+        self.main = folder / "main.o"
+        self.compile(["-c", folder / "tests/support/main.cpp", "-o", self.main])
+
+    def compile(self, arguments, first=()):
+        """`first` are folders of headers that come before the library's."""
+        folders = [*first, self.folder / "include", self.folder / "tests",
+                   self.folder / "tests/support/rank_kinds/threads"]
+        command = [self.compiler, "-std=c++20", "-O0", "-w", *(f"-I{path}" for path in folders), *arguments]
+        result = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        if result.returncode != 0:
+            raise Failure("does not compile:\n" + "\n".join(result.stdout.splitlines()[:10]))
+
+    def run(self, test, filters, first=()):
+        """Why the test fails, for each of the filters; empty where it passes."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as here:
+            program = pathlib.Path(here) / "test"
+            source = self.folder / "tests/joinable" / test
+            uses_rapidcheck = "<rapidcheck.h>" in source.read_text(encoding="utf-8")
+            libraries = ["-pthread", *(["-lrapidcheck"] if uses_rapidcheck else [])]
+            self.compile([source, self.main, *libraries, "-o", program], first)
+            return [why_it_fails(program, cases).replace(f"{self.folder}/", "") for cases in filters]
+
+
+def why_it_fails(program, cases):
+    with subprocess.Popen(
+        [program, f"--test-case={cases}", "--no-intro", "--no-colors", "--abort-after=1"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # its ranks, too
+            process.communicate()
+            return f"has not ended after {LIMIT} s"
+    if process.returncode != 0:
+        lines = [line for line in output.splitlines() if "ERROR" in line or line.startswith("TEST CASE")]
+        return "; ".join(line.strip() for line in lines[:2]) or f"ended with {process.returncode}"
+    if "test cases: 0 " in output.replace("  ", " "):
+        raise Failure(f"no test case is called {cases}")
+    return ""
+
+
+def judge(workshop, mutation):
+    """(verdict, details): the details are why its first test fails."""
+    try:
+        text = mutated(mutation, workshop.folder)
+        with tempfile.TemporaryDirectory(dir=workshop.folder) as first:
+            header = pathlib.Path(first) / "joinable" / mutation.header
+            header.parent.mkdir(parents=True)
+            header.write_text(text, encoding="utf-8")
+            for test in mutation.tests.split():
+                if why := workshop.run(test, [mutation.cases], [first])[0]:
+                    return "killed", why
+        return "SURVIVED", f"{mutation.tests} {mutation.cases} pass all the same"
+    except Failure as failure:
+        return "ERROR", str(failure)
+
+
+def judge_unmutated(workshop, test, filters):
+    try:
+        failures = [f"{cases}: {why}" for cases, why in zip(filters, workshop.run(test, filters)) if why]
+        return ("ERROR", "fails without a mutation: " + "; ".join(failures)) if failures else ("passes", "")
+    except Failure as failure:
+        return "ERROR", str(failure)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="run these; all of them by default")
+    parser.add_argument("--list", action="store_true", help="print names, headers and tests, and check the texts")
+    parser.add_argument("--compiler", default="clang++-19" if shutil.which("clang++-19") else "c++")
+    parser.add_argument("--jobs", type=int, default=1)
+    options = parser.parse_args()
+    known = {mutation.name: mutation for mutation in MUTATIONS}
+    if unknown := set(options.names) - set(known):
+        parser.error(f"no mutation is called {', '.join(sorted(unknown))}")
+    chosen = [known[name] for name in options.names] or MUTATIONS
+
+    verdicts = []
+
+    def report(name, verdict, details):
+        verdicts.append(verdict)
+        print(f"{verdict:9}{name}: {details}" if details else f"{verdict:9}{name}", flush=True)
+
+    if options.list:
+        for mutation in chosen:
+            try:
+                mutated(mutation)
+                print(f"{mutation.name}: {mutation.header} against {mutation.tests} {mutation.cases}")
+            except Failure as failure:
+                report(mutation.name, "ERROR", str(failure))
+        sys.exit(1 if verdicts else 0)
+
+    with tempfile.TemporaryDirectory(prefix="mutate") as folder, \
+            concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        workshop = Workshop(pathlib.Path(folder), options.compiler)
+        filters = {}
+        for mutation in chosen:
+            for test in mutation.tests.split():
+                filters.setdefault(test, set()).add(mutation.cases)
+        unmutated = pool.map(lambda one: judge_unmutated(workshop, one[0], sorted(one[1])), filters.items())
+        for test, result in zip(filters, unmutated):
+            report(test, *result)
+        if "ERROR" not in verdicts:
+            for mutation, result in zip(chosen, pool.map(lambda one: judge(workshop, one), chosen)):
+                report(mutation.name, *result)
+    killed = verdicts.count("killed")
+    survived = verdicts.count("SURVIVED")
+    errors = verdicts.count("ERROR")
+    print(f"{killed} of {len(chosen)} mutations killed, {survived} survived, {errors} errors")
+    sys.exit(1 if survived or errors else 0)
+
+
+if __name__ == "__main__":
+    main()

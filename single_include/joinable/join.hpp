@@ -36,6 +36,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 // ---- joinable/config.hpp
@@ -404,6 +405,7 @@ consteval DType find_dtype() {
 /// | `dtype_of<T>` | `DType` | by kind and size: `long` and `long long` share one                  |
 ///
 /// Models: float, double, Half, BFloat16, and the integers of 1, 4 and 8 bytes, bool and wide characters excepted.
+/// Masks that are to move (buffers, broadcasts) are of unsigned char: sums of bools would be none.
 template <class T>
 concept Element = detail::has_dtype<T>;
 
@@ -783,8 +785,16 @@ struct DeviceId {
 };
 
 /// Adapts a tensor type. Specialise it for the engine's own type, `T` without const or reference.
-/// A class `Tensor` of the global namespace is `::Tensor` there, inside the specialisation as well:
-/// this namespace has names of its own. The same holds for `Parameter`, `Buffer` and `Shape`.
+/// A class `Tensor` of the global namespace is written with `::` before it there, inside the
+/// specialisation as well: this namespace has names of its own. So are `Parameter`, `Buffer` and `Shape`.
+///
+/// Traits of a base class do not count for what is derived from it (`arma::Col` from `arma::Mat`). One
+/// constrained specialisation adapts the whole family; those of this header stay the choice for their types:
+/// ```cpp
+/// template <class T>
+///     requires std::derived_from<T, Base>
+/// struct joinable::tensor_traits<T> { ... };
+/// ```
 ///
 /// | member                                           | required                                 |
 /// |--------------------------------------------------|------------------------------------------|
@@ -920,7 +930,7 @@ Shape shape_of(Range const& range) {
 /// | `traits::device(t)` (optional)            | `DeviceId`          | where the memory is; the host without it |
 ///
 /// Not checkable, still required: the memory stays where it is while a collective uses it.
-/// Models: std::vector, std::array, std::span, StridedView, AnyView.
+/// Models: std::vector, std::array, std::span, StridedView, AnyView; std::variant of tensors (tensor/variant.hpp).
 template <class T>
 concept Tensor = detail::has_tensor_traits<T> &&
                  (detail::has_static_dtype<T> || detail::has_run_time_dtype<T>) &&
@@ -937,11 +947,38 @@ concept Tensor = detail::has_tensor_traits<T> &&
 template <class T>
 concept WritableTensor = Tensor<T> && detail::has_writable_data<T>;
 
+namespace detail {
+
+/// A container of bools, or a tensor whose traits say that its elements are bools. It is refused, and not
+/// moved as u8: a sum of bools would be no bool any more.
+template <class T>
+concept has_bool_elements = !Tensor<T> && (requires {
+    requires std::same_as<typename std::remove_cvref_t<T>::value_type, bool>;
+} || requires { requires std::same_as<typename traits_of<T>::value_type, bool>; });
+
+/// A container whose elements have no DType, such as std::vector<short>.
+template <class T>
+concept has_other_elements = !has_tensor_traits<T> && requires {
+    typename std::remove_cvref_t<T>::value_type;
+    requires !Element<typename std::remove_cvref_t<T>::value_type>;
+};
+
+} // namespace detail
+
 /// Says in one sentence what a type lacks to be a Tensor: `static_assert(models_tensor<My>());`.
 template <class T>
 consteval bool models_tensor() {
     static_assert(
-        detail::has_tensor_traits<T>,
+        !detail::has_bool_elements<T>,
+        "Tensor: bool has no DType, and std::vector<bool> no contiguous elements; use unsigned char"
+    );
+    static_assert(
+        !detail::has_other_elements<T>,
+        "Tensor: the elements have no DType; use float, double, Half, BFloat16 or an integer of 1, 4 or 8 "
+        "bytes"
+    );
+    static_assert(
+        detail::has_tensor_traits<T> || detail::has_other_elements<T>,
         "Tensor: specialise joinable::tensor_traits for this very type (one for its base class does not "
         "count; see tensor/traits.hpp)"
     );
@@ -2647,7 +2684,7 @@ concept has_value_and_grad_members = requires(P& p) {
 ///
 /// The default serves every class with members `value` and `grad` (which may be a std::optional)
 /// that are writable tensors, and uses its members `requires_grad` and `name` where it has them.
-/// A class `Parameter` of the global namespace is `::Parameter` in a specialisation.
+/// A class `Parameter` of the global namespace is written with `::` before it in a specialisation.
 template <class P>
 struct parameter_traits : detail::DefaultParameterTraits {
     static constexpr auto value(P& p) noexcept
@@ -3179,8 +3216,16 @@ public:
 
 namespace detail {
 
+template <class Range>
+concept holds_bools =
+    has_bool_elements<Range> || requires { requires has_bool_elements<item_of<Range>>; };
+
 template <class... Ranges>
 TensorList tensor_list(Ranges&&... ranges) {
+    static_assert(
+        !(holds_bools<Ranges> || ...),
+        "buffers: bool has no DType, and std::vector<bool> no contiguous elements; use unsigned char"
+    );
     static_assert(
         (has_items_for<Ranges, AnyTensor> && ...),
         "buffers: each argument must be a tensor that can be written, or a range of such or of pointers "
@@ -3978,32 +4023,13 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// A container whose elements have no DType, such as std::vector<short>: no traits can help there.
-template <class T>
-concept has_other_elements = !Tensor<T> && requires {
-    typename std::remove_cvref_t<T>::value_type;
-    requires !Element<typename std::remove_cvref_t<T>::value_type>;
-};
-
-template <class T>
-consteval void check_tensor() {
-    static_assert(
-        !has_other_elements<T>,
-        "a collective cannot reduce these elements; use float, double, Half, BFloat16 or an "
-        "integer of 1, 4 or 8 bytes"
-    );
-    if constexpr (!has_other_elements<T>) {
-        [[maybe_unused]] constexpr bool is_tensor = models_tensor<T>();
-    }
-}
-
 template <class T>
 consteval void check_written_tensor() {
     static_assert(
         !Tensor<T> || WritableTensor<T>,
         "a collective writes this tensor: give it one whose data() is a pointer to non-const"
     );
-    check_tensor<T>();
+    (void)models_tensor<T>();
 }
 
 } // namespace detail
@@ -4038,7 +4064,7 @@ template <Communicator Comm, class T>
 /// elements of `in`. With `counts`, rank r contributes counts[r] elements.
 template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto all_gather(Comm& comm, In const& in, Out&& out, Counts const&... counts) {
-    detail::check_tensor<In>();
+    (void)models_tensor<In>();
     detail::check_written_tensor<Out>();
     static_assert(
         AllGathers<Comm>,
@@ -4054,7 +4080,7 @@ template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto reduce_scatter(
     Comm& comm, In const& in, Out&& out, ReduceOp op = ReduceOp::sum, Counts const&... counts
 ) {
-    detail::check_tensor<In>();
+    (void)models_tensor<In>();
     detail::check_written_tensor<Out>();
     static_assert(
         ReduceScatters<Comm>,
@@ -4069,7 +4095,7 @@ template <Communicator Comm, class In, class Out, class... Counts>
 /// not looked at. With `counts`, rank r contributes counts[r] elements.
 template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto gather(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
-    detail::check_tensor<In>();
+    (void)models_tensor<In>();
     detail::check_written_tensor<Out>();
     static_assert(
         Gathers<Comm>,
@@ -4083,7 +4109,7 @@ template <Communicator Comm, class In, class Out, class... Counts>
 /// `counts`, rank r receives counts[r] elements.
 template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto scatter(Comm& comm, In const& in, Out&& out, int root, Counts const&... counts) {
-    detail::check_tensor<In>();
+    (void)models_tensor<In>();
     detail::check_written_tensor<Out>();
     static_assert(
         Scatters<Comm>,
@@ -4097,7 +4123,7 @@ template <Communicator Comm, class In, class Out, class... Counts>
 /// `out`, parts differ in size.
 template <Communicator Comm, class In, class Out, class... Counts>
 [[nodiscard]] auto all_to_all(Comm& comm, In const& in, Out&& out, Counts const&... counts) {
-    detail::check_tensor<In>();
+    (void)models_tensor<In>();
     detail::check_written_tensor<Out>();
     static_assert(
         AllToAlls<Comm>,
@@ -4114,7 +4140,7 @@ template <Communicator Comm, class In, class Out, class... Counts>
 /// Not collective. Sends `tensor` to rank `to`, which receives it with the same tag.
 template <Communicator Comm, class In>
 [[nodiscard]] auto send(Comm& comm, In const& tensor, int to, int tag = 0) {
-    detail::check_tensor<In>();
+    (void)models_tensor<In>();
     static_assert(
         SendsAndReceives<Comm>,
         "send: this communicator has no members 'Work send(ConstBuffer, int to, int tag)' and "
@@ -18714,11 +18740,151 @@ template <class Range, class Weight>
 
 }} // namespace joinable::v0
 
+// ---- joinable/tensor/flat_parameters.hpp
+
+namespace joinable { inline namespace v0 {
+
+namespace detail {
+
+/// One parameter of `flat_parameters`. Its gradient cannot be moved: the engine's kernels know where it is.
+struct FlatParameter {
+    AnyView value;
+    AnyView grad;
+};
+
+/// The elements of contiguous memory that stays when `range` itself does not.
+template <class Range>
+[[nodiscard]] auto flat_elements(Range&& range) {
+    constexpr bool is_contiguous = requires { std::span{range}; };
+    static_assert(
+        is_contiguous,
+        "flat_parameters: values and gradients are contiguous ranges, such as std::vector or std::span; "
+        "of a pointer and a count make std::span{pointer, count}"
+    );
+    static_assert(
+        std::is_lvalue_reference_v<Range> ||
+            std::ranges::enable_borrowed_range<std::remove_cv_t<Range>>,
+        "flat_parameters: temporary memory would be gone before it is used; give it a name"
+    );
+    if constexpr (is_contiguous) {
+        using T = typename decltype(std::span{range})::element_type;
+        static_assert(
+            Element<T>,
+            "flat_parameters: values and gradients are written, and of a type that has a DType: float, "
+            "double, Half or BFloat16, not const"
+        );
+        return std::span<T>{range};
+    }
+}
+
+} // namespace detail
+
+/// The parameters of an engine that keeps all values in one memory and all gradients in another:
+/// parameter i has `sizes[i]` elements in both, behind those of parameter i - 1. What lies behind the
+/// last one is not trained. Local.
+///
+/// `values` and `gradients` are contiguous ranges of one element type, and stay where they are as long
+/// as the list or a copy of it is used: the parameters are views, and own nothing. `sizes` is read here only.
+///
+/// Such gradients cannot lie in buckets (`gradient_as_bucket_view`): kernels write them to places of
+/// their own. Each is copied into its bucket when it is ready, and the average back. So a
+/// backward pass still hides the reductions; tests/benchmarks/README.md has what the copies cost. An
+/// engine that finds each gradient through a pointer of its own, which it lets others set, specialises
+/// `parameter_traits` with `set_grad` instead.
+/// @throws ContractViolation  a size is negative, or the sizes sum to more than there are values or
+///         gradients.
+template <class Values, class Gradients, class Sizes>
+[[nodiscard]] ParameterList
+flat_parameters(Values&& values, Gradients&& gradients, Sizes const& sizes, DeviceId device = {}) {
+    static_assert(
+        detail::range_of_integers<Sizes>,
+        "flat_parameters: the sizes are a range of integers, one for each parameter"
+    );
+    auto const value = detail::flat_elements(std::forward<Values>(values));
+    auto const gradient = detail::flat_elements(std::forward<Gradients>(gradients));
+    using T = typename decltype(value)::element_type;
+    static_assert(
+        std::is_same_v<T, typename decltype(gradient)::element_type>,
+        "flat_parameters: values and gradients are of one element type"
+    );
+    auto const list = std::make_shared<std::vector<detail::FlatParameter>>();
+    std::size_t begin = 0;
+    for (auto const given : sizes) {
+        auto const size = static_cast<std::size_t>(given);
+        // A negative number is one of the largest.
+        if (size > value.size() - begin || size > gradient.size() - begin) {
+            throw ContractViolation{detail::concat(
+                "flat_parameters: parameter ",
+                list->size(),
+                " has ",
+                given,
+                " elements from ",
+                begin,
+                " on, but there are ",
+                value.size(),
+                " values and ",
+                gradient.size(),
+                " gradients; give sizes in elements, in the order in which parameters lie"
+            )};
+        }
+        auto const view = [&](T* memory) {
+            return AnyView{memory + begin, dtype_of<T>, {size}, {1}, device};
+        };
+        list->push_back({view(value.data()), view(gradient.data())});
+        begin += size;
+    }
+    ParameterList parameters;
+    for (detail::FlatParameter& parameter : *list) {
+        parameters.push_back(AnyParameter{parameter, list});
+    }
+    return parameters;
+}
+
+}} // namespace joinable::v0
+
+// ---- joinable/tensor/variant.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// A tensor of one of several types, as an engine's `std::variant<FloatTensor, HalfTensor>`. It can be
+/// written where each of them can.
+/// All members throw std::bad_variant_access where the variant is valueless by an exception.
+template <class... Ts>
+    requires(Tensor<Ts> && ...)
+struct tensor_traits<std::variant<Ts...>> {
+    static DType dtype(std::variant<Ts...> const& t) {
+        return std::visit([](auto const& tensor) { return joinable::dtype(tensor); }, t);
+    }
+    template <class Variant>
+    static auto data(Variant& t) {
+        using Data = std::conditional_t<
+            std::is_const_v<Variant>,
+            std::conditional_t<(WritableTensor<Ts const> && ...), void*, void const*>,
+            std::conditional_t<(WritableTensor<Ts> && ...), void*, void const*>>;
+        return std::visit(
+            [](auto& tensor) -> Data { return detail::traits_of<decltype(tensor)>::data(tensor); },
+            t
+        );
+    }
+    static Shape extents(std::variant<Ts...> const& t) {
+        return std::visit([](auto const& tensor) { return joinable::extents(tensor); }, t);
+    }
+    static Shape strides(std::variant<Ts...> const& t) {
+        return std::visit([](auto const& tensor) { return joinable::strides(tensor); }, t);
+    }
+    static DeviceId device(std::variant<Ts...> const& t) {
+        return std::visit([](auto const& tensor) { return joinable::device(tensor); }, t);
+    }
+};
+
+}} // namespace joinable::v0
+
 // ---- joinable/join.hpp
 
 /// @file
-/// Everything: the core, the communicators that come with it, what plans buckets ahead of time, and
-/// what deals data to ranks.
+/// Everything: the core, the communicators that come with it, what plans buckets ahead of time, what
+/// deals data to ranks, and what adapts models of one memory or of
+/// several tensor types.
 
 // The core first, which orders its own so that errors say in few lines where they were included from.
 // clang-format off

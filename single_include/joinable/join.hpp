@@ -3511,7 +3511,7 @@ public:
         }
         std::size_t const offset = page_offset.value_or(0);
         if (page_offset) {
-            alignment = std::max(alignment, std::size_t{4096});
+            alignment = (std::max)(alignment, std::size_t{4096});
         }
         std::size_t room = bytes + alignment + offset;
         if (room < bytes) {

@@ -41,7 +41,7 @@ struct Mat {
 };
 template <class T>
 struct Col : Mat<T> {
-    explicit Col(std::size_t rows) : Mat<T>{rows, 1} {}
+    explicit Col(std::size_t count) : Mat<T>{count, 1} {}
 };
 struct NamedCol : Col<double> {
     using Col<double>::Col;

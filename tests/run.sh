@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSL-1.0
 # Installs what the tests need, builds all in Release and runs every test once.
-# --all adds: benchmarks are compiled, layers, links, the single header, reference, formatting, cost of including, headers alone, nvcc,
-# thread sanitizer by clang 19, and the other sanitizers by clang 14, the oldest, over the single header
-# and also over NCCL, with frames drawn at random by TCP; what this machine cannot have is skipped and named. Each step says what the one
-# before it took; the last lines are ctest's.
+# --all adds: benchmarks are compiled, layers, links, the single header, reference, formatting, cost of
+# including, headers alone, nvcc, thread sanitizer by clang 19, and the other sanitizers by clang 14, the
+# oldest, over the single header and also over NCCL, with frames drawn at random by TCP; what this machine
+# cannot have is skipped and named. Each step says what the one before it took; the last lines are ctest's.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
@@ -87,4 +87,4 @@ if $all; then
     step "frames that no rank sends, for a minute"
     build/asan-single-include/tests/fuzz_tcp_frames --seconds 60 --seed "$(date +%s)"
 fi
-build_and_test release
+build_and_test release -DJOINABLE_BUILD_BENCHMARKS=$all

@@ -9,7 +9,7 @@
 file(STRINGS ${SOURCE} standard REGEX "^// OPTIONS: ")
 string(REGEX REPLACE "^// OPTIONS: " "" standard "${standard}")
 if(standard)
-    set(PRECOMPILED)
+    set(PRECOMPILED "") # not unset, which would uncover what -D gave
 else()
     set(standard -std=c++20)
 endif()

@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 INCLUDE = ROOT / "include/joinable"
 PAGE = ROOT / "tests/support/fake_nccl/README.md"
 ROOMS = ("communicator/nccl/", "device/cuda/")
-SUITES = ("test_communicator_nccl", "test_device_cuda")
+SUITES = ("test_devices",)
 
 
 def build_and_run(build):

@@ -585,12 +585,41 @@ std::string to_text(std::vector<Number> const& numbers) {
     return text;
 }
 
+/// A piece of a text, and how it is written. concat() is called in so many ways that each must be a few
+/// instructions: it is most of what errors add to a program.
+struct TextPiece {
+    void const* piece;
+    void (*append)(std::string& text, void const* piece);
+};
+
+template <class Piece>
+TextPiece text_piece(Piece const& piece) noexcept {
+    return {&piece, [](std::string& text, void const* from) {
+                text += to_text(*static_cast<Piece const*>(from));
+            }};
+}
+inline TextPiece text_piece(char const* const& piece) noexcept {
+    return {piece, [](std::string& text, void const* from) {
+                text += static_cast<char const*>(from);
+            }};
+}
+template <std::size_t N>
+TextPiece text_piece(char const (&piece)[N]) noexcept {
+    return text_piece(static_cast<char const*>(piece));
+}
+
+inline std::string concat_pieces(std::initializer_list<TextPiece> pieces) {
+    std::string text;
+    for (TextPiece const& piece : pieces) {
+        piece.append(text, piece.piece);
+    }
+    return text;
+}
+
 /// Joins strings, numbers and lists of numbers into one error text.
 template <class... Pieces>
 std::string concat(Pieces const&... pieces) {
-    std::string text;
-    ((text += to_text(pieces)), ...);
-    return text;
+    return concat_pieces({text_piece(pieces)...});
 }
 
 /// "rank 3" or "ranks 1, 3 and 5".
@@ -17933,8 +17962,9 @@ namespace joinable { inline namespace v0 {
 namespace detail {
 
 /// The life of the process of one rank, after it was made.
-template <class F>
-[[noreturn]] void run_rank(ProcessSegment& segment, int rank, F& body) noexcept {
+[[noreturn]] inline void run_rank(
+    ProcessSegment& segment, int rank, std::function<void(ProcessCommunicator&)> const& body
+) noexcept {
     Outcome& outcome = segment.outcome(rank);
     {
         ProcessCommunicator comm{segment, rank};
@@ -17988,6 +18018,21 @@ inline void throw_first_failure(ProcessSegment& segment, ChildProcesses const& c
     }
 }
 
+/// As run_processes(), which is called with so many types of bodies that it does nothing else.
+inline void
+run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const& body) {
+    ProcessSegment segment{world_size};
+    ChildProcesses children{segment};
+    std::fflush(nullptr); // or each rank would print what this process has not printed yet
+    for (int rank = 0; rank < world_size; ++rank) {
+        if (children.start()) {
+            run_rank(segment, rank, body);
+        }
+    }
+    children.wait();
+    throw_first_failure(segment, children);
+}
+
 } // namespace detail
 
 /// Makes `count` elements, all zero, that this process shares with those that it makes later: how
@@ -18031,16 +18076,7 @@ void run_processes(int world_size, F body) {
         std::invocable<F&, ProcessCommunicator&>,
         "run_processes: each rank calls body(ProcessCommunicator&), which this body does not take"
     );
-    detail::ProcessSegment segment{world_size};
-    detail::ChildProcesses children{segment};
-    std::fflush(nullptr); // or each rank would print what this process has not printed yet
-    for (int rank = 0; rank < world_size; ++rank) {
-        if (children.start()) {
-            detail::run_rank(segment, rank, body);
-        }
-    }
-    children.wait();
-    detail::throw_first_failure(segment, children);
+    detail::run_processes_of(world_size, std::ref(body));
 }
 
 }} // namespace joinable::v0
@@ -18183,22 +18219,10 @@ original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& 
     return found;
 }
 
-} // namespace detail
-
-/// Runs `body(ThreadCommunicator&)` on `world_size` threads, one rank each, and waits for all.
-///
-/// If a body throws, the others get PeerFailed from whatever they wait in, and the original
-/// exception is rethrown here. A rank that returns while others wait for it is PeerFailed with its
-/// number at once. A thread that is stuck in the caller's own code cannot be ended.
-/// @throws ContractViolation  world_size is below 1.
-template <class F>
-void run_threads(int world_size, F body) {
-    static_assert(
-        std::invocable<F&, ThreadCommunicator&>,
-        "run_threads: each rank calls body(ThreadCommunicator&), which this body does not take"
-    );
-    auto const storage = std::make_shared<detail::GroupStorage<detail::Heap>>();
-    detail::Group const group = storage->make(detail::all_numbers(world_size), 0).value();
+/// As run_threads(), which is called with so many types of bodies that it does nothing else.
+inline void run_threads_of(int world_size, std::function<void(ThreadCommunicator&)> const& body) {
+    auto const storage = std::make_shared<GroupStorage<Heap>>();
+    Group const group = storage->make(all_numbers(world_size), 0).value();
     std::vector<std::exception_ptr> errors(static_cast<std::size_t>(world_size));
     std::atomic<int> first_to_throw{-1};
     auto const run = [&](int rank) {
@@ -18209,9 +18233,7 @@ void run_threads(int world_size, F body) {
             errors[static_cast<std::size_t>(rank)] = std::current_exception();
             int expected = -1;
             first_to_throw.compare_exchange_strong(expected, rank);
-            comm.abort(
-                detail::reason_of_exit(group, rank, detail::failure_of(std::current_exception()))
-            );
+            comm.abort(reason_of_exit(group, rank, failure_of(std::current_exception())));
         }
     };
     {
@@ -18229,10 +18251,26 @@ void run_threads(int world_size, F body) {
         }
         run(0);
     }
-    if (auto const error =
-            detail::original(errors, group.board().reason().ranks, first_to_throw.load())) {
+    if (auto const error = original(errors, group.board().reason().ranks, first_to_throw.load())) {
         std::rethrow_exception(error);
     }
+}
+
+} // namespace detail
+
+/// Runs `body(ThreadCommunicator&)` on `world_size` threads, one rank each, and waits for all.
+///
+/// If a body throws, the others get PeerFailed from whatever they wait in, and the original
+/// exception is rethrown here. A rank that returns while others wait for it is PeerFailed with its
+/// number at once. A thread that is stuck in the caller's own code cannot be ended.
+/// @throws ContractViolation  world_size is below 1.
+template <class F>
+void run_threads(int world_size, F body) {
+    static_assert(
+        std::invocable<F&, ThreadCommunicator&>,
+        "run_threads: each rank calls body(ThreadCommunicator&), which this body does not take"
+    );
+    detail::run_threads_of(world_size, std::ref(body));
 }
 
 }} // namespace joinable::v0

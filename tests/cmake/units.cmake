@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSL-1.0
 # Sets OUT to what to compile for these test files: the files themselves or, with JOINABLE_TEST_UNITS,
-# few translation units that include about 100 kB of them each. What tests instantiate is mostly
-# the same, and three quarters of the time of a file go there: a unit instantiates it once.
+# few translation units that include about 200 kB of them each. What tests instantiate is mostly the
+# same, and most of the time of a file goes there: a unit instantiates it once.
 #
 # Each file is included in a namespace of its own, so files may use the same names. What a file
-# includes the unit includes before, outside of these namespaces. A file that itself specialises a
-# template of the library, or replaces operator new, cannot be in a namespace: one such file ends the
-# last unit, others are compiled alone.
+# includes the unit includes before, outside of these namespaces. Files that themselves specialise a
+# template of the library, or replace operator new, cannot be in a namespace: they end the last unit,
+# and each has names that the others of them do not have.
 function(joinable_test_units out name)
     if(NOT JOINABLE_TEST_UNITS)
         set(${out} ${ARGN} PARENT_SCOPE)
@@ -23,46 +23,44 @@ function(joinable_test_units out name)
             list(APPEND together ${source})
         endif()
     endforeach()
-    list(POP_FRONT specialising last)
-    list(APPEND together ${last})
-    list(GET together -1 last_of_all)
-    set(units ${specialising})
     set(bytes 0)
     foreach(source ${together})
         file(SIZE ${CMAKE_CURRENT_SOURCE_DIR}/${source} size)
         math(EXPR bytes "${bytes} + ${size}")
     endforeach()
-    math(EXPR limit "${bytes} / (${bytes} / 100000 + 1)")
-    set(bytes 0)
-    set(number 0)
-    set(includes)
-    set(bodies "")
-    foreach(source ${together})
-        cmake_path(GET source PARENT_PATH folder)
-        file(STRINGS ${source} included REGEX "^#include [<\"]")
-        string(REPLACE "#include \"" "#include \"${CMAKE_CURRENT_SOURCE_DIR}/${folder}/" included
-                       "${included}"
-        )
-        list(APPEND includes ${included})
-        file(SIZE ${CMAKE_CURRENT_SOURCE_DIR}/${source} size)
-        math(EXPR bytes "${bytes} + ${size}")
-        set(body "#include <${source}>\n")
-        if(NOT source STREQUAL last)
+    math(EXPR limit "${bytes} / (${bytes} / 250000 + 1)")
+    set(units)
+    while(together OR specialising)
+        set(bytes 0)
+        set(includes)
+        set(bodies "")
+        while(together AND bytes LESS limit)
+            list(POP_FRONT together source)
             string(MAKE_C_IDENTIFIER ${source} space)
-            set(body "namespace ${space} {\n${body}}\n")
-        endif()
-        string(APPEND bodies "${body}")
-        if(bytes GREATER_EQUAL limit OR source STREQUAL last_of_all)
-            list(REMOVE_DUPLICATES includes)
-            list(JOIN includes "\n" includes)
-            set(unit ${CMAKE_CURRENT_BINARY_DIR}/units/${name}_${number}.cpp)
-            file(CONFIGURE OUTPUT ${unit} CONTENT "${includes}\n${bodies}" @ONLY)
-            list(APPEND units ${unit})
-            math(EXPR number "${number} + 1")
-            set(bytes 0)
-            set(includes)
-            set(bodies "")
-        endif()
-    endforeach()
+            joinable_append_to_unit("namespace ${space} {\n" "}\n")
+        endwhile()
+        while(specialising AND NOT together)
+            list(POP_FRONT specialising source)
+            joinable_append_to_unit("" "")
+        endwhile()
+        list(REMOVE_DUPLICATES includes)
+        list(JOIN includes "\n" includes)
+        list(LENGTH units number)
+        set(unit ${CMAKE_CURRENT_BINARY_DIR}/units/${name}_${number}.cpp)
+        file(CONFIGURE OUTPUT ${unit} CONTENT "${includes}\n${bodies}" @ONLY)
+        list(APPEND units ${unit})
+    endwhile()
     set(${out} ${units} PARENT_SCOPE)
 endfunction()
+
+macro(joinable_append_to_unit before after)
+    cmake_path(GET source PARENT_PATH folder)
+    file(STRINGS ${source} included REGEX "^#include [<\"]")
+    string(REPLACE "#include \"" "#include \"${CMAKE_CURRENT_SOURCE_DIR}/${folder}/" included
+                   "${included}"
+    )
+    list(APPEND includes ${included})
+    file(SIZE ${CMAKE_CURRENT_SOURCE_DIR}/${source} size)
+    math(EXPR bytes "${bytes} + ${size}")
+    string(APPEND bodies "${before}#include <${source}>\n${after}")
+endmacro()

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
@@ -89,12 +90,14 @@ private:
     std::vector<T> staged_;
 };
 
+using NcclBody = std::function<
+    void(joinable::NcclCommunicator&, joinable::ThreadCommunicator& hosts, cudaStream_t)>;
+
 /// Runs `body(comm, hosts, stream)` over groups of NCCL ranks of these sizes, one after another: each is
 /// a thread with a device of its own, and a stream on which it makes and uses data. When a body begins,
 /// all ranks have their communicator: one that fails at once ends no constructor of another one.
-template <class Body>
-void run_nccl_ranks(
-    std::initializer_list<int> sizes, joinable::NcclOptions const& options, Body const& body
+inline void run_nccl_ranks(
+    std::initializer_list<int> sizes, joinable::NcclOptions const& options, NcclBody const& body
 ) {
     for (int const size : sizes) {
         Meeting begun{size};
@@ -110,8 +113,7 @@ void run_nccl_ranks(
         });
     }
 }
-template <class Body>
-void run_nccl_ranks(std::initializer_list<int> sizes, Body const& body) {
+inline void run_nccl_ranks(std::initializer_list<int> sizes, NcclBody const& body) {
     run_nccl_ranks(sizes, {.deadline = std::chrono::seconds{60}}, body);
 }
 

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <future>
 #include <initializer_list>
 #include <mutex>
@@ -48,8 +49,9 @@ private:
 };
 
 /// Runs `body(comm)` over groups of these sizes, one after another. What a body throws is rethrown.
-template <class Body>
-void run_ranks(std::initializer_list<int> sizes, Body const& body) {
+inline void run_ranks(
+    std::initializer_list<int> sizes, std::function<void(joinable::ThreadCommunicator&)> const& body
+) {
     for (int const size : sizes) {
         Watchdog const watchdog{size};
         joinable::run_threads(size, [&](joinable::ThreadCommunicator& comm) {
@@ -60,8 +62,9 @@ void run_ranks(std::initializer_list<int> sizes, Body const& body) {
 }
 
 /// All at the same time: for bodies that mostly wait.
-template <class Body>
-void run_ranks_together(std::initializer_list<int> sizes, Body const& body) {
+inline void run_ranks_together(
+    std::initializer_list<int> sizes, std::function<void(joinable::ThreadCommunicator&)> const& body
+) {
     std::vector<std::future<void>> groups;
     for (int const size : sizes) {
         groups.push_back(std::async(std::launch::async, [&body, size] { run_ranks({size}, body); })

@@ -3,7 +3,9 @@
 
 #include <array>
 #include <concepts>
+#include <cstddef>
 #include <cstdio>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,12 +41,41 @@ std::string to_text(std::vector<Number> const& numbers) {
     return text;
 }
 
+/// A piece of a text, and how it is written. concat() is called in so many ways that each must be a few
+/// instructions: it is most of what errors add to a program.
+struct TextPiece {
+    void const* piece;
+    void (*append)(std::string& text, void const* piece);
+};
+
+template <class Piece>
+TextPiece text_piece(Piece const& piece) noexcept {
+    return {&piece, [](std::string& text, void const* from) {
+                text += to_text(*static_cast<Piece const*>(from));
+            }};
+}
+inline TextPiece text_piece(char const* const& piece) noexcept {
+    return {piece, [](std::string& text, void const* from) {
+                text += static_cast<char const*>(from);
+            }};
+}
+template <std::size_t N>
+TextPiece text_piece(char const (&piece)[N]) noexcept {
+    return text_piece(static_cast<char const*>(piece));
+}
+
+inline std::string concat_pieces(std::initializer_list<TextPiece> pieces) {
+    std::string text;
+    for (TextPiece const& piece : pieces) {
+        piece.append(text, piece.piece);
+    }
+    return text;
+}
+
 /// Joins strings, numbers and lists of numbers into one error text.
 template <class... Pieces>
 std::string concat(Pieces const&... pieces) {
-    std::string text;
-    ((text += to_text(pieces)), ...);
-    return text;
+    return concat_pieces({text_piece(pieces)...});
 }
 
 /// "rank 3" or "ranks 1, 3 and 5".

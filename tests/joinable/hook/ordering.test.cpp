@@ -22,8 +22,8 @@ using post_order =
 template <std::size_t... I>
 using is = std::index_sequence<I...>;
 
-struct Plain {};
-struct OtherPlain {};
+struct Unlabelled {};
+struct OtherUnlabelled {};
 struct Gradients {
     using label = labels::gradients;
 };
@@ -34,7 +34,7 @@ struct Early {
     using runs_before = labels_of<labels::gradients>;
 };
 struct PostFirst {
-    using post_runs_before = labels_of<Plain>;
+    using post_runs_before = labels_of<Unlabelled>;
 };
 struct Notices {
     static constexpr bool gives_notice = true;
@@ -58,32 +58,32 @@ struct joinable::hook_order<Foreign> {
 namespace {
 
 // Nothing declared: the argument order, whatever it is.
-static_assert(std::same_as<order<Plain, OtherPlain>, is<0, 1>>);
-static_assert(std::same_as<order<OtherPlain, Plain>, is<0, 1>>);
-static_assert(std::same_as<order<Plain>, is<0>>);
+static_assert(std::same_as<order<Unlabelled, OtherUnlabelled>, is<0, 1>>);
+static_assert(std::same_as<order<OtherUnlabelled, Unlabelled>, is<0, 1>>);
+static_assert(std::same_as<order<Unlabelled>, is<0>>);
 // Declared: the same for every argument order.
 static_assert(std::same_as<order<Gradients, Optimizer>, is<0, 1>>);
 static_assert(std::same_as<order<Optimizer, Gradients>, is<1, 0>>);
 static_assert(std::same_as<order<Optimizer, Gradients, Early>, is<2, 1, 0>>);
 // The lowest argument index that is ready comes first.
-static_assert(std::same_as<order<Optimizer, Plain, Gradients>, is<1, 2, 0>>);
+static_assert(std::same_as<order<Optimizer, Unlabelled, Gradients>, is<1, 2, 0>>);
 // A label that nobody carries constrains nothing.
-static_assert(std::same_as<order<Optimizer, Plain>, is<0, 1>>);
+static_assert(std::same_as<order<Optimizer, Unlabelled>, is<0, 1>>);
 // Two hooks may share a label.
 static_assert(std::same_as<order<Optimizer, Gradients, Gradients>, is<1, 2, 0>>);
 // A hook of another library is placed from outside.
 static_assert(std::same_as<order<Foreign, ForeignTarget>, is<1, 0>>);
 // The post order follows the main order unless it is declared.
 static_assert(std::same_as<post_order<Optimizer, Gradients>, is<1, 0>>);
-static_assert(std::same_as<order<Plain, PostFirst>, is<0, 1>>);
-static_assert(std::same_as<post_order<Plain, PostFirst>, is<1, 0>>);
+static_assert(std::same_as<order<Unlabelled, PostFirst>, is<0, 1>>);
+static_assert(std::same_as<post_order<Unlabelled, PostFirst>, is<1, 0>>);
 // Participants that give notices come first, unless the order says otherwise.
-static_assert(std::same_as<order<Plain, Notices>, is<1, 0>>);
+static_assert(std::same_as<order<Unlabelled, Notices>, is<1, 0>>);
 struct NoticesLater {
     static constexpr bool gives_notice = true;
-    using runs_after = labels_of<Plain>;
+    using runs_after = labels_of<Unlabelled>;
 };
-static_assert(std::same_as<order<Plain, NoticesLater>, is<0, 1>>);
+static_assert(std::same_as<order<Unlabelled, NoticesLater>, is<0, 1>>);
 
 constexpr bool only_the_hooks_on_a_cycle_are_blamed() {
     // head -> a <-> b -> tail, and c alone

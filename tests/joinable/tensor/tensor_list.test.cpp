@@ -18,17 +18,19 @@ using joinable::AnyView;
 using joinable::buffers;
 
 /// An engine's tensor: a handle whose copies share storage, and which can be given other storage.
-struct Handle {
+struct StorageHandle {
     std::shared_ptr<std::vector<double>> storage;
 };
 
 } // namespace
 
 template <>
-struct joinable::tensor_traits<Handle> {
+struct joinable::tensor_traits<StorageHandle> {
     using value_type = double;
-    static double* data(Handle const& h) { return h.storage->data(); }
-    static std::array<std::size_t, 1> extents(Handle const& h) { return {{h.storage->size()}}; }
+    static double* data(StorageHandle const& h) { return h.storage->data(); }
+    static std::array<std::size_t, 1> extents(StorageHandle const& h) {
+        return {{h.storage->size()}};
+    }
 };
 
 namespace {
@@ -67,7 +69,7 @@ TEST_CASE("a tensor is taken as a range of one, a view of one may be a temporary
 
 TEST_CASE("a tensor that gets other memory is followed") {
     std::vector<std::vector<float>> owned{{1.0F}};
-    std::vector<Handle> handles{{std::make_shared<std::vector<double>>(1, 1.0)}};
+    std::vector<StorageHandle> handles{{std::make_shared<std::vector<double>>(1, 1.0)}};
     auto const list = buffers(owned, handles);
     owned[0] = std::vector<float>{2.0F};
     handles[0] = {std::make_shared<std::vector<double>>(1, 2.0)};
@@ -83,7 +85,7 @@ TEST_CASE("pointers are kept, shared ones and temporary handles keep their tenso
         std::vector{&plain},
         std::span{&unique, 1},
         std::vector{shared},
-        std::vector<Handle>{{shared}}
+        std::vector<StorageHandle>{{shared}}
     );
     std::weak_ptr<std::vector<double>> const watch = shared;
     shared.reset();

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <exception>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,8 +32,9 @@ namespace joinable { inline namespace v0 {
 namespace detail {
 
 /// The life of the process of one rank, after it was made.
-template <class F>
-[[noreturn]] void run_rank(ProcessSegment& segment, int rank, F& body) noexcept {
+[[noreturn]] inline void run_rank(
+    ProcessSegment& segment, int rank, std::function<void(ProcessCommunicator&)> const& body
+) noexcept {
     Outcome& outcome = segment.outcome(rank);
     {
         ProcessCommunicator comm{segment, rank};
@@ -86,6 +88,21 @@ inline void throw_first_failure(ProcessSegment& segment, ChildProcesses const& c
     }
 }
 
+/// As run_processes(), which is called with so many types of bodies that it does nothing else.
+inline void
+run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const& body) {
+    ProcessSegment segment{world_size};
+    ChildProcesses children{segment};
+    std::fflush(nullptr); // or each rank would print what this process has not printed yet
+    for (int rank = 0; rank < world_size; ++rank) {
+        if (children.start()) {
+            run_rank(segment, rank, body);
+        }
+    }
+    children.wait();
+    throw_first_failure(segment, children);
+}
+
 } // namespace detail
 
 /// Makes `count` elements, all zero, that this process shares with those that it makes later: how
@@ -129,16 +146,7 @@ void run_processes(int world_size, F body) {
         std::invocable<F&, ProcessCommunicator&>,
         "run_processes: each rank calls body(ProcessCommunicator&), which this body does not take"
     );
-    detail::ProcessSegment segment{world_size};
-    detail::ChildProcesses children{segment};
-    std::fflush(nullptr); // or each rank would print what this process has not printed yet
-    for (int rank = 0; rank < world_size; ++rank) {
-        if (children.start()) {
-            detail::run_rank(segment, rank, body);
-        }
-    }
-    children.wait();
-    detail::throw_first_failure(segment, children);
+    detail::run_processes_of(world_size, std::ref(body));
 }
 
 }} // namespace joinable::v0

@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstddef>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -56,22 +57,10 @@ original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& 
     return found;
 }
 
-} // namespace detail
-
-/// Runs `body(ThreadCommunicator&)` on `world_size` threads, one rank each, and waits for all.
-///
-/// If a body throws, the others get PeerFailed from whatever they wait in, and the original
-/// exception is rethrown here. A rank that returns while others wait for it is PeerFailed with its
-/// number at once. A thread that is stuck in the caller's own code cannot be ended.
-/// @throws ContractViolation  world_size is below 1.
-template <class F>
-void run_threads(int world_size, F body) {
-    static_assert(
-        std::invocable<F&, ThreadCommunicator&>,
-        "run_threads: each rank calls body(ThreadCommunicator&), which this body does not take"
-    );
-    auto const storage = std::make_shared<detail::GroupStorage<detail::Heap>>();
-    detail::Group const group = storage->make(detail::all_numbers(world_size), 0).value();
+/// As run_threads(), which is called with so many types of bodies that it does nothing else.
+inline void run_threads_of(int world_size, std::function<void(ThreadCommunicator&)> const& body) {
+    auto const storage = std::make_shared<GroupStorage<Heap>>();
+    Group const group = storage->make(all_numbers(world_size), 0).value();
     std::vector<std::exception_ptr> errors(static_cast<std::size_t>(world_size));
     std::atomic<int> first_to_throw{-1};
     auto const run = [&](int rank) {
@@ -82,9 +71,7 @@ void run_threads(int world_size, F body) {
             errors[static_cast<std::size_t>(rank)] = std::current_exception();
             int expected = -1;
             first_to_throw.compare_exchange_strong(expected, rank);
-            comm.abort(
-                detail::reason_of_exit(group, rank, detail::failure_of(std::current_exception()))
-            );
+            comm.abort(reason_of_exit(group, rank, failure_of(std::current_exception())));
         }
     };
     {
@@ -102,10 +89,26 @@ void run_threads(int world_size, F body) {
         }
         run(0);
     }
-    if (auto const error =
-            detail::original(errors, group.board().reason().ranks, first_to_throw.load())) {
+    if (auto const error = original(errors, group.board().reason().ranks, first_to_throw.load())) {
         std::rethrow_exception(error);
     }
+}
+
+} // namespace detail
+
+/// Runs `body(ThreadCommunicator&)` on `world_size` threads, one rank each, and waits for all.
+///
+/// If a body throws, the others get PeerFailed from whatever they wait in, and the original
+/// exception is rethrown here. A rank that returns while others wait for it is PeerFailed with its
+/// number at once. A thread that is stuck in the caller's own code cannot be ended.
+/// @throws ContractViolation  world_size is below 1.
+template <class F>
+void run_threads(int world_size, F body) {
+    static_assert(
+        std::invocable<F&, ThreadCommunicator&>,
+        "run_threads: each rank calls body(ThreadCommunicator&), which this body does not take"
+    );
+    detail::run_threads_of(world_size, std::ref(body));
 }
 
 }} // namespace joinable::v0

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <functional>
 #include <initializer_list>
 
 #include <support/ranks.hpp>
@@ -16,8 +17,8 @@ namespace joinable_tests {
 using RankCommunicator = joinable::ThreadCommunicator;
 
 /// Runs `body(comm)` over groups of these sizes, one after another. What a body throws is rethrown.
-template <class Body>
-void over_ranks(std::initializer_list<int> sizes, Body const& body) {
+inline void
+over_ranks(std::initializer_list<int> sizes, std::function<void(RankCommunicator&)> const& body) {
     run_ranks(sizes, body);
 }
 

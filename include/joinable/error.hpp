@@ -12,7 +12,7 @@ namespace joinable { inline namespace v0 {
 /// What went wrong, as it travels between ranks. See `throw_failure` for the matching exception.
 enum class FailureKind : std::uint8_t { peer_failed, timed_out, mismatch, communication, contract };
 
-/// Why a communicator was aborted. The first writer wins, and every rank throws what it wrote.
+/// Why a communicator was aborted. The first reason wins, and every rank throws it.
 struct AbortReason {
     FailureKind kind = FailureKind::communication;
     std::vector<int> ranks; ///< the culprits, ascending: who failed, did not arrive or differs

@@ -135,8 +135,8 @@ public:
     void mark_accumulated(std::size_t i) { iteration_.mark_accumulated(i); }
 
     /// The gradient of parameter `i` is final: packs it, launches every bucket that is full and whose
-    /// predecessors are launched, and tests the first one on its way: so communicators that need it
-    /// get on while the pass computes. A parameter without gradient contributes zeros. With a
+    /// predecessors are launched, and tests the oldest bucket under way: communicators that need it
+    /// make progress so while the pass computes. A parameter without gradient contributes zeros. With a
     /// static graph every use marks; the last one counts. Collective in effect; does not block.
     /// @throws ContractViolation  no iteration is prepared, `i` is out of range or needs no
     ///         gradient, was marked before or said to be unused, or its gradient does not fit its

@@ -122,7 +122,7 @@ concept HasDeadline = Communicator<C> && detail::has_set_deadline<C>;
 ///
 /// | expression          | result | meaning                                                        |
 /// |---------------------|--------|----------------------------------------------------------------|
-/// | `comm.keep_alive()` |        | local; whoever waits for this rank does so for one more        |
+/// | `comm.keep_alive()` |        | local; the ranks that wait for this one do so for one more     |
 /// |                     |        | deadline from now                                              |
 template <class C>
 concept RenewsDeadline = HasDeadline<C> && detail::has_keep_alive<C>;

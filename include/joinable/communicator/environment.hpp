@@ -220,7 +220,7 @@ private:
 
 /// What the launcher of this process says: mpirun of Open MPI, mpiexec of MPICH, torchrun, or srun.
 /// JOINABLE_RANK and JOINABLE_WORLD_SIZE are asked before them, and JOINABLE_JOB names the job
-/// whoever launched it. `lookup(name)` returns the value of a variable, null where it is not set.
+/// under every launcher. `lookup(name)` returns the value of a variable, null where it is not set.
 /// @throws ContractViolation  variables are missing, are no numbers, or contradict each other.
 template <class Lookup>
 [[nodiscard]] LaunchEnvironment launch_environment(Lookup const& lookup) {

@@ -64,7 +64,7 @@ public:
     /// Training rounds that did not sync since the last one that did, before this one. Counted from
     /// 0 inside a guard. The same on all ranks.
     [[nodiscard]] std::size_t accumulated_rounds() const noexcept { return accumulated_rounds_; }
-    /// The lowest active rank: whoever broadcasts fresh state.
+    /// The lowest active rank, which broadcasts fresh state.
     [[nodiscard]] int buffer_source() const noexcept { return buffer_source_; }
     /// Whether this rank has run out of inputs and only follows.
     [[nodiscard]] bool is_shadow() const noexcept { return is_shadow_; }

@@ -67,8 +67,8 @@ reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
     reduce_lanes<T, Lanes<T, sizeof(T)>>(operation, pass, at);
 }
 
-// The same for each instruction set. AVX-512 is for float alone, the type of gradients and of what numbers
-// of 16 bits are widened to: it pays in cache, and each function has to be compiled.
+// The same for each instruction set. AVX-512 is for float alone, the type of gradients and of what
+// numbers of 16 bits are widened to: it pays in cache, and each function has to be compiled.
 template <class T, class Operation>
 JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
     reduce_bytes<T, 16>(Operation{}, pass);
@@ -103,7 +103,8 @@ RunPass pass_function(DType dtype, InstructionSet set) {
     });
 }
 
-/// The function that runs passes on this processor, over numbers that are computed in as they are stored.
+/// The function that runs passes on this processor, over numbers that are computed in as they are
+/// stored.
 inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
     switch (op) {
     case ReduceOp::sum: return pass_function<Plus>(dtype, set);
@@ -145,9 +146,9 @@ inline RunPass pass_function(DType dtype, ReduceOp op, bool is_scaled, Instructi
     return is_scaled ? pass_function<PlusScaled>(dtype, set) : pass_function(dtype, op, set);
 }
 
-/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache: where
-/// there are more inputs or outputs than in a pass, or numbers of 16 bits, which accumulate in float and are
-/// rounded once.
+/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache:
+/// where there are more inputs or outputs than in a pass, or numbers of 16 bits, which accumulate
+/// in float and are rounded once.
 class TiledReduction {
 public:
     TiledReduction(DType dtype, ReduceOp op, Factors const& factors, InstructionSet set)
@@ -215,10 +216,10 @@ private:
     alignas(64) std::array<Tile, ReductionPass::most> tiles_;
 };
 
-/// Combines `count` elements of all inputs in rank order and writes them to every output, whoever
-/// computes it and however it was cut: neither arrival nor tuning changes a bit. There is at least one input,
-/// and one output. An output may be one of the inputs; otherwise they do not overlap. With factors it
-/// is a sum of floating-point numbers, each of them multiplied and rounded before; numbers of 16 bits are
+/// Combines `count` elements of all inputs in rank order and writes them to every output. Which
+/// rank computes it and how it was cut change no bit. There is at least one input, and one output.
+/// An output may be one of the inputs; otherwise they do not overlap. With factors it is a sum of
+/// floating-point numbers, each of them multiplied and rounded before; numbers of 16 bits are
 /// multiplied as floats.
 inline void reduce_to(
     DType dtype,

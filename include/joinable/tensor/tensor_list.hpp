@@ -35,7 +35,7 @@ public:
     /// What can be written though it is const is a view, or a handle on shared storage.
     template <class T>
     static constexpr bool shares_storage = WritableTensor<T const&>;
-    /// Refused when the list is used: whoever uses it can tell the other ranks.
+    /// Refused when the list is used: its user can tell the other ranks.
     static AnyTensor of_null(std::size_t) { return {}; }
 
 private:
@@ -49,8 +49,8 @@ private:
 /// Tensors of whatever types. An index is a position in the list.
 class TensorList : public detail::HandleList<AnyTensor> {};
 
-/// Tensors that may move to other memory, but keep their dtypes, extents and devices: whoever plans
-/// with them once finds out where they are each time.
+/// Tensors that may move to other memory, but keep their dtypes, extents and devices: a plan is
+/// made of them once, and asks each time where they are.
 class FixedTensors {
 public:
     /// Local. `what` is how errors call one of them.
@@ -138,9 +138,10 @@ TensorList tensor_list(Ranges&&... ranges) {
 
 } // namespace detail
 
-/// Joins tensors, and ranges of tensors, of different types into one list, in order. Of a named tensor or range
-/// the addresses are kept, so that a tensor which gets other memory is followed; of pointers the
-/// pointer; a temporary must be a view, or a range of pointers or views, which are copied. Local.
+/// Joins tensors, and ranges of tensors, of different types into one list, in order. Of a named
+/// tensor or range the addresses are kept, so that a tensor which gets other memory is followed; of
+/// pointers the pointer; a temporary must be a view, or a range of pointers or views, which are
+/// copied. Local.
 template <class... Ranges>
 [[nodiscard]] BufferList buffers(Ranges&&... ranges) {
     return BufferList{detail::tensor_list(std::forward<Ranges>(ranges)...)};

@@ -153,9 +153,9 @@ public:
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         return rank_.set_deadline(deadline);
     }
-    /// Local. Says that this rank is still at work: whoever waits for it does so for one more deadline
-    /// from now. Waits for collectives learn it where the control communicator models SharesMemory,
-    /// those over the control communicator where it models RenewsDeadline.
+    /// Local. Says that this rank is still at work: the ranks that wait for it do so for one more
+    /// deadline from now. Waits for collectives learn it where the control communicator models
+    /// SharesMemory, those over the control communicator where it models RenewsDeadline.
     /// @throws ContractViolation  it models neither.
     void keep_alive() { rank_.keep_alive(); }
     /// Local. Who has not posted this rank's oldest unfinished collective; none, where the control

@@ -69,7 +69,7 @@ private:
 class StagedNcclCommunicator {
 public:
     /// Local. `comm` outlives this.
-    /// @throws CommunicationError  no stream is to be had; nothing is aborted.
+    /// @throws CommunicationError  CUDA gives no stream; nothing is aborted.
     explicit StagedNcclCommunicator(NcclCollectives& comm) : comm_{comm} {
         detail::CurrentCudaDevice const current{comm.device()};
         detail::require_cuda(

@@ -56,7 +56,7 @@ struct AttachOptions {
 ///
 /// From half a MiB on (2 MiB, where ranks share cores) an all_reduce, reduce or broadcast in which a
 /// rank's buffer is in no arena moves in slices, copied in and out while others compute: then every
-/// rank has to come for its slices, by wait() or test() of any collective, and one that computes
+/// rank copies its slices inside wait() or test() of any collective, and one that computes
 /// something else holds up the others.
 ///
 /// A rank that is killed is PeerFailed on all others at once, in every group, wherever it was: with
@@ -72,7 +72,7 @@ class ProcessCommunicator : detail::SegmentOwner,
 public:
     /// Meets the other ranks of the job, which call this, too: each in its own process or thread, as
     /// the same user of the same machine. Returns when all have come. Until then the job has a file
-    /// in /dev/shm; afterwards nothing can be left behind, whoever is killed. A rank takes some 14 KiB
+    /// in /dev/shm. Afterwards killing any process leaves nothing there. A rank takes some 14 KiB
     /// there at the start, and more when it uses it: 2 KiB for each message below that in flight, a
     /// table for each collective by counts in flight, and what its buffers need. A rank that finds no
     /// room for that throws CommunicationError, and the others PeerFailed; so they do at once if rank 0

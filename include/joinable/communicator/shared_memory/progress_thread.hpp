@@ -9,7 +9,7 @@ namespace joinable { inline namespace v0 {
 
 /// A thread that computes a rank's share of large collectives while the rank does something else.
 ///
-/// Without one, a collective gets on whenever a rank waits or tests; with one also meanwhile, on
+/// Without one, a collective makes progress when a rank waits or tests; with one also in between, on
 /// another core. Worth it where ranks leave cores idle: while they wait for a device, or for data.
 /// Where every core computes it only takes turns with its rank. What it computes is the same bit for
 /// bit. It sleeps unless all ranks have posted a collective of more than 2 KiB.

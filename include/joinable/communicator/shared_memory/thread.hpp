@@ -22,12 +22,12 @@ using ThreadWork = detail::GroupWork<detail::Heap>;
 
 /// Ranks are threads of this process: made by run_threads(), one object per rank.
 ///
-/// Reductions combine every element in rank order, so results are the same bit for bit whoever
-/// arrives first. Products of a scaled sum are rounded before they are added, those of 16-bit numbers
-/// to float. Everything is asynchronous: a rank that waits or tests does the work for all, so a
-/// rank that computes holds up nobody. Up to 64 collectives are in flight, further ones finish the
-/// oldest. Ranks compare what they are about to do in every collective. No allocation, no lock and
-/// no system call in a collective unless a rank waits long.
+/// Reductions combine every element in rank order, so results are the same bit for bit in whatever
+/// order ranks arrive. Products of a scaled sum are rounded before they are added, those of 16-bit
+/// numbers to float. Everything is asynchronous: a rank that waits or tests does the work for all,
+/// so a rank that computes holds up nobody. Up to 64 collectives are in flight, further ones finish
+/// the oldest. Ranks compare what they are about to do in every collective. No allocation, no lock
+/// and no system call in a collective unless a rank waits long.
 ///
 /// All members that take buffers throw ContractViolation before any data moves when counts or
 /// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit

@@ -81,14 +81,14 @@ private:
 /// rank 0 may compute meanwhile. The other ranks have no thread. What they post is under way at once as
 /// far as the kernel takes it, some ten thousand bytes; the rest goes when they wait, test or post.
 ///
-/// An abort, a rank that leaves, or one that dies reaches all others at once, whoever computes; a
-/// machine that is out of reach is noticed after 30 s, or at the deadline. A rank 0 that is stopped
-/// answers nobody: then each rank throws TimedOut, 5 s after its deadline. If rank 0 dies, a collective
-/// may have completed on some ranks alone.
+/// An abort, a rank that leaves, or one that dies reaches all others at once, also while they
+/// compute; a machine that is out of reach is noticed after 30 s, or at the deadline. A rank 0 that
+/// is stopped answers nobody: then each rank throws TimedOut, 5 s after its deadline. If rank 0
+/// dies, a collective may have completed on some ranks alone.
 ///
-/// Whoever connects has to know the secret, which is sent as it is: that keeps out other jobs and
-/// strangers, not those who can read the network. All machines have one order of bytes. A process that
-/// forks keeps the connections of its rank open in the child: they end with both.
+/// A process that connects has to know the secret, which is sent as it is: that keeps out other
+/// jobs and strangers, not those who can read the network. All machines have one order of bytes. A
+/// process that forks keeps the connections of its rank open in the child: they end with both.
 ///
 /// All members that take buffers throw ContractViolation before any data moves when a root is no rank,
 /// memory is missing, floats are combined bit by bit, or there are more than 1 GiB. Buffers are the
@@ -137,7 +137,7 @@ public:
 
     TcpCommunicator(TcpCommunicator const&) = delete;
     TcpCommunicator& operator=(TcpCommunicator const&) = delete;
-    /// The rank leaves: whoever waits for it gets PeerFailed. Blocks for a moment, and for up to 5 s
+    /// The rank leaves: ranks that wait for it get PeerFailed. Blocks for a moment, and for up to 5 s
     /// where somebody does not answer.
     ~TcpCommunicator() {
         if (unwinding_.has_begun()) {
@@ -160,7 +160,7 @@ public:
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         return rank_.set_deadline(deadline);
     }
-    /// Local. Whoever waits for this rank does so for one more deadline from now.
+    /// Local. The ranks that wait for this one do so for one more deadline from now.
     void keep_alive() { rank_.keep_alive(); }
 
     /// Local, but asks rank 0. Who has not arrived in this rank's oldest unfinished collective.

@@ -26,7 +26,7 @@ namespace detail {
 /// @throws CommunicationError
 inline void require_cuda(cudaError_t error, std::string_view call) {
     if (error != cudaSuccess) {
-        static_cast<void>(cudaGetLastError()); // whoever asks next is not to find it
+        static_cast<void>(cudaGetLastError()); // or the next call that asks finds it
         throw CommunicationError{
             concat(call, " failed: ", cudaGetErrorName(error), ", ", cudaGetErrorString(error))
         };

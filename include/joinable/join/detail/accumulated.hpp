@@ -13,7 +13,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// What one rank accumulated in training rounds that did not sync, since the last one that did.
 struct Accumulated {
-    std::size_t rounds = 0;   ///< such rounds, whoever was active in them
+    std::size_t rounds = 0;   ///< such rounds, on whichever ranks they were active
     std::size_t batches = 0;  ///< those to which this rank added a gradient of its own
     std::uint64_t weight = 0; ///< of this rank in those rounds
 

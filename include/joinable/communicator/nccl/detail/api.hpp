@@ -74,7 +74,7 @@ static_assert(
 /// @throws CommunicationError
 inline void check_cuda(cudaError_t error, std::string_view call) {
     if (error != cudaSuccess) {
-        static_cast<void>(cudaGetLastError()); // whoever asks next is not to find it
+        static_cast<void>(cudaGetLastError()); // or the next call that asks finds it
         throw CommunicationError{concat(call, " failed: ", cudaGetErrorString(error))};
     }
 }

@@ -46,7 +46,7 @@ public:
         auto segment = std::make_unique<Segment>();
         std::size_t space = bytes + aligned - given;
         if (space < bytes || is_error(nccl_allocate(&segment->block, space))) {
-            static_cast<void>(cudaGetLastError()); // whoever asks next is not to find it
+            static_cast<void>(cudaGetLastError()); // or the next call that asks finds it
             return {};
         }
         segments_.push_back(segment.get());

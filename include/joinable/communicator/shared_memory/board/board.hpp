@@ -26,7 +26,7 @@ struct alignas(64) ChunkProgress {
     std::atomic<std::uint64_t> claimed{0}; ///< of its share, by any rank; may count on beyond it
     std::atomic<std::uint64_t> done{0};    ///< for this rank, of all shares; of slices: of its own
     std::atomic<std::uint64_t> lent{0};    ///< slices that are in its ring, or were
-    std::atomic<bool> has_given_up{false}; ///< it comes for its slices no more
+    std::atomic<bool> has_given_up{false}; ///< it copies no more slices
 
     void reset() noexcept {
         claimed.store(0, std::memory_order_relaxed);
@@ -39,8 +39,8 @@ struct alignas(64) ChunkProgress {
 /// Who computes for a rank: its own thread, in its waits and tests, or one beside it.
 enum class Worker : std::uint8_t { rank, helper };
 
-/// Where the ranks of one group meet. Knows no threads: ranks are numbers, and whoever waits or
-/// tests does the work. It lies in memory handed to it, with its tables behind it, and holds no
+/// Where the ranks of one group meet. Knows no threads: ranks are numbers, and a rank that waits
+/// or tests does the work. It lies in memory handed to it, with its tables behind it, and holds no
 /// addresses: so ranks may also be processes that share that memory.
 class alignas(64) Board {
 public:
@@ -161,7 +161,7 @@ public:
         return ranks;
     }
 
-    /// The first writer wins. Returns when nothing can arrive any more. Writers are numbered as a
+    /// The first reason wins. Returns when nothing can arrive any more. Writers are numbered as a
     /// FirstReason says: not by their ranks here, if this is the board of a part of all ranks. Should
     /// the first writer die, then mark_dead() is called for it: by `before_sleep`, where nobody else
     /// does. Should it be stopped, then this reason may be that of all.
@@ -174,15 +174,15 @@ public:
     }
     /// The writer with this number has died, wherever it was: in an abort, too. Here it was `rank`,
     /// or no rank, if that is negative. `burier` is the writer who says so, which may be killed
-    /// meanwhile and then be marked dead itself, or FirstReason::nobody. Each writer may be buried many
-    /// times, by whoever finds it. Returns at once, though another one may not have finished its own
-    /// abort.
+    /// meanwhile and then be marked dead itself, or FirstReason::nobody. Each writer may be buried
+    /// many times, by each rank that finds it dead. Returns at once, though another one may not
+    /// have finished its own abort.
     void mark_dead(int rank, int number, AbortReason const& reason, int burier) noexcept {
         if (is_aborted() && (rank < 0 || is_dead(rank))) {
             return; // or those who find it would wake each other without end
         }
         reason_.take_over(number, reason, burier, [this] { freeze(); });
-        if (rank >= 0) { // after that: whoever sees it asks for the reason
+        if (rank >= 0) { // after that: a rank that sees it asks for the reason
             state_of(rank).is_dead.store(true);
             has_lost_.store(true);
         }
@@ -238,9 +238,9 @@ public:
         return is_left_undone;
     }
 
-    /// Somebody ends it, or has: true for whoever has failed because of that.
+    /// A rank ends it, or has. True on every rank that has failed because of that.
     [[nodiscard]] bool is_ending() const noexcept { return reason_.has_begun(); }
-    /// True only when nothing can arrive any more: whoever sees it can rely on it.
+    /// True only when nothing can arrive any more: a rank that sees it can rely on it.
     [[nodiscard]] bool is_aborted() const noexcept { return reason_.is_given(); }
     /// Who ends it, or has. @pre is_ending()
     [[nodiscard]] int ended_by() const noexcept { return reason_.writer(); }

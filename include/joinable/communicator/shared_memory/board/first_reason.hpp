@@ -84,10 +84,10 @@ public:
         }
     }
 
-    /// Somebody is at it, or it is given.
+    /// A writer has begun to give it, or has given it.
     [[nodiscard]] bool has_begun() const noexcept { return state().phase() != Phase::open; }
     [[nodiscard]] bool is_given() const noexcept { return state().phase() == Phase::given; }
-    /// Whoever is at it, or was.
+    /// The writer that gives it, or gave it.
     [[nodiscard]] int writer() const noexcept { return state().writer(); }
     /// @pre a close() has begun
     [[nodiscard]] AbortReason reason() const {

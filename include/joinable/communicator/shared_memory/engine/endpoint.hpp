@@ -117,7 +117,7 @@ public:
         board_.room.wake();
         if (!is_small && board_.helpers_room.has_sleepers() &&
             arrival_of(sequence) == Arrival::complete) {
-            board_.helpers_room.wake(); // whoever comes last
+            board_.helpers_room.wake(); // done by the rank that comes last
         }
         return sequence;
     }
@@ -281,8 +281,8 @@ public:
         return !overdue.empty();
     }
 
-    /// Whether `ready()` before the deadline. Meanwhile this rank's other collectives get on; each
-    /// time that one does, the deadline begins anew.
+    /// Whether `ready()` before the deadline. Meanwhile this rank's other collectives make
+    /// progress; each time that one does, the deadline begins anew.
     template <class Ready>
     bool wait(Ready const& ready, std::chrono::nanoseconds deadline) {
         for (;;) {
@@ -356,7 +356,7 @@ private:
             board_.give_up_on(rank);
         }
     }
-    /// Until the pipeline gets on, or never will.
+    /// Until the pipeline can advance, or never will.
     void wait_for_slices(std::uint64_t sequence) {
         Pipeline const& pipeline = pending_of(sequence).pipeline;
         auto const is_over = [&] {

@@ -44,7 +44,7 @@ private:
                 bool const is_still_there = board_.begin_helping(rank_, sequence);
                 bool const has_computed = is_still_there && compute(sequence);
                 board_.end_computing(rank_, Worker::helper);
-                board_.room.wake(); // whoever waits for the slots
+                board_.room.wake(); // a rank that waits for the slots
                 if (has_computed) {
                     return true;
                 }

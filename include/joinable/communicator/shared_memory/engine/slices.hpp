@@ -15,10 +15,10 @@
 #include <joinable/error.hpp>
 
 /// @file
-/// How a large collective gets on where some rank's buffer is out of the others' reach: in slices,
+/// How a large collective makes progress where some rank's buffer is out of the others' reach: in slices,
 /// through a ring of each such rank that all reach. A slice is copied in, reduced and copied out while
 /// it is in the caches, and a rank copies the next ones while others are still at the one before. Each
-/// rank has a share of every slice, and nobody takes it over: the rank must come for its copies anyway.
+/// rank has a share of every slice, and no other takes it over: the rank must make its copies anyway.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -109,7 +109,7 @@ public:
             }
             if (can_compute(board)) {
                 board.begin_computing(rank, Worker::rank, sequence_);
-                if (!is_given_up(board)) { // whoever gives up from here on waits for the end
+                if (!is_given_up(board)) { // a rank that gives up from here on waits for the end
                     auto const [begin, end] = slices_.range(computed_, rank, rank + 1);
                     exchange.run(begin, end);
                     mine.done.store(++computed_);

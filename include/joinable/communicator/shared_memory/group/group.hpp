@@ -110,9 +110,9 @@ public:
 
     /// The rank that has this number among all has died, wherever it was; `death` says how. Ends what
     /// abort() ends: in groups of which it was a member with its rank there, unless it, or another
-    /// one, was about to end them for another reason. False if somebody is at it, or keeps other
-    /// groups locked, who may have died as well: then call it again soon. `burier` is as a Board
-    /// says. @pre this is the group from which all others come.
+    /// one, was about to end them for another reason. False if another process does it, or keeps
+    /// other groups locked, and may have died as well: then call it again soon. `burier` is as a
+    /// Board says. @pre this is the group from which all others come.
     bool mark_dead(int number, std::string const& death, int burier) const {
         return mark_dead(number, death, {FailureKind::peer_failed, {}, death}, true, burier);
     }
@@ -204,7 +204,7 @@ public:
         shared().has_split.store(true);
         child.shared().parent = child.board_->place_of(board_);
         add(child);
-        return !shared().end.is_given(); // or whoever ends it finds the child after this
+        return !shared().end.is_given(); // or the rank that ends it finds the child after this
     }
     /// Whether the memory of a group that was adopted may be given back: all members have left, and
     /// so have those of its own groups. Then nobody finds it any more. `number` is that of the rank
@@ -232,8 +232,9 @@ private:
         FirstReason end; ///< of messages and of groups split from it; the board has its own
         std::atomic<int> present{0};
         std::atomic<bool> has_split{false};
-        // The groups split from it, as places of boards relative to this one's. Whoever reads the list
-        // or adds to it waits for nobody, and a rank that is killed or stopped within it leaves it whole.
+        // The groups split from it, as places of boards relative to this one's. A rank that reads
+        // the list or adds to it waits for nobody, and a rank that is killed or stopped within it
+        // leaves it whole.
         std::atomic<int> locked_by{0}; ///< who removes a group; its number + 1, 0 is nobody
         std::atomic<int> visitors{0};  ///< who read it: meanwhile no memory in it is given back
         std::atomic<std::uint64_t> children{0}; ///< the newest one; 0 is none
@@ -271,7 +272,7 @@ private:
         return rank;
     }
 
-    /// What has ended this group or one around it. Whoever ends groups does so from the outermost
+    /// What has ended this group or one around it. Groups are ended from the outermost one
     /// inwards, and a rank that hears of it may be faster.
     [[nodiscard]] std::optional<AbortReason> ended_by() const {
         Group group = *this;
@@ -306,7 +307,7 @@ private:
             board_->room.wake();
         }
         if (!shared().end.is_given()) {
-            return false; // another one is at it, or has died there as well
+            return false; // another rank does it, or has died there as well
         }
         AbortReason const first = shared().end.reason();
         is_of_death = is_of_death && first.message == reason.message;

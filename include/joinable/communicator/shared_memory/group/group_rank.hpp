@@ -42,9 +42,9 @@ struct Message {
 
 /// One rank of a group: what its communicator and its works have in common.
 ///
-/// Of a message whoever comes second copies: so nothing has to make progress, and whoever computes
-/// holds up nobody. Where ranks do not reach each other's buffers, whoever comes first leaves a copy
-/// in memory that both reach, or room for one.
+/// The second rank to arrive copies the message, so no background progress is needed and a busy rank
+/// delays nobody. Where ranks do not reach each other's buffers, the first one leaves a copy in memory
+/// that both reach, or room for one.
 template <class Memory>
 class GroupRank : public Endpoint<Group, LentBy<Memory>> {
     using Base = Endpoint<Group, LentBy<Memory>>;
@@ -198,7 +198,7 @@ private:
 
     void unlock(Mailbox& mailbox) noexcept {
         mailbox.unlock();
-        group_.board().room.wake(); // whoever waits for it, whatever becomes of this message
+        group_.board().room.wake(); // a rank that waits for it, whatever becomes of this message
     }
 
     /// Takes the message of the other side, if there is one, else leaves this side's, if it is written.

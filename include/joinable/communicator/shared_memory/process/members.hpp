@@ -21,8 +21,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A rank's place in the group. The rank holds a robust mutex as long as it takes part: should the
-/// thread that locked it die, however that may be, then the system marks the mutex for whoever tries
+/// A rank's place in the group. The rank holds a robust mutex as long as it takes part: if the
+/// thread that locked it dies, in whatever way, the system marks the mutex for the process that tries
 /// it next. That works between containers, too, where process numbers mean nothing.
 class alignas(64) Member {
 public:

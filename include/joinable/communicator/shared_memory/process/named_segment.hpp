@@ -375,7 +375,7 @@ private:
                 rank_
             );
         }
-        // Everyone does, so that whoever returns from here knows that the name is free.
+        // Every rank does, so that a rank that returns from here knows that the name is free.
         object_.remove_name(path_);
         if (!missing.empty()) {
             throw_failure(board().reason());

@@ -37,7 +37,7 @@ struct alignas(64) Outcome {
 
 /// The memory that ranks share which are processes: their group, their outcomes, and room for each
 /// rank's buffers. It is mapped before the processes are made, so it has one address in all of
-/// them, and it has no name: nothing is left behind, whoever is killed.
+/// them, and it has no name: killing any process leaves nothing in /dev/shm.
 class ProcessSegment : public Watch, public std::enable_shared_from_this<ProcessSegment> {
 public:
     /// @throws ContractViolation   no group can have so many ranks.
@@ -96,7 +96,7 @@ protected:
     static constexpr std::size_t most_room = std::size_t{1} << 36U; // for each rank
     static constexpr std::size_t least_room = std::size_t{1} << 24U;
 
-    /// Lies in memory that whoever derives from this has mapped, and unmaps.
+    /// Lies in memory that a derived class has mapped, and unmaps.
     /// @pre it has bytes_for(size, room) from the beginning of a page on, zeroed; one process creates it
     ProcessSegment(int size, std::size_t room, std::byte* memory, bool is_creator)
         : staging_at_{bytes_for(size, 0)}, room_{room}, memory_{memory},

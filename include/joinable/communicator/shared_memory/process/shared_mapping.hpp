@@ -51,8 +51,8 @@ private:
     int number_;
 };
 
-/// Memory that the processes of all ranks map, each where it likes. The system counts who has it:
-/// so nothing is left of it whoever is killed. Collective, blocks.
+/// Memory that the processes of all ranks map, each where it likes. The system counts its mappings:
+/// killing any process leaves nothing of it. Collective, blocks.
 /// @throws Mismatch            see check_same_size.
 /// @throws CommunicationError  a rank cannot map it; on all ranks.
 template <class Comm>

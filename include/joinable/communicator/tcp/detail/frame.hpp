@@ -26,7 +26,7 @@ enum class FrameKind : std::uint8_t {
     arrival,    ///< in the next collective; with what the rank contributes
     abort,      ///< with an AbortReason
     leave,      ///< nothing comes after it
-    keep_alive, ///< whoever waits for this rank does so for one more deadline
+    keep_alive, ///< ranks that wait for this one do so for one more deadline
     overdue, ///< has waited for a deadline: count is that, in ns, bytes are the words that say for what
     question, ///< who is missing in a collective?
     credit,   ///< tells how much was read, as every frame does

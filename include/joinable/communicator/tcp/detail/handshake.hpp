@@ -93,7 +93,8 @@ greeting_of(Greeting::Verdict verdict, std::string_view text) {
     return difference == 0;
 }
 
-/// How many bytes a hello has that begins like this, as far as it is known; 0: it is none.
+/// Length in bytes of the hello that starts with these bytes, as far as they tell; 0 if they cannot
+/// start one.
 [[nodiscard]] inline std::size_t size_of_hello(std::span<std::byte const> begun) noexcept {
     constexpr std::size_t up_to_protocol = sizeof(std::uint64_t) + sizeof(std::uint32_t);
     if (begun.size() < up_to_protocol) {

@@ -19,7 +19,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Where rank 0 looks at who connects, until all ranks have come. Whoever connects is a stranger: it
+/// Where rank 0 looks at connections, until all ranks have come. Each is a stranger at first: it
 /// may be slow, silent, send anything, or be somebody else's rank. None of them keeps a rank out: all
 /// are heard at the same time, each for a while, and who does not belong here is turned away.
 class HandshakeServer {

@@ -26,8 +26,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// One rank's side of its connection to the hub. Whoever waits or tests moves what there is to move;
-/// nothing does it in between, but what was posted is under way, as far as the kernel takes it.
+/// One rank's side of its connection to the hub. `wait()` and `test()` move frames; nothing
+/// does it in between. What was posted is under way as far as the kernel takes it.
 class TcpRank {
 public:
     TcpRank(Socket socket, int rank, int size, std::chrono::nanoseconds deadline)

@@ -32,7 +32,7 @@ build_and_test() { # preset [arguments of cmake]
     step "$*"
     cmake --preset "$@" >/dev/null
     cmake --build "build/$1"
-    ctest --test-dir "build/$1" --output-on-failure --no-tests=error -j 2
+    ctest --test-dir "build/$1" --output-on-failure --no-tests=error -j $(($(nproc) + 1)) # many wait
 }
 
 step "install"

@@ -78,6 +78,11 @@ void check(Case const& what, Check const& check_outcome) {
         AllReducer b{comm};
         AllReducer c{comm};
         std::vector<AllReducer<RankCommunicator>*> reducers{&a};
+        for (auto* const reducer : {&a, &b, &c}) {
+            reducer->before_post = [&](joinable::JoinResult const& result) {
+                CHECK(result.authoritative_rank == comm.size() - 1); // whose number all others get
+            };
+        }
         Outcome outcome;
         if (what.participants == 1) {
             outcome = sum_inputs(comm, what, a);

@@ -16,7 +16,21 @@ inline constexpr struct runs_post_hook_t : joinable::keyword<runs_post_hook_t, b
     using keyword::operator=;
 } runs_post_hook{};
 
-/// The participant of upstream's test of its join context: each call sums ones over the active
+/// The inputs of rank r in upstream's test of its join context: 3 + r.
+inline int upstream_inputs(int rank) {
+    return 3 + rank;
+}
+
+/// What all sums of rank r add up to there: in round i all ranks with more than i inputs sum a 1.
+inline int upstream_total(int rank, int world) {
+    int total = 3 * world;
+    for (int joined = 1; joined <= rank; ++joined) {
+        total += world - joined;
+    }
+    return total;
+}
+
+/// The participant of that test: each call sums ones over the active
 /// ranks; a post hook broadcasts 42 from the highest last joiner.
 template <joinable::Communicator Comm>
 class AllReducer {

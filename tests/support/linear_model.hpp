@@ -36,6 +36,27 @@ std::vector<Param<T>> make_params(std::vector<std::size_t> const& sizes, T start
     return params;
 }
 
+/// As set_to_none does.
+template <class T>
+void drop_gradients(std::vector<Param<T>>& params) {
+    for (Param<T>& param : params) {
+        param.grad = {};
+    }
+}
+
+/// Adds to a gradient, which is created where there is none.
+template <class T>
+void add_gradient(Param<T>& param, double number) {
+    if (!param.grad) {
+        param.storage.assign(param.value.size(), T{});
+        param.grad = joinable::AnyView{param.storage};
+    }
+    auto const gradient = param.grad.template as<T>();
+    for (std::size_t i = 0; i < param.value.size(); ++i) {
+        gradient(i) = static_cast<T>(gradient(i) + static_cast<T>(number));
+    }
+}
+
 } // namespace joinable_tests
 
 template <class T>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
+// What PyTorch tests of its guard is in upstream_join.test.cpp.
 #include <joinable/join/guard.hpp>
 
 #include <algorithm>
@@ -25,41 +26,16 @@ using joinable::EndPolicy;
 using joinable::Join;
 using joinable::participants;
 
-/// Inputs of a rank in upstream's fixture.
-int inputs_of(int rank) {
-    return 3 + rank;
-}
-
-/// Closed form: in round i all ranks with more than i inputs take part.
-int expected_total(int rank, int world) {
-    int total = 3 * world;
-    for (int j = 1; j <= rank; ++j) {
-        total += world - j;
-    }
-    return total;
-}
-
-TEST_CASE("the closed form is upstream's table") {
-    std::vector<std::vector<int>> const table{{6, 7}, {9, 11, 12}, {12, 15, 17, 18}};
-    for (auto const& row : table) {
-        for (std::size_t rank = 0; rank < row.size(); ++rank) {
-            CHECK(
-                expected_total(static_cast<int>(rank), static_cast<int>(row.size())) == row[rank]
-            );
-        }
-    }
-}
-
 TEST_CASE("ranks with fewer inputs shadow the others (main hooks, one participant)") {
     over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         int total = 0;
         Join guard{participants(reducer)};
-        for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+        for (int i = 0; i < upstream_inputs(comm.rank()); ++i) {
             total += reducer();
         }
         auto const result = guard.finish();
-        CHECK(total == expected_total(comm.rank(), comm.size()));
+        CHECK(total == upstream_total(comm.rank(), comm.size()));
         auto const world = static_cast<std::size_t>(comm.size());
         auto const rank = static_cast<std::size_t>(comm.rank());
         CHECK(result.rounds == 2 + world);
@@ -72,39 +48,6 @@ TEST_CASE("ranks with fewer inputs shadow the others (main hooks, one participan
         CHECK(result.last_joiners == std::vector{comm.size() - 1});
         CHECK(result.authoritative_rank == comm.size() - 1);
         CHECK_FALSE(result.stopped_early);
-    });
-}
-
-TEST_CASE("post hooks run once on every rank, from the last joiner") {
-    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
-        AllReducer reducer{comm};
-        {
-            Join guard{participants(reducer), runs_post_hook = true};
-            for (int i = 0; i < inputs_of(comm.rank()); ++i) {
-                reducer();
-            }
-        }
-        CHECK(reducer.post_value == 42);
-        CHECK(reducer.posts == 1);
-    });
-}
-
-TEST_CASE("several participants run in one guard, each with its own collectives") {
-    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
-        AllReducer a{comm};
-        AllReducer b{comm};
-        AllReducer c{comm};
-        int total = 0;
-        {
-            Join guard{participants(a, b, c), runs_post_hook = true};
-            for (int i = 0; i < inputs_of(comm.rank()); ++i) {
-                total += a();
-                total += b();
-                total += c();
-            }
-        }
-        CHECK(total == 3 * expected_total(comm.rank(), comm.size()));
-        CHECK(c.post_value == 42);
     });
 }
 
@@ -137,7 +80,7 @@ TEST_CASE("end hooks run once, after the post hooks of all participants") {
         Ending a{comm, "a", log};
         Ending b{comm, "b", log};
         Join guard{participants(a, b)};
-        for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+        for (int i = 0; i < upstream_inputs(comm.rank()); ++i) {
             joinable::notify_join_context(a);
             joinable::notify_join_context(b);
         }
@@ -185,7 +128,7 @@ TEST_CASE(
             AllReducer reducer{inner};
             auto const start = std::chrono::steady_clock::now();
             Join guard{participants(reducer), joinable::control(comm)};
-            for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+            for (int i = 0; i < upstream_inputs(comm.rank()); ++i) {
                 reducer();
             }
             joinable::JoinResult const result = guard.finish();
@@ -197,20 +140,6 @@ TEST_CASE(
             }
         });
     }
-}
-
-TEST_CASE("a keyword reaches the hook of every participant that accepts it") {
-    over_ranks({2, 4}, [](RankCommunicator& comm) {
-        AllReducer reducer{comm};
-        int total = 0;
-        {
-            Join guard{participants(reducer), reductions = 2};
-            for (int i = 0; i < inputs_of(comm.rank()); ++i) {
-                total += reducer(2);
-            }
-        }
-        CHECK(total == 2 * expected_total(comm.rank(), comm.size()));
-    });
 }
 
 TEST_CASE("a guard that is not enabled attaches and sends nothing") {
@@ -232,36 +161,13 @@ TEST_CASE("a guard that is not enabled attaches and sends nothing") {
     });
 }
 
-TEST_CASE("throw_early throws EarlyTermination on all ranks after the same rounds") {
-    over_ranks({2, 3, 4, 8}, [](RankCommunicator& comm) {
-        AllReducer reducer{comm};
-        int completed = 0;
-        std::vector<int> named;
-        try {
-            Join guard{participants(reducer), {.end_policy = EndPolicy::throw_early}};
-            for (int i = 0; i < inputs_of(comm.rank()); ++i) {
-                reducer();
-                ++completed;
-            }
-            guard.finish();
-            FAIL_CHECK("no exception");
-        } catch (joinable::EarlyTermination const& error) {
-            named = error.ranks();
-        }
-        CHECK(completed == 3);
-        CHECK(named == std::vector{0});
-        CHECK(reducer.posts == 0);
-        comm.barrier(); // the communicator stays usable
-    });
-}
-
 TEST_CASE("under throw_early announcing throws, so that no rank begins a round that is not held") {
     over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         int begun = 0;
         auto const train = [&] {
             Join guard{participants(reducer), {.end_policy = EndPolicy::throw_early}};
-            for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+            for (int i = 0; i < upstream_inputs(comm.rank()); ++i) {
                 auto pending = joinable::announce_round(reducer);
                 CHECK(pending.is_answered());
                 ++begun;
@@ -298,7 +204,7 @@ TEST_CASE("stop_at_first leaves every rank after the shortest, with the post hoo
         int total = 0;
         int i = 0;
         Join guard{participants(reducer), {.end_policy = EndPolicy::stop_at_first}};
-        while (guard.next(i < inputs_of(comm.rank()))) {
+        while (guard.next(i < upstream_inputs(comm.rank()))) {
             total += reducer();
             ++i;
         }
@@ -363,7 +269,7 @@ TEST_CASE("iterate gives every element a round and announces what it is told") {
     over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         std::vector<std::uint64_t> inputs;
-        for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+        for (int i = 0; i < upstream_inputs(comm.rank()); ++i) {
             inputs.push_back(static_cast<std::uint64_t>(10 + i));
         }
         std::uint64_t last_sum = 0;
@@ -378,7 +284,9 @@ TEST_CASE("iterate gives every element a round and announces what it is told") {
         guard.finish();
         // In a rank's last round the ranks from it on are active, all with the same weight.
         auto const active = static_cast<std::uint64_t>(comm.size() - comm.rank());
-        CHECK(last_sum == active * static_cast<std::uint64_t>(10 + inputs_of(comm.rank()) - 1));
+        CHECK(
+            last_sum == active * static_cast<std::uint64_t>(10 + upstream_inputs(comm.rank()) - 1)
+        );
     });
 }
 
@@ -398,7 +306,7 @@ TEST_CASE("a round knows who is active") {
         reducer.before_reduction = check;
         reducer.before_shadow = check;
         Join guard{participants(reducer)};
-        for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+        for (int i = 0; i < upstream_inputs(comm.rank()); ++i) {
             reducer();
         }
         guard.finish();
@@ -437,11 +345,11 @@ TEST_CASE("a participant can enter another guard when the first has ended") {
         for (int epoch = 0; epoch < 3; ++epoch) {
             int total = 0;
             Join guard{participants(reducer)};
-            for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+            for (int i = 0; i < upstream_inputs(comm.rank()); ++i) {
                 total += reducer();
             }
             guard.finish();
-            CHECK(total == expected_total(comm.rank(), comm.size()));
+            CHECK(total == upstream_total(comm.rank(), comm.size()));
         }
         CHECK(reducer() == comm.size()); // outside: a plain all-reduce
     });
@@ -453,11 +361,11 @@ TEST_CASE("the core concept's members are enough for a guard") {
         AllReducer reducer{comm};
         int total = 0;
         Join guard{participants(reducer), runs_post_hook = true};
-        for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+        for (int i = 0; i < upstream_inputs(comm.rank()); ++i) {
             total += reducer();
         }
         guard.finish();
-        CHECK(total == expected_total(comm.rank(), comm.size()));
+        CHECK(total == upstream_total(comm.rank(), comm.size()));
     });
 }
 
@@ -481,7 +389,7 @@ TEST_CASE("an action and a step take part without a class") {
         joinable::Step step{comm, [&] { state = (31 * state + reduced) % 1009; }};
         Join guard{participants(step, action)}; // runs in hook order all the same
         CHECK(run_as_listed(step, action));
-        for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+        for (int i = 0; i < upstream_inputs(comm.rank()); ++i) {
             step.step();
             CHECK(action(1) <= comm.size());
         }
@@ -501,7 +409,7 @@ TEST_CASE("every rank issues the same collectives, one roll call per round") {
             AllReducer b{comm};
             {
                 Join guard{participants(a, b)};
-                for (int i = 0; i < inputs_of(comm.rank()); ++i) {
+                for (int i = 0; i < upstream_inputs(comm.rank()); ++i) {
                     a();
                     b();
                 }
@@ -513,7 +421,7 @@ TEST_CASE("every rank issues the same collectives, one roll call per round") {
         std::string const names = "all_reduce 3 u64";
         std::string const reduction = "all_reduce 1 i32";
         std::vector<std::string> expected{roll_call};
-        for (int round = 0; round < inputs_of(world - 1); ++round) {
+        for (int round = 0; round < upstream_inputs(world - 1); ++round) {
             expected.push_back(roll_call);
             if (round >= 3) {
                 expected.push_back(names);

@@ -42,26 +42,6 @@ std::vector<Param<T>> reducer_module(std::size_t layers = 3) {
     return params;
 }
 
-/// As set_to_none does.
-template <class T>
-void drop_gradients(std::vector<Param<T>>& params) {
-    for (Param<T>& param : params) {
-        param.grad = {};
-    }
-}
-
-/// Adds to a gradient, which is created where there is none.
-template <class T>
-void add_gradient(Param<T>& param, double number) {
-    if (!param.grad) {
-        param.storage.assign(param.value.size(), T{});
-        param.grad = joinable::AnyView{param.storage};
-    }
-    for (std::size_t i = 0; i < param.value.size(); ++i) {
-        param.g(i) = static_cast<T>(param.g(i) + static_cast<T>(number));
-    }
-}
-
 /// Gradients of all parameters, the last one first: `number` in each.
 template <class Ddp, class T>
 void train(Ddp& ddp, std::vector<Param<T>>& params, double number) {

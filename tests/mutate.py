@@ -250,6 +250,11 @@ MUTATIONS = [
         "communicator/shared_memory/engine/arena.test.cpp", "arenas of ranks begin*",
     ),
     Mutation(
+        "yields-end-by-count-alone", "communicator/shared_memory/board/waiting.hpp",
+        "if (std::chrono::steady_clock::now() - start >= longest_yielding)", "if (false)",
+        "communicator/shared_memory/board/waiting.test.cpp", "a wait looks for deaths soon*",
+    ),
+    Mutation(
         "arenas-close-together", "device/arena.hpp",
         "int const apart = size < lines ? lines / size : 1;", "int const apart = size < lines ? 1 : 1;",
         "communicator/shared_memory/engine/arena.test.cpp", "arenas of ranks begin*",

@@ -219,7 +219,7 @@ namespace joinable { inline namespace v0 {
 /// What went wrong, as it travels between ranks. See `throw_failure` for the matching exception.
 enum class FailureKind : std::uint8_t { peer_failed, timed_out, mismatch, communication, contract };
 
-/// Why a communicator was aborted. The first writer wins, and every rank throws what it wrote.
+/// Why a communicator was aborted. The first reason wins, and every rank throws it.
 struct AbortReason {
     FailureKind kind = FailureKind::communication;
     std::vector<int> ranks; ///< the culprits, ascending: who failed, did not arrive or differs
@@ -3164,7 +3164,7 @@ public:
     /// What can be written though it is const is a view, or a handle on shared storage.
     template <class T>
     static constexpr bool shares_storage = WritableTensor<T const&>;
-    /// Refused when the list is used: whoever uses it can tell the other ranks.
+    /// Refused when the list is used: its user can tell the other ranks.
     static AnyTensor of_null(std::size_t) { return {}; }
 
 private:
@@ -3178,8 +3178,8 @@ private:
 /// Tensors of whatever types. An index is a position in the list.
 class TensorList : public detail::HandleList<AnyTensor> {};
 
-/// Tensors that may move to other memory, but keep their dtypes, extents and devices: whoever plans
-/// with them once finds out where they are each time.
+/// Tensors that may move to other memory, but keep their dtypes, extents and devices: a plan is
+/// made of them once, and asks each time where they are.
 class FixedTensors {
 public:
     /// Local. `what` is how errors call one of them.
@@ -3267,9 +3267,10 @@ TensorList tensor_list(Ranges&&... ranges) {
 
 } // namespace detail
 
-/// Joins tensors, and ranges of tensors, of different types into one list, in order. Of a named tensor or range
-/// the addresses are kept, so that a tensor which gets other memory is followed; of pointers the
-/// pointer; a temporary must be a view, or a range of pointers or views, which are copied. Local.
+/// Joins tensors, and ranges of tensors, of different types into one list, in order. Of a named
+/// tensor or range the addresses are kept, so that a tensor which gets other memory is followed; of
+/// pointers the pointer; a temporary must be a view, or a range of pointers or views, which are
+/// copied. Local.
 template <class... Ranges>
 [[nodiscard]] BufferList buffers(Ranges&&... ranges) {
     return BufferList{detail::tensor_list(std::forward<Ranges>(ranges)...)};
@@ -3449,7 +3450,7 @@ concept HasDeadline = Communicator<C> && detail::has_set_deadline<C>;
 ///
 /// | expression          | result | meaning                                                        |
 /// |---------------------|--------|----------------------------------------------------------------|
-/// | `comm.keep_alive()` |        | local; whoever waits for this rank does so for one more        |
+/// | `comm.keep_alive()` |        | local; the ranks that wait for this one do so for one more     |
 /// |                     |        | deadline from now                                              |
 template <class C>
 concept RenewsDeadline = HasDeadline<C> && detail::has_keep_alive<C>;
@@ -5888,8 +5889,8 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Which parameters some rank uses: one count per parameter, summed over ranks by whoever owns the
-/// map. Local.
+/// Which parameters some rank uses: one count per parameter, which the
+/// owner of the map sums over ranks. Local.
 class UsedMap {
 public:
     explicit UsedMap(std::size_t parameters) : counts_(parameters) {}
@@ -6360,8 +6361,8 @@ public:
     void mark_accumulated(std::size_t i) { iteration_.mark_accumulated(i); }
 
     /// The gradient of parameter `i` is final: packs it, launches every bucket that is full and whose
-    /// predecessors are launched, and tests the first one on its way: so communicators that need it
-    /// get on while the pass computes. A parameter without gradient contributes zeros. With a
+    /// predecessors are launched, and tests the oldest bucket under way: communicators that need it
+    /// make progress so while the pass computes. A parameter without gradient contributes zeros. With a
     /// static graph every use marks; the last one counts. Collective in effect; does not block.
     /// @throws ContractViolation  no iteration is prepared, `i` is out of range or needs no
     ///         gradient, was marked before or said to be unused, or its gradient does not fit its
@@ -7273,7 +7274,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// What one rank accumulated in training rounds that did not sync, since the last one that did.
 struct Accumulated {
-    std::size_t rounds = 0;   ///< such rounds, whoever was active in them
+    std::size_t rounds = 0;   ///< such rounds, on whichever ranks they were active
     std::size_t batches = 0;  ///< those to which this rank added a gradient of its own
     std::uint64_t weight = 0; ///< of this rank in those rounds
 
@@ -7373,7 +7374,7 @@ public:
     /// Training rounds that did not sync since the last one that did, before this one. Counted from
     /// 0 inside a guard. The same on all ranks.
     [[nodiscard]] std::size_t accumulated_rounds() const noexcept { return accumulated_rounds_; }
-    /// The lowest active rank: whoever broadcasts fresh state.
+    /// The lowest active rank, which broadcasts fresh state.
     [[nodiscard]] int buffer_source() const noexcept { return buffer_source_; }
     /// Whether this rank has run out of inputs and only follows.
     [[nodiscard]] bool is_shadow() const noexcept { return is_shadow_; }
@@ -11787,7 +11788,7 @@ private:
 
 /// What the launcher of this process says: mpirun of Open MPI, mpiexec of MPICH, torchrun, or srun.
 /// JOINABLE_RANK and JOINABLE_WORLD_SIZE are asked before them, and JOINABLE_JOB names the job
-/// whoever launched it. `lookup(name)` returns the value of a variable, null where it is not set.
+/// under every launcher. `lookup(name)` returns the value of a variable, null where it is not set.
 /// @throws ContractViolation  variables are missing, are no numbers, or contradict each other.
 template <class Lookup>
 [[nodiscard]] LaunchEnvironment launch_environment(Lookup const& lookup) {
@@ -12865,10 +12866,12 @@ private:
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// When a wait that starts now ends. A year stands for any longer time: the sum would overflow.
-[[nodiscard]] inline std::chrono::steady_clock::time_point
-end_of_wait(std::chrono::nanoseconds deadline) noexcept {
+[[nodiscard]] inline std::chrono::steady_clock::time_point end_of_wait(
+    std::chrono::nanoseconds deadline,
+    std::chrono::steady_clock::time_point now = std::chrono::steady_clock::now()
+) noexcept {
     constexpr std::chrono::nanoseconds year = std::chrono::hours{24 * 365};
-    return std::chrono::steady_clock::now() + (std::min)(deadline, year);
+    return now + (std::min)(deadline, year);
 }
 
 /// Takes from `overdue` the ranks that say that they are at work, and returns for how much longer the
@@ -12981,10 +12984,15 @@ struct SleepThrough {
 };
 
 /// Waiting in three stages: spin while an answer usually takes less than a system call, yield so
-/// that more ranks than cores make progress, then sleep. Whoever changes what is waited for pays
-/// one load unless somebody sleeps. May lie in memory that several processes share.
+/// that more ranks than cores make progress, then sleep. A yield lasts as long as other programs keep
+/// the core, so yielding ends by time, too: a wait that looks for deaths before it sleeps does so soon.
+/// A change of what is waited for costs one load unless a rank sleeps. May lie in memory that several
+/// processes share.
 class WaitingRoom {
 public:
+    /// No yield begins later in a wait.
+    static constexpr std::chrono::milliseconds longest_yielding{10};
+
     /// Spins for some microseconds where every rank has a core: longer would keep a peer waiting
     /// that shares its core with another program.
     explicit WaitingRoom(int ranks)
@@ -13008,16 +13016,19 @@ public:
             }
             cpu_relax();
         }
-        auto const end = end_of_wait(deadline);
+        auto const start = std::chrono::steady_clock::now();
         for (int i = 0; i < tuning::yields; ++i) {
             if (ready()) {
                 return true;
             }
+            if (std::chrono::steady_clock::now() - start >= longest_yielding) {
+                break;
+            }
             std::this_thread::yield();
         }
-        return sleep(ready, end, before_sleep);
+        return sleep(ready, end_of_wait(deadline, start), before_sleep);
     }
-    /// The last stage alone, for whoever has nothing to do without an answer.
+    /// The last stage alone, for a thread that has nothing to do without an answer.
     template <class Ready, class BeforeSleep = SleepThrough>
     bool sleep(
         Ready const& ready,
@@ -13125,10 +13136,10 @@ public:
         }
     }
 
-    /// Somebody is at it, or it is given.
+    /// A writer has begun to give it, or has given it.
     [[nodiscard]] bool has_begun() const noexcept { return state().phase() != Phase::open; }
     [[nodiscard]] bool is_given() const noexcept { return state().phase() == Phase::given; }
-    /// Whoever is at it, or was.
+    /// The writer that gives it, or gave it.
     [[nodiscard]] int writer() const noexcept { return state().writer(); }
     /// @pre a close() has begun
     [[nodiscard]] AbortReason reason() const {
@@ -13212,7 +13223,7 @@ struct alignas(64) ChunkProgress {
     std::atomic<std::uint64_t> claimed{0}; ///< of its share, by any rank; may count on beyond it
     std::atomic<std::uint64_t> done{0};    ///< for this rank, of all shares; of slices: of its own
     std::atomic<std::uint64_t> lent{0};    ///< slices that are in its ring, or were
-    std::atomic<bool> has_given_up{false}; ///< it comes for its slices no more
+    std::atomic<bool> has_given_up{false}; ///< it copies no more slices
 
     void reset() noexcept {
         claimed.store(0, std::memory_order_relaxed);
@@ -13225,8 +13236,8 @@ struct alignas(64) ChunkProgress {
 /// Who computes for a rank: its own thread, in its waits and tests, or one beside it.
 enum class Worker : std::uint8_t { rank, helper };
 
-/// Where the ranks of one group meet. Knows no threads: ranks are numbers, and whoever waits or
-/// tests does the work. It lies in memory handed to it, with its tables behind it, and holds no
+/// Where the ranks of one group meet. Knows no threads: ranks are numbers, and a rank that waits
+/// or tests does the work. It lies in memory handed to it, with its tables behind it, and holds no
 /// addresses: so ranks may also be processes that share that memory.
 class alignas(64) Board {
 public:
@@ -13347,7 +13358,7 @@ public:
         return ranks;
     }
 
-    /// The first writer wins. Returns when nothing can arrive any more. Writers are numbered as a
+    /// The first reason wins. Returns when nothing can arrive any more. Writers are numbered as a
     /// FirstReason says: not by their ranks here, if this is the board of a part of all ranks. Should
     /// the first writer die, then mark_dead() is called for it: by `before_sleep`, where nobody else
     /// does. Should it be stopped, then this reason may be that of all.
@@ -13360,15 +13371,15 @@ public:
     }
     /// The writer with this number has died, wherever it was: in an abort, too. Here it was `rank`,
     /// or no rank, if that is negative. `burier` is the writer who says so, which may be killed
-    /// meanwhile and then be marked dead itself, or FirstReason::nobody. Each writer may be buried many
-    /// times, by whoever finds it. Returns at once, though another one may not have finished its own
-    /// abort.
+    /// meanwhile and then be marked dead itself, or FirstReason::nobody. Each writer may be buried
+    /// many times, by each rank that finds it dead. Returns at once, though another one may not
+    /// have finished its own abort.
     void mark_dead(int rank, int number, AbortReason const& reason, int burier) noexcept {
         if (is_aborted() && (rank < 0 || is_dead(rank))) {
             return; // or those who find it would wake each other without end
         }
         reason_.take_over(number, reason, burier, [this] { freeze(); });
-        if (rank >= 0) { // after that: whoever sees it asks for the reason
+        if (rank >= 0) { // after that: a rank that sees it asks for the reason
             state_of(rank).is_dead.store(true);
             has_lost_.store(true);
         }
@@ -13424,9 +13435,9 @@ public:
         return is_left_undone;
     }
 
-    /// Somebody ends it, or has: true for whoever has failed because of that.
+    /// A rank ends it, or has. True on every rank that has failed because of that.
     [[nodiscard]] bool is_ending() const noexcept { return reason_.has_begun(); }
-    /// True only when nothing can arrive any more: whoever sees it can rely on it.
+    /// True only when nothing can arrive any more: a rank that sees it can rely on it.
     [[nodiscard]] bool is_aborted() const noexcept { return reason_.is_given(); }
     /// Who ends it, or has. @pre is_ending()
     [[nodiscard]] int ended_by() const noexcept { return reason_.writer(); }
@@ -13806,8 +13817,8 @@ reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
     reduce_lanes<T, Lanes<T, sizeof(T)>>(operation, pass, at);
 }
 
-// The same for each instruction set. AVX-512 is for float alone, the type of gradients and of what numbers
-// of 16 bits are widened to: it pays in cache, and each function has to be compiled.
+// The same for each instruction set. AVX-512 is for float alone, the type of gradients and of what
+// numbers of 16 bits are widened to: it pays in cache, and each function has to be compiled.
 template <class T, class Operation>
 JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
     reduce_bytes<T, 16>(Operation{}, pass);
@@ -13842,7 +13853,8 @@ RunPass pass_function(DType dtype, InstructionSet set) {
     });
 }
 
-/// The function that runs passes on this processor, over numbers that are computed in as they are stored.
+/// The function that runs passes on this processor, over numbers that are computed in as they are
+/// stored.
 inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
     switch (op) {
     case ReduceOp::sum: return pass_function<Plus>(dtype, set);
@@ -13884,9 +13896,9 @@ inline RunPass pass_function(DType dtype, ReduceOp op, bool is_scaled, Instructi
     return is_scaled ? pass_function<PlusScaled>(dtype, set) : pass_function(dtype, op, set);
 }
 
-/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache: where
-/// there are more inputs or outputs than in a pass, or numbers of 16 bits, which accumulate in float and are
-/// rounded once.
+/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache:
+/// where there are more inputs or outputs than in a pass, or numbers of 16 bits, which accumulate
+/// in float and are rounded once.
 class TiledReduction {
 public:
     TiledReduction(DType dtype, ReduceOp op, Factors const& factors, InstructionSet set)
@@ -13954,10 +13966,10 @@ private:
     alignas(64) std::array<Tile, ReductionPass::most> tiles_;
 };
 
-/// Combines `count` elements of all inputs in rank order and writes them to every output, whoever
-/// computes it and however it was cut: neither arrival nor tuning changes a bit. There is at least one input,
-/// and one output. An output may be one of the inputs; otherwise they do not overlap. With factors it
-/// is a sum of floating-point numbers, each of them multiplied and rounded before; numbers of 16 bits are
+/// Combines `count` elements of all inputs in rank order and writes them to every output. Which
+/// rank computes it and how it was cut change no bit. There is at least one input, and one output.
+/// An output may be one of the inputs; otherwise they do not overlap. With factors it is a sum of
+/// floating-point numbers, each of them multiplied and rounded before; numbers of 16 bits are
 /// multiplied as floats.
 inline void reduce_to(
     DType dtype,
@@ -14362,10 +14374,10 @@ inline bool run_chunks(
 // ---- joinable/communicator/shared_memory/engine/slices.hpp
 
 /// @file
-/// How a large collective gets on where some rank's buffer is out of the others' reach: in slices,
+/// How a large collective makes progress where some rank's buffer is out of the others' reach: in slices,
 /// through a ring of each such rank that all reach. A slice is copied in, reduced and copied out while
 /// it is in the caches, and a rank copies the next ones while others are still at the one before. Each
-/// rank has a share of every slice, and nobody takes it over: the rank must come for its copies anyway.
+/// rank has a share of every slice, and no other takes it over: the rank must make its copies anyway.
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -14456,7 +14468,7 @@ public:
             }
             if (can_compute(board)) {
                 board.begin_computing(rank, Worker::rank, sequence_);
-                if (!is_given_up(board)) { // whoever gives up from here on waits for the end
+                if (!is_given_up(board)) { // a rank that gives up from here on waits for the end
                     auto const [begin, end] = slices_.range(computed_, rank, rank + 1);
                     exchange.run(begin, end);
                     mine.done.store(++computed_);
@@ -14620,7 +14632,7 @@ private:
                 bool const is_still_there = board_.begin_helping(rank_, sequence);
                 bool const has_computed = is_still_there && compute(sequence);
                 board_.end_computing(rank_, Worker::helper);
-                board_.room.wake(); // whoever waits for the slots
+                board_.room.wake(); // a rank that waits for the slots
                 if (has_computed) {
                     return true;
                 }
@@ -14840,9 +14852,9 @@ public:
 
     /// The rank that has this number among all has died, wherever it was; `death` says how. Ends what
     /// abort() ends: in groups of which it was a member with its rank there, unless it, or another
-    /// one, was about to end them for another reason. False if somebody is at it, or keeps other
-    /// groups locked, who may have died as well: then call it again soon. `burier` is as a Board
-    /// says. @pre this is the group from which all others come.
+    /// one, was about to end them for another reason. False if another process does it, or keeps
+    /// other groups locked, and may have died as well: then call it again soon. `burier` is as a
+    /// Board says. @pre this is the group from which all others come.
     bool mark_dead(int number, std::string const& death, int burier) const {
         return mark_dead(number, death, {FailureKind::peer_failed, {}, death}, true, burier);
     }
@@ -14934,7 +14946,7 @@ public:
         shared().has_split.store(true);
         child.shared().parent = child.board_->place_of(board_);
         add(child);
-        return !shared().end.is_given(); // or whoever ends it finds the child after this
+        return !shared().end.is_given(); // or the rank that ends it finds the child after this
     }
     /// Whether the memory of a group that was adopted may be given back: all members have left, and
     /// so have those of its own groups. Then nobody finds it any more. `number` is that of the rank
@@ -14962,8 +14974,9 @@ private:
         FirstReason end; ///< of messages and of groups split from it; the board has its own
         std::atomic<int> present{0};
         std::atomic<bool> has_split{false};
-        // The groups split from it, as places of boards relative to this one's. Whoever reads the list
-        // or adds to it waits for nobody, and a rank that is killed or stopped within it leaves it whole.
+        // The groups split from it, as places of boards relative to this one's. A rank that reads
+        // the list or adds to it waits for nobody, and a rank that is killed or stopped within it
+        // leaves it whole.
         std::atomic<int> locked_by{0}; ///< who removes a group; its number + 1, 0 is nobody
         std::atomic<int> visitors{0};  ///< who read it: meanwhile no memory in it is given back
         std::atomic<std::uint64_t> children{0}; ///< the newest one; 0 is none
@@ -15001,7 +15014,7 @@ private:
         return rank;
     }
 
-    /// What has ended this group or one around it. Whoever ends groups does so from the outermost
+    /// What has ended this group or one around it. Groups are ended from the outermost one
     /// inwards, and a rank that hears of it may be faster.
     [[nodiscard]] std::optional<AbortReason> ended_by() const {
         Group group = *this;
@@ -15036,7 +15049,7 @@ private:
             board_->room.wake();
         }
         if (!shared().end.is_given()) {
-            return false; // another one is at it, or has died there as well
+            return false; // another rank does it, or has died there as well
         }
         AbortReason const first = shared().end.reason();
         is_of_death = is_of_death && first.message == reason.message;
@@ -15484,7 +15497,7 @@ public:
         board_.room.wake();
         if (!is_small && board_.helpers_room.has_sleepers() &&
             arrival_of(sequence) == Arrival::complete) {
-            board_.helpers_room.wake(); // whoever comes last
+            board_.helpers_room.wake(); // done by the rank that comes last
         }
         return sequence;
     }
@@ -15648,8 +15661,8 @@ public:
         return !overdue.empty();
     }
 
-    /// Whether `ready()` before the deadline. Meanwhile this rank's other collectives get on; each
-    /// time that one does, the deadline begins anew.
+    /// Whether `ready()` before the deadline. Meanwhile this rank's other collectives make
+    /// progress; each time that one does, the deadline begins anew.
     template <class Ready>
     bool wait(Ready const& ready, std::chrono::nanoseconds deadline) {
         for (;;) {
@@ -15723,7 +15736,7 @@ private:
             board_.give_up_on(rank);
         }
     }
-    /// Until the pipeline gets on, or never will.
+    /// Until the pipeline can advance, or never will.
     void wait_for_slices(std::uint64_t sequence) {
         Pipeline const& pipeline = pending_of(sequence).pipeline;
         auto const is_over = [&] {
@@ -15930,9 +15943,9 @@ struct Message {
 
 /// One rank of a group: what its communicator and its works have in common.
 ///
-/// Of a message whoever comes second copies: so nothing has to make progress, and whoever computes
-/// holds up nobody. Where ranks do not reach each other's buffers, whoever comes first leaves a copy
-/// in memory that both reach, or room for one.
+/// The second rank to arrive copies the message, so no background progress is needed and a busy rank
+/// delays nobody. Where ranks do not reach each other's buffers, the first one leaves a copy in memory
+/// that both reach, or room for one.
 template <class Memory>
 class GroupRank : public Endpoint<Group, LentBy<Memory>> {
     using Base = Endpoint<Group, LentBy<Memory>>;
@@ -16086,7 +16099,7 @@ private:
 
     void unlock(Mailbox& mailbox) noexcept {
         mailbox.unlock();
-        group_.board().room.wake(); // whoever waits for it, whatever becomes of this message
+        group_.board().room.wake(); // a rank that waits for it, whatever becomes of this message
     }
 
     /// Takes the message of the other side, if there is one, else leaves this side's, if it is written.
@@ -16340,8 +16353,8 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// A rank's place in the group. The rank holds a robust mutex as long as it takes part: should the
-/// thread that locked it die, however that may be, then the system marks the mutex for whoever tries
+/// A rank's place in the group. The rank holds a robust mutex as long as it takes part: if the
+/// thread that locked it dies, in whatever way, the system marks the mutex for the process that tries
 /// it next. That works between containers, too, where process numbers mean nothing.
 class alignas(64) Member {
 public:
@@ -16500,7 +16513,7 @@ struct alignas(64) Outcome {
 
 /// The memory that ranks share which are processes: their group, their outcomes, and room for each
 /// rank's buffers. It is mapped before the processes are made, so it has one address in all of
-/// them, and it has no name: nothing is left behind, whoever is killed.
+/// them, and it has no name: killing any process leaves nothing in /dev/shm.
 class ProcessSegment : public Watch, public std::enable_shared_from_this<ProcessSegment> {
 public:
     /// @throws ContractViolation   no group can have so many ranks.
@@ -16559,7 +16572,7 @@ protected:
     static constexpr std::size_t most_room = std::size_t{1} << 36U; // for each rank
     static constexpr std::size_t least_room = std::size_t{1} << 24U;
 
-    /// Lies in memory that whoever derives from this has mapped, and unmaps.
+    /// Lies in memory that a derived class has mapped, and unmaps.
     /// @pre it has bytes_for(size, room) from the beginning of a page on, zeroed; one process creates it
     ProcessSegment(int size, std::size_t room, std::byte* memory, bool is_creator)
         : staging_at_{bytes_for(size, 0)}, room_{room}, memory_{memory},
@@ -17038,8 +17051,8 @@ public:
     }
 
 private:
-    /// A death is PeerFailed within a tenth of a second, unless other programs keep this one from its
-    /// cores: a wait yields a hundred times before it looks.
+    /// A death is PeerFailed within a tenth of a second, and the time for which other programs keep this
+    /// one from its cores: a wait looks once it has yielded for a while, and then this often.
     static constexpr std::chrono::milliseconds between_looks{25};
     using Ticks = std::chrono::steady_clock::duration;
 
@@ -17236,7 +17249,7 @@ private:
                 rank_
             );
         }
-        // Everyone does, so that whoever returns from here knows that the name is free.
+        // Every rank does, so that a rank that returns from here knows that the name is free.
         object_.remove_name(path_);
         if (!missing.empty()) {
             throw_failure(board().reason());
@@ -17437,8 +17450,8 @@ private:
     int number_;
 };
 
-/// Memory that the processes of all ranks map, each where it likes. The system counts who has it:
-/// so nothing is left of it whoever is killed. Collective, blocks.
+/// Memory that the processes of all ranks map, each where it likes. The system counts its mappings:
+/// killing any process leaves nothing of it. Collective, blocks.
 /// @throws Mismatch            see check_same_size.
 /// @throws CommunicationError  a rank cannot map it; on all ranks.
 template <class Comm>
@@ -17526,7 +17539,7 @@ struct AttachOptions {
 ///
 /// From half a MiB on (2 MiB, where ranks share cores) an all_reduce, reduce or broadcast in which a
 /// rank's buffer is in no arena moves in slices, copied in and out while others compute: then every
-/// rank has to come for its slices, by wait() or test() of any collective, and one that computes
+/// rank copies its slices inside wait() or test() of any collective, and one that computes
 /// something else holds up the others.
 ///
 /// A rank that is killed is PeerFailed on all others at once, in every group, wherever it was: with
@@ -17542,7 +17555,7 @@ class ProcessCommunicator : detail::SegmentOwner,
 public:
     /// Meets the other ranks of the job, which call this, too: each in its own process or thread, as
     /// the same user of the same machine. Returns when all have come. Until then the job has a file
-    /// in /dev/shm; afterwards nothing can be left behind, whoever is killed. A rank takes some 14 KiB
+    /// in /dev/shm. Afterwards killing any process leaves nothing there. A rank takes some 14 KiB
     /// there at the start, and more when it uses it: 2 KiB for each message below that in flight, a
     /// table for each collective by counts in flight, and what its buffers need. A rank that finds no
     /// room for that throws CommunicationError, and the others PeerFailed; so they do at once if rank 0
@@ -17631,7 +17644,7 @@ namespace joinable { inline namespace v0 {
 
 /// A thread that computes a rank's share of large collectives while the rank does something else.
 ///
-/// Without one, a collective gets on whenever a rank waits or tests; with one also meanwhile, on
+/// Without one, a collective makes progress when a rank waits or tests; with one also in between, on
 /// another core. Worth it where ranks leave cores idle: while they wait for a device, or for data.
 /// Where every core computes it only takes turns with its rank. What it computes is the same bit for
 /// bit. It sleeps unless all ranks have posted a collective of more than 2 KiB.
@@ -18140,12 +18153,12 @@ using ThreadWork = detail::GroupWork<detail::Heap>;
 
 /// Ranks are threads of this process: made by run_threads(), one object per rank.
 ///
-/// Reductions combine every element in rank order, so results are the same bit for bit whoever
-/// arrives first. Products of a scaled sum are rounded before they are added, those of 16-bit numbers
-/// to float. Everything is asynchronous: a rank that waits or tests does the work for all, so a
-/// rank that computes holds up nobody. Up to 64 collectives are in flight, further ones finish the
-/// oldest. Ranks compare what they are about to do in every collective. No allocation, no lock and
-/// no system call in a collective unless a rank waits long.
+/// Reductions combine every element in rank order, so results are the same bit for bit in whatever
+/// order ranks arrive. Products of a scaled sum are rounded before they are added, those of 16-bit
+/// numbers to float. Everything is asynchronous: a rank that waits or tests does the work for all,
+/// so a rank that computes holds up nobody. Up to 64 collectives are in flight, further ones finish
+/// the oldest. Ranks compare what they are about to do in every collective. No allocation, no lock
+/// and no system call in a collective unless a rank waits long.
 ///
 /// All members that take buffers throw ContractViolation before any data moves when counts or
 /// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit

@@ -11,10 +11,11 @@ namespace joinable_tests {
 template <class T>
 class Shared {
 public:
-    Shared()
+    template <class... Arguments>
+    explicit Shared(Arguments const&... arguments)
         : value_{::new(
               mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)
-          ) T{}} {}
+          ) T{arguments...}} {}
     ~Shared() { munmap(value_, sizeof(T)); }
     Shared(Shared const&) = delete;
     Shared& operator=(Shared const&) = delete;

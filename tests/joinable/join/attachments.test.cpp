@@ -54,7 +54,10 @@ TEST_CASE("a guard that has finished makes room for the next in the same scope")
     });
 }
 
-TEST_CASE("roll calls run over the control communicator, and nothing else does") {
+TEST_CASE(
+    "roll calls run over the control communicator, and nothing else does" *
+    doctest::skip(!ranks_share_memory)
+) {
     for (int const world : {1, 2, 3, 4, 8}) {
         std::vector<std::vector<std::string>> controls(static_cast<std::size_t>(world));
         over_ranks({world}, [&](RankCommunicator& inner) {

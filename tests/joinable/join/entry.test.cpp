@@ -18,6 +18,7 @@
 #include <support/all_reducer.hpp>
 #include <support/process_ranks.hpp>
 #include <support/recording_communicator.hpp>
+#include <support/shared.hpp>
 #include <support/wait_until.hpp>
 
 #include <joinable/join/guard.hpp>
@@ -352,12 +353,12 @@ TEST_CASE("options of one rank alone may differ") {
 
 TEST_CASE("a rank that does not enter with the others is missing, and they say what it may be") {
     for (int const size : {2, 3, 4}) {
-        std::atomic<int> ended = 0;
+        joinable_tests::Shared<std::atomic<int>> ended;
         over_ranks({size}, [&](RankCommunicator& comm) {
             First<RankCommunicator> a{comm};
             if (comm.rank() == 1) {
                 Join guard{participants(a), {.enable = false}};
-                joinable_tests::wait_until(ended, size - 1);
+                joinable_tests::wait_until(*ended, size - 1);
                 return;
             }
             comm.set_deadline(std::chrono::milliseconds{300});
@@ -369,7 +370,7 @@ TEST_CASE("a rank that does not enter with the others is missing, and they say w
                 CHECK(error.missing() == std::vector{1});
             }
             CHECK(text.ends_with("; a Join with enable = false does not enter"));
-            ++ended;
+            ++*ended;
         });
     }
 }

@@ -400,7 +400,10 @@ TEST_CASE("an action and a step take part without a class") {
     });
 }
 
-TEST_CASE("every rank issues the same collectives, one roll call per round") {
+TEST_CASE(
+    "every rank issues the same collectives, one roll call per round" *
+    doctest::skip(!ranks_share_memory)
+) {
     for (int const world : {1, 2, 3, 4, 8}) {
         std::vector<std::vector<std::string>> traces(static_cast<std::size_t>(world));
         over_ranks({world}, [&](RankCommunicator& inner) {

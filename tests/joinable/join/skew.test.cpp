@@ -29,7 +29,7 @@ TEST_CASE("a warning passes at most once a minute") {
     CHECK(gate.allows(start + std::chrono::hours{5}));
 }
 
-TEST_CASE("ranks that shadow for long say so once") {
+TEST_CASE("ranks that shadow for long say so once" * doctest::skip(!ranks_share_memory)) {
     std::mutex mutex;
     std::vector<std::string> warnings;
     auto const sink = [&](std::string_view text) {

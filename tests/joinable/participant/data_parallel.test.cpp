@@ -219,7 +219,9 @@ TEST_CASE("all ranks end with the same bits, before any final sync") {
     });
 }
 
-TEST_CASE("process ranks train to the same bits as thread ranks") {
+TEST_CASE(
+    "process ranks train to the same bits as thread ranks" * doctest::skip(!ranks_share_memory)
+) {
     for (Average const average : {Average::initial, Average::active, Average::weighted_mean}) {
         for (bool const views : {false, true}) {
             for (int const world : {1, 2, 3, 4, 8}) {
@@ -264,7 +266,9 @@ TEST_CASE("whether gradients are scaled as they are packed or as they are summed
     });
 }
 
-TEST_CASE("every rank issues the same collectives, joined ranks too") {
+TEST_CASE(
+    "every rank issues the same collectives, joined ranks too" * doctest::skip(!ranks_share_memory)
+) {
     for (int const world : {1, 2, 3, 4, 8}) {
         std::vector<std::vector<std::string>> traces(static_cast<std::size_t>(world));
         over_ranks({world}, [&](RankCommunicator& inner) {

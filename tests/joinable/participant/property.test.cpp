@@ -67,7 +67,10 @@ TEST_CASE("any training equals the serial one, bit for bit, on all ranks and aft
     });
 }
 
-TEST_CASE("wherever a rank dies in a training, all others hear of it, and of nothing else") {
+TEST_CASE(
+    "wherever a rank dies in a training, all others hear of it, and of nothing else" *
+    doctest::skip(!ranks_share_memory)
+) {
     for_seeds([](std::uint64_t seed) {
         return with_training(seed, [](Training const& training, SerialTraining const& serial) {
             std::vector<std::string> others(static_cast<std::size_t>(training.world));

@@ -129,7 +129,10 @@ TEST_CASE("in every mode all ranks issue the collectives that the mode is docume
     }
 }
 
-TEST_CASE("with roll calls, too, all ranks issue the same collectives in every mode") {
+TEST_CASE(
+    "with roll calls, too, all ranks issue the same collectives in every mode" *
+    doctest::skip(!ranks_share_memory)
+) {
     for (Mode const mode : modes) {
         for (int const world : {1, 2, 3, 4, 8}) {
             std::vector<Trace> traces(static_cast<std::size_t>(world));

@@ -477,7 +477,10 @@ TEST_CASE("evaluation leaves no gradients, in a guard and without one") {
 }
 
 // test_failure_recovery: a new group, and a new DDP on the same module
-TEST_CASE("after a failure the same model is trained on over a new communicator") {
+TEST_CASE(
+    "after a failure the same model is trained on over a new communicator" *
+    doctest::skip(!ranks_share_memory)
+) {
     for (bool const views : {false, true}) {
         for (int const world : {2, 4}) {
             std::vector<std::vector<Param<float>>> models(static_cast<std::size_t>(world));

@@ -8,10 +8,12 @@
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// When a wait that starts now ends. A year stands for any longer time: the sum would overflow.
-[[nodiscard]] inline std::chrono::steady_clock::time_point
-end_of_wait(std::chrono::nanoseconds deadline) noexcept {
+[[nodiscard]] inline std::chrono::steady_clock::time_point end_of_wait(
+    std::chrono::nanoseconds deadline,
+    std::chrono::steady_clock::time_point now = std::chrono::steady_clock::now()
+) noexcept {
     constexpr std::chrono::nanoseconds year = std::chrono::hours{24 * 365};
-    return std::chrono::steady_clock::now() + (std::min)(deadline, year);
+    return now + (std::min)(deadline, year);
 }
 
 /// Takes from `overdue` the ranks that say that they are at work, and returns for how much longer the

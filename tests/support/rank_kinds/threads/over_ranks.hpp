@@ -10,11 +10,15 @@
 
 /// @file
 /// What tests of guards and participants run over. Each program that has them finds one header of this
-/// name: here ranks are threads, in ../nccl they have an NCCL communicator each.
+/// name: here ranks are threads, in ../processes they are processes, and in
+/// ../nccl they have an NCCL communicator each.
 
 namespace joinable_tests {
 
 using RankCommunicator = joinable::ThreadCommunicator;
+/// Whether a body may write to variables of its test. Where ranks are processes, tests whose bodies do are
+/// skipped: only what is Shared, and failed checks, come back from there.
+inline constexpr bool ranks_share_memory = true;
 
 /// Runs `body(comm)` over groups of these sizes, one after another. What a body throws is rethrown.
 inline void

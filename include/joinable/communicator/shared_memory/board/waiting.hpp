@@ -22,10 +22,15 @@ struct SleepThrough {
 };
 
 /// Waiting in three stages: spin while an answer usually takes less than a system call, yield so
-/// that more ranks than cores make progress, then sleep. Whoever changes what is waited for pays
-/// one load unless somebody sleeps. May lie in memory that several processes share.
+/// that more ranks than cores make progress, then sleep. A yield lasts as long as other programs keep
+/// the core, so yielding ends by time, too: a wait that looks for deaths before it sleeps does so soon.
+/// A change of what is waited for costs one load unless a rank sleeps. May lie in memory that several
+/// processes share.
 class WaitingRoom {
 public:
+    /// No yield begins later in a wait.
+    static constexpr std::chrono::milliseconds longest_yielding{10};
+
     /// Spins for some microseconds where every rank has a core: longer would keep a peer waiting
     /// that shares its core with another program.
     explicit WaitingRoom(int ranks)
@@ -49,16 +54,19 @@ public:
             }
             cpu_relax();
         }
-        auto const end = end_of_wait(deadline);
+        auto const start = std::chrono::steady_clock::now();
         for (int i = 0; i < tuning::yields; ++i) {
             if (ready()) {
                 return true;
             }
+            if (std::chrono::steady_clock::now() - start >= longest_yielding) {
+                break;
+            }
             std::this_thread::yield();
         }
-        return sleep(ready, end, before_sleep);
+        return sleep(ready, end_of_wait(deadline, start), before_sleep);
     }
-    /// The last stage alone, for whoever has nothing to do without an answer.
+    /// The last stage alone, for a thread that has nothing to do without an answer.
     template <class Ready, class BeforeSleep = SleepThrough>
     bool sleep(
         Ready const& ready,

@@ -177,8 +177,8 @@ public:
     }
 
 private:
-    /// A death is PeerFailed within a tenth of a second, unless other programs keep this one from its
-    /// cores: a wait yields a hundred times before it looks.
+    /// A death is PeerFailed within a tenth of a second, and the time for which other programs keep this
+    /// one from its cores: a wait looks once it has yielded for a while, and then this often.
     static constexpr std::chrono::milliseconds between_looks{25};
     using Ticks = std::chrono::steady_clock::duration;
 

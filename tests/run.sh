@@ -3,8 +3,8 @@
 # Installs what the tests need, builds all in Release and runs every test once.
 # --all adds: benchmarks are compiled, layers, links, the single header, reference, formatting, cost of
 # including, headers alone, nvcc, thread sanitizer by clang 19, and the other sanitizers by clang 14, the
-# oldest, over the single header and also over NCCL, with frames drawn at random by TCP; what this machine
-# cannot have is skipped and named. Each step says what the one before it took; the last lines are ctest's.
+# oldest, over the single header and also over NCCL and processes, with frames drawn at random by TCP; what
+# this machine cannot have is skipped and named. Each step says what the one before it took; the last lines are ctest's.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"

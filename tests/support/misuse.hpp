@@ -4,7 +4,7 @@
 #include <joinable/join.hpp>
 
 // What the files in fail/ have in common: a correct participant, of which each of them breaks one
-// thing.
+// thing, and a communicator that is none.
 
 struct Hook {
     void main_hook() {}
@@ -18,4 +18,11 @@ struct Good {
     Hook join_hook(joinable::arguments<joinable::keywords<>> const&) { return {}; }
     joinable::SelfCommunicator& join_communicator() { return comm; }
     joinable::JoinState& join_state() { return state; }
+};
+
+struct Deaf { // without all_reduce
+    int rank() const { return 0; }
+    int size() const { return 1; }
+    joinable::CompletedWork broadcast(joinable::Buffer, int) { return {}; }
+    void barrier() {}
 };

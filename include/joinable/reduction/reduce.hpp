@@ -59,7 +59,7 @@ reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t 
 template <class T, std::size_t width, class Operation>
 [[gnu::always_inline]] inline void
 reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
-    std::size_t at = reduce_lanes<T, FourLanes<Lanes<T, width>>>(operation, pass, 0);
+    std::size_t at = reduce_lanes<T, EightLanes<Lanes<T, width>>>(operation, pass, 0);
     at = reduce_lanes<T, Lanes<T, width>>(operation, pass, at);
     if constexpr (width > 16) {
         at = reduce_lanes<T, Lanes<T, 16>>(operation, pass, at);

@@ -13653,36 +13653,42 @@ struct Lanes {
     }
 };
 
-/// Two of them, which are computed together.
+/// Registers that are computed together, half of those that a processor has: many loads are on their way
+/// before something is written. Four take 1.2 times as long in the second-level cache, as do twelve.
 template <class L>
-struct Pair {
-    static constexpr std::size_t bytes = 2 * L::bytes;
-    L a; // no array: a compiler would keep it in memory
-    L b;
+struct EightLanes {
+    static constexpr std::size_t number = 8;
+    static constexpr std::size_t bytes = number * L::bytes;
+    L lanes[number];
 
     [[gnu::always_inline]] void load(std::byte const* from) noexcept {
-        a.load(from);
-        b.load(from + L::bytes);
+        JOINABLE_UNROLL
+        for (std::size_t i = 0; i < number; ++i) {
+            lanes[i].load(from + i * L::bytes);
+        }
     }
     [[gnu::always_inline]] void store(std::byte* to) const noexcept {
-        a.store(to);
-        b.store(to + L::bytes);
+        JOINABLE_UNROLL
+        for (std::size_t i = 0; i < number; ++i) {
+            lanes[i].store(to + i * L::bytes);
+        }
     }
     template <class Operation>
-    [[gnu::always_inline]] void combine(Operation const& operation, Pair const& next) noexcept {
-        a.combine(operation, next.a);
-        b.combine(operation, next.b);
+    [[gnu::always_inline]] void
+    combine(Operation const& operation, EightLanes const& next) noexcept {
+        JOINABLE_UNROLL
+        for (std::size_t i = 0; i < number; ++i) {
+            lanes[i].combine(operation, next.lanes[i]);
+        }
     }
     template <class T>
     [[gnu::always_inline]] void scale(T factor) noexcept {
-        a.scale(factor);
-        b.scale(factor);
+        JOINABLE_UNROLL
+        for (L& lane : lanes) {
+            lane.scale(factor);
+        }
     }
 };
-/// Half of the registers of a processor: many loads are on their way before something is written. Four
-/// take 1.2 times as long in the second-level cache, twelve as long as four.
-template <class L>
-using EightLanes = Pair<Pair<Pair<L>>>;
 
 // An operation on registers: `a`, of the lower ranks, becomes what it gives with `b`. `Number<T>` is a type
 // that gives the same bits as T: the fewer there are, the less is to compile.

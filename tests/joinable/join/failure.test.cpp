@@ -420,6 +420,7 @@ TEST_CASE("a participant that takes no part in a round and notifies all the same
         for (bool const has_loop : {false, true}) {
             CAPTURE(size);
             CAPTURE(has_loop);
+            Shared<std::atomic<int>> summed;
             over_ranks({size}, [&](RankCommunicator& comm) {
                 AllReducer sum{comm};
                 joinable::Step step{comm, [] {}};
@@ -429,6 +430,9 @@ TEST_CASE("a participant that takes no part in a round and notifies all the same
                         guard.next(true);
                     }
                     sum();
+                    ++*summed;
+                    // A rank that is not here yet would hear of the violation of another one.
+                    wait_until(*summed, size);
                     step.step(); // as an engine does that accumulates and forgot when to step
                 };
                 CHECK_THROWS_WITH_AS(

@@ -41,8 +41,8 @@ std::string to_text(std::vector<Number> const& numbers) {
     return text;
 }
 
-/// A piece of a text, and how it is written. concat() is called in so many ways that each must be a few
-/// instructions: it is most of what errors add to a program.
+/// A piece of a text, and how it is written. concat() is called with so many lists of types that what
+/// each of them compiles to must be small.
 struct TextPiece {
     void const* piece;
     void (*append)(std::string& text, void const* piece);
@@ -54,14 +54,10 @@ TextPiece text_piece(Piece const& piece) noexcept {
                 text += to_text(*static_cast<Piece const*>(from));
             }};
 }
-inline TextPiece text_piece(char const* const& piece) noexcept {
+inline TextPiece text_piece(char const* piece) noexcept { // of literals, too, whatever their length
     return {piece, [](std::string& text, void const* from) {
                 text += static_cast<char const*>(from);
             }};
-}
-template <std::size_t N>
-TextPiece text_piece(char const (&piece)[N]) noexcept {
-    return text_piece(static_cast<char const*>(piece));
 }
 
 inline std::string concat_pieces(std::initializer_list<TextPiece> pieces) {

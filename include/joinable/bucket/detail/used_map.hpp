@@ -10,8 +10,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Which parameters some rank uses: one count per parameter, which the
-/// owner of the map sums over ranks. Local.
+/// Which parameters some rank uses: one count per parameter, which the owner of the map
+/// sums over ranks. Local.
 class UsedMap {
 public:
     explicit UsedMap(std::size_t parameters) : counts_(parameters) {}

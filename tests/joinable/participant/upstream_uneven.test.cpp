@@ -792,7 +792,7 @@ TEST_CASE("a model in a guard that is not enabled divides by the world, over eve
 // PeerFailed with that text; there it would wait for ever. So all are in their passes here.
 TEST_CASE("what all ranks throw in their forward passes leaves the guard on each of them") {
     for (int const world : {1, 2, 3, 4, 8}) {
-        Meeting in_passes{world};
+        Shared<Meeting> in_passes{world};
         over_ranks({world}, [&](RankCommunicator& comm) {
             Params params = make_params<float>({1}, 1.0F);
             DistributedDataParallel ddp{comm, params};
@@ -800,7 +800,7 @@ TEST_CASE("what all ranks throw in their forward passes leaves the guard on each
             try {
                 Join guard{participants(ddp)};
                 ddp.forward([&] {
-                    in_passes.meet();
+                    in_passes->meet();
                     throw std::domain_error{"Intentional error"};
                 });
                 guard.finish();

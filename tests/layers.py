@@ -44,9 +44,10 @@ ROOMS = {
     "communicator/tcp": "base reduction communicator",
     "communicator/nccl": f"base tensor device device/cuda communicator {MEMORY} agreement",
     "agreement": "base tensor device communicator",
+    "optimizer": "base tensor reduction device",
     "bucket": "base tensor device communicator agreement",
     "join": "base hook communicator agreement",
-    "participant": "base tensor hook communicator communicator/nccl agreement bucket join",
+    "participant": "base tensor hook device communicator communicator/nccl agreement bucket join optimizer",
     "data": "base communicator",
     "interop": "tensor bucket data",
 }
@@ -58,10 +59,12 @@ OWNED = {
     r"nccl\.h": {"communicator/nccl"},
     r"nvtx3/.*|range/v3/.*": {"interop"},
 }
-# Nobody gets these unasked: they need other libraries, and may refuse a compiler; or a network.
+# Nobody gets these unasked: they need other libraries, and may refuse a compiler; or a network; or would make
+# a file that shards nothing slower to compile.
 OPT_IN = re.compile(
     r"interop/|device/cuda/|communicator/(nccl|tcp)/|participant/(captured_step|detail/captures)\.hpp|"
-    r"agreement/staged_collectives\.hpp|(cuda|nccl|nccl_graphs|nvtx|tcp)\.hpp"
+    r"optimizer/|participant/(zero_|detail/shard_)|"
+    r"agreement/staged_collectives\.hpp|(cuda|nccl|nccl_graphs|nvtx|tcp|zero)\.hpp"
 )
 PUBLIC = r"namespace joinable \{ inline namespace v0 \{" # and what ctags understand
 # What lies beside the folders: documents lie in the room that they describe.

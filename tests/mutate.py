@@ -259,6 +259,72 @@ MUTATIONS = [
         "int const apart = size < lines ? lines / size : 1;", "int const apart = size < lines ? 1 : 1;",
         "communicator/shared_memory/engine/arena.test.cpp", "arenas of ranks begin*",
     ),
+    # -- sharded optimizers ---------------------------------------------------------------------------
+    Mutation(
+        "joined-owners-keep-their-settings", "participant/zero_redundancy_optimizer.hpp",
+        "share_settings(round);\n        for", "for",
+        "participant/zero_redundancy_optimizer.test.cpp", "learning rates*",
+    ),
+    Mutation(
+        "shared-objects-do-not-travel", "participant/zero_redundancy_optimizer.hpp",
+        "one(object.data(), object.bytes());\n            }\n        };", "}\n        };",
+        "participant/zero_redundancy_optimizer.test.cpp", "an infinite gradient*",
+    ),
+    Mutation(
+        "masters-are-not-compared", "optimizer/shard.hpp",
+        "std::memcmp(&rounded, values, sizeof(Stored)) != 0", "false",
+        "participant/zero_redundancy_optimizer.test.cpp", "values of 16 bits*",
+    ),
+    Mutation(
+        "values-of-rank-zero-are-not-taken", "participant/zero_redundancy_optimizer.hpp",
+        "start->run(comm_, 0);", "",
+        "participant/zero_redundancy_optimizer.test.cpp", "parameters begin*",
+    ),
+    Mutation(
+        "a-missing-gradient-counts-as-a-step", "optimizer/shard.hpp",
+        "if (!gradient) {\n                    continue;\n                }\n                check_gradient_of(parameters, piece.parameter, value, gradient);\n                gradients =", "if (!gradient) {\n                    ++steps[piece.parameter];\n                    continue;\n                }\n                check_gradient_of(parameters, piece.parameter, value, gradient);\n                gradients =",
+        "participant/zero_redundancy_optimizer.test.cpp", "a parameter without a gradient*",
+    ),
+    Mutation(
+        "settings-are-not-compared", "participant/zero_redundancy_optimizer.hpp",
+        "agree_on_rule(compared, rule);", "",
+        "participant/zero_redundancy_optimizer.test.cpp", "rules and options*",
+    ),
+    Mutation(
+        "two-may-average", "participant/zero_redundancy_optimizer.hpp",
+        "guard.reduces == options_.reduces_gradients", "!guard.reduces && !options_.reduces_gradients",
+        "participant/zero_redundancy_optimizer.test.cpp", "a guard in which nobody averages*",
+    ),
+    Mutation(
+        "the-smallest-parameter-comes-first", "optimizer/partition.hpp",
+        "sizes[a] > sizes[b]", "sizes[a] < sizes[b]",
+        "participant/zero_redundancy_optimizer.test.cpp", "parameters are dealt out*",
+    ),
+    Mutation(
+        "groups-do-not-share-the-load", "participant/zero_redundancy_optimizer.hpp",
+        "loads_ = std::move(loads);", "",
+        "participant/zero_redundancy_optimizer.test.cpp", "parameters are dealt out*",
+    ),
+    Mutation(
+        "steps-are-not-loaded", "participant/detail/shard_group.hpp",
+        "group.steps[i] = parameters[group.first + i].steps;", "",
+        "participant/zero_redundancy_optimizer.test.cpp", "state moves*",
+    ),
+    Mutation(
+        "clipping-forgets-other-owners", "optimizer/before_step.hpp",
+        "gradients.sum(squares_);", "",
+        "participant/zero_redundancy_optimizer.test.cpp", "gradients are clipped*",
+    ),
+    Mutation(
+        "a-first-step-is-damped", "optimizer/rules.hpp",
+        "update.is_first = range.step == 1;", "update.is_first = false;",
+        "optimizer/rules.test.cpp", "rules step*",
+    ),
+    Mutation(
+        "the-largest-square-is-forgotten", "optimizer/rules.hpp",
+        "largest = largest > square_average ? largest : square_average;", "largest = square_average;",
+        "optimizer/rules.test.cpp", "rules step*",
+    ),
 ]
 
 

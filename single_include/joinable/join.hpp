@@ -150,6 +150,37 @@ inline void widen(EightHalves const&, EightFloats&) noexcept {}
 inline void narrow(EightFloats const&, EightHalves&) noexcept {}
 #endif
 
+/// The square root of each element of a register of `T`, by the processor's instruction: compilers
+/// call a function, for the sake of errno. 16 bytes at once, because Clang takes no larger operand in
+/// a function that may be compiled for any processor.
+template <class T, class Register>
+[[gnu::always_inline]] inline void take_root(Register& result, Register const& from) noexcept {
+#if defined(__x86_64__)
+    using Piece [[gnu::vector_size(16)]] = T;
+    constexpr bool is_float = sizeof(T) == sizeof(float);
+    Piece pieces[sizeof(Register) / sizeof(Piece)];
+    __builtin_memcpy(&pieces, &from, sizeof(Register));
+    for (Piece& piece : pieces) {
+        if constexpr (sizeof(Register) == sizeof(Piece)) { // on a processor that has nothing larger
+            if constexpr (is_float) {
+                asm("sqrtps %0, %0" : "+x"(piece));
+            } else {
+                asm("sqrtpd %0, %0" : "+x"(piece));
+            }
+        } else if constexpr (is_float) {
+            asm("vsqrtps %0, %0" : "+x"(piece));
+        } else {
+            asm("vsqrtpd %0, %0" : "+x"(piece));
+        }
+    }
+    __builtin_memcpy(&result, &pieces, sizeof(Register));
+#else
+    for (std::size_t i = 0; i < sizeof(Register) / sizeof(T); ++i) {
+        result[i] = __builtin_sqrt(from[i]);
+    }
+#endif
+}
+
 /// Tells the core that this is a spinning loop, so that its sibling thread gets the resources.
 inline void cpu_relax() noexcept {
 #if defined(__x86_64__) || defined(__i386__)
@@ -1468,6 +1499,12 @@ inline Shape dimensions_by_stride(Shape const& extents, Shape const& strides) {
 }
 
 namespace detail {
+
+/// How a tensor is laid out in a flat buffer: as it is where it is dense, so that both are read in the same
+/// order; else row-major.
+[[nodiscard]] inline Shape dense_strides(Shape const& extents, Shape const& strides) {
+    return is_non_overlapping_and_dense(extents, strides) ? strides : row_major_strides(extents);
+}
 
 /// In how many ways `total` is a sum of multiples of strides, each taken less than `count` times:
 /// the equation behind "do two indices name the same memory?". A bounded Diophantine equation, as
@@ -5084,14 +5121,6 @@ struct Bucket {
 
 namespace detail {
 
-/// A gradient is laid out like its value where that is dense, so that both are read in the same
-/// order; else row-major.
-inline Shape gradient_strides(AnyView const& value) {
-    return is_non_overlapping_and_dense(value.extents(), value.strides())
-               ? value.strides()
-               : row_major_strides(value.extents());
-}
-
 /// The trainable parameters, last one first: gradients usually become ready in this order.
 inline std::vector<std::size_t> expected_ready_order(ParameterList const& parameters) {
     std::vector<std::size_t> order;
@@ -5233,7 +5262,7 @@ private:
                     base + offset,
                     dtype,
                     value.extents(),
-                    detail::gradient_strides(value),
+                    detail::dense_strides(value.extents(), value.strides()),
                     memory_.id()
                 );
                 bucket.buffer.count += value.numel();
@@ -8744,6 +8773,7 @@ private:
 struct GuardView {
     bool carries_accumulated; ///< JoinOptions::carry_accumulated
     bool steps;               ///< a hook is labelled labels::step or labels::shards
+    bool reduces;             ///< a hook is labelled labels::gradients
 };
 
 namespace detail {
@@ -9912,8 +9942,11 @@ private:
         detail::check_options(options_);
         detail::check_same_ranks(all);
         occupation_.begin(all);
-        GuardView const
-            view{options_.carry_accumulated, detail::has_label<labels::step, Js...> || detail::has_label<labels::shards, Js...>};
+        GuardView view{};
+        view.carries_accumulated = options_.carry_accumulated;
+        view.steps =
+            detail::has_label<labels::step, Js...> || detail::has_label<labels::shards, Js...>;
+        view.reduces = detail::has_label<labels::gradients, Js...>;
         std::apply(
             [&](Js&... participant) {
                 detail::check_states({{&participant.join_state(), detail::type_name<Js>()}...});

@@ -5,6 +5,7 @@
 // that the text takes for granted.
 
 #include <joinable/join.hpp>
+#include <joinable/zero.hpp>
 
 #include <algorithm>
 #include <array>
@@ -12,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <new>
 #include <optional>

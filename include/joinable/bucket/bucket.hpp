@@ -35,14 +35,6 @@ struct Bucket {
 
 namespace detail {
 
-/// A gradient is laid out like its value where that is dense, so that both are read in the same
-/// order; else row-major.
-inline Shape gradient_strides(AnyView const& value) {
-    return is_non_overlapping_and_dense(value.extents(), value.strides())
-               ? value.strides()
-               : row_major_strides(value.extents());
-}
-
 /// The trainable parameters, last one first: gradients usually become ready in this order.
 inline std::vector<std::size_t> expected_ready_order(ParameterList const& parameters) {
     std::vector<std::size_t> order;
@@ -184,7 +176,7 @@ private:
                     base + offset,
                     dtype,
                     value.extents(),
-                    detail::gradient_strides(value),
+                    detail::dense_strides(value.extents(), value.strides()),
                     memory_.id()
                 );
                 bucket.buffer.count += value.numel();

@@ -302,8 +302,11 @@ private:
         detail::check_options(options_);
         detail::check_same_ranks(all);
         occupation_.begin(all);
-        GuardView const
-            view{options_.carry_accumulated, detail::has_label<labels::step, Js...> || detail::has_label<labels::shards, Js...>};
+        GuardView view{};
+        view.carries_accumulated = options_.carry_accumulated;
+        view.steps =
+            detail::has_label<labels::step, Js...> || detail::has_label<labels::shards, Js...>;
+        view.reduces = detail::has_label<labels::gradients, Js...>;
         std::apply(
             [&](Js&... participant) {
                 detail::check_states({{&participant.join_state(), detail::type_name<Js>()}...});

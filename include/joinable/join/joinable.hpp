@@ -74,6 +74,7 @@ private:
 struct GuardView {
     bool carries_accumulated; ///< JoinOptions::carry_accumulated
     bool steps;               ///< a hook is labelled labels::step or labels::shards
+    bool reduces;             ///< a hook is labelled labels::gradients
 };
 
 namespace detail {

@@ -51,6 +51,12 @@ inline Shape dimensions_by_stride(Shape const& extents, Shape const& strides) {
 
 namespace detail {
 
+/// How a tensor is laid out in a flat buffer: as it is where it is dense, so that both are read in the same
+/// order; else row-major.
+[[nodiscard]] inline Shape dense_strides(Shape const& extents, Shape const& strides) {
+    return is_non_overlapping_and_dense(extents, strides) ? strides : row_major_strides(extents);
+}
+
 /// In how many ways `total` is a sum of multiples of strides, each taken less than `count` times:
 /// the equation behind "do two indices name the same memory?". A bounded Diophantine equation, as
 /// in NumPy's solve_may_share_memory: hard in general, but every layout that is nested, permuted,

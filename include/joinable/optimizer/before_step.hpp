@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <numeric>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/strided_view.hpp>
+
+namespace joinable { inline namespace v0 {
+
+/// The gradient of a piece that this rank owns: of a whole parameter, or of a run of its elements.
+struct ShardGradient {
+    std::size_t parameter; ///< its index
+    AnyView view;
+};
+
+/// The gradients that a rank is about to step by, and sums over all ranks. What runs with it runs on
+/// every rank, on joined ones too, and calls sum() equally often on each.
+class ShardGradients {
+public:
+    using Sum = std::function<void(std::span<double>)>;
+
+    ShardGradients(
+        std::span<ShardGradient const> pieces, std::size_t parameters, Sum const& sum
+    ) noexcept
+        : pieces_{pieces}, parameters_{parameters}, sum_{sum} {}
+
+    [[nodiscard]] auto begin() const noexcept { return pieces_.begin(); }
+    [[nodiscard]] auto end() const noexcept { return pieces_.end(); }
+    /// Of all groups, on all ranks.
+    [[nodiscard]] std::size_t parameter_count() const noexcept { return parameters_; }
+    /// Sums numbers over all ranks, in place. Collective; as many on every rank.
+    void sum(std::span<double> numbers) const { sum_(numbers); }
+    [[nodiscard]] double sum(double number) const {
+        sum_({&number, 1});
+        return number;
+    }
+
+private:
+    std::span<ShardGradient const> pieces_;
+    std::size_t parameters_;
+    Sum const& sum_;
+};
+
+namespace detail {
+
+/// What an element is computed in.
+template <class T>
+using wide_of = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+/// Calls f(element) for each element of a floating-point tensor, in the order of its indices.
+template <class F>
+void for_each_element(AnyView const& view, F const& f) {
+    auto const visit = [&]<class T>(std::type_identity<T>) {
+        StridedView<T> const elements = view.as<T>();
+        std::size_t const rank = view.extents().size();
+        auto const descend = [&](auto const& self, std::size_t d, T* at) -> void {
+            if (d == rank) {
+                return f(*at);
+            }
+            for (std::size_t i = 0; i < view.extents()[d]; ++i) {
+                self(self, d + 1, at + i * view.strides()[d]);
+            }
+        };
+        descend(descend, 0, elements.data());
+    };
+    switch (view.dtype()) {
+    case DType::f16: return visit(std::type_identity<Half>{});
+    case DType::bf16: return visit(std::type_identity<BFloat16>{});
+    case DType::f64: return visit(std::type_identity<double>{});
+    default: return visit(std::type_identity<float>{});
+    }
+}
+
+} // namespace detail
+
+/// Scales gradients so that the norm of all of them is at most `max_norm`: PyTorch's clip_grad_norm_,
+/// as ZeroOptions::before_step. Squares are summed in double, for each parameter, and then in the
+/// order of parameters: the same bits whatever the number of ranks, if parameters are owned as a whole.
+class ClipNorm {
+public:
+    explicit ClipNorm(double max_norm) noexcept : max_norm_{max_norm} {}
+
+    /// Collective.
+    bool operator()(ShardGradients const& gradients) {
+        squares_.assign(gradients.parameter_count(), 0.0);
+        for (auto const& [parameter, view] : gradients) {
+            double square = 0;
+            detail::for_each_element(view, [&]<class T>(T const& element) {
+                double const number = static_cast<detail::wide_of<T>>(element);
+                square += number * number;
+            });
+            squares_[parameter] += square;
+        }
+        gradients.sum(squares_);
+        norm_ = std::sqrt(std::accumulate(squares_.begin(), squares_.end(), 0.0));
+        double const factor = max_norm_ / (norm_ + 1e-6);
+        if (!(factor >= 1.0)) { // one that is not a number makes gradients so, as in PyTorch
+            for (auto const& gradient : gradients) {
+                detail::for_each_element(gradient.view, [&]<class T>(T& element) {
+                    using Wide = detail::wide_of<T>;
+                    element = T(static_cast<Wide>(element) * static_cast<Wide>(factor));
+                });
+            }
+        }
+        return true;
+    }
+
+    /// Before the last step was clipped.
+    [[nodiscard]] double norm() const noexcept { return norm_; }
+
+private:
+    double max_norm_;
+    double norm_ = 0;
+    std::vector<double> squares_;
+};
+
+}} // namespace joinable::v0

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <type_traits>
+
+#include <joinable/config.hpp>
+#include <joinable/optimizer/update_rule.hpp>
+
+/// @file
+/// Update rules over registers of elements. Every product is rounded before it is added to something,
+/// and registers of any width do the same, one element included. So an element becomes the same bits
+/// wherever it lies in a range, and whichever processor steps it.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// As many elements as fit into `width` bytes: a register, or a single number.
+template <class T, std::size_t width>
+struct register_of {
+    using type [[gnu::vector_size(width)]] = T;
+};
+template <class T>
+struct register_of<T, sizeof(T)> {
+    using type = T;
+};
+
+/// result = a * b, rounded.
+template <class V, class Factor>
+[[gnu::always_inline]] inline void multiply(V& result, V const& a, Factor const& b) noexcept {
+    JOINABLE_ROUNDED_PRODUCT(result, a, b);
+}
+
+/// result = result + a * b, rounded twice.
+template <class V, class Factor>
+[[gnu::always_inline]] inline void add_product(V& result, V const& a, Factor const& b) noexcept {
+    V product;
+    multiply(product, a, b);
+    result = result + product;
+}
+
+/// The square root of each element, rounded.
+template <class T, class V>
+[[gnu::always_inline]] inline void root(V& result, V const& from) noexcept {
+    if constexpr (std::is_same_v<V, T>) {
+        result = std::sqrt(from);
+    } else {
+        take_root<T>(result, from);
+    }
+}
+
+/// Steps what is from element `at` on, as long as it fills registers. Returns where it ends.
+template <class T, std::size_t width, class Update>
+[[gnu::always_inline]] inline std::size_t
+update_registers(Update const& update, UpdateRange<T> const& range, std::size_t at) noexcept {
+    using V = typename register_of<T, width>::type;
+    constexpr std::size_t lanes = width / sizeof(T);
+    for (; at + lanes <= range.size; at += lanes) {
+        V value;
+        V gradient;
+        V state[Update::most_state];
+        std::memcpy(&value, range.values + at, width);
+        std::memcpy(&gradient, range.gradients + at, width);
+        for (std::size_t k = 0; k < range.state.size(); ++k) {
+            std::memcpy(&state[k], range.state[k] + at, width);
+        }
+        update(value, gradient, state);
+        std::memcpy(range.values + at, &value, width);
+        for (std::size_t k = 0; k < range.state.size(); ++k) {
+            std::memcpy(range.state[k] + at, &state[k], width);
+        }
+    }
+    return at;
+}
+template <class T, std::size_t width, class Update>
+[[gnu::always_inline]] inline void
+update_elements(Update const& update, UpdateRange<T> const& range) noexcept {
+    std::size_t const at = update_registers<T, width>(update, range, 0);
+    update_registers<T, sizeof(T)>(update, range, at);
+}
+
+// The same for each instruction set. AVX-512 would gain nothing: a step waits for memory.
+template <class T, class Update>
+JOINABLE_LOOP void update_baseline(Update const& update, UpdateRange<T> const& range) noexcept {
+    update_elements<T, 16>(update, range);
+}
+template <class T, class Update>
+JOINABLE_LOOP_AVX2 void update_avx2(Update const& update, UpdateRange<T> const& range) noexcept {
+    update_elements<T, 32>(update, range);
+}
+
+/// Steps a range. `Update` is called with registers, or with single elements:
+/// update(value, gradient, state).
+template <class T, class Update>
+void run_update(
+    Update const& update, UpdateRange<T> const& range, InstructionSet set = instruction_set()
+) noexcept {
+    if (set == InstructionSet::baseline) {
+        update_baseline<T>(update, range);
+    } else {
+        update_avx2<T>(update, range);
+    }
+}
+
+}}} // namespace joinable::v0::detail

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/parameters.hpp>
+
+namespace joinable { inline namespace v0 {
+
+/// How the elements of a model are dealt out to ranks, which own them: an owner keeps their optimizer
+/// state and steps them.
+enum class Partition : std::uint8_t {
+    /// Whole parameters: from the largest to the smallest, each to the rank that owns the fewest
+    /// elements so far, the lowest of these.
+    by_parameters,
+    /// As many elements for each rank, whatever parameters they are of. Values and gradients have to
+    /// be dense, and laid out alike.
+    flat,
+};
+
+/// A run of elements of one parameter that one rank owns, in the order in which they lie in memory.
+struct ShardPiece {
+    std::size_t parameter; ///< its index
+    std::size_t begin;     ///< first element
+    std::size_t size;      ///< number of elements
+    int owner;
+    std::size_t offset; ///< in the bucket, in elements
+};
+
+/// What is exchanged at once: parameters of one dtype, in parts that lie one after another in rank
+/// order. A flat part may end with elements of nobody, for all parts to be equal.
+struct ShardBucket {
+    DType dtype;
+    std::vector<std::size_t> counts; ///< elements of each rank's part
+    std::vector<ShardPiece> pieces;  ///< by offset
+
+    [[nodiscard]] std::size_t count() const noexcept {
+        return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+    }
+    /// Where the part of a rank begins.
+    [[nodiscard]] std::size_t offset_of(int rank) const noexcept {
+        return std::accumulate(counts.begin(), counts.begin() + rank, std::size_t{0});
+    }
+};
+
+namespace detail {
+
+/// An owner for each of the parameters, by the rule of Partition::by_parameters. `loads` has the
+/// elements of each rank before, and gets those after. Complexity: O(n (log n + ranks)).
+inline std::vector<int>
+owners_by_size(std::span<std::size_t const> sizes, std::vector<std::size_t>& loads) {
+    std::vector<std::size_t> order(sizes.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+        return sizes[a] != sizes[b] ? sizes[a] > sizes[b] : a < b;
+    });
+    std::vector<int> owners(sizes.size());
+    for (std::size_t const i : order) {
+        auto const least = std::min_element(loads.begin(), loads.end());
+        owners[i] = static_cast<int>(least - loads.begin());
+        *least += sizes[i];
+    }
+    return owners;
+}
+
+/// Runs of parameters of one dtype, in list order, that reach `cap` bytes; `chosen` are indices.
+inline std::vector<std::vector<std::size_t>> runs_by_size(
+    ParameterList const& parameters, std::span<std::size_t const> chosen, std::size_t cap
+) {
+    std::vector<std::vector<std::size_t>> runs;
+    for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
+        std::size_t bytes = cap; // so that the first one opens a run
+        for (std::size_t const i : chosen) {
+            AnyView const value = parameters[i].value();
+            if (static_cast<std::size_t>(value.dtype()) != dtype) {
+                continue;
+            }
+            if (bytes >= cap) {
+                runs.emplace_back();
+                bytes = 0;
+            }
+            runs.back().push_back(i);
+            bytes += value.numel() * size_of(value.dtype());
+        }
+    }
+    return runs;
+}
+
+/// Parts by the owners of whole parameters; `owners` has one for each of the ParameterList.
+inline ShardBucket bucket_by_owners(
+    ParameterList const& parameters,
+    std::vector<std::size_t> run,
+    std::span<int const> owners,
+    std::size_t ranks
+) {
+    std::sort(run.begin(), run.end(), [&](std::size_t a, std::size_t b) {
+        return owners[a] != owners[b] ? owners[a] < owners[b] : a < b;
+    });
+    ShardBucket bucket{parameters[run.front()].value().dtype(), {}, {}};
+    bucket.counts.resize(ranks);
+    std::size_t offset = 0;
+    for (std::size_t const i : run) {
+        std::size_t const size = parameters[i].value().numel();
+        bucket.pieces.push_back({i, 0, size, owners[i], offset});
+        bucket.counts[static_cast<std::size_t>(owners[i])] += size;
+        offset += size;
+    }
+    return bucket;
+}
+
+/// Equal parts, of whole cache lines.
+inline ShardBucket flat_bucket(
+    ParameterList const& parameters, std::vector<std::size_t> const& run, std::size_t ranks
+) {
+    ShardBucket bucket{parameters[run.front()].value().dtype(), {}, {}};
+    std::size_t total = 0;
+    for (std::size_t const i : run) {
+        total += parameters[i].value().numel();
+    }
+    std::size_t const line = 64 / size_of(bucket.dtype);
+    std::size_t const lines = (total + ranks * line - 1) / (ranks * line);
+    std::size_t const part = (std::max)(lines, std::size_t{1}) * line;
+    bucket.counts.assign(ranks, part);
+    std::size_t offset = 0;
+    for (std::size_t const i : run) {
+        std::size_t left = parameters[i].value().numel();
+        std::size_t begin = 0;
+        do { // one without elements has a piece, too
+            std::size_t const owner = (std::min)(offset / part, ranks - 1);
+            std::size_t const taken = (std::min)(left, (owner + 1) * part - offset);
+            bucket.pieces.push_back({i, begin, taken, static_cast<int>(owner), offset});
+            begin += taken;
+            offset += taken;
+            left -= taken;
+        } while (left != 0);
+    }
+    return bucket;
+}
+
+} // namespace detail
+
+}} // namespace joinable::v0

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <joinable/detail/text.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/device/copy.hpp>
+#include <joinable/error.hpp>
+#include <joinable/optimizer/before_step.hpp>
+#include <joinable/optimizer/partition.hpp>
+#include <joinable/optimizer/shard_state.hpp>
+#include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/overlap.hpp>
+#include <joinable/tensor/parameters.hpp>
+
+namespace joinable { inline namespace v0 {
+
+namespace detail {
+
+/// Memory for a tensor whose elements do not lie as they are needed. It grows with what is asked for.
+class Scratch {
+public:
+    [[nodiscard]] std::byte* data(std::size_t bytes) {
+        if (arena_.bytes() < bytes) {
+            arena_ = Arena{bytes};
+        }
+        return arena_.data();
+    }
+
+private:
+    Arena arena_;
+};
+
+} // namespace detail
+
+/// A bucket as one rank sees it: its pieces, their state, and the ways of elements between parameters,
+/// gradients and the bucket, where a parameter lies whole, dense, in the order of its value if that is
+/// dense. All members local; `parameters` is the list that the bucket was cut from.
+class OptimizerShard {
+public:
+    /// `names` is the number of state arrays. `reduces` if gradients come through the bucket, too.
+    OptimizerShard(ShardBucket bucket, int rank, std::size_t names, bool reduces)
+        : bucket_{std::move(bucket)}, rank_{rank}, state_{bucket_.dtype, part(), names},
+          gradients_{reduces ? part() * element() : 0} {
+        for (ShardPiece const& piece : bucket_.pieces) {
+            first_ += piece.owner < rank ? 1 : 0;
+            own_ += piece.owner == rank ? 1 : 0;
+        }
+    }
+
+    /// The same, for a rule with another number of state arrays: zeros.
+    [[nodiscard]] OptimizerShard with_state(std::size_t names) const {
+        return {bucket_, rank_, names, reduces()};
+    }
+
+    [[nodiscard]] ShardBucket const& bucket() const noexcept { return bucket_; }
+    [[nodiscard]] ShardState const& state() const noexcept { return state_; }
+    [[nodiscard]] std::span<ShardPiece const> own() const noexcept {
+        return std::span{bucket_.pieces}.subspan(first_, own_);
+    }
+    /// Of one element of values and gradients, in bytes.
+    [[nodiscard]] std::size_t element() const noexcept { return size_of(bucket_.dtype); }
+    /// Elements of this rank's part.
+    [[nodiscard]] std::size_t part() const noexcept {
+        return bucket_.counts[static_cast<std::size_t>(rank_)];
+    }
+    /// Where this rank's part begins, in elements.
+    [[nodiscard]] std::size_t part_offset() const noexcept { return bucket_.offset_of(rank_); }
+    /// Reduced gradients of this rank's part.
+    [[nodiscard]] std::byte* gradients() const noexcept { return gradients_.data(); }
+    [[nodiscard]] bool reduces() const noexcept { return gradients_.bytes() != 0; }
+
+    /// Writes all gradients into a bucket, each element times `factor`: zeros where that is 0, or where
+    /// there is no gradient.
+    void pack_gradients(ParameterList const& parameters, double factor, std::byte* bucket) const {
+        for (ShardPiece const& piece : bucket_.pieces) {
+            if (piece.begin != 0) {
+                continue; // its parameter is there
+            }
+            AnyView const value = parameters[piece.parameter].value();
+            AnyView const gradient = parameters[piece.parameter].grad();
+            AnyView const place = place_of(value, bucket + piece.offset * element());
+            if (!gradient || factor == 0.0) {
+                fill_zero(place);
+            } else {
+                check_gradient_of(parameters, piece.parameter, value, gradient);
+                scale_copy(gradient, factor, place);
+            }
+        }
+    }
+
+    /// Appends the gradients of this rank's pieces, where there are any. `shift` is added to indices.
+    void append_gradients(
+        ParameterList const& parameters, std::size_t shift, std::vector<ShardGradient>& list
+    ) const {
+        for (ShardPiece const& piece : own()) {
+            AnyView const value = parameters[piece.parameter].value();
+            std::size_t const i = shift + piece.parameter;
+            if (reduces()) {
+                std::byte* const data = gradient_at(piece);
+                list.push_back(
+                    {i, is_whole(piece, value) ? place_of(value, data) : run(data, piece)}
+                );
+                continue;
+            }
+            AnyView const gradient = parameters[piece.parameter].grad();
+            if (!gradient) {
+                continue;
+            }
+            check_gradient_of(parameters, piece.parameter, value, gradient);
+            if (is_whole(piece, value)) {
+                list.push_back({i, gradient});
+            } else if (is_laid_out_alike(value, gradient)) {
+                list.push_back({i, run(begin_of(gradient, piece), piece)});
+            } else {
+                throw ContractViolation{detail::concat(
+                    "ZeroOptions::before_step is given runs of elements with Partition::flat, but the "
+                    "gradient of ",
+                    detail::describe_parameter(parameters, piece.parameter),
+                    " is not laid out as its value; use Partition::by_parameters"
+                )};
+            }
+        }
+    }
+
+    /// Steps this rank's pieces that have gradients. `steps` counts, for each parameter.
+    template <class Rule>
+    void step(
+        ParameterList const& parameters,
+        Rule const& rule,
+        std::vector<std::uint64_t>& steps,
+        detail::Scratch (&scratch)[2]
+    ) const {
+        for (ShardPiece const& piece : own()) {
+            AnyView const value = parameters[piece.parameter].value();
+            std::byte const* gradients = reduces() ? gradient_at(piece) : nullptr;
+            if (!reduces()) {
+                AnyView const gradient = parameters[piece.parameter].grad();
+                if (!gradient) {
+                    continue;
+                }
+                check_gradient_of(parameters, piece.parameter, value, gradient);
+                gradients = elements_of(value, gradient, piece, scratch[0]);
+            }
+            std::byte* const values = elements_of(value, value, piece, scratch[1]);
+            check_masters(parameters, piece, values);
+            std::uint64_t const step = ++steps[piece.parameter];
+            detail::visit_floating(bucket_.dtype, [&]<class Stored>(std::type_identity<Stored>) {
+                detail::update_piece<Stored>(
+                    rule, values, gradients, piece.size, state_, piece.offset - part_offset(), step
+                );
+            });
+            if (!is_dense(value)) {
+                copy(place_of(value, values - piece.begin * element()), value);
+            }
+        }
+    }
+
+    /// Copies this rank's values into its part of a bucket.
+    void
+    pack_own(ParameterList const& parameters, std::byte* bucket, detail::Scratch& scratch) const {
+        for (ShardPiece const& piece : own()) {
+            AnyView const value = parameters[piece.parameter].value();
+            std::memcpy(
+                bucket + piece.offset * element(),
+                elements_of(value, value, piece, scratch),
+                piece.size * element()
+            );
+        }
+    }
+    /// Copies all other values from a bucket.
+    void unpack_others(ParameterList const& parameters, std::byte const* bucket) const {
+        for (ShardPiece const& piece : bucket_.pieces) {
+            AnyView const value = parameters[piece.parameter].value();
+            std::byte const* const from = bucket + piece.offset * element();
+            if (piece.owner == rank_) {
+                continue;
+            }
+            if (is_dense(value)) {
+                std::memcpy(begin_of(value, piece), from, piece.size * element());
+            } else {
+                auto* const whole = const_cast<std::byte*>(from) - piece.begin * element();
+                copy(place_of(value, whole), value);
+            }
+        }
+    }
+
+    /// Takes values of 16 bits as masters.
+    void load_masters(ParameterList const& parameters, detail::Scratch& scratch) const {
+        if (!state_.has_masters()) {
+            return;
+        }
+        for (ShardPiece const& piece : own()) {
+            AnyView const value = parameters[piece.parameter].value();
+            std::byte const* const values = elements_of(value, value, piece, scratch);
+            visit_sixteen_bits([&]<class Stored>(std::type_identity<Stored>) {
+                detail::widen_to<Stored>(masters_of(piece), values, piece.size);
+            });
+        }
+    }
+
+private:
+    [[nodiscard]] static bool is_dense(AnyView const& value) {
+        return is_non_overlapping_and_dense(value.extents(), value.strides());
+    }
+    [[nodiscard]] static bool is_laid_out_alike(AnyView const& value, AnyView const& other) {
+        return is_dense(value) && other.strides() == value.strides();
+    }
+    [[nodiscard]] static bool is_whole(ShardPiece const& piece, AnyView const& value) {
+        return piece.size == value.numel();
+    }
+    /// Where the elements of a parameter are in a bucket, or in scratch.
+    [[nodiscard]] static AnyView place_of(AnyView const& value, std::byte* data) {
+        Shape const& extents = value.extents();
+        return {data, value.dtype(), extents, detail::dense_strides(extents, value.strides())};
+    }
+    [[nodiscard]] AnyView run(std::byte* data, ShardPiece const& piece) const {
+        return {data, bucket_.dtype, Shape{piece.size}, Shape{1}};
+    }
+    [[nodiscard]] std::byte* begin_of(AnyView const& tensor, ShardPiece const& piece) const {
+        return static_cast<std::byte*>(tensor.data()) + piece.begin * element();
+    }
+    [[nodiscard]] std::byte* gradient_at(ShardPiece const& piece) const {
+        return gradients_.data() + (piece.offset - part_offset()) * element();
+    }
+    [[nodiscard]] float* masters_of(ShardPiece const& piece) const {
+        return reinterpret_cast<float*>(state_.array(state_.names(), piece.offset - part_offset()));
+    }
+
+    /// The elements of a piece in a row, in the order of the bucket: where they are, or in `scratch`.
+    [[nodiscard]] std::byte* elements_of(
+        AnyView const& value,
+        AnyView const& tensor,
+        ShardPiece const& piece,
+        detail::Scratch& scratch
+    ) const {
+        if (is_laid_out_alike(value, tensor)) {
+            return begin_of(tensor, piece);
+        }
+        std::byte* const whole = scratch.data(value.numel() * element());
+        copy(tensor, place_of(value, whole));
+        return whole + piece.begin * element();
+    }
+
+    static void check_gradient_of(
+        ParameterList const& parameters,
+        std::size_t i,
+        AnyView const& value,
+        AnyView const& gradient
+    ) {
+        detail::check_gradient(parameters, i, gradient);
+        if (!detail::is_like(value, gradient)) {
+            throw ContractViolation{detail::concat(
+                "the gradient of ",
+                detail::describe_parameter(parameters, i),
+                " is ",
+                detail::to_text(gradient),
+                ", but its value is ",
+                detail::to_text(value)
+            )};
+        }
+    }
+
+    template <class F>
+    void visit_sixteen_bits(F const& f) const {
+        if (bucket_.dtype == DType::f16) {
+            f(std::type_identity<Half>{});
+        } else {
+            f(std::type_identity<BFloat16>{});
+        }
+    }
+
+    /// Compares the first value of a piece with its master.
+    void check_masters(
+        ParameterList const& parameters, ShardPiece const& piece, std::byte const* values
+    ) const {
+        if (!state_.has_masters() || piece.size == 0) {
+            return;
+        }
+        visit_sixteen_bits([&]<class Stored>(std::type_identity<Stored>) {
+            Stored rounded;
+            detail::narrow_to<Stored>(reinterpret_cast<std::byte*>(&rounded), masters_of(piece), 1);
+            if (std::memcmp(&rounded, values, sizeof(Stored)) != 0) {
+                throw ContractViolation{detail::concat(
+                    detail::describe_parameter(parameters, piece.parameter),
+                    " has changed since the last step, but the optimizer steps a copy of 32 bits; call "
+                    "reload() on every rank when values were loaded"
+                )};
+            }
+        });
+    }
+
+    ShardBucket bucket_;
+    int rank_;
+    std::size_t first_ = 0; ///< of the pieces, this rank's
+    std::size_t own_ = 0;
+    ShardState state_;
+    Arena gradients_;
+};
+
+}} // namespace joinable::v0

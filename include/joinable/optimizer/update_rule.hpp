@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <type_traits>
+
+namespace joinable { inline namespace v0 {
+
+/// Elements of one parameter that an update rule steps. The arrays do not overlap.
+template <std::floating_point T>
+struct UpdateRange {
+    std::size_t size; ///< elements of each array
+    T* values;
+    T const* gradients;
+    std::span<T* const>
+        state; ///< one array for each of the rule's state_names(), zeros before the first step
+    std::uint64_t step; ///< of this parameter, counted from 1
+};
+
+namespace detail {
+
+template <class R>
+concept has_state_names = requires(R const& rule) {
+    { rule.state_names() } -> std::convertible_to<std::span<std::string_view const>>;
+};
+template <class R>
+concept has_update =
+    requires(R const& rule, UpdateRange<float> const& floats, UpdateRange<double> const& doubles) {
+        rule.update(floats);
+        rule.update(doubles);
+    };
+
+template <class R>
+void check_rule(R const& rule) {
+    if constexpr (requires { rule.check(); }) {
+        rule.check();
+    }
+}
+
+} // namespace detail
+
+/// The settings of an optimizer, and how it steps an element. What an element becomes depends on that
+/// element alone, so that it does not matter who steps which range. All members local.
+///
+/// `rule` is a const lvalue of `R`.
+/// | expression             | result                             | meaning                                  |
+/// |------------------------|------------------------------------|------------------------------------------|
+/// | `rule.state_names()`   | std::span<std::string_view const>  | numbers that it keeps for each element,  |
+/// |                        |                                    | by name; the same number at every step   |
+/// | `rule.update(range)`   |                                    | steps an UpdateRange of float or double  |
+/// | `rule.check()`         |                                    | optional; throws ContractViolation where |
+/// |                        |                                    | the settings make no sense               |
+/// | `rule.agree_on(list)`  |                                    | optional; adds its settings to an        |
+/// |                        |                                    | AgreementList, for ranks to compare      |
+///
+/// R is trivially copyable: settings travel from rank to rank as they are in memory.
+template <class R>
+concept UpdateRule =
+    std::is_trivially_copyable_v<R> && detail::has_state_names<R> && detail::has_update<R>;
+
+/// Says in one sentence what a class lacks to be an UpdateRule.
+template <class R>
+consteval bool models_update_rule() {
+    static_assert(
+        std::is_trivially_copyable_v<R>,
+        "UpdateRule: the settings have to be trivially copyable, because they travel from rank to rank; "
+        "keep numbers in it, and no vectors or pointers"
+    );
+    static_assert(
+        detail::has_state_names<R>,
+        "UpdateRule: expected a const member 'std::span<std::string_view const> state_names()'; a rule "
+        "without state returns {}"
+    );
+    static_assert(
+        detail::has_update<R>,
+        "UpdateRule: expected a const member 'template <class T> void update(joinable::UpdateRange<T> "
+        "const& range)' for float and double"
+    );
+    return UpdateRule<R>;
+}
+
+}} // namespace joinable::v0

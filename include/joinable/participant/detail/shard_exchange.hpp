@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#include <joinable/communicator/capabilities.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/work.hpp>
+#include <joinable/optimizer/shard.hpp>
+#include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/parameters.hpp>
+#include <joinable/tensor/reduce_op.hpp>
+
+/// @file
+/// Buckets of shards between ranks. Collective, the same on all ranks.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Starts to fill a bucket, of which this rank has packed its part, with the parts of all others: by one
+/// all-gather where the communicator has it, else by one broadcast for each owner.
+template <Communicator Comm>
+[[nodiscard]] auto gather_parts(Comm& comm, OptimizerShard const& shard, std::byte* bucket) {
+    ShardBucket const& layout = shard.bucket();
+    auto const part = [&](int rank) {
+        std::byte* const begin = bucket + layout.offset_of(rank) * shard.element();
+        return Buffer{begin, layout.counts[static_cast<std::size_t>(rank)], layout.dtype};
+    };
+    if constexpr (AllGathers<Comm>) {
+        Buffer const whole{bucket, layout.count(), layout.dtype};
+        return comm.all_gather(part(comm.rank()), whole, layout.counts);
+    } else {
+        for (int rank = 0; rank < comm.size(); ++rank) {
+            if (part(rank).count != 0) {
+                comm.broadcast(part(rank), rank).wait();
+            }
+        }
+        return CompletedWork{};
+    }
+}
+
+/// Sums a bucket of gradients, and leaves each rank its part. Blocks.
+template <Communicator Comm>
+void reduce_parts(Comm& comm, OptimizerShard const& shard, std::byte* bucket) {
+    ShardBucket const& layout = shard.bucket();
+    Buffer const whole{bucket, layout.count(), layout.dtype};
+    if constexpr (ReduceScatters<Comm>) {
+        Buffer const part{shard.gradients(), shard.part(), layout.dtype};
+        comm.reduce_scatter(whole, part, ReduceOp::sum, layout.counts).wait();
+    } else {
+        comm.all_reduce(whole, ReduceOp::sum).wait();
+        std::byte const* const part = bucket + shard.part_offset() * shard.element();
+        std::memcpy(shard.gradients(), part, shard.part() * shard.element());
+    }
+}
+
+/// A bucket on its way to the parameters of all ranks.
+template <Communicator Comm>
+class ShardExchange {
+public:
+    ShardExchange(
+        Comm& comm, ParameterList const& parameters, OptimizerShard const& shard, std::byte* bucket
+    )
+        : parameters_{parameters}, shard_{shard}, bucket_{bucket},
+          work_{gather_parts(comm, shard, bucket)} {}
+
+    void finish() {
+        work_.wait();
+        shard_.unpack_others(parameters_, bucket_);
+    }
+
+private:
+    ParameterList const& parameters_;
+    OptimizerShard const& shard_;
+    std::byte const* bucket_;
+    decltype(gather_parts(std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr)
+    ) work_;
+};
+
+}}} // namespace joinable::v0::detail

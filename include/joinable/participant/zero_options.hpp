@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include <joinable/optimizer/before_step.hpp>
+#include <joinable/optimizer/partition.hpp>
+
+namespace joinable { inline namespace v0 {
+
+/// An object that ZeroOptions::before_step reads or changes. Where a rank has joined, it gets what the
+/// lowest active rank has before each step. Refers to the object.
+class SharedObject {
+public:
+    template <class T>
+    SharedObject(T& object) noexcept : data_{std::addressof(object)}, bytes_{sizeof(T)} {
+        static_assert(
+            std::is_trivially_copyable_v<T> && !std::is_const_v<T>,
+            "SharedObject: ranks send the object as it is in memory; give one that is trivially copyable "
+            "and not const, such as a struct of numbers"
+        );
+    }
+
+    [[nodiscard]] void* data() const noexcept { return data_; }
+    [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+
+private:
+    void* data_;
+    std::size_t bytes_;
+};
+
+/// Of a ZeroRedundancyOptimizer. All but `before_step` the same on every rank.
+struct ZeroOptions {
+    Partition partition = Partition::by_parameters;
+    /// The owner of each parameter of the constructor's list, in place of the rule of by_parameters.
+    std::vector<int> owners = {};
+    /// Parameters are sent to the other ranks in buckets, which close when they reach this. A rank has
+    /// memory for the largest one.
+    std::size_t bucket_cap_bytes = std::size_t{25} << 20U;
+    /// Averages gradients itself, to their owners only, where no DistributedDataParallel does. Weights
+    /// and the divisor are those of DataParallelOptions::gradient_kind `mean`. Gradients of a rank are
+    /// not changed.
+    bool reduces_gradients = false;
+    /// Called on every rank, joined ones too, between the reduction and the step, with the gradients
+    /// that this rank owns: clips, unscales, sets a rate. False skips the step, and has to be the same on
+    /// every rank: let ShardGradients::sum() decide.
+    std::function<bool(ShardGradients const&)> before_step = {};
+    /// What `before_step` has beside the rules.
+    std::vector<SharedObject> shared = {};
+};
+
+}} // namespace joinable::v0

@@ -1,0 +1,636 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <joinable/agreement/agree.hpp>
+#include <joinable/agreement/agreement_list.hpp>
+#include <joinable/agreement/control.hpp>
+#include <joinable/agreement/host_collectives.hpp>
+#include <joinable/bucket/broadcast_coalesced.hpp>
+#include <joinable/bucket/memory.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/device_of.hpp>
+#include <joinable/detail/scoped_flag.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/error.hpp>
+#include <joinable/join/joinable.hpp>
+#include <joinable/optimizer/before_step.hpp>
+#include <joinable/optimizer/optimizer_state.hpp>
+#include <joinable/optimizer/partition.hpp>
+#include <joinable/optimizer/shard.hpp>
+#include <joinable/optimizer/update_rule.hpp>
+#include <joinable/participant/averaging.hpp>
+#include <joinable/participant/detail/check_parameters.hpp>
+#include <joinable/participant/detail/shard_exchange.hpp>
+#include <joinable/participant/detail/shard_group.hpp>
+#include <joinable/participant/detail/verify.hpp>
+#include <joinable/participant/zero_options.hpp>
+#include <joinable/tensor/parameters.hpp>
+#include <joinable/tensor/tensor_list.hpp>
+
+namespace joinable { inline namespace v0 {
+
+/// An optimizer whose state is dealt out to ranks: each keeps that of the elements it owns, steps
+/// these, and sends them to the others. The first stage of ZeRO (Rajbhandari et al., 2020): a rank
+/// has 1 / size() of the state.
+///
+/// @code
+/// joinable::DistributedDataParallel ddp{comm, model.parameters()};
+/// joinable::ZeroRedundancyOptimizer zero{comm, model.parameters(), joinable::Adam{.learning_rate = 1e-2}};
+/// joinable::Join guard{joinable::participants(ddp, zero)};
+/// for (auto const& batch : my_shard) {
+///     ddp.forward([&] { loss = model.forward(batch); });
+///     ddp.backward([&](auto ready) { model.backward(ready); });
+///     zero.step();
+/// }
+/// guard.finish();
+/// @endcode
+///
+/// The result is that of the whole optimizer on every rank, bit for bit, also when ranks run out of
+/// inputs: a joined owner steps by the same averages as the others. Numbers of 16 bits are stepped as
+/// masters of 32 bits, which their owner keeps. A parameter without a gradient on its owner is not
+/// stepped. Which parameters need gradients is settled when they are given.
+template <class Comm, class Rule>
+class ZeroRedundancyOptimizer {
+    static_assert(models_communicator<Comm>());
+    static_assert(models_update_rule<Rule>());
+
+public:
+    /// Collective. `parameters` is a range that joinable::parameters() takes. All ranks agree on
+    /// parameters, rule and options, then take rank 0's values. The parameters must outlive it.
+    /// @throws ContractViolation  a parameter is not on the host, or one of integers needs a gradient;
+    ///         none needs one; the rule or the options make no sense. The other ranks throw
+    ///         PeerFailed.
+    /// @throws Mismatch  ranks differ; the text names the first parameter or setting that does.
+    template <class Parameters>
+    ZeroRedundancyOptimizer(
+        Comm& comm, Parameters&& parameters, Rule const& rule, ZeroOptions options = {}
+    )
+        : comm_{comm}, host_{comm}, options_{std::move(options)},
+          loads_(static_cast<std::size_t>(comm.size())) {
+        add(joinable::parameters(std::forward<Parameters>(parameters)), rule, options_.owners);
+    }
+
+    /// Collective, outside a guard. More parameters, with settings of their own. Their indices follow
+    /// those of the groups before. `owners` as in ZeroOptions. Throws what the constructor throws; then
+    /// the groups are those of before.
+    template <class Parameters>
+    void add_parameter_group(
+        Parameters&& parameters, Rule const& rule, std::vector<int> const& owners = {}
+    ) {
+        require_outside("add_parameter_group()");
+        add(joinable::parameters(std::forward<Parameters>(parameters)), rule, owners);
+    }
+
+    /// The settings of a group: set a learning rate here, alike on every rank that is active. Joined
+    /// ranks get those of the lowest active rank with each step. Local.
+    [[nodiscard]] Rule& rule(std::size_t group = 0) { return rules_.at(group); }
+
+    /// Steps what this rank owns and exchanges it, once in each round that syncs, after the gradients
+    /// are reduced. Collective; blocks until all parameters are written. `notice` says what
+    /// ZeroOptions::reduces_gradients has to know.
+    /// @throws ContractViolation  a gradient does not fit its value; a setting makes no sense, or
+    ///         changes how much state there is; a value of 16 bits is not its master rounded, see
+    ///         reload(); in a guard, the round does not sync. What the communicator throws. Some
+    ///         parameters may be stepped then.
+    void step(RoundNotice const& notice = {}) {
+        Round const round = notify_join_context(*this, notice);
+        detail::run_part(*this, round, [&] { run(round); });
+    }
+
+    /// Takes the values of 16 bits as masters again, because the engine has changed them. Local.
+    void reload() {
+        for (Group const& group : groups_) {
+            for (OptimizerShard const& shard : group.shards) {
+                shard.load_masters(group.parameters, scratch_[0]);
+            }
+        }
+    }
+
+    /// Collective, outside a guard: gathers the state of all ranks at `to_rank`, where state() is it then.
+    /// @throws ContractViolation  in a guard, or `to_rank` is no rank. What the communicator throws.
+    void consolidate(int to_rank = 0) {
+        require_outside("consolidate()");
+        consolidated_.reset();
+        OptimizerState<Rule> state{rules_, std::vector<StateOfParameter>(parameter_count())};
+        for (std::size_t k = 0; k < groups_.size(); ++k) {
+            auto const names = rules_[k].state_names();
+            detail::gather_state<Comm, StateOfParameter>(
+                comm_, to_rank, groups_[k], names, state.parameters
+            );
+        }
+        if (comm_.rank() == to_rank) {
+            consolidated_ = std::move(state);
+        }
+    }
+    /// What consolidate() gathered on this rank: rules, numbers of steps and tensors, in the order of the
+    /// parameters. Local.
+    /// @throws ContractViolation  it gathered nothing here.
+    [[nodiscard]] OptimizerState<Rule> const& state() const {
+        if (!consolidated_) {
+            throw ContractViolation{detail::concat(
+                "rank ",
+                comm_.rank(),
+                " has no state: call consolidate(",
+                comm_.rank(),
+                ") on every rank before"
+            )};
+        }
+        return *consolidated_;
+    }
+    /// Collective, outside a guard. Takes rules, numbers of steps and state from rank `from_rank`, whatever
+    /// number of ranks and partition they come from; the `state` of the others is not looked at. Values
+    /// are not part of it: load them before, where they have 16 bits.
+    /// @throws ContractViolation  in a guard; the state is of another model. The other ranks throw
+    ///         PeerFailed; nothing was changed.
+    void load(OptimizerState<Rule> const& state, int from_rank = 0) {
+        require_outside("load()");
+        bool const is_root = comm_.rank() == from_rank;
+        std::vector<Rule> rules = rules_;
+        std::exception_ptr error;
+        try {
+            if (is_root) {
+                check_state(state);
+                rules = state.rules;
+            }
+        } catch (...) {
+            error = std::current_exception();
+        }
+        detail::ControlOver<Comm&> control{comm_};
+        detail::agree(control, AgreementList{}, error);
+        Buffer const message{rules.data(), rules.size() * sizeof(Rule), DType::u8};
+        host_.broadcast(message, from_rank).wait();
+        rules_ = std::move(rules);
+        for (std::size_t k = 0; k < groups_.size(); ++k) {
+            auto const names = rules_[k].state_names();
+            for (OptimizerShard& shard : groups_[k].shards) {
+                shard = shard.with_state(names.size());
+            }
+            detail::scatter_state<Comm, StateOfParameter>(
+                comm_, from_rank, groups_[k], names, state.parameters
+            );
+        }
+    }
+
+    /// The rank that steps parameter `i`. Local.
+    /// @throws ContractViolation  the partition is flat; `i` needs no gradient or is out of range.
+    [[nodiscard]] int owner_of(std::size_t i) const {
+        for (Group const& group : groups_) {
+            for (OptimizerShard const& shard : group.shards) {
+                for (ShardPiece const& piece : shard.bucket().pieces) {
+                    if (group.first + piece.parameter == i && !is_flat()) {
+                        return piece.owner;
+                    }
+                }
+            }
+        }
+        throw ContractViolation{detail::concat(
+            "parameter ",
+            i,
+            is_flat() ? " has no owner: with Partition::flat ranks own runs of elements"
+                      : " has no owner: it needs no gradient, or there is none of this index"
+        )};
+    }
+
+    /// A line for each rank: elements that it owns, and bytes of its optimizer state, masters included.
+    /// The same text on every rank. Local.
+    [[nodiscard]] std::string table() const {
+        std::string text = "rank    elements  bytes of state\n";
+        for (std::size_t rank = 0; rank < loads_.size(); ++rank) {
+            std::size_t elements = 0;
+            std::size_t bytes = 0;
+            for_each_shard([&](OptimizerShard const& shard) {
+                std::size_t const count = shard.bucket().counts[rank];
+                elements += count;
+                bytes += count * shard.state().element_bytes();
+            });
+            text += in_column(rank, 4) + in_column(elements, 12) + in_column(bytes, 16) + "\n";
+        }
+        return text;
+    }
+    /// Bytes of optimizer state on this rank, masters included. Local.
+    [[nodiscard]] std::size_t state_bytes() const noexcept {
+        std::size_t bytes = 0;
+        for_each_shard([&](OptimizerShard const& shard) { bytes += shard.state().bytes(); });
+        return bytes;
+    }
+
+    /// What joined ranks run: the same steps.
+    class Hook {
+    public:
+        using label = labels::shards;
+        using runs_after = labels_of<labels::gradients>;
+
+        Hook(ZeroRedundancyOptimizer& zero, bool divides_by_initial_world_size) noexcept
+            : zero_{zero},
+              divides_{
+                  zero.averaging_.divides_by_initial_world_size, divides_by_initial_world_size
+              } {}
+        Hook(Hook const&) = delete;
+        Hook& operator=(Hook const&) = delete;
+
+        static bool takes_part(Round const& round) noexcept { return round.will_sync(); }
+        void main_hook(Round const& round) { zero_.run(round); }
+        void post_hook(bool) noexcept {}
+
+    private:
+        ZeroRedundancyOptimizer& zero_;
+        detail::ScopedFlag divides_; ///< as the guard asks for
+    };
+
+    using join_keywords = keywords<divide_by_initial_world_size_t>;
+    [[nodiscard]] Hook join_hook(arguments<join_keywords> const& args) noexcept {
+        return Hook{*this, args.get(divide_by_initial_world_size, true)};
+    }
+    [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
+    [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+    [[nodiscard]] std::string_view join_name() const noexcept { return "ZeroRedundancyOptimizer"; }
+    /// Options, and the rule of each group.
+    void agree_on(AgreementList& list) const {
+        agree_on_options(list);
+        for (std::size_t group = 0; group < groups_.size(); ++group) {
+            list.add(
+                detail::concat("parameters of group ", group), groups_[group].parameters.size()
+            );
+            agree_on_rule(list, rules_[group]);
+        }
+    }
+    /// @throws ContractViolation  nobody averages the gradients of this guard, or two do.
+    void check_guard(GuardView const& guard) const {
+        if (guard.reduces == options_.reduces_gradients) {
+            throw ContractViolation{
+                guard.reduces
+                    ? "ZeroOptions::reduces_gradients averages gradients that another participant of "
+                      "this guard has averaged; leave the option out"
+                    : "no participant of this guard averages the gradients that "
+                      "ZeroRedundancyOptimizer steps by; add the DistributedDataParallel to "
+                      "participants(...), or set ZeroOptions::reduces_gradients"
+            };
+        }
+    }
+
+private:
+    using Group = detail::ShardGroup;
+    using StateOfParameter = typename OptimizerState<Rule>::Parameter;
+
+    [[nodiscard]] bool is_flat() const noexcept { return options_.partition == Partition::flat; }
+
+    template <class F>
+    void for_each_shard(F const& f) const {
+        for (Group const& group : groups_) {
+            for (OptimizerShard const& shard : group.shards) {
+                f(shard);
+            }
+        }
+    }
+
+    void require_outside(std::string_view verb) const {
+        if (detail::session_of(state_) != nullptr) {
+            throw ContractViolation{detail::concat(
+                verb, " was called in a guard; call it before or after, on every rank"
+            )};
+        }
+    }
+
+    /// Throws ContractViolation unless a state is that of this optimizer's parameters.
+    void check_state(OptimizerState<Rule> const& state) const {
+        if (state.rules.size() != rules_.size() || state.parameters.size() != parameter_count()) {
+            throw ContractViolation{detail::concat(
+                "the state is of ",
+                state.rules.size(),
+                " groups of ",
+                state.parameters.size(),
+                " parameters, but the optimizer has ",
+                rules_.size(),
+                " of ",
+                parameter_count()
+            )};
+        }
+        for (std::size_t k = 0; k < groups_.size(); ++k) {
+            detail::check_rule(state.rules[k]);
+            auto const names = state.rules[k].state_names();
+            detail::check_state<StateOfParameter>(groups_[k], names, state.parameters);
+        }
+    }
+
+    [[nodiscard]] static std::string in_column(std::size_t number, std::size_t width) {
+        std::string const digits = std::to_string(number);
+        return std::string(width - (std::min)(width, digits.size()), ' ') + digits;
+    }
+
+    // Groups.
+
+    void add(ParameterList const& list, Rule const& rule, std::vector<int> const& owners) {
+        AgreementList compared;
+        std::optional<CoalescedBroadcast> start;
+        std::vector<std::size_t> loads = loads_;
+        Group group{list, parameter_count()};
+        std::exception_ptr error;
+        try {
+            check(list, owners);
+            group.steps.resize(list.size());
+            detail::check_rule(rule);
+            compared.begin_section("options differ: ");
+            agree_on_options(compared);
+            compared.add("owners", owners);
+            agree_on_rule(compared, rule);
+            compared.begin_section("models differ: ");
+            static_cast<void>(detail::agree_on(compared, list));
+            cut(group, rule, owners, loads);
+            make_arenas(group);
+            rules_.reserve(rules_.size() + 1);
+            groups_.reserve(groups_.size() + 1);
+            std::vector<AnyView> values;
+            for (AnyParameter const& parameter : list) {
+                values.push_back(parameter.value());
+            }
+            start.emplace(
+                detail::tensor_list(std::move(values)),
+                options_.bucket_cap_bytes,
+                "parameter",
+                BufferMemory{comm_}
+            );
+        } catch (...) {
+            error = std::current_exception();
+        }
+        detail::ControlOver<Comm&> control{comm_};
+        detail::agree(control, compared, error);
+        start->run(comm_, 0);
+        for (OptimizerShard const& shard : group.shards) {
+            shard.load_masters(list, scratch_[0]);
+        }
+        loads_ = std::move(loads);
+        rules_.push_back(rule);
+        groups_.push_back(std::move(group));
+    }
+
+    [[nodiscard]] std::size_t parameter_count() const noexcept {
+        return groups_.empty() ? 0 : groups_.back().first + groups_.back().parameters.size();
+    }
+
+    void check(ParameterList const& list, std::vector<int> const& owners) const {
+        if (DeviceId const device = detail::device_of(comm_).id(); device != DeviceId{}) {
+            throw ContractViolation{detail::concat(
+                "ZeroRedundancyOptimizer steps parameters on the host, but this communicator's are on ",
+                detail::to_text(device)
+            )};
+        }
+        detail::check_parameters(list, {});
+        ParameterList all;
+        for (Group const& group : groups_) {
+            detail::append(all, group.parameters);
+        }
+        detail::append(all, list);
+        detail::check_distinct(all, "of all groups, ", [](AnyParameter const& parameter) {
+            return parameter.value();
+        });
+        if (!owners.empty() && (is_flat() || owners.size() != list.size())) {
+            throw ContractViolation{detail::concat(
+                "owners has ",
+                owners.size(),
+                is_flat()
+                    ? " ranks, but with Partition::flat parameters have no owner; leave it out"
+                    : " ranks; give one for each parameter, ",
+                is_flat() ? "" : std::to_string(list.size())
+            )};
+        }
+        for (int const owner : owners) {
+            if (owner < 0 || owner >= comm_.size()) {
+                throw ContractViolation{detail::concat(
+                    "owners names rank ", owner, ", but the ranks are 0 to ", comm_.size() - 1
+                )};
+            }
+        }
+    }
+
+    void
+    cut(Group& group,
+        Rule const& rule,
+        std::vector<int> const& owners,
+        std::vector<std::size_t>& loads) const {
+        std::vector<std::size_t> trained;
+        std::vector<std::size_t> sizes;
+        for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+            AnyView const value = group.parameters[i].value();
+            if (!group.parameters[i].requires_grad()) {
+                group.frozen.push_back(i);
+                continue;
+            }
+            if (!is_floating_point(value.dtype())) {
+                throw ContractViolation{detail::concat(
+                    detail::describe_parameter(group.parameters, i),
+                    " is of integers, which no rule steps; give it requires_grad = false"
+                )};
+            }
+            trained.push_back(i);
+            sizes.push_back(value.numel());
+        }
+        if (trained.empty()) {
+            throw ContractViolation{"no parameter requires a gradient: there is nothing to step"};
+        }
+        std::vector<int> all_owners = owners;
+        if (owners.empty() && !is_flat()) {
+            auto const chosen = detail::owners_by_size(sizes, loads);
+            all_owners.resize(group.parameters.size());
+            for (std::size_t k = 0; k < trained.size(); ++k) {
+                all_owners[trained[k]] = chosen[k];
+            }
+        }
+        for (auto const& run :
+             detail::runs_by_size(group.parameters, trained, options_.bucket_cap_bytes)) {
+            group.shards.emplace_back(
+                is_flat()
+                    ? detail::flat_bucket(group.parameters, run, loads.size())
+                    : detail::bucket_by_owners(group.parameters, run, all_owners, loads.size()),
+                comm_.rank(),
+                rule.state_names().size(),
+                options_.reduces_gradients
+            );
+        }
+    }
+
+    /// Memory for the largest buckets, and for messages.
+    void make_arenas(Group const& group) {
+        std::size_t bytes = arenas_[0].bytes();
+        for (OptimizerShard const& shard : group.shards) {
+            bytes = (std::max)(bytes, shard.bucket().count() * shard.element());
+        }
+        if (bytes > arenas_[0].bytes()) {
+            for (Arena& arena : arenas_) {
+                arena = BufferMemory{comm_}.allocate(bytes);
+            }
+        }
+        std::size_t shared = (rules_.size() + 1) * sizeof(Rule);
+        for (SharedObject const& object : options_.shared) {
+            shared += object.bytes();
+        }
+        settings_.resize(shared);
+    }
+
+    void agree_on_options(AgreementList& list) const {
+        list.add("partition", is_flat() ? "flat" : "by_parameters");
+        list.add("bucket_cap_bytes", options_.bucket_cap_bytes);
+        list.add("reduces_gradients", options_.reduces_gradients);
+        list.add("has before_step", static_cast<bool>(options_.before_step));
+        std::vector<std::size_t> shared;
+        for (SharedObject const& object : options_.shared) {
+            shared.push_back(object.bytes());
+        }
+        list.add("bytes of shared objects", shared);
+    }
+    static void agree_on_rule(AgreementList& list, Rule const& rule) {
+        std::span<std::string_view const> const names = rule.state_names();
+        list.add("state of the rule", std::vector<std::string_view>{names.begin(), names.end()});
+        if constexpr (requires { rule.agree_on(list); }) {
+            rule.agree_on(list);
+        }
+    }
+
+    // The script of a step, the same for ranks that are active and ranks that shadow.
+
+    void run(Round const& round) {
+        share_settings(round);
+        for (std::size_t group = 0; group < groups_.size(); ++group) {
+            check_before_step(groups_[group], rules_[group]);
+        }
+        if (options_.reduces_gradients) {
+            reduce(averaging_.factor(comm_, round));
+        }
+        if (options_.before_step && !call_before_step()) {
+            return;
+        }
+        step_and_exchange();
+    }
+
+    /// Where a rank has joined, it takes the settings of one that has not.
+    void share_settings(Round const& round) {
+        if (round.active_count() == comm_.size()) {
+            return;
+        }
+        bool const is_source = comm_.rank() == round.buffer_source();
+        auto const pass = [&](auto const& copy) {
+            std::byte* at = settings_.data();
+            auto const one = [&](void* object, std::size_t bytes) {
+                copy(object, at, bytes);
+                at += bytes;
+            };
+            one(rules_.data(), rules_.size() * sizeof(Rule));
+            for (SharedObject const& object : options_.shared) {
+                one(object.data(), object.bytes());
+            }
+        };
+        if (is_source) {
+            pass([](void* object, std::byte* at, std::size_t n) { std::memcpy(at, object, n); });
+        }
+        Buffer const message{settings_.data(), settings_.size(), DType::u8};
+        host_.broadcast(message, round.buffer_source()).wait();
+        if (!is_source) {
+            pass([](void* object, std::byte* at, std::size_t n) { std::memcpy(object, at, n); });
+        }
+    }
+
+    static void check_before_step(Group const& group, Rule const& rule) {
+        detail::check_rule(rule);
+        std::size_t const names = group.shards.front().state().names();
+        if (rule.state_names().size() != names) {
+            throw ContractViolation{detail::concat(
+                "the rule of a group keeps ",
+                rule.state_names().size(),
+                " numbers for each element now, but kept ",
+                names,
+                " when it was given; leave settings that add or drop state as they were"
+            )};
+        }
+        for (std::size_t const i : group.frozen) {
+            if (group.parameters[i].requires_grad()) {
+                throw ContractViolation{
+                    detail::describe_parameter(group.parameters, i) +
+                    " requires a gradient now, but did not when it was given, so no rank steps it; make "
+                    "a new optimizer"
+                };
+            }
+        }
+    }
+
+    /// Averages all gradients to their owners.
+    void reduce(double factor) {
+        std::byte* const bucket = arenas_[0].data();
+        for (Group const& group : groups_) {
+            for (OptimizerShard const& shard : group.shards) {
+                shard.pack_gradients(group.parameters, factor, bucket);
+                detail::reduce_parts(comm_, shard, bucket);
+            }
+        }
+    }
+
+    bool call_before_step() {
+        owned_.clear();
+        for (Group const& group : groups_) {
+            for (OptimizerShard const& shard : group.shards) {
+                shard.append_gradients(group.parameters, group.first, owned_);
+            }
+        }
+        ShardGradients::Sum const sum = [this](std::span<double> numbers) {
+            host_.all_reduce({numbers.data(), numbers.size(), DType::f64}, ReduceOp::sum).wait();
+        };
+        return options_.before_step(ShardGradients{owned_, parameter_count(), sum});
+    }
+
+    /// While a bucket travels, the next one is stepped.
+    void step_and_exchange() {
+        std::array<std::optional<detail::ShardExchange<Comm>>, 2> exchanges;
+        std::size_t turn = 0;
+        auto const finish = [&] {
+            if (auto& exchange = exchanges[++turn % 2]) {
+                exchange->finish();
+                exchange.reset();
+            }
+        };
+        for (std::size_t k = 0; k < groups_.size(); ++k) {
+            Group& group = groups_[k];
+            for (OptimizerShard const& shard : group.shards) {
+                std::byte* const bucket = arenas_[turn % 2].data();
+                shard.step(group.parameters, rules_[k], group.steps, scratch_);
+                shard.pack_own(group.parameters, bucket, scratch_[0]);
+                exchanges[turn % 2].emplace(comm_, group.parameters, shard, bucket);
+                finish();
+            }
+        }
+        finish();
+    }
+
+    Comm& comm_;
+    detail::HostCollectives<Comm> host_;
+    ZeroOptions options_;
+    detail::Averaging averaging_{GradientKind::mean};
+    std::vector<Rule> rules_; ///< of the groups, one after another in memory
+    std::vector<Group> groups_;
+    std::vector<std::size_t> loads_; ///< elements of each rank, by the rule of by_parameters
+    std::array<Arena, 2> arenas_;    ///< of the bucket that travels, and of the next one
+    detail::Scratch scratch_[2];
+    std::vector<std::byte> settings_;  ///< a message
+    std::vector<ShardGradient> owned_; ///< for before_step
+    std::optional<OptimizerState<Rule>> consolidated_;
+    JoinState state_;
+};
+
+template <class Comm, class Parameters, class Rule>
+ZeroRedundancyOptimizer(Comm&, Parameters&&, Rule) -> ZeroRedundancyOptimizer<Comm, Rule>;
+template <class Comm, class Parameters, class Rule>
+ZeroRedundancyOptimizer(Comm&, Parameters&&, Rule, ZeroOptions)
+    -> ZeroRedundancyOptimizer<Comm, Rule>;
+
+}} // namespace joinable::v0

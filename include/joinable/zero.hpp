@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+/// @file
+/// Sharded optimizers: what ZeRO needs beside <joinable/join.hpp>, which this includes.
+
+#include <joinable/join.hpp>
+#include <joinable/optimizer/before_step.hpp>
+#include <joinable/optimizer/optimizer_state.hpp>
+#include <joinable/optimizer/partition.hpp>
+#include <joinable/optimizer/rules.hpp>
+#include <joinable/optimizer/shard.hpp>
+#include <joinable/optimizer/shard_state.hpp>
+#include <joinable/optimizer/update_rule.hpp>
+#include <joinable/participant/zero_options.hpp>
+#include <joinable/participant/zero_redundancy_optimizer.hpp>

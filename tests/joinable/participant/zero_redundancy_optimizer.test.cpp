@@ -1,0 +1,940 @@
+// SPDX-License-Identifier: BSL-1.0
+// The sharded optimizer. The oracles: the whole optimizer on every rank beside the same reduction, bit for
+// bit; a serial run in double; PyTorch's test_zero_redundancy_optimizer.py where it applies.
+#include <joinable/participant/zero_redundancy_optimizer.hpp>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <over_ranks.hpp>
+#include <support/linear_model.hpp>
+#include <support/numbers.hpp>
+#include <support/recording_communicator.hpp>
+#include <support/strided_param.hpp>
+#include <support/whole_optimizer.hpp>
+
+#include <joinable/join/guard.hpp>
+#include <joinable/optimizer/rules.hpp>
+#include <joinable/participant/data_parallel.hpp>
+#include <joinable/participant/step.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::Adam;
+using joinable::AdamW;
+using joinable::ClipNorm;
+using joinable::ContractViolation;
+using joinable::DistributedDataParallel;
+using joinable::DType;
+using joinable::Join;
+using joinable::participants;
+using joinable::Partition;
+using joinable::Sgd;
+using joinable::Shape;
+using joinable::ShardGradients;
+using joinable::Step;
+using joinable::ZeroOptions;
+using joinable::ZeroRedundancyOptimizer;
+
+/// How many inputs a rank has.
+using Inputs = std::function<int(int rank)>;
+Inputs const inputs_of[] = {
+    [](int) { return 4; },
+    [](int rank) { return 1 + rank; },          // each runs out at another round
+    [](int rank) { return rank == 0 ? 0 : 3; }, // rank 0 owns shards, and has no input
+    [](int rank) { return rank % 2 == 0 ? 4 : 1; },
+};
+
+struct Model {
+    DType dtype = DType::f32;
+    bool has_strides = false;   ///< values and gradients lie as they like
+    std::size_t frozen = 99;    ///< index of a parameter that needs no gradient
+    std::size_t sometimes = 99; ///< of one whose gradient is missing in odd rounds
+};
+
+std::vector<StridedParam> make(Model const& model) {
+    std::vector<StridedParam> params;
+    std::size_t i = 0;
+    for (Shape const& extents :
+         {Shape{5}, Shape{8, 8}, Shape{1}, Shape{3, 11}, Shape{2, 2, 2}, Shape{0}, Shape{40}}) {
+        Shape dense = row_major_strides(extents);
+        Shape other = dense;
+        if (model.has_strides && extents == Shape{8, 8}) {
+            dense = Shape{1, 8};
+        }
+        if (model.has_strides && extents == Shape{3, 11}) {
+            dense = Shape{13, 1}; // with gaps
+            other = Shape{1, 3};
+        }
+        params.push_back({{{model.dtype, extents, dense}, {model.dtype, extents, other}, {}}});
+        params.back().requires_grad = i != model.frozen;
+        Numbers values;
+        for (std::size_t k = 0; k < params.back().value.view().numel(); ++k) {
+            values.push_back(static_cast<double>((i * 5 + k * 3) % 13) / 8.0 - 0.75);
+        }
+        write(params.back().value.view(), values);
+        ++i;
+    }
+    return params;
+}
+
+double gradient_of(int rank, int round, std::size_t i, std::size_t k) {
+    auto const r = static_cast<std::size_t>(rank);
+    auto const t = static_cast<std::size_t>(round);
+    return (static_cast<double>((r * 7 + t * 5 + i * 3 + k * 11) % 17) - 8.0) / 8.0;
+}
+
+/// The pass of an engine that zeroes gradients before it.
+template <class Ready>
+void backward(
+    std::vector<StridedParam>& params, Model const& model, int rank, int round, Ready const& ready
+) {
+    for (std::size_t i = params.size(); i-- > 0;) {
+        if (!params[i].requires_grad) {
+            continue;
+        }
+        params[i].need_grad();
+        Numbers numbers;
+        for (std::size_t k = 0; k < params[i].grad.numel(); ++k) {
+            numbers.push_back(gradient_of(rank, round, i, k));
+        }
+        write(params[i].grad, numbers);
+        ready(i);
+    }
+    static_cast<void>(model);
+}
+
+std::vector<Numbers> values_of(std::vector<StridedParam> const& params) {
+    std::vector<Numbers> values;
+    for (StridedParam const& param : params) {
+        values.push_back(read(param.value.view()));
+        CHECK(param.value.has_its_gaps());
+    }
+    return values;
+}
+
+/// Trains a model; `optimizer(params)` returns a participant with step().
+template <class Comm, class MakeOptimizer>
+std::vector<Numbers>
+train(Comm& comm, Model const& model, Inputs const& inputs, MakeOptimizer const& make_optimizer) {
+    std::vector<StridedParam> params = make(model);
+    DistributedDataParallel ddp{comm, params};
+    auto&& optimizer = make_optimizer(params);
+    Join guard{participants(ddp, optimizer)};
+    for (int round = 0; round < inputs(comm.rank()); ++round) {
+        ddp.forward([] {});
+        ddp.backward([&](auto ready) { backward(params, model, comm.rank(), round, ready); });
+        optimizer.step();
+    }
+    guard.finish();
+    return values_of(params);
+}
+
+template <class Comm, class Rule>
+std::vector<Numbers>
+train_whole(Comm& comm, Model const& model, Inputs const& inputs, Rule const& rule) {
+    std::optional<WholeOptimizer<Rule>> whole;
+    return train(comm, model, inputs, [&](auto& params) {
+        whole.emplace(params, rule);
+        return Step{comm, [&] { whole->step(); }};
+    });
+}
+template <class Comm, class Rule>
+std::vector<Numbers> train_sharded(
+    Comm& comm,
+    Model const& model,
+    Inputs const& inputs,
+    Rule const& rule,
+    ZeroOptions const& options = {}
+) {
+    return train(comm, model, inputs, [&](auto& params) {
+        return ZeroRedundancyOptimizer{comm, params, rule, options};
+    });
+}
+
+/// Every partition, with one bucket and with many.
+std::vector<ZeroOptions> const all_options{
+    {},
+    {.bucket_cap_bytes = 64},
+    {.partition = Partition::flat},
+    {.partition = Partition::flat, .bucket_cap_bytes = 64},
+};
+
+template <class F>
+void for_each_rule(F const& f) {
+    f(Sgd{.learning_rate = 0.1});
+    f(Sgd{.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true});
+    f(Adam{.learning_rate = 0.02, .amsgrad = true});
+    f(AdamW{.learning_rate = 0.02, .weight_decay = 0.1, .maximize = true});
+}
+
+TEST_CASE(
+    "a sharded optimizer trains as the whole one on every rank, bit for bit, whoever runs out when"
+) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        for (Inputs const& inputs : inputs_of) {
+            for_each_rule([&](auto const& rule) {
+                auto const whole = train_whole(comm, {}, inputs, rule);
+                for (ZeroOptions const& options : all_options) {
+                    CHECK(train_sharded(comm, {}, inputs, rule, options) == whole);
+                }
+            });
+        }
+    });
+}
+
+TEST_CASE("every dtype, layout and choice of trained parameters is sharded") {
+    over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
+        Model const models[] = {
+            {.dtype = DType::f64},
+            {.dtype = DType::bf16},
+            {.dtype = DType::f16, .has_strides = true},
+            {.has_strides = true},
+            {.dtype = DType::f64, .frozen = 1},
+        };
+        for (Model const& model : models) {
+            Adam const rule{.learning_rate = 0.02};
+            auto const whole = train_whole(comm, model, inputs_of[1], rule);
+            for (ZeroOptions const& options : all_options) {
+                CHECK(train_sharded(comm, model, inputs_of[1], rule, options) == whole);
+            }
+        }
+    });
+}
+
+TEST_CASE("it gives what one rank computes in double from the averages") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        Inputs const& inputs = inputs_of[1];
+        AdamW const rule{.learning_rate = 0.02, .weight_decay = 0.1};
+        int const world = comm.size();
+        std::vector<StridedParam> params = make({.dtype = DType::f64});
+        WholeOptimizer serial{params, rule};
+        for (int round = 0; round < inputs(world - 1); ++round) {
+            for (std::size_t i = 0; i < params.size(); ++i) {
+                params[i].need_grad();
+                Numbers average(params[i].grad.numel());
+                for (std::size_t k = 0; k < average.size(); ++k) {
+                    for (int rank = 0; rank < world; ++rank) {
+                        bool const is_active = round < inputs(rank);
+                        average[k] += is_active ? gradient_of(rank, round, i, k) / world : 0.0;
+                    }
+                }
+                write(params[i].grad, average);
+            }
+            serial.step();
+        }
+        for (ZeroOptions const& options : all_options) {
+            auto const sharded = train_sharded(comm, {.dtype = DType::f64}, inputs, rule, options);
+            auto const expected = values_of(params);
+            for (std::size_t i = 0; i < expected.size(); ++i) {
+                for (std::size_t k = 0; k < expected[i].size(); ++k) {
+                    CHECK(std::abs(sharded[i][k] - expected[i][k]) < 1e-12);
+                }
+            }
+        }
+    });
+}
+
+// PyTorch: (-2.0, -1.5), because its joined rank steps by a gradient of its last own round.
+TEST_CASE("a joined owner steps by the averages of the others") {
+    for (bool const is_ddp_first : {true, false}) {
+        over_ranks({2}, [&](RankCommunicator& comm) {
+            std::vector<Param<float>> params = make_params<float>({1, 1});
+            DistributedDataParallel ddp{comm, params};
+            ZeroRedundancyOptimizer zero{comm, params, Sgd{.learning_rate = 1.0}};
+            auto const train_in = [&](auto& guard) {
+                for (int i = 0; i < 1 + comm.rank(); ++i) {
+                    drop_gradients(params);
+                    ddp.forward([] {});
+                    ddp.backward([&](auto ready) {
+                        for (std::size_t const k : {std::size_t{1}, std::size_t{0}}) {
+                            add_gradient(params[k], 1.0);
+                            ready(k);
+                        }
+                    });
+                    zero.step();
+                }
+                guard.finish();
+            };
+            if (is_ddp_first) {
+                Join guard{participants(ddp, zero)};
+                train_in(guard);
+            } else {
+                Join guard{participants(zero, ddp)};
+                train_in(guard);
+            }
+            CHECK(params[0].value[0] == -1.5F);
+            CHECK(params[1].value[0] == -1.5F);
+            CHECK(zero.owner_of(0) == 0);
+            CHECK(zero.owner_of(1) == 1);
+        });
+    }
+}
+
+TEST_CASE("alone in a guard it averages gradients to their owners itself") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        for (bool const is_weighted : {false, true}) {
+            for (Inputs const& inputs : inputs_of) {
+                auto const notice_of = [&](int round) {
+                    auto const weight = static_cast<std::uint64_t>(1 + comm.rank() + round);
+                    return is_weighted ? joinable::RoundNotice{.weight = weight}
+                                       : joinable::RoundNotice{};
+                };
+                AdamW const rule{.learning_rate = 0.05};
+                std::vector<StridedParam> params = make({});
+                DistributedDataParallel ddp{comm, params};
+                WholeOptimizer whole{params, rule};
+                Step step{comm, [&] { whole.step(); }};
+                {
+                    Join guard{participants(ddp, step)};
+                    for (int round = 0; round < inputs(comm.rank()); ++round) {
+                        ddp.forward([] {}, notice_of(round));
+                        ddp.backward([&](auto ready) {
+                            backward(params, {}, comm.rank(), round, ready);
+                        });
+                        step.step();
+                    }
+                    guard.finish();
+                }
+                for (ZeroOptions options : all_options) {
+                    options.reduces_gradients = true;
+                    std::vector<StridedParam> own = make({});
+                    ZeroRedundancyOptimizer zero{comm, own, rule, options};
+                    Join guard{participants(zero)};
+                    for (int round = 0; round < inputs(comm.rank()); ++round) {
+                        backward(own, {}, comm.rank(), round, [](std::size_t) {});
+                        zero.step(notice_of(round));
+                    }
+                    guard.finish();
+                    CHECK(values_of(own) == values_of(params));
+                }
+            }
+        }
+    });
+}
+
+TEST_CASE("a guard in which nobody averages, or two do, is refused in a sentence") {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
+        std::vector<Param<float>> params = make_params<float>({3});
+        DistributedDataParallel ddp{comm, params};
+        ZeroRedundancyOptimizer zero{comm, params, Sgd{}};
+        ZeroRedundancyOptimizer alone{comm, params, Sgd{}, {.reduces_gradients = true}};
+        CHECK_THROWS_WITH_AS(
+            (void)(Join{participants(zero)}),
+            "no participant of this guard averages the gradients that ZeroRedundancyOptimizer steps by; "
+            "add the DistributedDataParallel to participants(...), or set ZeroOptions::reduces_gradients",
+            ContractViolation
+        );
+        CHECK_THROWS_WITH_AS(
+            (void)(Join{participants(ddp, alone)}),
+            "ZeroOptions::reduces_gradients averages gradients that another participant of this guard "
+            "has averaged; leave the option out",
+            ContractViolation
+        );
+    });
+}
+
+TEST_CASE("a parameter without a gradient keeps its value, its state and its number of steps") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        for (ZeroOptions const& options : all_options) {
+            Adam const rule{.learning_rate = 0.1};
+            std::vector<StridedParam> params = make({});
+            std::vector<StridedParam> expected = make({});
+            ZeroRedundancyOptimizer zero{comm, params, rule, options};
+            WholeOptimizer whole{expected, rule};
+            for (int round = 0; round < 5; ++round) {
+                for (auto* model : {&params, &expected}) {
+                    backward(*model, {}, 0, round, [](std::size_t) {});
+                    if (round % 2 == 1) {
+                        (*model)[1].grad = {};
+                    }
+                }
+                zero.step();
+                whole.step();
+            }
+            CHECK(values_of(params) == values_of(expected));
+        }
+    });
+}
+
+TEST_CASE("learning rates that change between steps reach joined owners") {
+    over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
+        auto const rate = [](int round) { return 0.1 / (1 + round); };
+        std::vector<StridedParam> params = make({});
+        std::vector<StridedParam> expected = make({});
+        DistributedDataParallel ddp{comm, params};
+        DistributedDataParallel other{comm, expected};
+        ZeroRedundancyOptimizer zero{comm, params, Adam{}};
+        WholeOptimizer whole{expected, Adam{}};
+        int rounds = 0;
+        Step step{comm, [&] {
+                      whole.rule.learning_rate = rate(rounds++);
+                      whole.step();
+                  }};
+        Join guard{participants(ddp, zero, other, step)};
+        for (int round = 0; round < 2 + 2 * comm.rank(); ++round) {
+            ddp.forward([] {});
+            ddp.backward([&](auto ready) { backward(params, {}, comm.rank(), round, ready); });
+            other.forward([] {});
+            other.backward([&](auto ready) { backward(expected, {}, comm.rank(), round, ready); });
+            zero.rule().learning_rate = rate(round); // only ranks that are active set it
+            zero.step();
+            step.step();
+        }
+        guard.finish();
+        CHECK(values_of(params) == values_of(expected));
+    });
+}
+
+TEST_CASE("gradients are clipped by the norm of all of them, on joined owners too") {
+    // What one rank has that clips the averages itself: the number of ranks changes no bit.
+    auto const clipped = [](RankCommunicator& comm, ZeroOptions options, bool is_whole) {
+        std::vector<StridedParam> params = make({});
+        Adam const rule{.learning_rate = 0.05};
+        WholeOptimizer whole{params, rule};
+        DistributedDataParallel ddp{comm, params};
+        Step step{comm, [&] {
+                      double square = 0;
+                      for (StridedParam const& param : params) {
+                          double own = 0;
+                          for (double const number : read(param.grad)) {
+                              own += number * number;
+                          }
+                          square += own;
+                      }
+                      double const factor = 0.5 / (std::sqrt(square) + 1e-6);
+                      CHECK(factor < 1.0);
+                      for (StridedParam const& param : params) {
+                          Numbers numbers = read(param.grad);
+                          for (double& number : numbers) {
+                              number = static_cast<float>(number) * static_cast<float>(factor);
+                          }
+                          write(param.grad, numbers);
+                      }
+                      whole.step();
+                  }};
+        ClipNorm clip{0.5};
+        options.before_step = std::ref(clip);
+        ZeroRedundancyOptimizer zero{comm, params, rule, options};
+        auto const train_in = [&](auto& guard, auto& optimizer) {
+            for (int round = 0; round < inputs_of[1](comm.rank()); ++round) {
+                ddp.forward([] {});
+                ddp.backward([&](auto ready) { backward(params, {}, comm.rank(), round, ready); });
+                optimizer.step();
+            }
+            guard.finish();
+        };
+        if (is_whole) {
+            Join guard{participants(ddp, step)};
+            train_in(guard, step);
+        } else {
+            Join guard{participants(ddp, zero)};
+            train_in(guard, zero);
+            CHECK(clip.norm() > 0.5);
+        }
+        return values_of(params);
+    };
+    over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+        auto const whole = clipped(comm, {}, true);
+        for (ZeroOptions const& options : all_options) {
+            auto const sharded = clipped(comm, options, false);
+            if (options.partition == Partition::by_parameters) {
+                CHECK(sharded == whole);
+                continue;
+            }
+            for (std::size_t i = 0; i < whole.size(); ++i) {
+                for (std::size_t k = 0; k < whole[i].size(); ++k) {
+                    CHECK(std::abs(sharded[i][k] - whole[i][k]) < 1e-6);
+                }
+            }
+        }
+    });
+}
+
+/// Scales losses, and halves the scale where a gradient became infinite: nobody steps then.
+struct LossScale {
+    double scale = 8;
+    int skipped = 0;
+};
+
+TEST_CASE("an infinite gradient on one rank makes all ranks skip the step, joined owners too") {
+    over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
+        LossScale loss;
+        auto const unscale = [&](ShardGradients const& gradients) {
+            double infinite = 0;
+            for (auto const& [parameter, view] : gradients) {
+                Numbers numbers = read(view);
+                for (double& number : numbers) {
+                    infinite += std::isinf(number) ? 1 : 0;
+                    number /= loss.scale;
+                }
+                write(view, numbers);
+            }
+            if (gradients.sum(infinite) == 0.0) {
+                return true;
+            }
+            loss.scale /= 2;
+            ++loss.skipped;
+            return false;
+        };
+        std::vector<StridedParam> params = make({});
+        std::vector<StridedParam> expected = make({});
+        DistributedDataParallel ddp{comm, params};
+        DistributedDataParallel other{comm, expected};
+        ZeroRedundancyOptimizer zero{
+            comm, params, Sgd{.learning_rate = 0.5}, {.before_step = unscale, .shared = {loss}}
+        };
+        WholeOptimizer whole{expected, Sgd{.learning_rate = 0.5}};
+        int rounds = 0;
+        Step step{comm, [&] {
+                      if (rounds++ != 1) { // the round with the infinity
+                          whole.step();
+                      }
+                  }};
+        Join guard{participants(ddp, zero, other, step)};
+        int const last = comm.size() - 1;
+        for (int round = 0; round < (comm.rank() == last ? 4 : 1); ++round) {
+            loss.scale *= 2; // only on ranks that are active
+            ddp.forward([] {});
+            ddp.backward([&](auto ready) {
+                backward(params, {}, comm.rank(), round, [](std::size_t) {});
+                for (std::size_t i = params.size(); i-- > 0;) {
+                    Numbers numbers = read(params[i].grad);
+                    for (double& number : numbers) {
+                        number *= loss.scale;
+                    }
+                    if (round == 1 && i == 2) {
+                        numbers[0] = std::numeric_limits<double>::infinity();
+                    }
+                    write(params[i].grad, numbers);
+                    ready(i);
+                }
+            });
+            other.forward([] {});
+            other.backward([&](auto ready) { backward(expected, {}, comm.rank(), round, ready); });
+            zero.step();
+            step.step();
+        }
+        guard.finish();
+        CHECK(loss.scale == 64.0);
+        CHECK(loss.skipped == 1);
+        CHECK(values_of(params) == values_of(expected));
+    });
+}
+
+TEST_CASE("groups have settings of their own, and share the load of ranks") {
+    over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
+        for (ZeroOptions const& options : all_options) {
+            std::vector<StridedParam> params = make({});
+            std::vector<StridedParam> more = make({.dtype = DType::f64});
+            std::vector<StridedParam> expected = make({});
+            std::vector<StridedParam> more_expected = make({.dtype = DType::f64});
+            Adam const slow{.learning_rate = 0.01};
+            Adam const fast{.learning_rate = 0.1, .weight_decay = 0.5, .amsgrad = true};
+            ZeroRedundancyOptimizer zero{comm, params, slow, options};
+            zero.add_parameter_group(more, fast);
+            WholeOptimizer whole{expected, slow};
+            WholeOptimizer more_whole{more_expected, fast};
+            for (int round = 0; round < 3; ++round) {
+                for (auto* model : {&params, &more, &expected, &more_expected}) {
+                    backward(*model, {}, 1, round, [](std::size_t) {});
+                }
+                zero.rule(1).learning_rate = more_whole.rule.learning_rate = 0.1 + 0.1 * round;
+                zero.step();
+                whole.step();
+                more_whole.step();
+            }
+            CHECK(values_of(params) == values_of(expected));
+            CHECK(values_of(more) == values_of(more_expected));
+        }
+    });
+}
+
+// test_sharding: each rank owns sum(sizes) elements.
+TEST_CASE("parameters are dealt out largest first, to the rank with the least") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        std::vector<std::size_t> sizes;
+        for (int rank = 0; rank < comm.size(); ++rank) {
+            sizes.insert(sizes.end(), {9, 7, 5, 3});
+        }
+        std::vector<Param<float>> params = make_params<float>(sizes);
+        ZeroRedundancyOptimizer zero{comm, params, Sgd{.learning_rate = 0.01, .momentum = 0.9}};
+        std::vector<std::size_t> loads(static_cast<std::size_t>(comm.size()));
+        for (std::size_t i = 0; i < sizes.size(); ++i) {
+            loads[static_cast<std::size_t>(zero.owner_of(i))] += sizes[i];
+        }
+        CHECK(loads == std::vector<std::size_t>(loads.size(), 24));
+        CHECK(zero.state_bytes() == 24 * sizeof(float));
+    });
+    over_ranks({2}, [](RankCommunicator& comm) {
+        // Sorted: 9 to rank 0, 7 to rank 1, 5 (first) to rank 1, 5 (second) to rank 0, 3 to rank 1.
+        std::vector<Param<float>> params = make_params<float>({5, 9, 3, 5, 7});
+        ZeroRedundancyOptimizer zero{comm, params, Sgd{}};
+        int const owners[] = {1, 0, 1, 0, 1};
+        for (std::size_t i = 0; i < 5; ++i) {
+            CHECK(zero.owner_of(i) == owners[i]);
+        }
+        std::vector<Param<float>> more = make_params<float>({1, 2}); // loads are 14 and 15
+        zero.add_parameter_group(more, Sgd{});
+        CHECK(zero.owner_of(6) == 0); // the larger one first
+        CHECK(zero.owner_of(5) == 1);
+        CHECK(
+            zero.table() == "rank    elements  bytes of state\n"
+                            "   0          16               0\n"
+                            "   1          16               0\n"
+        );
+        CHECK_THROWS_WITH_AS(
+            static_cast<void>(zero.owner_of(7)),
+            "parameter 7 has no owner: it needs no gradient, or there is none of this index",
+            ContractViolation
+        );
+        std::vector<Param<float>> first = make_params<float>({9, 3});
+        std::vector<Param<float>> second = make_params<float>({4, 1});
+        ZeroRedundancyOptimizer groups{comm, first, Sgd{}};
+        groups.add_parameter_group(second, Sgd{});
+        CHECK(groups.owner_of(2) == 1); // which has 3 so far, and then 7
+        CHECK(groups.owner_of(3) == 1);
+        std::vector<Param<float>> chosen = make_params<float>({1, 2, 3});
+        ZeroRedundancyOptimizer by_hand{comm, chosen, Sgd{}, {.owners = {1, 1, 0}}};
+        CHECK(by_hand.owner_of(0) == 1);
+        CHECK(by_hand.owner_of(2) == 0);
+    });
+}
+
+TEST_CASE("a flat partition gives every rank as much, but for a cache line of each bucket") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        std::vector<Param<float>> params = make_params<float>({1000, 1, 37, 5000});
+        ZeroRedundancyOptimizer zero{comm, params, Adam{}, {.partition = Partition::flat}};
+        auto const world = static_cast<std::size_t>(comm.size());
+        std::size_t const fair = (6038 + world - 1) / world;
+        CHECK(zero.state_bytes() >= fair * 8);
+        CHECK(zero.state_bytes() < (fair + 16) * 8);
+        CHECK_THROWS_AS(static_cast<void>(zero.owner_of(0)), ContractViolation);
+    });
+}
+
+TEST_CASE("state moves to any number of ranks and any partition, in the middle of a training") {
+    over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
+        for (DType const dtype : {DType::f32, DType::f64, DType::bf16}) {
+            for (ZeroOptions const& options : all_options) {
+                Adam const rule{.learning_rate = 0.05, .amsgrad = true};
+                Model const model{.dtype = dtype, .has_strides = true};
+                std::vector<StridedParam> expected = make(model);
+                WholeOptimizer whole{expected, rule};
+                std::vector<StridedParam> params = make(model);
+                ZeroRedundancyOptimizer before{comm, params, rule, options};
+                auto const step = [&](auto& optimizer, int round) {
+                    backward(params, model, 0, round, [](std::size_t) {});
+                    backward(expected, model, 0, round, [](std::size_t) {});
+                    optimizer.step();
+                    whole.step();
+                };
+                step(before, 0);
+                step(before, 1);
+                int const root = comm.size() - 1;
+                before.consolidate(root);
+                joinable::OptimizerState<Adam> state;
+                if (comm.rank() == root) {
+                    state = before.state();
+                } else {
+                    CHECK_THROWS_AS(static_cast<void>(before.state()), ContractViolation);
+                }
+                for (ZeroOptions const& other : all_options) {
+                    if (other.partition != options.partition) {
+                        ZeroRedundancyOptimizer after{comm, params, Adam{}, other};
+                        after.load(state, root);
+                        CHECK(after.rule().learning_rate == 0.05);
+                        CHECK(after.rule().amsgrad);
+                        step(after, 2);
+                        CHECK(values_of(params) == values_of(expected));
+                        after.consolidate(root);
+                        if (comm.rank() == root) {
+                            state = after.state();
+                        }
+                    }
+                }
+            }
+        }
+    });
+}
+
+// test_state_dict, with its numbers.
+TEST_CASE("state is gathered whole, by name, and settings are loaded with it") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        std::vector<Param<float>> x = make_params<float>({1, 1}, 1.0F);
+        ZeroRedundancyOptimizer zero{comm, x, Sgd{.learning_rate = 0.1, .momentum = 0.9}};
+        add_gradient(x[0], 1.0);
+        add_gradient(x[1], 1.0);
+        zero.step();
+        CHECK(x[1].value[0] == doctest::Approx(0.9));
+        zero.consolidate();
+        joinable::OptimizerState<Sgd> state;
+        if (comm.rank() == 0) {
+            state = zero.state();
+            CHECK(state.rules.size() == 1);
+            CHECK(state.rules[0].learning_rate == 0.1);
+            CHECK(state.parameters.size() == 2);
+            CHECK(state.parameters[1].steps == 1);
+            auto const& tensor = state.parameters[1].tensors.at(0);
+            CHECK(tensor.name == "momentum_buffer");
+            CHECK(tensor.extents == Shape{1});
+            float buffer = 0;
+            std::memcpy(&buffer, tensor.elements.data(), sizeof(buffer));
+            CHECK(buffer == 1.0F);
+        }
+        ZeroRedundancyOptimizer again{comm, x, Sgd{.learning_rate = 0.01}};
+        again.load(state);
+        CHECK(again.rule().learning_rate == 0.1);
+        again.step();
+        CHECK(x[0].value[0] == doctest::Approx(0.71));
+        CHECK(x[1].value[0] == doctest::Approx(0.71));
+    });
+}
+
+TEST_CASE("a state of another model is refused on all ranks, and nothing changes") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        std::vector<Param<float>> params = make_params<float>({3, 2});
+        ZeroRedundancyOptimizer zero{comm, params, Adam{}};
+        std::vector<Param<float>> others = make_params<float>({3, 4});
+        ZeroRedundancyOptimizer other{comm, others, Adam{}};
+        other.consolidate();
+        auto const text_of = [&](auto const& change) {
+            joinable::OptimizerState<Adam> state;
+            if (comm.rank() == 0) {
+                state = other.state();
+            }
+            change(state);
+            try {
+                zero.load(state);
+            } catch (ContractViolation const& error) {
+                CHECK(comm.rank() == 0);
+                return std::string{error.what()};
+            } catch (joinable::PeerFailed const& error) {
+                CHECK(error.rank() == 0);
+                return std::string{};
+            }
+            return std::string{"loaded"};
+        };
+        CHECK(
+            text_of([](auto&) {}) ==
+            (comm.rank() == 0
+                 ? "the state of parameter 1 has exp_avg f32 (4) of 16 bytes, where the "
+                   "model needs exp_avg f32 (2)"
+                 : "")
+        );
+        CHECK(
+            text_of([](auto& state) { state.parameters.resize(1); }) ==
+            (comm.rank() == 0
+                 ? "the state is of 1 groups of 1 parameters, but the optimizer has 1 of 2"
+                 : "")
+        );
+    });
+}
+
+TEST_CASE("values of 16 bits that the engine changed are found, and become masters by reload()") {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
+        std::vector<StridedParam> params = make({.dtype = DType::bf16});
+        ZeroRedundancyOptimizer zero{comm, params, Sgd{.learning_rate = 1.0}};
+        backward(params, {}, 0, 0, [](std::size_t) {});
+        zero.step();
+        auto const set = [&](double number) {
+            for (StridedParam& param : params) {
+                write(param.value.view(), Numbers(param.value.view().numel(), number));
+            }
+        };
+        set(2.0);
+        CHECK_THROWS_WITH_AS(
+            zero.step(),
+            doctest::Contains(
+                "has changed since the last step, but the optimizer steps a copy of 32 bits; "
+                "call reload() on every rank when values were loaded"
+            ),
+            ContractViolation
+        );
+        zero.reload();
+        write(params[2].grad, {0.5});
+        zero.step();
+        CHECK(read(params[2].value.view()) == Numbers{1.5});
+    });
+}
+
+TEST_CASE("parameters begin as rank 0 has them") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        std::vector<Param<float>> params =
+            make_params<float>({3}, 1.0F + static_cast<float>(comm.rank()));
+        ZeroRedundancyOptimizer const zero{comm, params, Sgd{}};
+        CHECK(params[0].value == std::vector<float>(3, 1.0F));
+    });
+}
+
+/// What all ranks throw when each makes an optimizer.
+template <class F>
+std::string refusal(F const& f) {
+    try {
+        f();
+    } catch (std::exception const& error) {
+        return error.what();
+    }
+    return {};
+}
+
+TEST_CASE("what cannot be sharded is refused with its name") {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
+        std::vector<Param<float>> none;
+        CHECK(refusal([&] {
+                  ZeroRedundancyOptimizer{comm, none, Sgd{}};
+              }) == "no parameter requires a gradient: there is nothing to step");
+        std::vector<Param<int>> integers = make_params<int>({3});
+        CHECK(
+            refusal([&] { ZeroRedundancyOptimizer{comm, integers, Sgd{}}; }) ==
+            "parameter 0 is of integers, which no rule steps; give it requires_grad = false"
+        );
+        std::vector<Param<float>> params = make_params<float>({3, 2});
+        CHECK(refusal([&] {
+                  ZeroRedundancyOptimizer{comm, params, Adam{.beta1 = 2.0}};
+              }) == "Adam::beta1 is 2; give a number from 0 to below 1");
+        CHECK(refusal([&] {
+                  ZeroRedundancyOptimizer{comm, params, Adam{}, {.owners = {0}}};
+              }) == "owners has 1 ranks; give one for each parameter, 2");
+        CHECK(
+            refusal([&] { ZeroRedundancyOptimizer{comm, params, Adam{}, {.owners = {0, 9}}}; }) ==
+            joinable::detail::concat(
+                "owners names rank 9, but the ranks are 0 to ", comm.size() - 1
+            )
+        );
+        ZeroRedundancyOptimizer zero{comm, params, Sgd{}};
+        CHECK(refusal([&] { zero.add_parameter_group(params, Sgd{}); }
+        ).starts_with("of all groups, parameter "));
+        CHECK(refusal([&] { static_cast<void>(zero.owner_of(2)); }
+        ).starts_with("parameter 2 has no owner"));
+        zero.rule().momentum = 0.9;
+        CHECK(
+            refusal([&] { zero.step(); }) ==
+            "the rule of a group keeps 1 numbers for each element now, but kept 0 when it was given; leave "
+            "settings that add or drop state as they were"
+        );
+    });
+}
+
+TEST_CASE("rules and options that ranks give differently are named on all of them") {
+    over_ranks({2, 3}, [](RankCommunicator& comm) {
+        std::vector<Param<float>> params = make_params<float>({3});
+        bool const is_last = comm.rank() == comm.size() - 1;
+        CHECK(refusal([&] {
+                  ZeroRedundancyOptimizer{comm, params, Adam{.learning_rate = is_last ? 0.1 : 0.2}};
+              }).find("options differ: learning_rate: rank 0 has 0.2, rank") != std::string::npos);
+        CHECK(refusal([&] {
+                  ZeroRedundancyOptimizer{comm, params, Adam{.amsgrad = is_last}};
+              }).find("options differ: state of the rule") != std::string::npos);
+        CHECK(
+            refusal([&] {
+                auto const partition = is_last ? Partition::flat : Partition::by_parameters;
+                ZeroRedundancyOptimizer{comm, params, Adam{}, {.partition = partition}};
+            }).find("options differ: partition: rank 0 has by_parameters, rank") !=
+            std::string::npos
+        );
+    });
+}
+
+TEST_CASE("what is thrown in a step on one rank is PeerFailed on all others, at every round") {
+    for (int const world : {2, 3, 4}) {
+        for (int const culprit : {0, world - 1}) {
+            for (int const round_of_failure : {0, 1, 2}) {
+                over_ranks({world}, [&](RankCommunicator& comm) {
+                    std::vector<Param<float>> params = make_params<float>({3, 4, 5});
+                    DistributedDataParallel ddp{comm, params};
+                    int round = 0;
+                    ZeroRedundancyOptimizer
+                        zero{comm, params, Adam{}, {.before_step = [&](ShardGradients const&) {
+                                 if (comm.rank() == culprit && round++ == round_of_failure) {
+                                     throw std::domain_error{"no memory for the schedule"};
+                                 }
+                                 return true;
+                             }}};
+                    std::string text;
+                    try {
+                        Join guard{participants(ddp, zero)};
+                        // Rank 0 runs out first: at the end it fails while it shadows.
+                        for (int i = 0; i < (comm.rank() == 0 ? 1 : 4); ++i) {
+                            ddp.forward([] {});
+                            ddp.backward([&](auto ready) {
+                                for (std::size_t k = 3; k-- > 0;) {
+                                    add_gradient(params[k], 1.0);
+                                    ready(k);
+                                }
+                            });
+                            zero.step();
+                        }
+                        guard.finish();
+                    } catch (joinable::PeerFailed const& error) {
+                        CHECK(comm.rank() != culprit);
+                        CHECK(error.rank() == culprit);
+                        text = error.what();
+                    } catch (std::domain_error const& error) {
+                        CHECK(comm.rank() == culprit);
+                        text = error.what();
+                    }
+                    CHECK(text.find("no memory for the schedule") != std::string::npos);
+                });
+            }
+        }
+    }
+}
+
+TEST_CASE(
+    "every rank issues the same collectives, joined ranks too, with what each communicator has"
+) {
+    over_ranks({1, 2, 3, 4}, [](RankCommunicator& inner) {
+        for (ZeroOptions const& options : all_options) {
+            RecordingCommunicator comm{inner}; // it has the five members of a communicator, no more
+            auto const sharded = train_sharded(comm, {}, inputs_of[1], Adam{}, options);
+            CHECK(sharded == train_whole(inner, {}, inputs_of[1], Adam{}));
+            joinable::detail::Hash hash;
+            for (std::string const& entry : comm.trace) {
+                hash.add(entry);
+            }
+            std::uint64_t lowest = hash.value();
+            std::uint64_t highest = hash.value();
+            inner.all_reduce({&lowest, 1, DType::u64}, joinable::ReduceOp::min).wait();
+            inner.all_reduce({&highest, 1, DType::u64}, joinable::ReduceOp::max).wait();
+            CHECK(lowest == highest);
+        }
+    });
+}
+
+TEST_CASE("in a guard a round that does not sync is not stepped") {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
+        std::vector<Param<float>> params = make_params<float>({3});
+        DistributedDataParallel ddp{comm, params};
+        ZeroRedundancyOptimizer zero{comm, params, Sgd{.learning_rate = 1.0}};
+        Join guard{participants(ddp, zero)};
+        for (int i = 0; i < 2 * (1 + comm.rank()); ++i) {
+            bool const syncs = i % 2 == 1;
+            ddp.forward([] {}, {.will_sync = syncs});
+            ddp.backward([&](auto ready) {
+                add_gradient(params[0], 1.0);
+                ready(0);
+            });
+            if (syncs) {
+                zero.step();
+                drop_gradients(params);
+            }
+        }
+        guard.finish();
+        // 2 from each active rank: all of them, then half.
+        CHECK(params[0].value[0] == (comm.size() == 1 ? -2.0F : -3.0F));
+    });
+}
+
+} // namespace

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <initializer_list>
-#include <vector>
 
 /// @file
 /// How much a test repeats. A sanitizer makes some tests fifty times as slow, so there they repeat less: Release

@@ -25,11 +25,14 @@ void check_all_reduce(Rank<Hosts>& rank, std::size_t large) {
         rank.comm.all_reduce(array.buffer(), joinable::ReduceOp::sum).wait();
         std::vector<T> const sums = array.read(rank.comm, rank.stream);
         for (std::size_t e = 0; e < count; ++e) {
-            expect(
-                static_cast<float>(sums[e]) == static_cast<float>(n * (n + 1) / 2) * number_of(e),
-                "all_reduce: element " + std::to_string(e) + " of " + std::to_string(count) +
-                    " is " + std::to_string(static_cast<float>(sums[e]))
-            );
+            auto const sum = static_cast<float>(sums[e]);
+            if (sum != static_cast<float>(n * (n + 1) / 2) * number_of(e)) {
+                expect(
+                    false,
+                    "all_reduce: element " + std::to_string(e) + " of " + std::to_string(count) +
+                        " is " + std::to_string(sum)
+                );
+            }
         }
     }
 }
@@ -54,12 +57,15 @@ void expect_gradient(Rank<Hosts>& rank, Param const& param, float factor, int ro
     ));
     rank.comm.synchronize();
     for (std::size_t e = 0; e < values.size(); ++e) {
-        expect(
-            static_cast<float>(values[e]) == factor * number_of(e),
-            "guard: after round " + std::to_string(round) + " element " + std::to_string(e) +
-                " of a gradient is " + std::to_string(static_cast<float>(values[e])) + ", not " +
-                std::to_string(factor * number_of(e))
-        );
+        auto const value = static_cast<float>(values[e]);
+        if (value != factor * number_of(e)) {
+            expect(
+                false,
+                "guard: after round " + std::to_string(round) + " element " + std::to_string(e) +
+                    " of a gradient is " + std::to_string(value) + ", not " +
+                    std::to_string(factor * number_of(e))
+            );
+        }
     }
 }
 

@@ -9,6 +9,7 @@
 
 #include <doctest/doctest.h>
 #include <support/process_ranks.hpp>
+#include <support/repeating.hpp>
 
 #include <joinable/communicator/self.hpp>
 #include <joinable/tensor/strided_view.hpp>
@@ -64,10 +65,9 @@ void check_sizes(Comm& comm) {
     };
     std::vector<std::vector<std::uint8_t>> data;
     for (std::size_t const size : sizes) {
-        auto& bytes = data.emplace_back(size);
-        for (std::size_t i = 0; i < size; ++i) {
-            bytes[i] = value(size, i, comm.rank());
-        }
+        data.push_back(repeating<std::uint8_t>(256, size, [&](std::size_t i) {
+            return value(size, i, comm.rank());
+        }));
     }
     auto const buffer = [&](std::size_t k) {
         return joinable::Buffer{data[k].data(), sizes[k], joinable::DType::u8};
@@ -87,19 +87,18 @@ void check_sizes(Comm& comm) {
         works[k].wait();
     }
     for (std::size_t k = 0; k < sizes.size(); ++k) {
-        std::size_t wrong = 0;
-        for (std::size_t i = 0; i < sizes[k]; ++i) {
-            std::uint8_t expected = value(sizes[k], i, k % 3 == 2 ? root : 0);
+        auto const expected = repeating<std::uint8_t>(256, sizes[k], [&](std::size_t i) {
+            std::uint8_t result = value(sizes[k], i, k % 3 == 2 ? root : 0);
             for (int rank = 1; k % 3 != 2 && rank < comm.size(); ++rank) {
                 std::uint8_t const next = value(sizes[k], i, rank);
-                expected = static_cast<std::uint8_t>(
-                    op(k) == joinable::ReduceOp::sum ? expected + next : expected | next
+                result = static_cast<std::uint8_t>(
+                    op(k) == joinable::ReduceOp::sum ? result + next : result | next
                 );
             }
-            wrong += data[k][i] == expected ? 0U : 1U;
-        }
+            return result;
+        });
         CAPTURE(sizes[k]);
-        CHECK(wrong == 0);
+        CHECK(data[k] == expected);
     }
 }
 

@@ -15,6 +15,7 @@
 #include <over_ranks.hpp>
 #include <support/all_reducer.hpp>
 #include <support/recording_communicator.hpp>
+#include <support/volume.hpp>
 
 #include <joinable/participant/action.hpp>
 #include <joinable/participant/step.hpp>
@@ -438,14 +439,15 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("a rank shadows twenty thousand rounds") {
+TEST_CASE("a rank shadows thousands of rounds") {
+    static constexpr std::size_t rounds = volume<std::size_t>(20'000);
     over_ranks({2}, [](RankCommunicator& comm) {
         AllReducer reducer{comm};
         Join guard{participants(reducer)};
-        for (int i = 0; comm.rank() == 0 && i < 20'000; ++i) {
+        for (std::size_t i = 0; comm.rank() == 0 && i < rounds; ++i) {
             reducer();
         }
-        CHECK(guard.finish().rounds == 20'000);
+        CHECK(guard.finish().rounds == rounds);
     });
 }
 

@@ -36,16 +36,20 @@ std::vector<float> train(Comm& comm, joinable::DataParallelOptions const& option
         ddp.backward([&](auto ready) {
             for (std::size_t k = params.size(); k-- > 0;) {
                 Param<float>& p = params[k];
+                float* const gradient = &p.g(0);
+                float const* const value = p.value.data();
                 for (std::size_t i = 0; i < p.value.size(); ++i) {
-                    p.g(i) = p.value[i] / 3.0F + static_cast<float>(i % 7) -
-                             static_cast<float>(comm.rank()) / 7.0F;
+                    gradient[i] = value[i] / 3.0F + static_cast<float>(i % 7) -
+                                  static_cast<float>(comm.rank()) / 7.0F;
                 }
                 ready(k);
             }
         });
         for (Param<float>& p : params) {
+            float const* const gradient = &p.g(0);
+            float* const value = p.value.data();
             for (std::size_t i = 0; i < p.value.size(); ++i) {
-                p.value[i] -= 0.1F * p.g(i);
+                value[i] -= 0.1F * gradient[i];
             }
         }
     }

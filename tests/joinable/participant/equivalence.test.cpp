@@ -13,6 +13,7 @@
 #include <doctest/doctest.h>
 #include <over_ranks.hpp>
 #include <support/branching_net.hpp>
+#include <support/volume.hpp>
 
 #include <joinable/detail/text.hpp>
 #include <joinable/join/guard.hpp>
@@ -250,6 +251,7 @@ void train_together(Comm& comm, Case const& what) {
 }
 
 TEST_CASE("a network trained by any number of ranks is, to the bit, the one that one rank trains") {
+    std::size_t cases = 0;
     for (Shards const shards :
          {Shards::even, Shards::uneven, Shards::one_without, Shards::all_but_one_without}) {
         for (Mode const mode : {Mode::plain, Mode::finds_unused, Mode::is_static}) {
@@ -266,9 +268,11 @@ TEST_CASE("a network trained by any number of ranks is, to the bit, the one that
                         CAPTURE(accumulation);
                         CAPTURE(static_cast<int>(average));
                         Case const what{shards, mode, views, accumulation, average};
-                        CHECK_NOTHROW(over_ranks({1, 2, 3, 4, 8}, [&](auto& comm) {
-                            train_together(comm, what);
-                        }));
+                        in_turn({1, 2, 3, 4, 8}, cases++, [&](int ranks) {
+                            CHECK_NOTHROW(over_ranks({ranks}, [&](auto& comm) {
+                                train_together(comm, what);
+                            }));
+                        });
                     }
                 }
             }

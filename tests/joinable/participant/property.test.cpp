@@ -13,6 +13,7 @@
 #include <doctest/doctest.h>
 #include <over_ranks.hpp>
 #include <support/drawn/rank.hpp>
+#include <support/volume.hpp>
 
 namespace {
 
@@ -42,11 +43,11 @@ std::string with_training(std::uint64_t seed, Run const& run) {
     return "refused";
 }
 
-/// Calls check(seed) for 100 seeds, or those of the environment.
+/// Calls check(seed) for 100 seeds, 40 under a sanitizer, or those of the environment.
 template <class Check>
 void for_seeds(Check const& check) {
     std::uint64_t first = 0;
-    std::uint64_t count = 100;
+    std::uint64_t count = under_sanitizer ? 40 : 100;
     if (char const* const seeds = std::getenv("JOINABLE_TEST_SEEDS")) {
         std::istringstream{seeds} >> first >> count;
     }

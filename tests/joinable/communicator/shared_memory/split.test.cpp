@@ -25,6 +25,7 @@
 #include <support/keep_alive.hpp>
 #include <support/process_ranks.hpp>
 #include <support/shared.hpp>
+#include <support/volume.hpp>
 #include <support/wait_until.hpp>
 
 namespace {
@@ -369,7 +370,7 @@ std::size_t bytes_in_use(joinable::ProcessCommunicator const&) {
     return 1024 * kilobytes;
 }
 
-TEST_CASE("a thousand groups and a hundred thousand messages leave nothing behind") {
+TEST_CASE("many groups and many more messages leave nothing behind") {
     run_all_ranks({2, 4}, [](auto& comm) {
         std::vector<double> values(10'000, 1.0);
         auto const pass_on = [&](auto& group, std::size_t n) {
@@ -403,8 +404,8 @@ TEST_CASE("a thousand groups and a hundred thousand messages leave nothing behin
         exchange(1000);
         comm.barrier();
         std::size_t const before = bytes_in_use(comm);
-        make_groups(500); // and as many groups of groups
-        exchange(100'000 / comm.size());
+        make_groups(volume(500)); // and as many groups of groups
+        exchange(volume(100'000) / comm.size());
         comm.barrier();
         std::size_t const after = bytes_in_use(comm);
         comm.barrier();

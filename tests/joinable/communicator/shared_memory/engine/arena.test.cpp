@@ -17,6 +17,7 @@
 
 #include <doctest/doctest.h>
 #include <support/process_ranks.hpp>
+#include <support/repeating.hpp>
 #include <support/segment_ranks.hpp>
 #include <support/shared.hpp>
 
@@ -274,12 +275,13 @@ Arena numbers(Comm& comm, Place place, std::size_t count) {
     std::size_t const bytes = count * sizeof(float);
     Arena arena = place == Place::arena ? joinable::make_arena(comm, bytes) : Arena{bytes};
     auto* const data = reinterpret_cast<float*>(arena.data());
-    for (std::size_t i = 0; i < count; ++i) {
+    auto const values = repeating<float>(997, count, [&](std::size_t i) {
         auto const mixed = static_cast<std::uint32_t>(
             (i + 1) * 2654435761U * static_cast<std::size_t>(comm.rank() + 1)
         );
-        data[i] = 1.0F + static_cast<float>(mixed % 1'000'003U) / 3.0F;
-    }
+        return 1.0F + static_cast<float>(mixed % 1'000'003U) / 3.0F;
+    });
+    std::copy(values.begin(), values.end(), data);
     return arena;
 }
 

@@ -14,6 +14,7 @@
 
 #include <doctest/doctest.h>
 #include <support/process_ranks.hpp>
+#include <support/repeating.hpp>
 
 #include <joinable/communicator/self.hpp>
 
@@ -28,6 +29,8 @@ using joinable::ReduceOp;
 
 using Counts = std::vector<std::size_t>;
 
+constexpr std::size_t period = 11; ///< of the elements
+
 /// Small numbers, exact in every dtype, also when 8 of them are added.
 template <class T>
 T element(int from, int to, std::size_t i) {
@@ -41,11 +44,7 @@ T element(int from, int to, std::size_t i) {
 
 template <class T>
 std::vector<T> part(int from, int to, std::size_t count) {
-    std::vector<T> values(count);
-    for (std::size_t i = 0; i < count; ++i) {
-        values[i] = element<T>(from, to, i);
-    }
-    return values;
+    return repeating<T>(period, count, [&](std::size_t i) { return element<T>(from, to, i); });
 }
 
 template <class T>
@@ -85,9 +84,7 @@ std::size_t sum(Counts const& counts) {
 
 template <class T>
 bool same(std::vector<T> const& a, std::vector<T> const& b) {
-    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](T x, T y) {
-        return static_cast<double>(static_cast<float>(x)) == static_cast<float>(y);
-    });
+    return a.size() == b.size() && same_bits(a.data(), b.data(), a.size());
 }
 
 /// Both forms of one collective, where the parts are equal; else the one by counts.
@@ -164,8 +161,7 @@ void check_reduce_scatter(Comm& comm, Counts const& counts, bool is_equal) {
         append(mine, part<T>(comm.rank(), to, counts[static_cast<std::size_t>(to)]));
     }
     for (ReduceOp const op : {ReduceOp::sum, ReduceOp::min, ReduceOp::max}) {
-        std::vector<T> expected(count);
-        for (std::size_t i = 0; i < count; ++i) {
+        auto const expected = repeating<T>(period, count, [&](std::size_t i) {
             float value = static_cast<float>(element<T>(0, comm.rank(), i));
             for (int from = 1; from < comm.size(); ++from) {
                 auto const next = static_cast<float>(element<T>(from, comm.rank(), i));
@@ -173,8 +169,8 @@ void check_reduce_scatter(Comm& comm, Counts const& counts, bool is_equal) {
                         : op == ReduceOp::min ? std::min(value, next)
                                               : std::max(value, next);
             }
-            expected[i] = static_cast<T>(value);
-        }
+            return static_cast<T>(value);
+        });
         auto const check = [&](auto const&... forms) {
             std::vector<T> out(count);
             comm.reduce_scatter(read(mine), write(out), op, forms...).wait();
@@ -188,14 +184,16 @@ template <class T, class Comm>
 void check_reduce(Comm& comm, std::size_t count) {
     for (int root = 0; root < comm.size(); ++root) {
         auto const mine = part<T>(comm.rank(), everybody, count);
-        auto expected = mine; // and no other rank's buffer changes
-        for (int from = 0; comm.rank() == root && from < comm.size(); ++from) {
-            for (std::size_t i = 0; i < count; ++i) {
-                auto const before = from == 0 ? 0.0F : static_cast<float>(expected[i]);
-                expected[i] =
-                    static_cast<T>(before + static_cast<float>(element<T>(from, everybody, i)));
+        auto const expected = repeating<T>(period, count, [&](std::size_t i) {
+            if (comm.rank() != root) { // no other rank's buffer changes
+                return mine[i];
             }
-        }
+            float value = 0;
+            for (int from = 0; from < comm.size(); ++from) {
+                value += static_cast<float>(element<T>(from, everybody, i));
+            }
+            return static_cast<T>(value);
+        });
         auto values = mine;
         comm.reduce(write(values), ReduceOp::sum, root).wait();
         CHECK(same(values, expected));

@@ -51,16 +51,18 @@ struct Elements {
     Elements(Comm& comm, bool is_in_arena, std::size_t number, Function const& element)
         : memory{is_in_arena ? joinable::make_arena(comm, number * sizeof(T)) : Arena{number * sizeof(T)}},
           count{number} {
+        T* const elements = data();
         for (std::size_t i = 0; i < count; ++i) {
-            data()[i] = element(i);
+            elements[i] = element(i);
         }
     }
     [[nodiscard]] T* data() const { return reinterpret_cast<T*>(memory.data()); }
     [[nodiscard]] Buffer buffer() const { return {data(), count, joinable::dtype_of<T>}; }
     template <class Function>
     [[nodiscard]] bool are(Function const& expected) const {
+        T const* const elements = data();
         for (std::size_t i = 0; i < count; ++i) {
-            if (data()[i] != expected(i)) {
+            if (elements[i] != expected(i)) {
                 return false;
             }
         }

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <initializer_list>
+
+/// @file
+/// How much a test repeats. A sanitizer makes some tests fifty times as slow, so there they repeat less: Release
+/// runs the whole of it. What a test covers (dtypes, operations, numbers of ranks, kinds of sizes) is the
+/// same everywhere.
+
+namespace joinable_tests {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool under_sanitizer = true;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+inline constexpr bool under_sanitizer = true;
+#else
+inline constexpr bool under_sanitizer = false;
+#endif
+#else
+inline constexpr bool under_sanitizer = false;
+#endif
+
+/// How often to repeat what Release repeats `whole` times: a tenth under a sanitizer, and at least once.
+template <class Number>
+[[nodiscard]] constexpr Number volume(Number whole) {
+    return under_sanitizer ? (std::max)(Number{1}, static_cast<Number>(whole / 10)) : whole;
+}
+
+/// Which of these numbers of ranks the `k`-th of many cases runs with: all of them, and under a sanitizer one,
+/// in turn. Calls run(size) for each.
+template <class Run>
+void in_turn(std::initializer_list<int> sizes, std::size_t k, Run const& run) {
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+        if (!under_sanitizer || i == k % sizes.size()) {
+            run(sizes.begin()[i]);
+        }
+    }
+}
+
+} // namespace joinable_tests

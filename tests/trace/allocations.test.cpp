@@ -17,7 +17,9 @@
 #include <support/ranks.hpp>
 
 #include <joinable/join/guard.hpp>
+#include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/data_parallel.hpp>
+#include <joinable/participant/zero_redundancy_optimizer.hpp>
 
 namespace {
 
@@ -290,6 +292,75 @@ TEST_CASE("gradients in buckets are there once, and at most one bucket more whil
             CHECK(peak_bytes >= before + gradients);
             CHECK(peak_bytes <= before + gradients + bucket);
             CHECK(live_bytes <= before + gradients + bucket / 4); // lists, one line per parameter
+        });
+    }
+}
+
+TEST_CASE("a sharded optimizer has its share of the state, and two buckets") {
+    for (auto const partition : {joinable::Partition::by_parameters, joinable::Partition::flat}) {
+        for (bool const reduces : {false, true}) {
+            run_ranks({1, 2, 4, 8}, [&](ThreadCommunicator& comm) {
+                constexpr std::size_t numel = 16 * 1024;
+                constexpr std::size_t count = 64;
+                constexpr std::size_t bucket = 256 * 1024;
+                std::vector<Param<float>> params = make_params<float>(std::vector(count, numel));
+                auto const world = static_cast<std::size_t>(comm.size());
+                std::size_t const share = count * numel * sizeof(float) / world;
+                std::size_t const before = live_bytes;
+                peak_bytes = live_bytes;
+                joinable::ZeroRedundancyOptimizer zero{
+                    comm,
+                    params,
+                    joinable::Adam{},
+                    {.partition = partition,
+                     .bucket_cap_bytes = bucket,
+                     .reduces_gradients = reduces}
+                };
+                for (int round = 0; round < 3; ++round) {
+                    zero.step();
+                }
+                // Two averages of each element, and what it reduces. When it is made, one bucket more.
+                std::size_t const expected = (reduces ? 3 : 2) * share + 2 * bucket;
+                CHECK(live_bytes - before >= expected);
+                CHECK(live_bytes - before <= expected + expected / 20);
+                CHECK(
+                    peak_bytes - before <= expected + expected / 20 + bucket + bucket / 4
+                ); // lists
+            });
+        }
+    }
+}
+
+TEST_CASE("a sharded step allocates nothing once warm, nor while it shadows") {
+    for (auto const partition : {joinable::Partition::by_parameters, joinable::Partition::flat}) {
+        run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+            std::vector<Param<float>> params = make_params<float>({100, 5000, 3, 7});
+            std::size_t in_steps = 0;
+            std::size_t last = 0;
+            std::size_t round = 0;
+            auto const count = [&](joinable::ShardGradients const&) {
+                // From step to step. Ranks arrive in rounds 10, 20 ...
+                if (++round > 4 && round % 10 > 2) {
+                    in_steps += allocations - last;
+                }
+                last = allocations;
+                return true;
+            };
+            joinable::ZeroRedundancyOptimizer zero{
+                comm,
+                params,
+                joinable::AdamW{},
+                {.partition = partition,
+                 .bucket_cap_bytes = 4096,
+                 .reduces_gradients = true,
+                 .before_step = count}
+            };
+            joinable::Join guard{joinable::participants(zero)};
+            for (int i = 0; i < 10 * (comm.rank() + 1); ++i) {
+                zero.step();
+            }
+            guard.finish();
+            CHECK(in_steps == 0);
         });
     }
 }

@@ -70,24 +70,41 @@ owners_by_size(std::span<std::size_t const> sizes, std::vector<std::size_t>& loa
     return owners;
 }
 
-/// Runs of parameters of one dtype, in list order, that reach `cap` bytes; `chosen` are indices.
+/// A parameter of as many bytes travels alone where it has one owner: it is sent from where it is, and
+/// saves two copies. A smaller one would wait longer for its turn than copies take.
+inline constexpr std::size_t lone_bytes = std::size_t{64} << 10U;
+
+/// Runs of parameters of one dtype, in list order, that reach `cap` bytes; `chosen` are indices. One of
+/// `alone` bytes or more is a run of its own.
 inline std::vector<std::vector<std::size_t>> runs_by_size(
-    ParameterList const& parameters, std::span<std::size_t const> chosen, std::size_t cap
+    ParameterList const& parameters,
+    std::span<std::size_t const> chosen,
+    std::size_t cap,
+    std::size_t alone
 ) {
     std::vector<std::vector<std::size_t>> runs;
     for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
-        std::size_t bytes = cap; // so that the first one opens a run
+        std::vector<std::size_t> run;
+        std::size_t bytes = 0;
         for (std::size_t const i : chosen) {
             AnyView const value = parameters[i].value();
             if (static_cast<std::size_t>(value.dtype()) != dtype) {
                 continue;
             }
+            std::size_t const own = value.numel() * size_of(value.dtype());
+            if (own >= alone) {
+                runs.push_back({i});
+                continue;
+            }
+            run.push_back(i);
+            bytes += own;
             if (bytes >= cap) {
-                runs.emplace_back();
+                runs.push_back(std::exchange(run, {}));
                 bytes = 0;
             }
-            runs.back().push_back(i);
-            bytes += value.numel() * size_of(value.dtype());
+        }
+        if (!run.empty()) {
+            runs.push_back(std::move(run));
         }
     }
     return runs;

@@ -52,21 +52,20 @@ struct GradientTerms {
     }
 };
 
-template <class T>
+template <class T, bool has_momentum>
 struct SgdUpdate {
-    static constexpr std::size_t most_state = 1;
+    static constexpr std::size_t state_count = has_momentum ? 1 : 0;
     GradientTerms<T> terms;
     T momentum;
     T undamped; ///< of a gradient, what the momentum takes
     T negative_rate;
-    bool has_momentum;
     bool is_first;
     bool is_nesterov;
 
     template <class V>
     [[gnu::always_inline]] void operator()(V& value, V& gradient, V* state) const noexcept {
         terms.apply(gradient, value);
-        if (has_momentum) {
+        if constexpr (has_momentum) {
             V& buffer = state[0];
             if (is_first) {
                 buffer = gradient;
@@ -84,9 +83,9 @@ struct SgdUpdate {
     }
 };
 
-template <class T>
+template <class T, bool is_amsgrad>
 struct AdamUpdate {
-    static constexpr std::size_t most_state = 3;
+    static constexpr std::size_t state_count = is_amsgrad ? 3 : 2;
     GradientTerms<T> terms;
     T kept; ///< of the value, after a decay that does not go through the gradient
     T first_rate;
@@ -95,7 +94,6 @@ struct AdamUpdate {
     T root_correction;
     T epsilon;
     T negative_rate;
-    bool is_amsgrad;
 
     template <class V>
     [[gnu::always_inline]] void operator()(V& value, V& gradient, V* state) const noexcept {
@@ -112,7 +110,7 @@ struct AdamUpdate {
         multiply(square_average, square_average, beta2);
         add_product(square_average, square, second_rate);
         V denominator;
-        if (is_amsgrad) {
+        if constexpr (is_amsgrad) {
             V& largest = state[2];
             largest = largest > square_average ? largest : square_average; // NaN stays
             root<T>(denominator, largest);
@@ -131,13 +129,13 @@ inline constexpr std::array<std::string_view, 3> adam_state{
 };
 
 /// Adam and AdamW, which differ in where a value decays.
-template <class Settings, class T>
+template <bool is_amsgrad, class Settings, class T>
 void update_by_adam(Settings const& settings, bool is_decoupled, UpdateRange<T> const& range) {
     auto const step = static_cast<double>(range.step);
     double const first_correction = 1.0 - std::pow(settings.beta1, step);
     double const second_correction = 1.0 - std::pow(settings.beta2, step);
     double const decay = settings.weight_decay;
-    AdamUpdate<T> update;
+    AdamUpdate<T, is_amsgrad> update;
     update.terms.sign = static_cast<T>(settings.maximize ? -1.0 : 1.0);
     update.terms.decay = static_cast<T>(is_decoupled ? 0.0 : decay);
     update.kept = static_cast<T>(is_decoupled ? 1.0 - settings.learning_rate * decay : 1.0);
@@ -147,8 +145,15 @@ void update_by_adam(Settings const& settings, bool is_decoupled, UpdateRange<T> 
     update.root_correction = static_cast<T>(std::sqrt(second_correction));
     update.epsilon = static_cast<T>(settings.epsilon);
     update.negative_rate = static_cast<T>(-settings.learning_rate / first_correction);
-    update.is_amsgrad = settings.amsgrad;
     run_update(update, range);
+}
+template <class Settings, class T>
+void update_by_adam(Settings const& settings, bool is_decoupled, UpdateRange<T> const& range) {
+    if (settings.amsgrad) {
+        update_by_adam<true>(settings, is_decoupled, range);
+    } else {
+        update_by_adam<false>(settings, is_decoupled, range);
+    }
 }
 
 template <class Settings>
@@ -189,16 +194,11 @@ struct Sgd {
 
     template <class T>
     void update(UpdateRange<T> const& range) const {
-        detail::SgdUpdate<T> update;
-        update.terms.sign = static_cast<T>(maximize ? -1.0 : 1.0);
-        update.terms.decay = static_cast<T>(weight_decay);
-        update.momentum = static_cast<T>(momentum);
-        update.undamped = static_cast<T>(1.0 - dampening);
-        update.negative_rate = static_cast<T>(-learning_rate);
-        update.has_momentum = !range.state.empty();
-        update.is_first = range.step == 1;
-        update.is_nesterov = nesterov;
-        detail::run_update(update, range);
+        if (range.state.empty()) {
+            run<false>(range);
+        } else {
+            run<true>(range);
+        }
     }
 
     void check() const {
@@ -223,6 +223,20 @@ struct Sgd {
         list.add("weight_decay", weight_decay);
         list.add("nesterov", nesterov);
         list.add("maximize", maximize);
+    }
+
+private:
+    template <bool has_momentum, class T>
+    void run(UpdateRange<T> const& range) const {
+        detail::SgdUpdate<T, has_momentum> update;
+        update.terms.sign = static_cast<T>(maximize ? -1.0 : 1.0);
+        update.terms.decay = static_cast<T>(weight_decay);
+        update.momentum = static_cast<T>(momentum);
+        update.undamped = static_cast<T>(1.0 - dampening);
+        update.negative_rate = static_cast<T>(-learning_rate);
+        update.is_first = range.step == 1;
+        update.is_nesterov = nesterov;
+        detail::run_update(update, range);
     }
 };
 

@@ -164,6 +164,16 @@ public:
         }
     }
 
+    /// The one parameter of this bucket, where it is dense and has one owner: it can be sent from where it
+    /// is. Else an empty view.
+    [[nodiscard]] AnyView lone_value(ParameterList const& parameters) const {
+        if (bucket_.pieces.size() != 1 || bucket_.pieces.front().size != bucket_.count()) {
+            return {};
+        }
+        AnyView const value = parameters[bucket_.pieces.front().parameter].value();
+        return is_dense(value) ? value : AnyView{};
+    }
+
     /// Copies this rank's values into its part of a bucket.
     void
     pack_own(ParameterList const& parameters, std::byte* bucket, detail::Scratch& scratch) const {

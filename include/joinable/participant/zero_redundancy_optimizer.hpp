@@ -359,7 +359,7 @@ private:
             }
             start.emplace(
                 detail::tensor_list(std::move(values)),
-                options_.bucket_cap_bytes,
+                options_.bucket_cap_bytes / 2, // there are two of them
                 "parameter",
                 BufferMemory{comm_}
             );
@@ -449,8 +449,10 @@ private:
                 all_owners[trained[k]] = chosen[k];
             }
         }
+        // A flat bucket is as large as it can be: each has parts of whole cache lines.
+        std::size_t const alone = is_flat() ? std::size_t(-1) : detail::lone_bytes;
         for (auto const& run :
-             detail::runs_by_size(group.parameters, trained, options_.bucket_cap_bytes)) {
+             detail::runs_by_size(group.parameters, trained, options_.bucket_cap_bytes, alone)) {
             group.shards.emplace_back(
                 is_flat()
                     ? detail::flat_bucket(group.parameters, run, loads.size())
@@ -604,8 +606,9 @@ private:
             for (OptimizerShard const& shard : group.shards) {
                 std::byte* const bucket = arenas_[turn % 2].data();
                 shard.step(group.parameters, rules_[k], group.steps, scratch_);
-                shard.pack_own(group.parameters, bucket, scratch_[0]);
-                exchanges[turn % 2].emplace(comm_, group.parameters, shard, bucket);
+                static_cast<void>(
+                    exchanges[turn % 2].emplace(comm_, group.parameters, shard, bucket, scratch_[0])
+                );
                 finish();
             }
         }

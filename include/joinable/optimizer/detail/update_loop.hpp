@@ -56,18 +56,21 @@ template <class T, std::size_t width, class Update>
 update_registers(Update const& update, UpdateRange<T> const& range, std::size_t at) noexcept {
     using V = typename register_of<T, width>::type;
     constexpr std::size_t lanes = width / sizeof(T);
+    constexpr std::size_t arrays = Update::state_count; // known, so that they stay in registers
     for (; at + lanes <= range.size; at += lanes) {
         V value;
         V gradient;
-        V state[Update::most_state];
+        V state[arrays == 0 ? 1 : arrays];
         std::memcpy(&value, range.values + at, width);
         std::memcpy(&gradient, range.gradients + at, width);
-        for (std::size_t k = 0; k < range.state.size(); ++k) {
+        JOINABLE_UNROLL
+        for (std::size_t k = 0; k < arrays; ++k) {
             std::memcpy(&state[k], range.state[k] + at, width);
         }
         update(value, gradient, state);
         std::memcpy(range.values + at, &value, width);
-        for (std::size_t k = 0; k < range.state.size(); ++k) {
+        JOINABLE_UNROLL
+        for (std::size_t k = 0; k < arrays; ++k) {
             std::memcpy(range.state[k] + at, &state[k], width);
         }
     }

@@ -3,12 +3,15 @@
 
 #include <cstddef>
 #include <cstring>
+#include <optional>
+#include <type_traits>
 #include <utility>
 
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/work.hpp>
 #include <joinable/optimizer/shard.hpp>
+#include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/parameters.hpp>
 #include <joinable/tensor/reduce_op.hpp>
@@ -55,27 +58,50 @@ void reduce_parts(Comm& comm, OptimizerShard const& shard, std::byte* bucket) {
     }
 }
 
-/// A bucket on its way to the parameters of all ranks.
+/// The values of a bucket on their way from their owners to all ranks. A lone parameter is sent from where
+/// it is.
 template <Communicator Comm>
 class ShardExchange {
 public:
+    /// `bucket` is memory for all parts.
     ShardExchange(
-        Comm& comm, ParameterList const& parameters, OptimizerShard const& shard, std::byte* bucket
+        Comm& comm,
+        ParameterList const& parameters,
+        OptimizerShard const& shard,
+        std::byte* bucket,
+        Scratch& scratch
     )
-        : parameters_{parameters}, shard_{shard}, bucket_{bucket},
-          work_{gather_parts(comm, shard, bucket)} {}
+        : parameters_{parameters}, shard_{shard}, bucket_{bucket} {
+        if (AnyView const value = shard.lone_value(parameters)) {
+            Buffer const whole{value.data(), value.numel(), value.dtype()};
+            static_cast<void>( // nvcc 13 warns of a dropped reference to a work
+                lone_.emplace(comm.broadcast(whole, shard.bucket().pieces.front().owner))
+            );
+        } else {
+            shard.pack_own(parameters, bucket, scratch);
+            static_cast<void>(parts_.emplace(gather_parts(comm, shard, bucket)));
+        }
+    }
 
     void finish() {
-        work_.wait();
-        shard_.unpack_others(parameters_, bucket_);
+        if (lone_) {
+            lone_->wait();
+        } else {
+            parts_->wait();
+            shard_.unpack_others(parameters_, bucket_);
+        }
     }
 
 private:
     ParameterList const& parameters_;
     OptimizerShard const& shard_;
     std::byte const* bucket_;
-    decltype(gather_parts(std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr)
-    ) work_;
+    std::optional<std::remove_cvref_t<decltype(std::declval<Comm&>().broadcast(Buffer{}, 0))>>
+        lone_;
+    std::optional<decltype(gather_parts(
+        std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr
+    ))>
+        parts_;
 };
 
 }}} // namespace joinable::v0::detail

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: BSL-1.0
+// A step of Adam on every rank: of the whole model by itself; sharded, with the exchange of parameters; and
+// sharded with one broadcast for each parameter, as PyTorch's ZeroRedundancyOptimizer exchanges them. Beside them the
+// time to copy the bytes that each has to move at least. zero_torch.py measures PyTorch's own.
+#include <benchmark/benchmark.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <joinable/zero.hpp>
+
+#include "weights.hpp"
+
+namespace {
+
+using joinable_benchmarks::Weights;
+using Clock = std::chrono::steady_clock;
+constexpr int steps = 4;
+
+/// A model of `megabytes` of f32: large matrices, a vector beside each.
+std::vector<Weights> model_of(std::int64_t megabytes) {
+    std::vector<Weights> model;
+    for (std::int64_t i = 0; i < megabytes; ++i) {
+        model.emplace_back(std::size_t{1} << 18U, 0.5F);
+        model.emplace_back(std::size_t{512}, 0.5F);
+    }
+    for (Weights& weights : model) {
+        weights.storage.assign(weights.storage.size(), 0.25F);
+    }
+    return model;
+}
+
+/// Seconds of a step: of the slowest rank, the mean of some after one to warm up.
+template <class Make>
+void measure(benchmark::State& state, Make const& make) {
+    for (auto _ : state) {
+        double seconds = 0;
+        joinable::run_threads(static_cast<int>(state.range(0)), [&](auto& comm) {
+            auto model = model_of(state.range(1));
+            auto step = make(comm, model);
+            step();
+            comm.barrier();
+            auto const start = Clock::now();
+            for (int i = 0; i < steps; ++i) {
+                step();
+            }
+            comm.barrier();
+            if (comm.rank() == 0) {
+                seconds = std::chrono::duration<double>(Clock::now() - start).count() / steps;
+            }
+        });
+        state.SetIterationTime(seconds);
+    }
+    double const parameters = static_cast<double>(state.range(1)) * ((1U << 18U) + 512);
+    state.counters["parameters"] = parameters;
+}
+
+/// A step as every rank does it where nothing is sharded.
+class WholeAdam {
+public:
+    explicit WholeAdam(std::vector<Weights>& model) : model_{model} {
+        for (Weights const& weights : model) {
+            first_.emplace_back(weights.value.size());
+            second_.emplace_back(weights.value.size());
+        }
+    }
+    void step(std::size_t i, std::uint64_t number) {
+        float* const state[] = {first_[i].data(), second_[i].data()};
+        joinable::UpdateRange<float> const range{
+            model_[i].value.size(), model_[i].value.data(), model_[i].storage.data(), state, number
+        };
+        joinable::Adam{}.update(range);
+    }
+
+private:
+    std::vector<Weights>& model_;
+    std::vector<std::vector<float>> first_;
+    std::vector<std::vector<float>> second_;
+};
+
+void whole(benchmark::State& state) {
+    measure(state, [](auto&, auto& model) {
+        return [adam = WholeAdam{model}, &model, number = std::uint64_t{0}]() mutable {
+            ++number;
+            for (std::size_t i = 0; i < model.size(); ++i) {
+                adam.step(i, number);
+            }
+        };
+    });
+}
+
+template <joinable::Partition partition>
+void sharded(benchmark::State& state) {
+    measure(state, [](auto& comm, auto& model) {
+        using Zero = joinable::
+            ZeroRedundancyOptimizer<std::remove_reference_t<decltype(comm)>, joinable::Adam>;
+        auto zero = std::make_unique<Zero>(
+            comm, model, joinable::Adam{}, joinable::ZeroOptions{.partition = partition}
+        );
+        return [zero = std::move(zero)] { zero->step(); };
+    });
+}
+
+void sharded_by_broadcasts(benchmark::State& state) {
+    measure(state, [](auto& comm, auto& model) {
+        std::vector<std::size_t> sizes;
+        for (Weights const& weights : model) {
+            sizes.push_back(weights.value.size());
+        }
+        std::vector<std::size_t> loads(static_cast<std::size_t>(comm.size()));
+        auto owners = joinable::detail::owners_by_size(sizes, loads);
+        return
+            [adam = WholeAdam{model}, &model, &comm, owners, number = std::uint64_t{0}]() mutable {
+                ++number;
+                std::vector<joinable::work_of<joinable::ThreadCommunicator>> works;
+                for (std::size_t i = 0; i < model.size(); ++i) {
+                    if (owners[i] == comm.rank()) {
+                        adam.step(i, number);
+                    }
+                }
+                for (std::size_t i = 0; i < model.size(); ++i) {
+                    works.push_back(joinable::broadcast(comm, model[i].value, owners[i]));
+                    if (works.size() == 8) { // as many as may be on their way
+                        for (auto& work : works) {
+                            work.wait();
+                        }
+                        works.clear();
+                    }
+                }
+                for (auto& work : works) {
+                    work.wait();
+                }
+            };
+    });
+}
+
+/// The least that a rank has to move: gradient and state of its share in, state and values out, and the values of
+/// the others. Copies of as many bytes.
+template <bool is_whole>
+void limit(benchmark::State& state) {
+    measure(state, [&](auto& comm, auto& model) {
+        std::size_t const elements = model.size() / 2 * ((std::size_t{1} << 18U) + 512);
+        std::size_t const share =
+            is_whole ? elements : elements / static_cast<std::size_t>(comm.size());
+        // 16 bytes read and 12 written for each element that is stepped, 4 and 4 for each other.
+        std::size_t const bytes = (28 * share + 8 * (elements - share)) / 2;
+        return [from = std::vector<char>(bytes, 1), to = std::vector<char>(bytes, 2)]() mutable {
+            std::memcpy(to.data(), from.data(), to.size());
+            benchmark::DoNotOptimize(to.data());
+            benchmark::ClobberMemory();
+        };
+    });
+}
+
+void with_sizes(benchmark::internal::Benchmark* benchmark) {
+    benchmark->ArgNames({"ranks", "MB"})
+        ->ArgsProduct({{1, 2, 4}, {25, 250}})
+        ->UseManualTime()
+        ->Iterations(1)
+        ->Repetitions(5)
+        ->ReportAggregatesOnly()
+        ->Unit(benchmark::kMillisecond);
+}
+BENCHMARK(limit<true>)->Apply(with_sizes)->Name("limit_whole");
+BENCHMARK(whole)->Apply(with_sizes);
+BENCHMARK(limit<false>)->Apply(with_sizes)->Name("limit_sharded");
+BENCHMARK(sharded<joinable::Partition::by_parameters>)
+    ->Apply(with_sizes)
+    ->Name("sharded_by_parameters");
+BENCHMARK(sharded<joinable::Partition::flat>)->Apply(with_sizes)->Name("sharded_flat");
+BENCHMARK(sharded_by_broadcasts)->Apply(with_sizes);
+
+} // namespace

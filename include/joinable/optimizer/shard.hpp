@@ -179,7 +179,7 @@ public:
     pack_own(ParameterList const& parameters, std::byte* bucket, detail::Scratch& scratch) const {
         for (ShardPiece const& piece : own()) {
             AnyView const value = parameters[piece.parameter].value();
-            std::memcpy(
+            detail::copy_bytes(
                 bucket + piece.offset * element(),
                 elements_of(value, value, piece, scratch),
                 piece.size * element()
@@ -195,7 +195,7 @@ public:
                 continue;
             }
             if (is_dense(value)) {
-                std::memcpy(begin_of(value, piece), from, piece.size * element());
+                detail::copy_bytes(begin_of(value, piece), from, piece.size * element());
             } else {
                 auto* const whole = const_cast<std::byte*>(from) - piece.begin * element();
                 copy(place_of(value, whole), value);

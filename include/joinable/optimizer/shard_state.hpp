@@ -50,6 +50,13 @@ private:
 
 namespace detail {
 
+/// memcpy() of what may be nothing, at null pointers.
+inline void copy_bytes(std::byte* to, std::byte const* from, std::size_t bytes) noexcept {
+    if (bytes != 0) {
+        std::memcpy(to, from, bytes);
+    }
+}
+
 /// What an optimizer computes in: numbers of 16 bits have a master copy of 32.
 template <class Stored>
 using master_of = std::conditional_t<sixteen_bits<Stored>, float, Stored>;

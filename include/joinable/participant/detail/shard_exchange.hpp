@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstring>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -54,7 +53,7 @@ void reduce_parts(Comm& comm, OptimizerShard const& shard, std::byte* bucket) {
     } else {
         comm.all_reduce(whole, ReduceOp::sum).wait();
         std::byte const* const part = bucket + shard.part_offset() * shard.element();
-        std::memcpy(shard.gradients(), part, shard.part() * shard.element());
+        copy_bytes(shard.gradients(), part, shard.part() * shard.element());
     }
 }
 

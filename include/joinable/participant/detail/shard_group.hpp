@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
@@ -78,7 +77,7 @@ void gather_array(
             std::size_t const count = counts[static_cast<std::size_t>(rank)];
             std::byte* const part = whole.data() + shard.bucket().offset_of(rank) * size_of(dtype);
             if (rank == comm.rank()) {
-                std::memcpy(part, state.array(k), count * size_of(dtype));
+                copy_bytes(part, state.array(k), count * size_of(dtype));
             }
             comm.broadcast({part, count, dtype}, rank).wait();
         }
@@ -97,7 +96,7 @@ void scatter_array(
         comm.scatter(all, part, root, shard.bucket().counts).wait();
     } else {
         comm.broadcast(all, root).wait();
-        std::memcpy(
+        copy_bytes(
             state.array(k),
             whole.data() + shard.part_offset() * size_of(dtype),
             shard.part() * size_of(dtype)

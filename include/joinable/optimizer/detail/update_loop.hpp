@@ -64,13 +64,13 @@ update_registers(Update const& update, UpdateRange<T> const& range, std::size_t 
         std::memcpy(&value, range.values + at, width);
         std::memcpy(&gradient, range.gradients + at, width);
         JOINABLE_UNROLL
-        for (std::size_t k = 0; k < arrays; ++k) {
+        for (std::size_t k = 0; k != arrays; ++k) { // not <: nvcc warns that nothing is below 0
             std::memcpy(&state[k], range.state[k] + at, width);
         }
         update(value, gradient, state);
         std::memcpy(range.values + at, &value, width);
         JOINABLE_UNROLL
-        for (std::size_t k = 0; k < arrays; ++k) {
+        for (std::size_t k = 0; k != arrays; ++k) {
             std::memcpy(range.state[k] + at, &state[k], width);
         }
     }

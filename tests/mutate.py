@@ -276,6 +276,12 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "values of 16 bits*",
     ),
     Mutation(
+        "what-is-sent-from-where-it-is-has-a-bucket", "participant/zero_redundancy_optimizer.hpp",
+        "return shard.lone_value(group.parameters) ? 0 : shard.bucket_bytes();",
+        "return shard.bucket_bytes();",
+        "../trace/allocations.test.cpp", "a large parameter of one owner*",
+    ),
+    Mutation(
         "values-of-rank-zero-are-not-taken", "participant/zero_redundancy_optimizer.hpp",
         "start->run(comm_, 0);", "",
         "participant/zero_redundancy_optimizer.test.cpp", "parameters begin*",

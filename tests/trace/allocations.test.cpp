@@ -300,7 +300,7 @@ TEST_CASE("a sharded optimizer has its share of the state, and two buckets") {
     for (auto const partition : {joinable::Partition::by_parameters, joinable::Partition::flat}) {
         for (bool const reduces : {false, true}) {
             run_ranks({1, 2, 4, 8}, [&](ThreadCommunicator& comm) {
-                constexpr std::size_t numel = 16 * 1024;
+                constexpr std::size_t numel = 8 * 1024;
                 constexpr std::size_t count = 64;
                 constexpr std::size_t bucket = 256 * 1024;
                 std::vector<Param<float>> params = make_params<float>(std::vector(count, numel));
@@ -329,6 +329,22 @@ TEST_CASE("a sharded optimizer has its share of the state, and two buckets") {
             });
         }
     }
+}
+
+TEST_CASE("a large parameter of one owner needs no bucket") {
+    run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+        constexpr std::size_t numel = 256 * 1024;
+        std::vector<Param<float>> params = make_params<float>({numel, numel, 100});
+        std::size_t const before = live_bytes;
+        peak_bytes = live_bytes;
+        joinable::ZeroRedundancyOptimizer zero{comm, params, joinable::Sgd{}};
+        for (int round = 0; round < 3; ++round) {
+            zero.step();
+        }
+        CHECK(live_bytes - before < numel); // a quarter of one
+        // The start sends the values of rank 0 in buckets.
+        CHECK(peak_bytes - before < 2 * numel * sizeof(float) + numel);
+    });
 }
 
 TEST_CASE("a sharded step allocates nothing once warm, nor while it shadows") {

@@ -68,6 +68,7 @@ public:
     }
     /// Of one element of values and gradients, in bytes.
     [[nodiscard]] std::size_t element() const noexcept { return size_of(bucket_.dtype); }
+    [[nodiscard]] std::size_t bucket_bytes() const noexcept { return bucket_.count() * element(); }
     /// Elements of this rank's part.
     [[nodiscard]] std::size_t part() const noexcept {
         return bucket_.counts[static_cast<std::size_t>(rank_)];

@@ -43,7 +43,7 @@ struct ZeroOptions {
     std::size_t bucket_cap_bytes = std::size_t{25} << 20U;
     /// Averages gradients itself, to their owners only, where no DistributedDataParallel does. Weights
     /// and the divisor are those of DataParallelOptions::gradient_kind `mean`. Gradients of a rank are
-    /// not changed.
+    /// not changed. Every parameter is stepped, by zeros where no rank has a gradient.
     bool reduces_gradients = false;
     /// Called on every rank, joined ones too, between the reduction and the step, with the gradients
     /// that this rank owns: clips, unscales, sets a rate. False skips the step, and has to be the same on

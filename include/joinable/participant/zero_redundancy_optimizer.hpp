@@ -81,7 +81,7 @@ public:
     )
         : comm_{comm}, host_{comm}, options_{std::move(options)},
           loads_(static_cast<std::size_t>(comm.size())) {
-        add(joinable::parameters(std::forward<Parameters>(parameters)), rule, options_.owners);
+        add(std::forward<Parameters>(parameters), rule, options_.owners);
     }
 
     /// Collective, outside a guard. More parameters, with settings of their own. Their indices follow
@@ -92,7 +92,7 @@ public:
         Parameters&& parameters, Rule const& rule, std::vector<int> const& owners = {}
     ) {
         require_outside("add_parameter_group()");
-        add(joinable::parameters(std::forward<Parameters>(parameters)), rule, owners);
+        add(std::forward<Parameters>(parameters), rule, owners);
     }
 
     /// The settings of a group: set a learning rate here, alike on every rank that is active. Joined
@@ -100,8 +100,8 @@ public:
     [[nodiscard]] Rule& rule(std::size_t group = 0) { return rules_.at(group); }
 
     /// Steps what this rank owns and exchanges it, once in each round that syncs, after the gradients
-    /// are reduced. Collective; blocks until all parameters are written. `notice` says what
-    /// ZeroOptions::reduces_gradients has to know.
+    /// are reduced. Collective; blocks until all parameters are written. `notice` has the weight of this
+    /// rank's batch, for ZeroOptions::reduces_gradients.
     /// @throws ContractViolation  a gradient does not fit its value; a setting makes no sense, or
     ///         changes how much state there is; a value of 16 bits is not its master rounded, see
     ///         reload(); in a guard, the round does not sync. What the communicator throws. Some
@@ -120,7 +120,7 @@ public:
         }
     }
 
-    /// Collective, outside a guard: gathers the state of all ranks at `to_rank`, where state() is it then.
+    /// Collective, outside a guard. Gathers the state of all ranks at `to_rank`; state() returns it there.
     /// @throws ContractViolation  in a guard, or `to_rank` is no rank. What the communicator throws.
     void consolidate(int to_rank = 0) {
         require_outside("consolidate()");
@@ -333,28 +333,18 @@ private:
 
     // Groups.
 
-    void add(ParameterList const& list, Rule const& rule, std::vector<int> const& owners) {
+    template <class Parameters>
+    void add(Parameters&& parameters, Rule const& rule, std::vector<int> const& owners) {
         AgreementList compared;
         std::optional<CoalescedBroadcast> start;
-        std::vector<std::size_t> loads = loads_;
-        Group group{list, parameter_count()};
+        std::vector<std::size_t> loads;
+        Group group;
         std::exception_ptr error;
         try {
-            check(list, owners);
-            group.steps.resize(list.size());
-            detail::check_rule(rule);
-            compared.begin_section("options differ: ");
-            agree_on_options(compared);
-            compared.add("owners", owners);
-            agree_on_rule(compared, rule);
-            compared.begin_section("models differ: ");
-            static_cast<void>(detail::agree_on(compared, list));
-            cut(group, rule, owners, loads);
-            make_arenas(group);
-            rules_.reserve(rules_.size() + 1);
-            groups_.reserve(groups_.size() + 1);
+            group.parameters = joinable::parameters(std::forward<Parameters>(parameters));
+            plan(group, rule, owners, loads, compared);
             std::vector<AnyView> values;
-            for (AnyParameter const& parameter : list) {
+            for (AnyParameter const& parameter : group.parameters) {
                 values.push_back(parameter.value());
             }
             start.emplace(
@@ -370,11 +360,36 @@ private:
         detail::agree(control, compared, error);
         start->run(comm_, 0);
         for (OptimizerShard const& shard : group.shards) {
-            shard.load_masters(list, scratch_[0]);
+            shard.load_masters(group.parameters, scratch_[0]);
         }
         loads_ = std::move(loads);
         rules_.push_back(rule);
         groups_.push_back(std::move(group));
+    }
+
+    /// Local: what fails here fails on all ranks.
+    void plan(
+        Group& group,
+        Rule const& rule,
+        std::vector<int> const& owners,
+        std::vector<std::size_t>& loads,
+        AgreementList& compared
+    ) {
+        check(group.parameters, owners);
+        detail::check_rule(rule);
+        compared.begin_section("options differ: ");
+        agree_on_options(compared);
+        compared.add("owners", owners);
+        agree_on_rule(compared, rule);
+        compared.begin_section("models differ: ");
+        static_cast<void>(detail::agree_on(compared, group.parameters));
+        group.first = parameter_count();
+        group.steps.resize(group.parameters.size());
+        loads = loads_;
+        cut(group, rule, owners, loads);
+        make_arenas(group);
+        rules_.reserve(rules_.size() + 1);
+        groups_.reserve(groups_.size() + 1);
     }
 
     [[nodiscard]] std::size_t parameter_count() const noexcept {
@@ -464,22 +479,35 @@ private:
         }
     }
 
-    /// Memory for the largest buckets, and for messages.
+    /// Memory for the largest bucket of those that are packed, and for messages.
     void make_arenas(Group const& group) {
-        std::size_t bytes = arenas_[0].bytes();
+        std::size_t reduced = 0;
+        std::size_t packed = 0;
         for (OptimizerShard const& shard : group.shards) {
-            bytes = (std::max)(bytes, shard.bucket().count() * shard.element());
+            reduced = (std::max)(reduced, options_.reduces_gradients ? shard.bucket_bytes() : 0);
+            packed = (std::max)(packed, packed_bytes(group, shard));
         }
-        if (bytes > arenas_[0].bytes()) {
-            for (Arena& arena : arenas_) {
-                arena = BufferMemory{comm_}.allocate(bytes);
-            }
-        }
+        memory(0, (std::max)(reduced, packed));
+        memory(1, packed);
         std::size_t shared = (rules_.size() + 1) * sizeof(Rule);
         for (SharedObject const& object : options_.shared) {
             shared += object.bytes();
         }
         settings_.resize(shared);
+    }
+
+    /// Of the values of a bucket, where they are not sent from where they are.
+    [[nodiscard]] static std::size_t packed_bytes(Group const& group, OptimizerShard const& shard) {
+        return shard.lone_value(group.parameters) ? 0 : shard.bucket_bytes();
+    }
+
+    /// Arena `k`. It grows in a step only if an engine gives a tensor that is sent from where it is
+    /// another layout.
+    std::byte* memory(std::size_t k, std::size_t bytes) {
+        if (bytes > arenas_[k].bytes()) {
+            arenas_[k] = BufferMemory{comm_}.allocate(bytes);
+        }
+        return arenas_[k].data();
     }
 
     void agree_on_options(AgreementList& list) const {
@@ -569,9 +597,9 @@ private:
 
     /// Averages all gradients to their owners.
     void reduce(double factor) {
-        std::byte* const bucket = arenas_[0].data();
         for (Group const& group : groups_) {
             for (OptimizerShard const& shard : group.shards) {
+                std::byte* const bucket = memory(0, shard.bucket_bytes());
                 shard.pack_gradients(group.parameters, factor, bucket);
                 detail::reduce_parts(comm_, shard, bucket);
             }
@@ -604,7 +632,7 @@ private:
         for (std::size_t k = 0; k < groups_.size(); ++k) {
             Group& group = groups_[k];
             for (OptimizerShard const& shard : group.shards) {
-                std::byte* const bucket = arenas_[turn % 2].data();
+                std::byte* const bucket = memory(turn % 2, packed_bytes(group, shard));
                 shard.step(group.parameters, rules_[k], group.steps, scratch_);
                 static_cast<void>(
                     exchanges[turn % 2].emplace(comm_, group.parameters, shard, bucket, scratch_[0])

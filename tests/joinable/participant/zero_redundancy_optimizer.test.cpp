@@ -792,6 +792,26 @@ TEST_CASE("parameters begin as rank 0 has them") {
     });
 }
 
+TEST_CASE("a parameter that is sent from where it is may get another layout between steps") {
+    over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
+        Shape const extents{128, joinable::detail::lone_bytes / 4 / 128};
+        Shape const dense = row_major_strides(extents);
+        std::vector<StridedParam> params;
+        params.push_back({{{DType::f32, extents, dense}, {DType::f32, extents, dense}, {}}});
+        params[0].need_grad();
+        write(params[0].grad, Numbers(params[0].grad.numel(), 1.0));
+        ZeroRedundancyOptimizer zero{comm, params, Sgd{.learning_rate = 0.5}};
+        for (Shape const& strides : {dense, Shape{1, 150}, Shape{200, 1}, dense}) {
+            Numbers const values = read(params[0].value.view());
+            params[0].value = OwnedTensor{DType::f32, extents, strides};
+            write(params[0].value.view(), values);
+            zero.step();
+            CHECK(params[0].value.has_its_gaps());
+        }
+        CHECK(read(params[0].value.view()) == Numbers(params[0].grad.numel(), -2.0));
+    });
+}
+
 /// What all ranks throw when each makes an optimizer.
 template <class F>
 std::string refusal(F const& f) {
@@ -838,6 +858,29 @@ TEST_CASE("what cannot be sharded is refused with its name") {
             "the rule of a group keeps 1 numbers for each element now, but kept 0 when it was given; leave "
             "settings that add or drop state as they were"
         );
+    });
+}
+
+TEST_CASE("what one rank cannot shard fails on all ranks") {
+    over_ranks({2, 3, 4}, [](RankCommunicator& comm) {
+        std::vector<Param<float>> params = make_params<float>({3, 2});
+        std::vector<Param<float>*> pointers{&params[0], &params[1]};
+        int const culprit = comm.size() - 1;
+        if (comm.rank() == culprit) {
+            pointers[1] = nullptr;
+        }
+        std::string text;
+        try {
+            ZeroRedundancyOptimizer const zero{comm, pointers, Sgd{}};
+        } catch (ContractViolation const& error) {
+            CHECK(comm.rank() == culprit);
+            text = error.what();
+        } catch (joinable::PeerFailed const& error) {
+            CHECK(error.rank() == culprit);
+            text = error.what();
+        }
+        CHECK(text.find("pointer 1 is null") != std::string::npos);
+        ZeroRedundancyOptimizer const zero{comm, params, Sgd{}}; // the communicator is as it was
     });
 }
 

@@ -25,7 +25,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 
 /// Parameters with one rule, cut into buckets.
 struct ShardGroup {
-    ParameterList parameters;
+    ParameterList parameters = {};
     std::size_t first = 0; ///< index of its first parameter among those of all groups
     std::vector<OptimizerShard> shards = {};
     std::vector<std::uint64_t> steps = {}; ///< of each parameter of which this rank owns something

@@ -135,9 +135,39 @@ inline void add_training_options(CLI::App& app, Options& options) {
         .check(CLI::Range(1, 1000));
     group.add("--batch", options.batch_size, "N", "Bytes that a rank takes in one iteration.")
         .check(CLI::Range(1, 1 << 20));
-    group.add("--rate", options.rate, "X", "Learning rate at the start.")
+    std::map<std::string, Rule> const rules{
+        {"sgd", Rule::sgd}, {"adam", Rule::adam}, {"adamw", Rule::adamw}
+    };
+    group
+        .add(
+            "--optimizer",
+            options.rule,
+            "WORD",
+            "How parameters are stepped: sgd, adam or adamw. Default: sgd."
+        )
+        .transform(one_of(rules));
+    std::map<std::string, Sharding> const shardings{
+        {"none", Sharding::none}, {"optimizer", Sharding::optimizer}
+    };
+    group
+        .add(
+            "--sharding",
+            options.sharding,
+            "WORD",
+            "none: each rank has the whole state of the optimizer. optimizer: each has a\n"
+            "part, and steps the parameters it belongs to. Both train to the same numbers.\n"
+            "Default: none."
+        )
+        .transform(one_of(shardings));
+    group
+        .add(
+            "--rate",
+            options.given_rate,
+            "X",
+            "Learning rate at the start. Default: 0.15 for sgd, 0.01 for the others."
+        )
         .check(CLI::PositiveNumber);
-    group.add("--momentum", options.momentum, "X", "Momentum of the optimizer, 0 to 1.")
+    group.add("--momentum", options.momentum, "X", "Momentum of sgd, 0 to 1.")
         .check(CLI::Range(0.0, 1.0));
     group.add(
         "--seed", options.seed, "N", "Decides the first parameters and the order of batches."

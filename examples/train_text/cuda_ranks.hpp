@@ -66,6 +66,11 @@ inline int count_gpus() {
 
 /// @throws InputError
 inline void require_gpus(Options const& options, int gpus) {
+    if (options.rule != Rule::sgd || options.sharding != Sharding::none) {
+        throw InputError{
+            "--device cuda has --optimizer sgd and --sharding none only; the others step on the host"
+        };
+    }
     if (options.communicator == Kind::thread && options.ranks > gpus) {
         throw InputError{
             "--device cuda with thread ranks needs a GPU for each of the " +
@@ -94,9 +99,9 @@ Findings train_on_gpu(Hosts& hosts, Job const& job, int gpus, MakeLaunch const& 
         comm.device_memory(), launch, Model{o.seed + static_cast<std::uint64_t>(hosts.rank())}
     };
     DeviceSgd optimizer{
-        comm.device_memory(), launch, model.parameters(), {o.rate, job.longest}, o.momentum
+        comm.device_memory(), launch, model.parameters(), {o.rate(), job.longest}, o.momentum
     };
-    return train(comm, hosts, model, optimizer, job);
+    return train_by_engine(comm, hosts, model, optimizer, job);
 }
 
 } // namespace train_text

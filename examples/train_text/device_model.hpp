@@ -244,14 +244,21 @@ private:
     std::vector<DeviceArray<float>> velocity_;
 };
 
+/// Blocks.
+template <class Launch>
+std::vector<std::vector<float>> values_of(DeviceModel<Launch>& model) {
+    std::vector<std::vector<float>> values;
+    for (DeviceParameter const& parameter : model.parameters()) {
+        values.push_back(model.template read<float>(parameter.value.data(), parameter.size()));
+    }
+    return values;
+}
+
 /// All parameters, then all momentum. Blocks.
 template <class Launch>
 std::vector<std::vector<float>>
 state_of(DeviceModel<Launch>& model, DeviceSgd<Launch> const& optimizer) {
-    std::vector<std::vector<float>> state;
-    for (DeviceParameter const& parameter : model.parameters()) {
-        state.push_back(model.template read<float>(parameter.value.data(), parameter.size()));
-    }
+    std::vector<std::vector<float>> state = values_of(model);
     for (DeviceArray<float> const& velocity : optimizer.velocity()) {
         state.push_back(model.template read<float>(velocity.data(), velocity.size()));
     }

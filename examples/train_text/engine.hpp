@@ -97,12 +97,12 @@ class FallingRate {
 public:
     FallingRate(float start, std::size_t steps) : start_{start}, steps_{steps} {}
 
-    [[nodiscard]] float next() {
-        float const left =
-            1.0F - static_cast<float>(step_) / static_cast<float>(std::max(step_ + 1, steps_));
-        ++step_;
-        return start_ * left;
+    /// Of a step, counted from 0.
+    [[nodiscard]] float at(std::size_t step) const {
+        return start_ *
+               (1.0F - static_cast<float>(step) / static_cast<float>(std::max(step + 1, steps_)));
     }
+    [[nodiscard]] float next() { return at(step_++); }
 
 private:
     float start_;

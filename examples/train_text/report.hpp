@@ -27,14 +27,15 @@ struct Sizes {
 };
 
 inline void print_ranks(std::vector<Text> const& texts, std::vector<Findings> const& findings) {
-    std::printf("\nrank      bytes    own rounds    shadow rounds\n");
+    std::printf("\nrank      bytes    own rounds    shadow rounds    optimizer bytes\n");
     for (std::size_t rank = 0; rank < texts.size(); ++rank) {
         std::printf(
-            "%4zu %10zu %13zu %16zu\n",
+            "%4zu %10zu %13zu %16zu %18zu\n",
             rank,
             texts[rank].size(),
             findings[rank].own_rounds,
-            findings[rank].shadow_rounds
+            findings[rank].shadow_rounds,
+            findings[rank].state_bytes
         );
     }
 }
@@ -52,7 +53,7 @@ inline bool report(
         return 100.0 * static_cast<double>(bytes) / static_cast<double>(corpus.training_bytes());
     };
     bool const same = std::all_of(findings.begin(), findings.end(), [&](Findings const& other) {
-        return other.digest == first.digest;
+        return other.digest == first.digest && other.state_digest == first.state_digest;
     });
 
     print_ranks(texts, findings);
@@ -77,11 +78,12 @@ inline bool report(
         1e6 * first.waited / rounds
     );
     std::printf(
-        "parameters and momentum  %s\n",
+        "%s  %s\n",
+        options.sharding == Sharding::none ? "parameters and state   " : "parameters             ",
         same ? "the same bit for bit on all ranks, without any final sync" : "DIFFER between ranks"
     );
     std::printf(
-        "their digest on rank 0    %016llx\n", static_cast<unsigned long long>(first.digest)
+        "digest of parameters     %016llx\n", static_cast<unsigned long long>(first.digest)
     );
     return same;
 }

@@ -4,11 +4,13 @@
 // What one rank does, and all of them. The function train() is the part to read.
 
 #include <joinable/join.hpp>
+#include <joinable/zero.hpp>
 
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,6 +24,8 @@ namespace train_text {
 enum class Mode { join, drop, even };
 enum class Kind { thread, process }; ///< what ranks are
 enum class Where { host, cuda };     ///< what they compute on
+enum class Rule { sgd, adam, adamw };
+enum class Sharding { none, optimizer }; ///< what each rank has a part of
 
 struct Options {
     std::vector<std::string> paths;
@@ -35,8 +39,15 @@ struct Options {
     std::size_t bucket_bytes = std::size_t{1} << 20U;
     std::size_t limit_bytes = 0; ///< of the text that is read; 0: everything
     std::uint64_t seed = 1;
-    float rate = 0.15F;
+    Rule rule = Rule::sgd;
+    Sharding sharding = Sharding::none;
+    std::optional<float> given_rate = {};
     float momentum = 0.9F;
+
+    /// The learning rate at the start.
+    [[nodiscard]] float rate() const {
+        return given_rate.value_or(rule == Rule::sgd ? 0.15F : 0.01F);
+    }
 
     /// How many batches a text makes in all epochs; the last of an epoch may be smaller.
     [[nodiscard]] std::size_t batches_of(Text const& text) const {
@@ -49,10 +60,12 @@ struct Findings {
     std::size_t rounds;     ///< of all epochs
     std::size_t own_rounds; ///< of these with a batch
     std::size_t shadow_rounds;
-    std::uint64_t digest; ///< of the bits of all parameters and momentum
-    double seconds;       ///< of training
-    double waited;        ///< of these in roll calls
-    double bits_before;   ///< per held-out byte; measured by rank 0
+    std::uint64_t digest;       ///< of the bits of all parameters
+    std::uint64_t state_digest; ///< of the optimizer's state, where every rank has all of it
+    std::size_t state_bytes;    ///< of the optimizer's state on this rank
+    double seconds;             ///< of training
+    double waited;              ///< of these in roll calls
+    double bits_before;         ///< per held-out byte; measured by rank 0
     double bits_after;
 };
 
@@ -76,12 +89,17 @@ double bits_per_byte(Model& model, Text const& text) {
     return bits / static_cast<double>(text.size());
 }
 
+inline std::vector<std::vector<float>> values_of(Model& model) {
+    std::vector<std::vector<float>> values;
+    for (Parameter const& parameter : model.parameters()) {
+        values.push_back(parameter.value.numbers);
+    }
+    return values;
+}
+
 /// All parameters, then all momentum.
 inline std::vector<std::vector<float>> state_of(Model& model, Sgd const& optimizer) {
-    std::vector<std::vector<float>> state;
-    for (Parameter const& parameter : model.parameters()) {
-        state.push_back(parameter.value.numbers);
-    }
+    std::vector<std::vector<float>> state = values_of(model);
     state.insert(state.end(), optimizer.velocity().begin(), optimizer.velocity().end());
     return state;
 }
@@ -102,10 +120,20 @@ void wait_for_device(Comm& comm) {
     }
 }
 
+/// An optimizer as train() has it.
+template <class Participant>
+struct Stepper {
+    Participant& participant;                       ///< of the guard
+    std::function<void(std::size_t round)> prepare; ///< on an active rank, before it steps
+    std::function<void(Findings&)> finish;          ///< says what this rank has of the state
+};
+
 /// Trains on this rank's text, together with the other ranks on theirs. `comm` moves gradients, and
 /// `hosts` are the same ranks on the host: one and the same where that is where ranks compute.
-template <class Comm, class Hosts, class Model, class Optimizer>
-Findings train(Comm& comm, Hosts& hosts, Model& model, Optimizer& optimizer, Job const& job) {
+template <class Comm, class Hosts, class Model, class Participant>
+Findings train(
+    Comm& comm, Hosts& hosts, Model& model, Stepper<Participant> const& optimizer, Job const& job
+) {
     Options const& options = job.options;
     auto const rank = static_cast<std::uint64_t>(comm.rank());
     Findings findings{};
@@ -118,7 +146,6 @@ Findings train(Comm& comm, Hosts& hosts, Model& model, Optimizer& optimizer, Job
          .gradient_as_bucket_view = options.device == Where::cuda,
          .sync_at_end = false}
     };
-    joinable::Step step{comm, [&] { optimizer.step(model.parameters()); }};
 
     if (rank == 0) {
         findings.bits_before = bits_per_byte(model, job.held_out);
@@ -134,14 +161,16 @@ Findings train(Comm& comm, Hosts& hosts, Model& model, Optimizer& optimizer, Job
         joinable::Shuffle const shuffle{options.seed + rank, static_cast<std::uint64_t>(epoch)};
         auto const batches = make_batches(job.text.size(), options.batch_size, shuffle);
         joinable::Join guard{
-            joinable::participants(ddp, step),
+            joinable::participants(ddp, optimizer.participant),
             joinable::control(hosts),
             {.enable = !options.without_join}
         };
+        std::size_t round = findings.rounds;
         for (auto const& batch : batches) {
             ddp.forward([&] { model.forward(text, batch); }, {.weight = batch.size()});
             ddp.backward([&](auto ready) { model.backward(ready); });
-            step.step();
+            optimizer.prepare(round++);
+            optimizer.participant.step();
             job.progress.advance(comm.rank());
         }
         job.progress.set_shadowing(comm.rank(), true);
@@ -157,7 +186,8 @@ Findings train(Comm& comm, Hosts& hosts, Model& model, Optimizer& optimizer, Job
     findings.seconds = taken.count();
     display.reset();
 
-    findings.digest = digest_of(state_of(model, optimizer));
+    findings.digest = digest_of(values_of(model));
+    optimizer.finish(findings);
     if (rank == 0) {
         findings.bits_after = bits_per_byte(model, job.held_out);
     }
@@ -191,6 +221,54 @@ std::vector<Findings> run_ranks(
     return {findings.begin(), findings.end()};
 }
 
+/// Trains by the engine's own optimizer, the whole of it on every rank.
+template <class Comm, class Hosts, class Model, class Optimizer>
+Findings
+train_by_engine(Comm& comm, Hosts& hosts, Model& model, Optimizer& optimizer, Job const& job) {
+    joinable::Step step{comm, [&] { optimizer.step(model.parameters()); }};
+    auto const finish = [&](Findings& findings) {
+        findings.state_digest = digest_of(state_of(model, optimizer));
+        for (auto const& numbers : optimizer.velocity()) {
+            findings.state_bytes += numbers.size() * sizeof(float);
+        }
+    };
+    return train(
+        comm, hosts, model, Stepper<decltype(step)>{step, [](std::size_t) {}, finish}, job
+    );
+}
+
+/// Trains by a rule of joinable: each rank has a part of its state, or all of it.
+template <class Comm, class Rule>
+Findings train_by_rule(Comm& comm, Model& model, Rule const& rule, Job const& job) {
+    FallingRate const rate{job.options.rate(), job.longest};
+    if (job.options.sharding == Sharding::optimizer) {
+        joinable::ZeroRedundancyOptimizer zero{comm, model.parameters(), rule};
+        auto const prepare = [&](std::size_t round) { zero.rule().learning_rate = rate.at(round); };
+        auto const finish = [&](Findings& findings) { findings.state_bytes = zero.state_bytes(); };
+        return train(comm, comm, model, Stepper<decltype(zero)>{zero, prepare, finish}, job);
+    }
+    joinable::SelfCommunicator alone; // so that one rank owns everything
+    joinable::ZeroRedundancyOptimizer whole{alone, model.parameters(), rule};
+    std::size_t round = 0;
+    joinable::Step step{comm, [&] {
+                            whole.rule().learning_rate = rate.at(round++);
+                            whole.step();
+                        }};
+    auto const finish = [&](Findings& findings) {
+        whole.consolidate();
+        std::string bytes;
+        for (auto const& parameter : whole.state().parameters) {
+            for (auto const& tensor : parameter.tensors) {
+                auto const* const data = reinterpret_cast<char const*>(tensor.elements.data());
+                bytes.append(data, tensor.elements.size());
+            }
+        }
+        findings.state_digest = hash_of(bytes);
+        findings.state_bytes = whole.state_bytes();
+    };
+    return train(comm, comm, model, Stepper<decltype(step)>{step, [](std::size_t) {}, finish}, job);
+}
+
 /// Trains on the host.
 inline std::vector<Findings>
 train_ranks(Options const& options, std::vector<Text> const& texts, Text const& held_out) {
@@ -198,8 +276,17 @@ train_ranks(Options const& options, std::vector<Text> const& texts, Text const& 
         Options const& o = job.options;
         // Ranks start differently: ddp takes rank 0's parameters.
         Model model{o.seed + static_cast<std::uint64_t>(hosts.rank())};
-        Sgd optimizer{model.parameters(), {o.rate, job.longest}, o.momentum};
-        return train(hosts, hosts, model, optimizer, job);
+        if (o.rule == Rule::adam) {
+            return train_by_rule(hosts, model, joinable::Adam{}, job);
+        }
+        if (o.rule == Rule::adamw) {
+            return train_by_rule(hosts, model, joinable::AdamW{}, job);
+        }
+        if (o.sharding == Sharding::optimizer) {
+            return train_by_rule(hosts, model, joinable::Sgd{.momentum = o.momentum}, job);
+        }
+        Sgd optimizer{model.parameters(), {o.rate(), job.longest}, o.momentum};
+        return train_by_engine(hosts, hosts, model, optimizer, job);
     });
 }
 

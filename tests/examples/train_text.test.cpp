@@ -103,20 +103,30 @@ TEST_CASE("each gradient is final when it is said to be, and each is said once")
     }
 }
 
-TEST_CASE("process ranks train to the same bits as thread ranks, with the same rounds") {
-    using namespace train_text;
-    Text long_text;
+namespace {
+
+/// Texts that run out one after another.
+std::vector<train_text::Text> uneven_texts(int ranks) {
+    train_text::Text long_text;
     for (int i = 0; i < 1000; ++i) {
         long_text.push_back(static_cast<std::uint8_t>((i * i / 7) % 97 + i % 5));
     }
+    std::vector<train_text::Text> texts;
+    for (int rank = 0; rank < ranks; ++rank) {
+        texts.emplace_back(long_text.begin() + 10 * rank, long_text.end() - 100 * rank);
+    }
+    return texts;
+}
+
+} // namespace
+
+TEST_CASE("process ranks train to the same bits as thread ranks, with the same rounds") {
+    using namespace train_text;
     for (int const ranks : {1, 2, 3, 4, 8}) {
         Options options;
         options.ranks = ranks;
         options.epochs = 1;
-        std::vector<Text> texts;
-        for (int rank = 0; rank < ranks; ++rank) {
-            texts.emplace_back(long_text.begin() + 10 * rank, long_text.end() - 100 * rank);
-        }
+        std::vector<Text> const texts = uneven_texts(ranks);
         std::vector<Findings> const of_threads = train_ranks(options, texts, text);
         options.communicator = Kind::process;
         std::vector<Findings> const of_processes = train_ranks(options, texts, text);
@@ -132,6 +142,35 @@ TEST_CASE("process ranks train to the same bits as thread ranks, with the same r
             CHECK(b.own_rounds == (texts[rank].size() + 63) / 64);
             CHECK(b.own_rounds + b.shadow_rounds == b.rounds);
             CHECK(a.shadow_rounds == b.shadow_rounds);
+        }
+    }
+}
+
+TEST_CASE(
+    "a sharded optimizer trains to the bits of the whole one, each rank with its part of the state"
+) {
+    using namespace train_text;
+    for (int const ranks : {1, 2, 3, 4, 8}) {
+        std::vector<Text> const texts = uneven_texts(ranks);
+        for (train_text::Rule const rule :
+             {train_text::Rule::sgd, train_text::Rule::adam, train_text::Rule::adamw}) {
+            Options options;
+            options.ranks = ranks;
+            options.epochs =
+                2; // ranks that joined in the first one have the rate of all others in the second
+            options.rule = rule;
+            std::vector<Findings> const whole = train_ranks(options, texts, text);
+            options.sharding = Sharding::optimizer;
+            options.communicator = rule == train_text::Rule::adam ? Kind::process : Kind::thread;
+            std::vector<Findings> const sharded = train_ranks(options, texts, text);
+            std::size_t bytes = 0;
+            for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+                CHECK(sharded[rank].digest == whole[0].digest);
+                CHECK(whole[rank].state_digest == whole[0].state_digest);
+                bytes += sharded[rank].state_bytes;
+            }
+            CHECK(bytes == whole[0].state_bytes);
+            CHECK(sharded[0].bits_after < sharded[0].bits_before);
         }
     }
 }

@@ -282,6 +282,26 @@ MUTATIONS = [
         "../trace/allocations.test.cpp", "a large parameter of one owner*",
     ),
     Mutation(
+        "settings-of-engines-do-not-travel", "participant/zero_redundancy_optimizer.hpp",
+        "one(&detail::settings_of(rule), sizeof(Settings));", "",
+        "participant/local_optimizer.test.cpp", "an engine's optimizer steps*",
+    ),
+    Mutation(
+        "indices-begin-anew-in-each-group", "optimizer/shard.hpp",
+        "WholeParameter{shift + i, value", "WholeParameter{i, value",
+        "participant/local_optimizer.test.cpp", "groups of an engine's*",
+    ),
+    Mutation(
+        "engines-have-masters", "participant/zero_redundancy_optimizer.hpp",
+        "UpdateRule<Rule>,\n                options_", "true,\n                options_",
+        "participant/local_optimizer.test.cpp", "an engine's optimizer*",
+    ),
+    Mutation(
+        "engines-may-be-flat", "participant/zero_redundancy_optimizer.hpp",
+        "if (is_flat() && LocalOptimizer<Rule>) {", "if (false) {",
+        "participant/local_optimizer.test.cpp", "what an engine's optimizer cannot*",
+    ),
+    Mutation(
         "values-of-rank-zero-are-not-taken", "participant/zero_redundancy_optimizer.hpp",
         "start->run(comm_, 0);", "",
         "participant/zero_redundancy_optimizer.test.cpp", "parameters begin*",

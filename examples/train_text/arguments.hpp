@@ -154,8 +154,8 @@ inline void add_training_options(CLI::App& app, Options& options) {
             "--sharding",
             options.sharding,
             "WORD",
-            "none: each rank has the whole state of the optimizer. optimizer: each has a\n"
-            "part, and steps the parameters it belongs to. Both train to the same numbers.\n"
+            "none: each rank has the whole state of the optimizer. optimizer: each has\n"
+            "a part, and steps what it belongs to. Both train to the same numbers.\n"
             "Default: none."
         )
         .transform(one_of(shardings));

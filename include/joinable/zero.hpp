@@ -6,6 +6,7 @@
 
 #include <joinable/join.hpp>
 #include <joinable/optimizer/before_step.hpp>
+#include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/optimizer_state.hpp>
 #include <joinable/optimizer/partition.hpp>
 #include <joinable/optimizer/rules.hpp>

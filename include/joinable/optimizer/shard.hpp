@@ -15,6 +15,7 @@
 #include <joinable/device/copy.hpp>
 #include <joinable/error.hpp>
 #include <joinable/optimizer/before_step.hpp>
+#include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/partition.hpp>
 #include <joinable/optimizer/shard_state.hpp>
 #include <joinable/tensor/any_view.hpp>
@@ -46,9 +47,11 @@ private:
 /// dense. All members local; `parameters` is the list that the bucket was cut from.
 class OptimizerShard {
 public:
-    /// `names` is the number of state arrays. `reduces` if gradients come through the bucket, too.
-    OptimizerShard(ShardBucket bucket, int rank, std::size_t names, bool reduces)
-        : bucket_{std::move(bucket)}, rank_{rank}, state_{bucket_.dtype, part(), names},
+    /// `names` is the number of state arrays, `has_masters` if values of 16 bits are stepped as copies of
+    /// 32, `reduces` if gradients come through the bucket, too.
+    OptimizerShard(ShardBucket bucket, int rank, std::size_t names, bool has_masters, bool reduces)
+        : bucket_{std::move(bucket)}, rank_{rank},
+          state_{bucket_.dtype, part(), names, has_masters && is_half_precision(bucket_.dtype)},
           gradients_{reduces ? part() * element() : 0} {
         for (ShardPiece const& piece : bucket_.pieces) {
             first_ += piece.owner < rank ? 1 : 0;
@@ -58,7 +61,7 @@ public:
 
     /// The same, for a rule with another number of state arrays: zeros.
     [[nodiscard]] OptimizerShard with_state(std::size_t names) const {
-        return {bucket_, rank_, names, reduces()};
+        return {bucket_, rank_, names, true, reduces()};
     }
 
     [[nodiscard]] ShardBucket const& bucket() const noexcept { return bucket_; }
@@ -161,6 +164,27 @@ public:
             });
             if (!is_dense(value)) {
                 copy(place_of(value, values - piece.begin * element()), value);
+            }
+        }
+    }
+
+    /// Has an engine's optimizer step this rank's parameters that have gradients. `shift` is added to
+    /// indices, `steps` counts, for each parameter.
+    template <LocalOptimizer Optimizer>
+    void step_whole(
+        ParameterList const& parameters,
+        Optimizer& optimizer,
+        std::vector<std::uint64_t>& steps,
+        std::size_t shift
+    ) const {
+        for (ShardPiece const& piece : own()) {
+            std::size_t const i = piece.parameter;
+            AnyView const value = parameters[i].value();
+            AnyView const gradient =
+                reduces() ? place_of(value, gradient_at(piece)) : parameters[i].grad();
+            if (gradient) {
+                check_gradient_of(parameters, i, value, gradient);
+                optimizer.step(WholeParameter{shift + i, value, gradient, ++steps[i]});
             }
         }
     }

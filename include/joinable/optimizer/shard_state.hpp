@@ -18,14 +18,15 @@
 namespace joinable { inline namespace v0 {
 
 /// What the owner of a part keeps of it: an array for each name of the rule, and one of masters where
-/// the values have 16 bits. Local.
+/// the values have 16 bits. Nothing, where an engine's optimizer keeps its state itself. Local.
 class ShardState {
 public:
     /// For `count` elements of `dtype`, a floating-point one; zeros.
-    ShardState(DType dtype, std::size_t count, std::size_t names)
-        : dtype_{dtype}, count_{count}, names_{names}, memory_{count * element_bytes()} {}
+    ShardState(DType dtype, std::size_t count, std::size_t names, bool has_masters)
+        : dtype_{dtype}, count_{count}, names_{names}, has_masters_{has_masters},
+          memory_{count * element_bytes()} {}
 
-    [[nodiscard]] bool has_masters() const noexcept { return is_half_precision(dtype_); }
+    [[nodiscard]] bool has_masters() const noexcept { return has_masters_; }
     /// Those of the rule, then the masters.
     [[nodiscard]] std::size_t arrays() const noexcept { return names_ + (has_masters() ? 1 : 0); }
     [[nodiscard]] std::size_t names() const noexcept { return names_; }
@@ -45,6 +46,7 @@ private:
     DType dtype_;
     std::size_t count_;
     std::size_t names_;
+    bool has_masters_;
     Arena memory_;
 };
 

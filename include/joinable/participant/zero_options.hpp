@@ -39,7 +39,7 @@ struct ZeroOptions {
     /// The owner of each parameter of the constructor's list, in place of the rule of by_parameters.
     std::vector<int> owners = {};
     /// Parameters are sent to the other ranks in buckets, which close when they reach this. A rank has
-    /// memory for the largest one.
+    /// memory for two of them.
     std::size_t bucket_cap_bytes = std::size_t{25} << 20U;
     /// Averages gradients itself, to their owners only, where no DistributedDataParallel does. Weights
     /// and the divisor are those of DataParallelOptions::gradient_kind `mean`. Gradients of a rank are

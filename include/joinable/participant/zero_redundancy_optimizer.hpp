@@ -28,6 +28,7 @@
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/optimizer/before_step.hpp>
+#include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/optimizer_state.hpp>
 #include <joinable/optimizer/partition.hpp>
 #include <joinable/optimizer/shard.hpp>
@@ -63,10 +64,12 @@ namespace joinable { inline namespace v0 {
 /// inputs: a joined owner steps by the same averages as the others. Numbers of 16 bits are stepped as
 /// masters of 32 bits, which their owner keeps. A parameter without a gradient on its owner is not
 /// stepped. Which parameters need gradients is settled when they are given.
+///
+/// `Rule` is an UpdateRule, or a LocalOptimizer: an engine's own, which keeps its state itself.
 template <class Comm, class Rule>
 class ZeroRedundancyOptimizer {
     static_assert(models_communicator<Comm>());
-    static_assert(models_update_rule<Rule>());
+    static_assert(detail::steps_shards<Rule>());
 
 public:
     /// Collective. `parameters` is a range that joinable::parameters() takes. All ranks agree on
@@ -77,22 +80,21 @@ public:
     /// @throws Mismatch  ranks differ; the text names the first parameter or setting that does.
     template <class Parameters>
     ZeroRedundancyOptimizer(
-        Comm& comm, Parameters&& parameters, Rule const& rule, ZeroOptions options = {}
+        Comm& comm, Parameters&& parameters, Rule rule, ZeroOptions options = {}
     )
         : comm_{comm}, host_{comm}, options_{std::move(options)},
           loads_(static_cast<std::size_t>(comm.size())) {
-        add(std::forward<Parameters>(parameters), rule, options_.owners);
+        add(std::forward<Parameters>(parameters), std::move(rule), options_.owners);
     }
 
     /// Collective, outside a guard. More parameters, with settings of their own. Their indices follow
     /// those of the groups before. `owners` as in ZeroOptions. Throws what the constructor throws; then
     /// the groups are those of before.
     template <class Parameters>
-    void add_parameter_group(
-        Parameters&& parameters, Rule const& rule, std::vector<int> const& owners = {}
-    ) {
+    void
+    add_parameter_group(Parameters&& parameters, Rule rule, std::vector<int> const& owners = {}) {
         require_outside("add_parameter_group()");
-        add(std::forward<Parameters>(parameters), rule, owners);
+        add(std::forward<Parameters>(parameters), std::move(rule), owners);
     }
 
     /// The settings of a group: set a learning rate here, alike on every rank that is active. Joined
@@ -123,6 +125,7 @@ public:
     /// Collective, outside a guard. Gathers the state of all ranks at `to_rank`; state() returns it there.
     /// @throws ContractViolation  in a guard, or `to_rank` is no rank. What the communicator throws.
     void consolidate(int to_rank = 0) {
+        require_own_state();
         require_outside("consolidate()");
         consolidated_.reset();
         OptimizerState<Rule> state{rules_, std::vector<StateOfParameter>(parameter_count())};
@@ -157,6 +160,7 @@ public:
     /// @throws ContractViolation  in a guard; the state is of another model. The other ranks throw
     ///         PeerFailed; nothing was changed.
     void load(OptimizerState<Rule> const& state, int from_rank = 0) {
+        require_own_state();
         require_outside("load()");
         bool const is_root = comm_.rank() == from_rank;
         std::vector<Rule> rules = rules_;
@@ -284,7 +288,16 @@ public:
 
 private:
     using Group = detail::ShardGroup;
+    using Settings = std::remove_cvref_t<decltype(detail::settings_of(std::declval<Rule&>()))>;
     using StateOfParameter = typename OptimizerState<Rule>::Parameter;
+
+    static void require_own_state() {
+        static_assert(
+            UpdateRule<Rule>,
+            "ZeroRedundancyOptimizer: an engine's optimizer keeps its state itself; save and load it on the "
+            "owner of each parameter, which owner_of() names"
+        );
+    }
 
     [[nodiscard]] bool is_flat() const noexcept { return options_.partition == Partition::flat; }
 
@@ -334,7 +347,7 @@ private:
     // Groups.
 
     template <class Parameters>
-    void add(Parameters&& parameters, Rule const& rule, std::vector<int> const& owners) {
+    void add(Parameters&& parameters, Rule rule, std::vector<int> const& owners) {
         AgreementList compared;
         std::optional<CoalescedBroadcast> start;
         std::vector<std::size_t> loads;
@@ -363,7 +376,7 @@ private:
             shard.load_masters(group.parameters, scratch_[0]);
         }
         loads_ = std::move(loads);
-        rules_.push_back(rule);
+        rules_.push_back(std::move(rule));
         groups_.push_back(std::move(group));
     }
 
@@ -397,6 +410,12 @@ private:
     }
 
     void check(ParameterList const& list, std::vector<int> const& owners) const {
+        if (is_flat() && LocalOptimizer<Rule>) {
+            throw ContractViolation{
+                "an engine's optimizer steps whole parameters, but Partition::flat deals out parts of them; "
+                "use Partition::by_parameters"
+            };
+        }
         if (DeviceId const device = detail::device_of(comm_).id(); device != DeviceId{}) {
             throw ContractViolation{detail::concat(
                 "ZeroRedundancyOptimizer steps parameters on the host, but this communicator's are on ",
@@ -473,7 +492,8 @@ private:
                     ? detail::flat_bucket(group.parameters, run, loads.size())
                     : detail::bucket_by_owners(group.parameters, run, all_owners, loads.size()),
                 comm_.rank(),
-                rule.state_names().size(),
+                detail::state_names_of(rule).size(),
+                UpdateRule<Rule>,
                 options_.reduces_gradients
             );
         }
@@ -489,7 +509,7 @@ private:
         }
         memory(0, (std::max)(reduced, packed));
         memory(1, packed);
-        std::size_t shared = (rules_.size() + 1) * sizeof(Rule);
+        std::size_t shared = (rules_.size() + 1) * sizeof(Settings);
         for (SharedObject const& object : options_.shared) {
             shared += object.bytes();
         }
@@ -522,7 +542,7 @@ private:
         list.add("bytes of shared objects", shared);
     }
     static void agree_on_rule(AgreementList& list, Rule const& rule) {
-        std::span<std::string_view const> const names = rule.state_names();
+        std::span<std::string_view const> const names = detail::state_names_of(rule);
         list.add("state of the rule", std::vector<std::string_view>{names.begin(), names.end()});
         if constexpr (requires { rule.agree_on(list); }) {
             rule.agree_on(list);
@@ -557,7 +577,9 @@ private:
                 copy(object, at, bytes);
                 at += bytes;
             };
-            one(rules_.data(), rules_.size() * sizeof(Rule));
+            for (Rule& rule : rules_) {
+                one(&detail::settings_of(rule), sizeof(Settings));
+            }
             for (SharedObject const& object : options_.shared) {
                 one(object.data(), object.bytes());
             }
@@ -575,10 +597,11 @@ private:
     static void check_before_step(Group const& group, Rule const& rule) {
         detail::check_rule(rule);
         std::size_t const names = group.shards.front().state().names();
-        if (rule.state_names().size() != names) {
+        std::size_t const names_now = detail::state_names_of(rule).size();
+        if (names_now != names) {
             throw ContractViolation{detail::concat(
                 "the rule of a group keeps ",
-                rule.state_names().size(),
+                names_now,
                 " numbers for each element now, but kept ",
                 names,
                 " when it was given; leave settings that add or drop state as they were"
@@ -633,7 +656,11 @@ private:
             Group& group = groups_[k];
             for (OptimizerShard const& shard : group.shards) {
                 std::byte* const bucket = memory(turn % 2, packed_bytes(group, shard));
-                shard.step(group.parameters, rules_[k], group.steps, scratch_);
+                if constexpr (LocalOptimizer<Rule>) {
+                    shard.step_whole(group.parameters, rules_[k], group.steps, group.first);
+                } else {
+                    shard.step(group.parameters, rules_[k], group.steps, scratch_);
+                }
                 static_cast<void>(
                     exchanges[turn % 2].emplace(comm_, group.parameters, shard, bucket, scratch_[0])
                 );
@@ -647,7 +674,7 @@ private:
     detail::HostCollectives<Comm> host_;
     ZeroOptions options_;
     detail::Averaging averaging_{GradientKind::mean};
-    std::vector<Rule> rules_; ///< of the groups, one after another in memory
+    std::vector<Rule> rules_; ///< of the groups
     std::vector<Group> groups_;
     std::vector<std::size_t> loads_; ///< elements of each rank, by the rule of by_parameters
     std::array<Arena, 2> arenas_;    ///< of the bucket that travels, and of the next one

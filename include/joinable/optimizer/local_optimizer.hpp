@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <type_traits>
+
+#include <joinable/optimizer/update_rule.hpp>
+#include <joinable/tensor/any_view.hpp>
+
+namespace joinable { inline namespace v0 {
+
+/// A parameter that an optimizer of the engine steps.
+struct WholeParameter {
+    std::size_t index; ///< in the order in which parameters were given, of all groups
+    AnyView value;
+    AnyView gradient;   ///< averaged over ranks; it has the value's dtype and extents
+    std::uint64_t step; ///< of this parameter, counted from 1
+};
+
+namespace detail {
+
+template <class O>
+concept has_step =
+    requires(O& optimizer, WholeParameter const& parameter) { optimizer.step(parameter); };
+template <class O>
+concept has_settings = requires(O& optimizer) {
+    { optimizer.settings() };
+    requires std::is_lvalue_reference_v<decltype(optimizer.settings())>;
+    requires !std::is_const_v<std::remove_reference_t<decltype(optimizer.settings())>>;
+    requires std::is_trivially_copyable_v<std::remove_cvref_t<decltype(optimizer.settings())>>;
+};
+
+} // namespace detail
+
+/// An optimizer of an engine that steps one whole parameter at a time and keeps its state itself. It may
+/// look at all of a parameter, as LAMB does for its norm (You et al., 2020), so parameters are dealt out
+/// whole: Partition::by_parameters. All members local.
+///
+/// `optimizer` is an lvalue of `O`, `constant` a const one.
+/// | expression                  | result | meaning                                                         |
+/// |-----------------------------|--------|-----------------------------------------------------------------|
+/// | `optimizer.step(parameter)` |        | steps a WholeParameter; called on its owner, in the same order  |
+/// |                             |        | in every step                                                   |
+/// | `optimizer.settings()`      | `S&`   | learning rate and what else changes between steps: joined       |
+/// |                             |        | owners get that of the lowest active rank. `S` is trivially     |
+/// |                             |        | copyable                                                        |
+/// | `constant.check()`          |        | optional; throws ContractViolation where the settings make no   |
+/// |                             |        | sense                                                           |
+/// | `constant.agree_on(list)`   |        | optional; adds its settings to an AgreementList, for ranks to   |
+/// |                             |        | compare                                                         |
+///
+/// O is movable, and no UpdateRule.
+template <class O>
+concept LocalOptimizer =
+    std::movable<O> && !UpdateRule<O> && detail::has_step<O> && detail::has_settings<O>;
+
+/// Says in one sentence what a class lacks to be a LocalOptimizer.
+template <class O>
+consteval bool models_local_optimizer() {
+    static_assert(
+        std::movable<O>,
+        "LocalOptimizer: the optimizer has to be movable, because groups are kept in a list"
+    );
+    static_assert(
+        detail::has_step<O>,
+        "LocalOptimizer: expected a member 'void step(joinable::WholeParameter const& parameter)'"
+    );
+    static_assert(
+        detail::has_settings<O>,
+        "LocalOptimizer: expected a member 'S& settings()' with a trivially copyable S, such as a struct "
+        "with the learning rate: joined ranks get the settings of the others"
+    );
+    return LocalOptimizer<O>;
+}
+
+namespace detail {
+
+/// Says in one sentence what a class lacks to step shards: its members show which of both it wants to be.
+template <class R>
+consteval bool steps_shards() {
+    if constexpr (has_step<R> || has_settings<R>) {
+        return models_local_optimizer<R>();
+    } else {
+        return models_update_rule<R>();
+    }
+}
+
+/// What travels of a rule or of an engine's optimizer.
+template <class R>
+auto& settings_of(R& rule) {
+    if constexpr (LocalOptimizer<R>) {
+        return rule.settings();
+    } else {
+        return rule;
+    }
+}
+
+/// Names of the state that a rule keeps with the shard. An engine's optimizer keeps its own.
+template <class R>
+std::span<std::string_view const> state_names_of(R const& rule) {
+    if constexpr (LocalOptimizer<R>) {
+        return {};
+    } else {
+        return rule.state_names();
+    }
+}
+
+} // namespace detail
+
+}} // namespace joinable::v0

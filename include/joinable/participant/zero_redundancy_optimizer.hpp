@@ -130,7 +130,7 @@ public:
         consolidated_.reset();
         OptimizerState<Rule> state{rules_, std::vector<StateOfParameter>(parameter_count())};
         for (std::size_t k = 0; k < groups_.size(); ++k) {
-            auto const names = rules_[k].state_names();
+            auto const names = detail::state_names_of(rules_[k]);
             detail::gather_state<Comm, StateOfParameter>(
                 comm_, to_rank, groups_[k], names, state.parameters
             );
@@ -179,7 +179,7 @@ public:
         host_.broadcast(message, from_rank).wait();
         rules_ = std::move(rules);
         for (std::size_t k = 0; k < groups_.size(); ++k) {
-            auto const names = rules_[k].state_names();
+            auto const names = detail::state_names_of(rules_[k]);
             for (OptimizerShard& shard : groups_[k].shards) {
                 shard = shard.with_state(names.size());
             }
@@ -334,7 +334,7 @@ private:
         }
         for (std::size_t k = 0; k < groups_.size(); ++k) {
             detail::check_rule(state.rules[k]);
-            auto const names = state.rules[k].state_names();
+            auto const names = detail::state_names_of(state.rules[k]);
             detail::check_state<StateOfParameter>(groups_[k], names, state.parameters);
         }
     }

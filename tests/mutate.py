@@ -292,13 +292,13 @@ MUTATIONS = [
         "participant/local_optimizer.test.cpp", "groups of an engine's*",
     ),
     Mutation(
-        "engines-have-masters", "participant/zero_redundancy_optimizer.hpp",
-        "UpdateRule<Rule>,\n                options_", "true,\n                options_",
+        "engines-have-masters", "participant/detail/shard_plan.hpp",
+        "UpdateRule<Rule>,\n            options.", "true,\n            options.",
         "participant/local_optimizer.test.cpp", "an engine's optimizer*",
     ),
     Mutation(
-        "engines-may-be-flat", "participant/zero_redundancy_optimizer.hpp",
-        "if (is_flat() && LocalOptimizer<Rule>) {", "if (false) {",
+        "engines-may-be-flat", "participant/detail/shard_plan.hpp",
+        "if (is_flat(options) && LocalOptimizer<Rule>) {", "if (false) {",
         "participant/local_optimizer.test.cpp", "what an engine's optimizer cannot*",
     ),
     Mutation(
@@ -313,7 +313,7 @@ MUTATIONS = [
     ),
     Mutation(
         "settings-are-not-compared", "participant/zero_redundancy_optimizer.hpp",
-        "agree_on_rule(compared, rule);", "",
+        "detail::agree_on_rule(compared, rule);", "",
         "participant/zero_redundancy_optimizer.test.cpp", "rules and options*",
     ),
     Mutation(

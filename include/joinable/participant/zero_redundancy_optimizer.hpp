@@ -34,9 +34,9 @@
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/optimizer/update_rule.hpp>
 #include <joinable/participant/averaging.hpp>
-#include <joinable/participant/detail/check_parameters.hpp>
 #include <joinable/participant/detail/shard_exchange.hpp>
 #include <joinable/participant/detail/shard_group.hpp>
+#include <joinable/participant/detail/shard_plan.hpp>
 #include <joinable/participant/detail/verify.hpp>
 #include <joinable/participant/zero_options.hpp>
 #include <joinable/tensor/parameters.hpp>
@@ -264,12 +264,12 @@ public:
     [[nodiscard]] std::string_view join_name() const noexcept { return "ZeroRedundancyOptimizer"; }
     /// Options, and the rule of each group.
     void agree_on(AgreementList& list) const {
-        agree_on_options(list);
+        detail::agree_on_options(list, options_);
         for (std::size_t group = 0; group < groups_.size(); ++group) {
             list.add(
                 detail::concat("parameters of group ", group), groups_[group].parameters.size()
             );
-            agree_on_rule(list, rules_[group]);
+            detail::agree_on_rule(list, rules_[group]);
         }
     }
     /// @throws ContractViolation  nobody averages the gradients of this guard, or two do.
@@ -299,7 +299,7 @@ private:
         );
     }
 
-    [[nodiscard]] bool is_flat() const noexcept { return options_.partition == Partition::flat; }
+    [[nodiscard]] bool is_flat() const noexcept { return detail::is_flat(options_); }
 
     template <class F>
     void for_each_shard(F const& f) const {
@@ -388,18 +388,21 @@ private:
         std::vector<std::size_t>& loads,
         AgreementList& compared
     ) {
-        check(group.parameters, owners);
+        DeviceId const device = detail::device_of(comm_).id();
+        detail::check_group<Rule>(
+            group.parameters, owners, groups_, options_, device, comm_.size()
+        );
         detail::check_rule(rule);
         compared.begin_section("options differ: ");
-        agree_on_options(compared);
+        detail::agree_on_options(compared, options_);
         compared.add("owners", owners);
-        agree_on_rule(compared, rule);
+        detail::agree_on_rule(compared, rule);
         compared.begin_section("models differ: ");
         static_cast<void>(detail::agree_on(compared, group.parameters));
         group.first = parameter_count();
         group.steps.resize(group.parameters.size());
         loads = loads_;
-        cut(group, rule, owners, loads);
+        detail::cut_group(group, rule, owners, loads, options_, comm_.rank());
         make_arenas(group);
         rules_.reserve(rules_.size() + 1);
         groups_.reserve(groups_.size() + 1);
@@ -407,96 +410,6 @@ private:
 
     [[nodiscard]] std::size_t parameter_count() const noexcept {
         return groups_.empty() ? 0 : groups_.back().first + groups_.back().parameters.size();
-    }
-
-    void check(ParameterList const& list, std::vector<int> const& owners) const {
-        if (is_flat() && LocalOptimizer<Rule>) {
-            throw ContractViolation{
-                "an engine's optimizer steps whole parameters, but Partition::flat deals out parts of them; "
-                "use Partition::by_parameters"
-            };
-        }
-        if (DeviceId const device = detail::device_of(comm_).id(); device != DeviceId{}) {
-            throw ContractViolation{detail::concat(
-                "ZeroRedundancyOptimizer steps parameters on the host, but this communicator's are on ",
-                detail::to_text(device)
-            )};
-        }
-        detail::check_parameters(list, {});
-        ParameterList all;
-        for (Group const& group : groups_) {
-            detail::append(all, group.parameters);
-        }
-        detail::append(all, list);
-        detail::check_distinct(all, "of all groups, ", [](AnyParameter const& parameter) {
-            return parameter.value();
-        });
-        if (!owners.empty() && (is_flat() || owners.size() != list.size())) {
-            throw ContractViolation{detail::concat(
-                "owners has ",
-                owners.size(),
-                is_flat()
-                    ? " ranks, but with Partition::flat parameters have no owner; leave it out"
-                    : " ranks; give one for each parameter, ",
-                is_flat() ? "" : std::to_string(list.size())
-            )};
-        }
-        for (int const owner : owners) {
-            if (owner < 0 || owner >= comm_.size()) {
-                throw ContractViolation{detail::concat(
-                    "owners names rank ", owner, ", but the ranks are 0 to ", comm_.size() - 1
-                )};
-            }
-        }
-    }
-
-    void
-    cut(Group& group,
-        Rule const& rule,
-        std::vector<int> const& owners,
-        std::vector<std::size_t>& loads) const {
-        std::vector<std::size_t> trained;
-        std::vector<std::size_t> sizes;
-        for (std::size_t i = 0; i < group.parameters.size(); ++i) {
-            AnyView const value = group.parameters[i].value();
-            if (!group.parameters[i].requires_grad()) {
-                group.frozen.push_back(i);
-                continue;
-            }
-            if (!is_floating_point(value.dtype())) {
-                throw ContractViolation{detail::concat(
-                    detail::describe_parameter(group.parameters, i),
-                    " is of integers, which no rule steps; give it requires_grad = false"
-                )};
-            }
-            trained.push_back(i);
-            sizes.push_back(value.numel());
-        }
-        if (trained.empty()) {
-            throw ContractViolation{"no parameter requires a gradient: there is nothing to step"};
-        }
-        std::vector<int> all_owners = owners;
-        if (owners.empty() && !is_flat()) {
-            auto const chosen = detail::owners_by_size(sizes, loads);
-            all_owners.resize(group.parameters.size());
-            for (std::size_t k = 0; k < trained.size(); ++k) {
-                all_owners[trained[k]] = chosen[k];
-            }
-        }
-        // A flat bucket is as large as it can be: each has parts of whole cache lines.
-        std::size_t const alone = is_flat() ? std::size_t(-1) : detail::lone_bytes;
-        for (auto const& run :
-             detail::runs_by_size(group.parameters, trained, options_.bucket_cap_bytes, alone)) {
-            group.shards.emplace_back(
-                is_flat()
-                    ? detail::flat_bucket(group.parameters, run, loads.size())
-                    : detail::bucket_by_owners(group.parameters, run, all_owners, loads.size()),
-                comm_.rank(),
-                detail::state_names_of(rule).size(),
-                UpdateRule<Rule>,
-                options_.reduces_gradients
-            );
-        }
     }
 
     /// Memory for the largest bucket of those that are packed, and for messages.
@@ -530,31 +443,12 @@ private:
         return arenas_[k].data();
     }
 
-    void agree_on_options(AgreementList& list) const {
-        list.add("partition", is_flat() ? "flat" : "by_parameters");
-        list.add("bucket_cap_bytes", options_.bucket_cap_bytes);
-        list.add("reduces_gradients", options_.reduces_gradients);
-        list.add("has before_step", static_cast<bool>(options_.before_step));
-        std::vector<std::size_t> shared;
-        for (SharedObject const& object : options_.shared) {
-            shared.push_back(object.bytes());
-        }
-        list.add("bytes of shared objects", shared);
-    }
-    static void agree_on_rule(AgreementList& list, Rule const& rule) {
-        std::span<std::string_view const> const names = detail::state_names_of(rule);
-        list.add("state of the rule", std::vector<std::string_view>{names.begin(), names.end()});
-        if constexpr (requires { rule.agree_on(list); }) {
-            rule.agree_on(list);
-        }
-    }
-
     // The script of a step, the same for ranks that are active and ranks that shadow.
 
     void run(Round const& round) {
         share_settings(round);
         for (std::size_t group = 0; group < groups_.size(); ++group) {
-            check_before_step(groups_[group], rules_[group]);
+            detail::check_before_step(groups_[group], rules_[group]);
         }
         if (options_.reduces_gradients) {
             reduce(averaging_.factor(comm_, round));
@@ -591,30 +485,6 @@ private:
         host_.broadcast(message, round.buffer_source()).wait();
         if (!is_source) {
             pass([](void* object, std::byte* at, std::size_t n) { std::memcpy(object, at, n); });
-        }
-    }
-
-    static void check_before_step(Group const& group, Rule const& rule) {
-        detail::check_rule(rule);
-        std::size_t const names = group.shards.front().state().names();
-        std::size_t const names_now = detail::state_names_of(rule).size();
-        if (names_now != names) {
-            throw ContractViolation{detail::concat(
-                "the rule of a group keeps ",
-                names_now,
-                " numbers for each element now, but kept ",
-                names,
-                " when it was given; leave settings that add or drop state as they were"
-            )};
-        }
-        for (std::size_t const i : group.frozen) {
-            if (group.parameters[i].requires_grad()) {
-                throw ContractViolation{
-                    detail::describe_parameter(group.parameters, i) +
-                    " requires a gradient now, but did not when it was given, so no rank steps it; make "
-                    "a new optimizer"
-                };
-            }
         }
     }
 

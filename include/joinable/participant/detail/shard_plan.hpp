@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include <joinable/agreement/agreement_list.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/device/device.hpp>
+#include <joinable/error.hpp>
+#include <joinable/optimizer/local_optimizer.hpp>
+#include <joinable/optimizer/partition.hpp>
+#include <joinable/optimizer/shard.hpp>
+#include <joinable/optimizer/update_rule.hpp>
+#include <joinable/participant/detail/check_parameters.hpp>
+#include <joinable/participant/detail/shard_group.hpp>
+#include <joinable/participant/zero_options.hpp>
+#include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/parameters.hpp>
+
+/// @file
+/// How a sharded optimizer takes a group of parameters. All functions local; what they find wrong is a
+/// ContractViolation.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+inline bool is_flat(ZeroOptions const& options) noexcept {
+    return options.partition == Partition::flat;
+}
+
+/// `groups` are those before. `owners` is for `list`, or empty.
+template <class Rule>
+void check_group(
+    ParameterList const& list,
+    std::vector<int> const& owners,
+    std::vector<ShardGroup> const& groups,
+    ZeroOptions const& options,
+    DeviceId device,
+    int world_size
+) {
+    if (is_flat(options) && LocalOptimizer<Rule>) {
+        throw ContractViolation{
+            "an engine's optimizer steps whole parameters, but Partition::flat deals out parts of them; "
+            "use Partition::by_parameters"
+        };
+    }
+    if (device != DeviceId{}) {
+        throw ContractViolation{concat(
+            "ZeroRedundancyOptimizer steps parameters on the host, but this communicator's are on ",
+            to_text(device)
+        )};
+    }
+    check_parameters(list, {});
+    ParameterList all;
+    for (ShardGroup const& group : groups) {
+        append(all, group.parameters);
+    }
+    append(all, list);
+    check_distinct(all, "of all groups, ", [](AnyParameter const& parameter) {
+        return parameter.value();
+    });
+    if (!owners.empty() && (is_flat(options) || owners.size() != list.size())) {
+        throw ContractViolation{concat(
+            "owners has ",
+            owners.size(),
+            is_flat(options)
+                ? " ranks, but with Partition::flat parameters have no owner; leave it out"
+                : " ranks; give one for each parameter, ",
+            is_flat(options) ? "" : std::to_string(list.size())
+        )};
+    }
+    for (int const owner : owners) {
+        if (owner < 0 || owner >= world_size) {
+            throw ContractViolation{
+                concat("owners names rank ", owner, ", but the ranks are 0 to ", world_size - 1)
+            };
+        }
+    }
+}
+
+/// Cuts the parameters of a group into the buckets of `rank`. `loads` are elements of each rank by groups
+/// before, and then by this one, too.
+template <class Rule>
+void cut_group(
+    ShardGroup& group,
+    Rule const& rule,
+    std::vector<int> const& owners,
+    std::vector<std::size_t>& loads,
+    ZeroOptions const& options,
+    int rank
+) {
+    std::vector<std::size_t> trained;
+    std::vector<std::size_t> sizes;
+    for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+        AnyView const value = group.parameters[i].value();
+        if (!group.parameters[i].requires_grad()) {
+            group.frozen.push_back(i);
+            continue;
+        }
+        if (!is_floating_point(value.dtype())) {
+            throw ContractViolation{concat(
+                describe_parameter(group.parameters, i),
+                " is of integers, which no rule steps; give it requires_grad = false"
+            )};
+        }
+        trained.push_back(i);
+        sizes.push_back(value.numel());
+    }
+    if (trained.empty()) {
+        throw ContractViolation{"no parameter requires a gradient: there is nothing to step"};
+    }
+    std::vector<int> all_owners = owners;
+    if (owners.empty() && !is_flat(options)) {
+        auto const chosen = owners_by_size(sizes, loads);
+        all_owners.resize(group.parameters.size());
+        for (std::size_t k = 0; k < trained.size(); ++k) {
+            all_owners[trained[k]] = chosen[k];
+        }
+    }
+    // A flat bucket is as large as it can be: each has parts of whole cache lines.
+    std::size_t const alone = is_flat(options) ? std::size_t(-1) : lone_bytes;
+    for (auto const& run :
+         runs_by_size(group.parameters, trained, options.bucket_cap_bytes, alone)) {
+        group.shards.emplace_back(
+            is_flat(options) ? flat_bucket(group.parameters, run, loads.size())
+                             : bucket_by_owners(group.parameters, run, all_owners, loads.size()),
+            rank,
+            state_names_of(rule).size(),
+            UpdateRule<Rule>,
+            options.reduces_gradients
+        );
+    }
+}
+
+inline void agree_on_options(AgreementList& list, ZeroOptions const& options) {
+    list.add("partition", is_flat(options) ? "flat" : "by_parameters");
+    list.add("bucket_cap_bytes", options.bucket_cap_bytes);
+    list.add("reduces_gradients", options.reduces_gradients);
+    list.add("has before_step", static_cast<bool>(options.before_step));
+    std::vector<std::size_t> shared;
+    for (SharedObject const& object : options.shared) {
+        shared.push_back(object.bytes());
+    }
+    list.add("bytes of shared objects", shared);
+}
+template <class Rule>
+void agree_on_rule(AgreementList& list, Rule const& rule) {
+    std::span<std::string_view const> const names = state_names_of(rule);
+    list.add("state of the rule", std::vector<std::string_view>{names.begin(), names.end()});
+    if constexpr (requires { rule.agree_on(list); }) {
+        rule.agree_on(list);
+    }
+}
+
+/// A group and its rule have to be as they were when they were given.
+template <class Rule>
+void check_before_step(ShardGroup const& group, Rule const& rule) {
+    check_rule(rule);
+    std::size_t const names = group.shards.front().state().names();
+    std::size_t const names_now = state_names_of(rule).size();
+    if (names_now != names) {
+        throw ContractViolation{concat(
+            "the rule of a group keeps ",
+            names_now,
+            " numbers for each element now, but kept ",
+            names,
+            " when it was given; leave settings that add or drop state as they were"
+        )};
+    }
+    for (std::size_t const i : group.frozen) {
+        if (group.parameters[i].requires_grad()) {
+            throw ContractViolation{
+                describe_parameter(group.parameters, i) +
+                " requires a gradient now, but did not when it was given, so no rank steps it; make "
+                "a new optimizer"
+            };
+        }
+    }
+}
+
+}}} // namespace joinable::v0::detail

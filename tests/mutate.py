@@ -302,6 +302,11 @@ MUTATIONS = [
         "participant/local_optimizer.test.cpp", "what an engine's optimizer cannot*",
     ),
     Mutation(
+        "memory-for-a-state-is-not-agreed-on", "participant/zero_redundancy_optimizer.hpp",
+        "fail_together([&] {\n            messages.emplace", "std::invoke([&] {\n            messages.emplace",
+        "../trace/allocations.test.cpp", "an optimizer that is out of memory*",
+    ),
+    Mutation(
         "values-of-rank-zero-are-not-taken", "participant/zero_redundancy_optimizer.hpp",
         "start->run(comm_, 0);", "",
         "participant/zero_redundancy_optimizer.test.cpp", "parameters begin*",

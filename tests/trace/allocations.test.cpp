@@ -16,7 +16,9 @@
 #include <support/linear_model.hpp>
 #include <support/ranks.hpp>
 
+#include <joinable/error.hpp>
 #include <joinable/join/guard.hpp>
+#include <joinable/optimizer/optimizer_state.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/data_parallel.hpp>
 #include <joinable/participant/zero_redundancy_optimizer.hpp>
@@ -455,6 +457,45 @@ TEST_CASE("a guard that is out of memory at any point of its construction leaves
             CHECK(comm.set_deadline(deadline) == deadline);
         }
         CHECK(failures > 5);
+    });
+}
+
+/// Calls f on all ranks until rank 0 has enough memory for it; before, its allocations fail one after another.
+template <class F>
+std::size_t fail_each_allocation(ThreadCommunicator& comm, F const& f) {
+    for (std::size_t failures = 0;; ++failures) {
+        try {
+            allocations_left = comm.rank() == 0 ? failures : static_cast<std::size_t>(-1);
+            f();
+            allocations_left = static_cast<std::size_t>(-1);
+            return failures;
+        } catch (std::bad_alloc const&) {
+            CHECK(comm.rank() == 0);
+        } catch (joinable::PeerFailed const& error) {
+            CHECK(error.rank() == 0);
+        }
+    }
+}
+
+TEST_CASE("an optimizer that is out of memory on one rank is refused on all") {
+    run_ranks({2, 3, 4}, [](ThreadCommunicator& comm) {
+        comm.set_deadline(std::chrono::seconds{20});
+        std::vector<Param<float>> params = make_params<float>({100, 5000, 3, 7});
+        std::size_t const made = fail_each_allocation(comm, [&] {
+            joinable::ZeroRedundancyOptimizer const zero{comm, params, joinable::Adam{}};
+        });
+        joinable::ZeroRedundancyOptimizer zero{comm, params, joinable::Adam{}};
+        zero.step();
+        std::size_t const gathered = fail_each_allocation(comm, [&] { zero.consolidate(0); });
+        joinable::OptimizerState<joinable::Adam> state;
+        if (comm.rank() == 0) {
+            state = zero.state();
+        }
+        std::size_t const loaded = fail_each_allocation(comm, [&] { zero.load(state); });
+        CHECK(zero.state_bytes() < 2 * 5110 * sizeof(float));
+        CHECK(made > 10);
+        CHECK(gathered > 5);
+        CHECK(loaded > 1);
     });
 }
 

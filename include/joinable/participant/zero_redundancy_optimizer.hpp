@@ -128,14 +128,25 @@ public:
         require_own_state();
         require_outside("consolidate()");
         consolidated_.reset();
-        OptimizerState<Rule> state{rules_, std::vector<StateOfParameter>(parameter_count())};
-        for (std::size_t k = 0; k < groups_.size(); ++k) {
-            auto const names = detail::state_names_of(rules_[k]);
+        bool const is_root = comm_.rank() == to_rank;
+        OptimizerState<Rule> state;
+        std::optional<detail::StateMessages> messages;
+        fail_together([&] {
+            messages.emplace(groups_);
+            if (is_root) {
+                state = {rules_, std::vector<StateOfParameter>(parameter_count())};
+                for (std::size_t k = 0; k < groups_.size(); ++k) {
+                    auto const names = rules_[k].state_names();
+                    detail::make_tensors<StateOfParameter>(groups_[k], names, state.parameters);
+                }
+            }
+        });
+        for (Group const& group : groups_) {
             detail::gather_state<Comm, StateOfParameter>(
-                comm_, to_rank, groups_[k], names, state.parameters
+                comm_, to_rank, group, *messages, state.parameters
             );
         }
-        if (comm_.rank() == to_rank) {
+        if (is_root) {
             consolidated_ = std::move(state);
         }
     }
@@ -163,28 +174,36 @@ public:
         require_own_state();
         require_outside("load()");
         bool const is_root = comm_.rank() == from_rank;
-        std::vector<Rule> rules = rules_;
-        std::exception_ptr error;
-        try {
+        std::vector<Rule> rules;
+        fail_together([&] {
             if (is_root) {
                 check_state(state);
-                rules = state.rules;
             }
-        } catch (...) {
-            error = std::current_exception();
-        }
-        detail::ControlOver<Comm&> control{comm_};
-        detail::agree(control, AgreementList{}, error);
+            rules = is_root ? state.rules : rules_;
+        });
         Buffer const message{rules.data(), rules.size() * sizeof(Rule), DType::u8};
         host_.broadcast(message, from_rank).wait();
+        std::vector<std::vector<OptimizerShard>> shards;
+        std::optional<detail::StateMessages> messages;
+        fail_together([&] { // where rules keep as much as before, its memory serves
+            messages.emplace(groups_);
+            shards.resize(groups_.size());
+            for (std::size_t k = 0; k < groups_.size(); ++k) {
+                for (OptimizerShard const& shard : groups_[k].shards) {
+                    if (std::size_t const names = rules[k].state_names().size();
+                        names != shard.state().names()) {
+                        shards[k].push_back(shard.with_state(names));
+                    }
+                }
+            }
+        });
         rules_ = std::move(rules);
         for (std::size_t k = 0; k < groups_.size(); ++k) {
-            auto const names = detail::state_names_of(rules_[k]);
-            for (OptimizerShard& shard : groups_[k].shards) {
-                shard = shard.with_state(names.size());
+            if (!shards[k].empty()) {
+                groups_[k].shards = std::move(shards[k]);
             }
             detail::scatter_state<Comm, StateOfParameter>(
-                comm_, from_rank, groups_[k], names, state.parameters
+                comm_, from_rank, groups_[k], *messages, state.parameters
             );
         }
     }
@@ -291,6 +310,19 @@ private:
     using Settings = std::remove_cvref_t<decltype(detail::settings_of(std::declval<Rule&>()))>;
     using StateOfParameter = typename OptimizerState<Rule>::Parameter;
 
+    /// What f() throws on one rank is thrown on all. Collective.
+    template <class F>
+    void fail_together(F const& f, AgreementList const& compared = {}) {
+        std::exception_ptr error;
+        try {
+            f();
+        } catch (...) {
+            error = std::current_exception();
+        }
+        detail::ControlOver<Comm&> control{comm_};
+        detail::agree(control, compared, error);
+    }
+
     static void require_own_state() {
         static_assert(
             UpdateRule<Rule>,
@@ -352,8 +384,7 @@ private:
         std::optional<CoalescedBroadcast> start;
         std::vector<std::size_t> loads;
         Group group;
-        std::exception_ptr error;
-        try {
+        auto const prepare = [&] {
             group.parameters = joinable::parameters(std::forward<Parameters>(parameters));
             plan(group, rule, owners, loads, compared);
             std::vector<AnyView> values;
@@ -366,11 +397,8 @@ private:
                 "parameter",
                 BufferMemory{comm_}
             );
-        } catch (...) {
-            error = std::current_exception();
-        }
-        detail::ControlOver<Comm&> control{comm_};
-        detail::agree(control, compared, error);
+        };
+        fail_together(prepare, compared);
         start->run(comm_, 0);
         for (OptimizerShard const& shard : group.shards) {
             shard.load_masters(group.parameters, scratch_[0]);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -42,6 +43,27 @@ array_names(std::span<std::string_view const> names, ShardState const& state) {
     return all;
 }
 
+/// Memory for the ways of a state between ranks, made before the first collective: who runs out of memory
+/// later would leave the others waiting.
+struct StateMessages {
+    std::vector<std::byte> array;     ///< the longest one, of all ranks
+    std::vector<std::uint64_t> steps; ///< of the largest group
+
+    explicit StateMessages(std::span<ShardGroup const> groups) {
+        std::size_t bytes = 0;
+        std::size_t parameters = 0;
+        for (ShardGroup const& group : groups) {
+            parameters = (std::max)(parameters, group.steps.size());
+            for (OptimizerShard const& shard : group.shards) {
+                std::size_t const size = size_of(shard.state().computed_in());
+                bytes = (std::max)(bytes, shard.bucket().count() * size);
+            }
+        }
+        array.resize(bytes);
+        steps.resize(parameters);
+    }
+};
+
 /// What a rank has of a parameter in a bucket that holds all parts of one array.
 inline AnyView array_view(
     OptimizerShard const& shard, ShardPiece const& piece, AnyView const& value, std::byte* whole
@@ -55,10 +77,9 @@ inline AnyView array_view(
         dense_strides(extents, value.strides())
     };
 }
-inline AnyView view_of_tensor(StateTensor& tensor) {
-    return {
-        tensor.elements.data(), tensor.dtype, tensor.extents, row_major_strides(tensor.extents)
-    };
+inline AnyView view_of_tensor(StateTensor const& tensor) {
+    auto* const elements = const_cast<std::byte*>(tensor.elements.data());
+    return {elements, tensor.dtype, tensor.extents, row_major_strides(tensor.extents)};
 }
 
 /// One array of a bucket, of all ranks at the root. Collective.
@@ -104,37 +125,65 @@ void scatter_array(
     }
 }
 
-/// Gathers what ranks have of a group into `parameters` of the root, which has room for it. Collective.
+/// Calls f(piece, tensors of its parameter) for the beginning of each parameter in a bucket.
+template <class Parameters, class F>
+void for_each_tensors(
+    ShardGroup const& group, OptimizerShard const& shard, Parameters&& parameters, F const& f
+) {
+    for (ShardPiece const& piece : shard.bucket().pieces) {
+        if (piece.begin == 0) {
+            f(piece, parameters[group.first + piece.parameter].tensors);
+        }
+    }
+}
+
+/// Makes room for what ranks have of a group. Local.
+template <class Parameter>
+void make_tensors(
+    ShardGroup const& group,
+    std::span<std::string_view const> names,
+    std::span<Parameter> parameters
+) {
+    for (OptimizerShard const& shard : group.shards) {
+        std::vector<std::string> const all = array_names(names, shard.state());
+        for_each_tensors(group, shard, parameters, [&](ShardPiece const& piece, auto& tensors) {
+            AnyView const value = group.parameters[piece.parameter].value();
+            DType const dtype = shard.state().computed_in();
+            for (std::string const& name : all) {
+                std::vector<std::byte> elements(value.numel() * size_of(dtype));
+                tensors.push_back({name, dtype, value.extents(), std::move(elements)});
+            }
+        });
+    }
+}
+
+/// Gathers what ranks have of a group into `parameters` of the root, which has room for it, see
+/// make_tensors(). Collective.
 template <Communicator Comm, class Parameter>
 void gather_state(
     Comm& comm,
     int root,
     ShardGroup const& group,
-    std::span<std::string_view const> names,
+    StateMessages& messages,
     std::span<Parameter> parameters
 ) {
     bool const is_root = comm.rank() == root;
-    std::vector<std::uint64_t> steps = group.steps;
-    comm.all_reduce({steps.data(), steps.size(), DType::u64}, ReduceOp::max).wait();
-    for (std::size_t i = 0; is_root && i < steps.size(); ++i) {
+    std::uint64_t* const steps = messages.steps.data();
+    std::size_t const count = group.steps.size();
+    std::copy(group.steps.begin(), group.steps.end(), steps);
+    comm.all_reduce({steps, count, DType::u64}, ReduceOp::max).wait();
+    for (std::size_t i = 0; is_root && i < count; ++i) {
         parameters[group.first + i].steps = steps[i];
     }
-    std::vector<std::byte> whole;
     for (OptimizerShard const& shard : group.shards) {
-        ShardState const& state = shard.state();
-        std::vector<std::string> const all = array_names(names, state);
-        whole.resize(shard.bucket().count() * size_of(state.computed_in()));
-        for (std::size_t k = 0; k < all.size(); ++k) {
-            gather_array(comm, shard, k, whole, root);
-            for (ShardPiece const& piece : shard.bucket().pieces) {
-                if (!is_root || piece.begin != 0) {
-                    continue;
-                }
-                AnyView const value = group.parameters[piece.parameter].value();
-                StateTensor tensor{all[k], state.computed_in(), value.extents(), {}};
-                tensor.elements.resize(value.numel() * size_of(tensor.dtype));
-                copy(array_view(shard, piece, value, whole.data()), view_of_tensor(tensor));
-                parameters[group.first + piece.parameter].tensors.push_back(std::move(tensor));
+        for (std::size_t k = 0; k < shard.state().arrays(); ++k) {
+            gather_array(comm, shard, k, messages.array, root);
+            if (is_root) {
+                for_each_tensors(group, shard, parameters, [&](auto& piece, auto& tensors) {
+                    AnyView const value = group.parameters[piece.parameter].value();
+                    AnyView const array = array_view(shard, piece, value, messages.array.data());
+                    copy(array, view_of_tensor(tensors[k]));
+                });
             }
         }
     }
@@ -147,7 +196,7 @@ void scatter_state(
     Comm& comm,
     int root,
     ShardGroup& group,
-    std::span<std::string_view const> names,
+    StateMessages& messages,
     std::span<Parameter const> parameters
 ) {
     bool const is_root = comm.rank() == root;
@@ -155,19 +204,16 @@ void scatter_state(
         group.steps[i] = parameters[group.first + i].steps;
     }
     comm.broadcast({group.steps.data(), group.steps.size(), DType::u64}, root).wait();
-    std::vector<std::byte> whole;
     for (OptimizerShard const& shard : group.shards) {
-        ShardState const& state = shard.state();
-        whole.resize(shard.bucket().count() * size_of(state.computed_in()));
-        for (std::size_t k = 0; k < array_names(names, state).size(); ++k) {
-            for (ShardPiece const& piece : shard.bucket().pieces) {
-                if (is_root && piece.begin == 0) {
-                    StateTensor tensor = parameters[group.first + piece.parameter].tensors[k];
+        for (std::size_t k = 0; k < shard.state().arrays(); ++k) {
+            if (is_root) {
+                for_each_tensors(group, shard, parameters, [&](auto& piece, auto& tensors) {
                     AnyView const value = group.parameters[piece.parameter].value();
-                    copy(view_of_tensor(tensor), array_view(shard, piece, value, whole.data()));
-                }
+                    AnyView const array = array_view(shard, piece, value, messages.array.data());
+                    copy(view_of_tensor(tensors[k]), array);
+                });
             }
-            scatter_array(comm, shard, k, whole, root);
+            scatter_array(comm, shard, k, messages.array, root);
         }
     }
 }

@@ -307,6 +307,11 @@ MUTATIONS = [
         "../trace/allocations.test.cpp", "an optimizer that is out of memory*",
     ),
     Mutation(
+        "flat-pieces-begin-at-zero", "optimizer/shard.hpp",
+        "return whole + piece.begin * element();", "return whole;",
+        "participant/sharding_property.test.cpp", "any training*",
+    ),
+    Mutation(
         "values-of-rank-zero-are-not-taken", "participant/zero_redundancy_optimizer.hpp",
         "start->run(comm_, 0);", "",
         "participant/zero_redundancy_optimizer.test.cpp", "parameters begin*",

@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: BSL-1.0
+// Trainings with sharded optimizers, drawn from seeds: whatever the model, the rules, the partition and the
+// inputs, the values are those of the whole optimizer on every rank, bit for bit, after every guard.
+// JOINABLE_TEST_SEEDS="first count" runs other seeds.
+#include <joinable/participant/zero_redundancy_optimizer.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <optional>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <over_ranks.hpp>
+#include <support/draw.hpp>
+#include <support/numbers.hpp>
+#include <support/strided_param.hpp>
+#include <support/volume.hpp>
+#include <support/whole_optimizer.hpp>
+
+#include <joinable/join/guard.hpp>
+#include <joinable/optimizer/rules.hpp>
+#include <joinable/participant/data_parallel.hpp>
+#include <joinable/participant/step.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::Adam;
+using joinable::AdamW;
+using joinable::DistributedDataParallel;
+using joinable::divide_by_initial_world_size;
+using joinable::DType;
+using joinable::Join;
+using joinable::OptimizerState;
+using joinable::participants;
+using joinable::Partition;
+using joinable::Round;
+using joinable::RoundNotice;
+using joinable::Sgd;
+using joinable::Shape;
+using joinable::Step;
+using joinable::ZeroOptions;
+using joinable::ZeroRedundancyOptimizer;
+
+// -- what is drawn -----------------------------------------------------------------------------------
+
+struct ParameterPlan {
+    DType dtype;
+    Shape extents;
+    Shape value_strides;
+    Shape gradient_strides;
+    bool is_trained;
+};
+struct EpochPlan {
+    ZeroOptions options;
+    int state_root; ///< which rank gathers the state afterwards
+    std::vector<int> lengths;
+    bool is_weighted;
+    bool divides_by_all; ///< ranks, in place of those that are active
+    int sync_every;
+    std::vector<bool> skips; ///< by round and rank
+    bool zeroes;             ///< gradients before a pass, in place of dropping them
+};
+template <class Rule>
+struct TrainingPlan {
+    int world;
+    std::vector<std::vector<ParameterPlan>> groups;
+    std::vector<Rule> rules;
+    std::vector<EpochPlan> epochs;
+    joinable::DataParallelOptions data_parallel;
+};
+
+constexpr int most_rounds = 5;
+
+template <class Rule>
+Rule draw_rule(Draw& draw) {
+    Rule rule;
+    rule.learning_rate = draw.one_of({0.5, 0.125, 0.01});
+    rule.weight_decay = draw.one_of({0.0, 0.125});
+    rule.maximize = draw.one_in(3);
+    if constexpr (std::is_same_v<Rule, Sgd>) {
+        rule.momentum = draw.one_of({0.0, 0.5});
+        rule.nesterov = rule.momentum != 0.0 && draw.one_in(2);
+        rule.dampening = rule.nesterov ? 0.0 : draw.one_of({0.0, 0.25});
+    } else {
+        rule.amsgrad = draw.one_in(2);
+        rule.beta2 = draw.one_of({0.999, 0.5});
+    }
+    return rule;
+}
+
+Shape draw_strides(Draw& draw, Shape const& extents) {
+    Shape strides = joinable::row_major_strides(extents);
+    if (extents.size() != 2 || draw.one_in(2)) {
+        return strides;
+    }
+    return draw.one_in(2) ? Shape{1, extents[0]} : Shape{extents[1] + 2, 1};
+}
+
+ParameterPlan draw_parameter(Draw& draw, bool has_halves) {
+    ParameterPlan plan;
+    plan.dtype = has_halves ? draw.one_of({DType::f32, DType::f64, DType::f16, DType::bf16})
+                            : draw.one_of({DType::f32, DType::f64});
+    std::size_t const rows = draw.one_in(9) ? 0 : draw.between(1, 40);
+    plan.extents = draw.one_in(2) ? Shape{rows} : Shape{rows, draw.between(1, 5)};
+    plan.value_strides = draw_strides(draw, plan.extents);
+    plan.gradient_strides = draw_strides(draw, plan.extents);
+    plan.is_trained = !draw.one_in(4);
+    return plan;
+}
+
+EpochPlan draw_epoch(Draw& draw, int world, bool reduces) {
+    EpochPlan plan;
+    plan.options.partition = draw.one_in(2) ? Partition::flat : Partition::by_parameters;
+    plan.options.bucket_cap_bytes = draw.one_of<std::size_t>({1, 100, 600, 1U << 20U});
+    plan.options.reduces_gradients = reduces;
+    auto const ranks = static_cast<std::size_t>(world);
+    plan.state_root = static_cast<int>(draw.below(ranks));
+    for (int rank = 0; rank < world; ++rank) {
+        plan.lengths.push_back(static_cast<int>(draw.below(most_rounds + 1)));
+    }
+    plan.is_weighted = draw.one_in(2);
+    plan.divides_by_all = draw.one_in(2);
+    plan.sync_every = reduces || draw.one_in(2) ? 1 : 2;
+    for (std::size_t k = 0; k < ranks * most_rounds; ++k) {
+        plan.skips.push_back(!reduces && plan.sync_every == 1 && draw.one_in(5));
+    }
+    plan.zeroes = draw.one_in(2);
+    return plan;
+}
+
+template <class Rule>
+TrainingPlan<Rule> draw_training(Draw& draw) {
+    TrainingPlan<Rule> plan;
+    plan.world = draw.one_of({1, 2, 3, 4, 8});
+    bool const reduces = draw.one_in(3);
+    for (std::size_t groups = draw.between(1, 3); groups > 0; --groups) {
+        auto& group = plan.groups.emplace_back();
+        for (std::size_t count = draw.between(1, 5); count > 0; --count) {
+            group.push_back(draw_parameter(draw, !reduces)); // weights are rounded elsewhere then
+        }
+        group[draw.below(group.size())].is_trained = true;
+        plan.rules.push_back(draw_rule<Rule>(draw));
+    }
+    for (std::size_t epochs = draw.between(1, 3); epochs > 0; --epochs) {
+        plan.epochs.push_back(draw_epoch(draw, plan.world, reduces));
+    }
+    plan.data_parallel.gradient_as_bucket_view = draw.one_in(2);
+    plan.data_parallel.bucket_cap_bytes = draw.one_of<std::size_t>({1, 300, 1U << 20U});
+    return plan;
+}
+
+// -- one rank ----------------------------------------------------------------------------------------
+
+template <class Rule>
+class Engine {
+public:
+    using Groups = std::vector<std::vector<StridedParam>>;
+
+    Engine(RankCommunicator& comm, TrainingPlan<Rule> const& plan) : comm_{comm}, plan_{plan} {
+        for (auto const& group : plan.groups) {
+            auto& params = groups_.emplace_back();
+            for (ParameterPlan const& p : group) {
+                params.push_back(
+                    {{{p.dtype, p.extents, p.value_strides},
+                      {p.dtype, p.extents, p.gradient_strides},
+                      {},
+                      p.is_trained}}
+                );
+                Numbers values(params.back().value.view().numel());
+                for (std::size_t k = 0; k < values.size(); ++k) {
+                    values[k] = static_cast<double>((k * 3 + params.size()) % 13) / 8.0 - 0.75;
+                }
+                write(params.back().value.view(), values);
+            }
+        }
+        for (auto& group : groups_) {
+            for (StridedParam& param : group) {
+                all_.push_back(&param);
+            }
+        }
+    }
+
+    /// After each epoch: the values of all parameters.
+    std::vector<std::vector<Numbers>> train_whole() {
+        std::vector<WholeOptimizer<Rule>> whole;
+        for (std::size_t g = 0; g < groups_.size(); ++g) {
+            whole.emplace_back(groups_[g], plan_.rules[g]);
+        }
+        std::vector<std::vector<Numbers>> values;
+        for (EpochPlan const& epoch : plan_.epochs) {
+            Step step{comm_, [&](Round const& round) {
+                          for (std::size_t g = 0; g < whole.size(); ++g) {
+                              whole[g].rule.learning_rate = rate_of(g, round.number());
+                              whole[g].step();
+                          }
+                      }};
+            train_by_model(epoch, step, [](std::size_t) {});
+            values.push_back(read_values());
+        }
+        return values;
+    }
+
+    std::vector<std::vector<Numbers>> train_sharded() {
+        OptimizerState<Rule> state;
+        std::vector<std::vector<Numbers>> values;
+        for (EpochPlan const& epoch : plan_.epochs) {
+            ZeroRedundancyOptimizer zero{comm_, groups_[0], plan_.rules[0], epoch.options};
+            for (std::size_t g = 1; g < groups_.size(); ++g) {
+                zero.add_parameter_group(groups_[g], plan_.rules[g]);
+            }
+            if (!values.empty()) {
+                zero.load(state, (&epoch - 1)->state_root);
+            }
+            auto const set_rates = [&](std::size_t round) { // on active ranks
+                for (std::size_t g = 0; g < groups_.size(); ++g) {
+                    zero.rule(g).learning_rate = rate_of(g, round);
+                }
+            };
+            if (epoch.options.reduces_gradients) {
+                train_alone(epoch, zero, set_rates);
+            } else {
+                train_by_model(epoch, zero, set_rates);
+            }
+            zero.consolidate(epoch.state_root);
+            state = comm_.rank() == epoch.state_root ? zero.state() : OptimizerState<Rule>{};
+            values.push_back(read_values());
+        }
+        return values;
+    }
+
+private:
+    [[nodiscard]] double rate_of(std::size_t group, std::size_t round) const {
+        return plan_.rules[group].learning_rate / static_cast<double>(1 + round % 3);
+    }
+    [[nodiscard]] RoundNotice notice_of(EpochPlan const& epoch, int round) const {
+        RoundNotice notice{.will_sync = (round + 1) % epoch.sync_every == 0};
+        if (epoch.is_weighted) {
+            notice.weight = static_cast<std::uint64_t>(1 + (comm_.rank() + 2 * round) % 3);
+        }
+        return notice;
+    }
+
+    template <class Ready>
+    void backward(int round, Ready const& ready) {
+        for (std::size_t i = all_.size(); i-- > 0;) {
+            StridedParam& param = *all_[i];
+            if (!param.requires_grad) {
+                continue;
+            }
+            auto const seed = static_cast<std::size_t>(comm_.rank() * 7 + round * 5) + i * 3;
+            if (seed % 6 != 0) { // else this pass does not use it
+                param.need_grad();
+                Numbers numbers = read(param.grad);
+                for (std::size_t k = 0; k < numbers.size(); ++k) {
+                    numbers[k] += (static_cast<double>((seed + k * 11) % 17) - 8.0) / 8.0;
+                }
+                write(param.grad, numbers);
+            }
+            ready(i);
+        }
+    }
+    void reset_gradients(bool zeroes) {
+        for (StridedParam* param : all_) {
+            if (param->grad && zeroes) {
+                write(param->grad, Numbers(param->grad.numel()));
+            } else {
+                param->grad = {};
+            }
+        }
+    }
+
+    template <class Optimizer, class SetRates>
+    void train_by_model(EpochPlan const& epoch, Optimizer& optimizer, SetRates const& set_rates) {
+        reset_gradients(false);
+        DistributedDataParallel ddp{comm_, all_, plan_.data_parallel};
+        Join guard{
+            participants(ddp, optimizer), divide_by_initial_world_size = epoch.divides_by_all
+        };
+        auto const rank = static_cast<std::size_t>(comm_.rank());
+        for (int round = 0; round < epoch.lengths[rank]; ++round) {
+            RoundNotice const notice = notice_of(epoch, round);
+            if (round % epoch.sync_every == 0) {
+                reset_gradients(epoch.zeroes);
+            }
+            auto const turn = static_cast<std::size_t>(round * comm_.size()) + rank;
+            if (epoch.skips[turn]) {
+                ddp.skip();
+            } else {
+                ddp.forward([] {}, notice);
+                ddp.backward([&](auto ready) { backward(round, ready); });
+            }
+            if (notice.will_sync) {
+                set_rates(guard.round().number());
+                optimizer.step();
+            }
+        }
+        guard.finish();
+    }
+    template <class Optimizer, class SetRates>
+    void train_alone(EpochPlan const& epoch, Optimizer& optimizer, SetRates const& set_rates) {
+        Join guard{participants(optimizer), divide_by_initial_world_size = epoch.divides_by_all};
+        for (int round = 0; round < epoch.lengths[static_cast<std::size_t>(comm_.rank())];
+             ++round) {
+            reset_gradients(epoch.zeroes);
+            backward(round, [](std::size_t) {});
+            set_rates(static_cast<std::size_t>(round));
+            optimizer.step(notice_of(epoch, round));
+        }
+        guard.finish();
+    }
+
+    [[nodiscard]] std::vector<Numbers> read_values() const {
+        std::vector<Numbers> values;
+        for (StridedParam const* param : all_) {
+            values.push_back(read(param->value.view()));
+            CHECK(param->value.has_its_gaps());
+        }
+        return values;
+    }
+
+    RankCommunicator& comm_;
+    TrainingPlan<Rule> const& plan_;
+    Groups groups_;
+    std::vector<StridedParam*> all_;
+};
+
+template <class Rule>
+void compare(Draw& draw) {
+    TrainingPlan<Rule> const plan = draw_training<Rule>(draw);
+    over_ranks({plan.world}, [&](RankCommunicator& comm) {
+        auto const whole = Engine<Rule>{comm, plan}.train_whole();
+        CHECK(Engine<Rule>{comm, plan}.train_sharded() == whole);
+    });
+}
+
+TEST_CASE("any training with a sharded optimizer has the values of the whole one, bit for bit") {
+    std::uint64_t first = 0;
+    std::uint64_t count = volume<std::uint64_t>(200);
+    if (char const* const seeds = std::getenv("JOINABLE_TEST_SEEDS")) {
+        std::istringstream{seeds} >> first >> count;
+    }
+    for (std::uint64_t seed = first; seed < first + count; ++seed) {
+        CAPTURE(seed);
+        Draw draw{seed};
+        switch (draw.below(3)) {
+        case 0: compare<Sgd>(draw); break;
+        case 1: compare<Adam>(draw); break;
+        default: compare<AdamW>(draw); break;
+        }
+    }
+}
+
+} // namespace

@@ -18,6 +18,7 @@
 #include "data.hpp"
 #include "model.hpp"
 #include "progress.hpp"
+#include "rule.hpp"
 
 namespace train_text {
 
@@ -225,7 +226,7 @@ std::vector<Findings> run_ranks(
 template <class Comm, class Hosts, class Model, class Optimizer>
 Findings
 train_by_engine(Comm& comm, Hosts& hosts, Model& model, Optimizer& optimizer, Job const& job) {
-    joinable::Step step{comm, [&] { optimizer.step(model.parameters()); }};
+    joinable::Step step{comm, std::function{[&] { optimizer.step(model.parameters()); }}};
     auto const finish = [&](Findings& findings) {
         findings.state_digest = digest_of(state_of(model, optimizer));
         for (auto const& numbers : optimizer.velocity()) {
@@ -238,22 +239,22 @@ train_by_engine(Comm& comm, Hosts& hosts, Model& model, Optimizer& optimizer, Jo
 }
 
 /// Trains by a rule of joinable: each rank has a part of its state, or all of it.
-template <class Comm, class Rule>
-Findings train_by_rule(Comm& comm, Model& model, Rule const& rule, Job const& job) {
+template <class Comm>
+Findings train_by_rule(Comm& comm, Model& model, ChosenRule const& rule, Job const& job) {
     FallingRate const rate{job.options.rate(), job.longest};
     if (job.options.sharding == Sharding::optimizer) {
         joinable::ZeroRedundancyOptimizer zero{comm, model.parameters(), rule};
-        auto const prepare = [&](std::size_t round) { zero.rule().learning_rate = rate.at(round); };
+        auto const prepare = [&](std::size_t round) { zero.rule().set_rate(rate.at(round)); };
         auto const finish = [&](Findings& findings) { findings.state_bytes = zero.state_bytes(); };
         return train(comm, comm, model, Stepper<decltype(zero)>{zero, prepare, finish}, job);
     }
     joinable::SelfCommunicator alone; // so that one rank owns everything
     joinable::ZeroRedundancyOptimizer whole{alone, model.parameters(), rule};
     std::size_t round = 0;
-    joinable::Step step{comm, [&] {
-                            whole.rule().learning_rate = rate.at(round++);
+    joinable::Step step{comm, std::function{[&] {
+                            whole.rule().set_rate(rate.at(round++));
                             whole.step();
-                        }};
+                        }}};
     auto const finish = [&](Findings& findings) {
         whole.consolidate();
         std::string bytes;
@@ -276,14 +277,13 @@ train_ranks(Options const& options, std::vector<Text> const& texts, Text const& 
         Options const& o = job.options;
         // Ranks start differently: ddp takes rank 0's parameters.
         Model model{o.seed + static_cast<std::uint64_t>(hosts.rank())};
-        if (o.rule == Rule::adam) {
-            return train_by_rule(hosts, model, joinable::Adam{}, job);
-        }
-        if (o.rule == Rule::adamw) {
-            return train_by_rule(hosts, model, joinable::AdamW{}, job);
-        }
-        if (o.sharding == Sharding::optimizer) {
-            return train_by_rule(hosts, model, joinable::Sgd{.momentum = o.momentum}, job);
+        if (o.rule != Rule::sgd || o.sharding == Sharding::optimizer) {
+            ChosenRule const rule{
+                o.rule == Rule::adam    ? ChosenRule::Choice{joinable::Adam{}}
+                : o.rule == Rule::adamw ? ChosenRule::Choice{joinable::AdamW{}}
+                                        : ChosenRule::Choice{joinable::Sgd{.momentum = o.momentum}}
+            };
+            return train_by_rule(hosts, model, rule, job);
         }
         Sgd optimizer{model.parameters(), {o.rate(), job.longest}, o.momentum};
         return train_by_engine(hosts, hosts, model, optimizer, job);

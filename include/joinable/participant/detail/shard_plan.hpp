@@ -143,7 +143,8 @@ inline void agree_on_options(AgreementList& list, ZeroOptions const& options) {
     list.add("reduces_gradients", options.reduces_gradients);
     list.add("has before_step", static_cast<bool>(options.before_step));
     std::vector<std::size_t> shared;
-    for (SharedObject const& object : options.shared) {
+    for (joinable::SharedObject const& object :
+         options.shared) { // there is one of shared memory, too
         shared.push_back(object.bytes());
     }
     list.add("bytes of shared objects", shared);

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+// The update rule that is chosen when the program starts: one type for joinable, whichever it is.
+
+#include <joinable/zero.hpp>
+
+#include <span>
+#include <string_view>
+#include <variant>
+
+namespace train_text {
+
+/// A joinable::UpdateRule.
+class ChosenRule {
+public:
+    using Choice = std::variant<joinable::Sgd, joinable::Adam, joinable::AdamW>;
+
+    explicit ChosenRule(Choice const& choice) : choice_{choice} {}
+
+    void set_rate(double rate) {
+        std::visit([&](auto& rule) { rule.learning_rate = rate; }, choice_);
+    }
+    [[nodiscard]] std::span<std::string_view const> state_names() const {
+        return std::visit([](auto const& rule) { return rule.state_names(); }, choice_);
+    }
+    template <class T>
+    void update(joinable::UpdateRange<T> const& range) const {
+        std::visit([&](auto const& rule) { rule.update(range); }, choice_);
+    }
+
+private:
+    Choice choice_;
+};
+
+} // namespace train_text

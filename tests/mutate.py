@@ -303,13 +303,33 @@ MUTATIONS = [
     ),
     Mutation(
         "memory-for-a-state-is-not-agreed-on", "participant/zero_redundancy_optimizer.hpp",
-        "fail_together([&] {\n            messages.emplace", "std::invoke([&] {\n            messages.emplace",
+        'fail_together("consolidate()", [&] {', "std::invoke([&] {",
         "../trace/allocations.test.cpp", "an optimizer that is out of memory*",
     ),
     Mutation(
         "flat-pieces-begin-at-zero", "optimizer/shard.hpp",
         "return whole + piece.begin * element();", "return whole;",
         "participant/sharding_property.test.cpp", "any training*",
+    ),
+    Mutation(
+        "nobody-need-average", "participant/detail/shard_plan.hpp",
+        "if (!std::binary_search(sorted.begin(), sorted.end(), value)) {", "if (false) {",
+        "participant/zero_redundancy_optimizer.test.cpp", "a parameter whose gradient nobody averages*",
+    ),
+    Mutation(
+        "frozen-later-is-stepped", "participant/detail/shard_plan.hpp",
+        "requires_grad() == was_frozen) {", "requires_grad() && was_frozen) {",
+        "participant/zero_redundancy_optimizer.test.cpp", "a parameter that is frozen*",
+    ),
+    Mutation(
+        "classes-of-rules-are-not-compared", "participant/detail/shard_plan.hpp",
+        'list.add("class of the rule", type_name<Rule>());', "",
+        "participant/zero_redundancy_optimizer.test.cpp", "rules of different classes*",
+    ),
+    Mutation(
+        "an-old-state-is-given", "participant/zero_redundancy_optimizer.hpp",
+        "consolidated_.reset(); // it is of an earlier step", "",
+        "participant/zero_redundancy_optimizer.test.cpp", "a state that was gathered*",
     ),
     Mutation(
         "values-of-rank-zero-are-not-taken", "participant/zero_redundancy_optimizer.hpp",

@@ -193,17 +193,37 @@ private:
         }
         return item;
     }
+    /// "models differ: " of "models differ: parameter 3".
+    [[nodiscard]] static std::string title_of(std::string const& label) {
+        std::size_t const colon = label.find(": ");
+        return colon == std::string::npos ? std::string{} : label.substr(0, colon + 2);
+    }
+    [[nodiscard]] static std::string
+    place_of(std::string const& label, std::string const& title, std::string const& value) {
+        std::string const subject = title.substr(0, title.find(" differ: "));
+        return concat(" compares ", subject, " (", label.substr(title.size()), ": ", value, ")");
+    }
     /// Labels that differ are both said, their common title once.
     [[nodiscard]] std::string text_of(int other) {
         auto const [label, value] = read_item(0);
         auto const [label_there, value_there] = read_item(text_bytes);
+        std::string const title = title_of(label);
+        std::string const title_there = title_of(label_there);
+        if (!label.empty() && !label_there.empty() && title != title_there) {
+            return concat(
+                "ranks are at different places of the program: rank ",
+                lowest_,
+                place_of(label, title, value),
+                ", rank ",
+                other,
+                place_of(label_there, title_there, value_there),
+                "; do the same on every rank, in the same order"
+            );
+        }
         std::string text = label.empty() ? label_there : label;
         text += concat(": rank ", lowest_, " has ", value, ", rank ", other, " has ");
         if (label != label_there && !label.empty() && !label_there.empty()) {
-            std::size_t const colon = label.find(": ");
-            std::size_t const title = colon == std::string::npos ? 0 : colon + 2;
-            bool const is_same = label_there.compare(0, title, label, 0, title) == 0;
-            text += label_there.substr(is_same ? title : 0) + ": ";
+            text += label_there.substr(title.size()) + ": ";
         }
         return text + value_there;
     }

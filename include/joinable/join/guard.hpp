@@ -307,8 +307,10 @@ private:
         view.steps =
             detail::has_label<labels::step, Js...> || detail::has_label<labels::shards, Js...>;
         view.reduces = detail::has_label<labels::gradients, Js...>;
+        view.averaged.emplace();
         std::apply(
             [&](Js&... participant) {
+                (detail::list_averaged(participant, view), ...);
                 detail::check_states({{&participant.join_state(), detail::type_name<Js>()}...});
                 (detail::check_guard(participant, view), ...);
             },

@@ -4,9 +4,11 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/communicator/communicator.hpp>
@@ -75,6 +77,9 @@ struct GuardView {
     bool carries_accumulated; ///< JoinOptions::carry_accumulated
     bool steps;               ///< a hook is labelled labels::step or labels::shards
     bool reduces;             ///< a hook is labelled labels::gradients
+    /// Where values are whose gradients are averaged. Nothing, if a participant that averages does not say it
+    /// by list_averaged(std::vector<void const*>&) const.
+    std::optional<std::vector<void const*>> averaged;
 };
 
 namespace detail {

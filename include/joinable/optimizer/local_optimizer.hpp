@@ -82,10 +82,19 @@ namespace detail {
 /// Says in one sentence what a class lacks to step shards: its members show which of both it wants to be.
 template <class R>
 consteval bool steps_shards() {
-    if constexpr (has_step<R> || has_settings<R>) {
+    constexpr bool is_local = has_step<R> || has_settings<R>;
+    constexpr bool is_rule = has_state_names<R> || has_update<R>;
+    static_assert(
+        is_local || is_rule,
+        "ZeroRedundancyOptimizer: after the parameters comes the optimizer itself: an UpdateRule, with "
+        "state_names() and update(range), or a LocalOptimizer, with step(parameter) and settings()"
+    );
+    if constexpr (is_local) {
         return models_local_optimizer<R>();
-    } else {
+    } else if constexpr (is_rule) {
         return models_update_rule<R>();
+    } else {
+        return false;
     }
 }
 

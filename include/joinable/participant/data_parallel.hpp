@@ -424,6 +424,14 @@ public:
         list.add("reduction", Reduction::name);
         list.add("model", model_);
     }
+    /// For GuardView::averaged.
+    void list_averaged(std::vector<void const*>& values) const {
+        for (AnyParameter const& parameter : reducer_->parameters()) {
+            if (parameter.requires_grad()) {
+                values.push_back(parameter.value().data());
+            }
+        }
+    }
     /// @throws ContractViolation  joined ranks leave their gradients untouched, but others use them.
     void check_guard(GuardView const& guard) const {
         char const* const why =

@@ -131,7 +131,7 @@ public:
         bool const is_root = comm_.rank() == to_rank;
         OptimizerState<Rule> state;
         std::optional<detail::StateMessages> messages;
-        fail_together([&] {
+        fail_together("consolidate()", [&] {
             messages.emplace(groups_);
             if (is_root) {
                 state = {rules_, std::vector<StateOfParameter>(parameter_count())};
@@ -151,8 +151,8 @@ public:
         }
     }
     /// What consolidate() gathered on this rank: rules, numbers of steps and tensors, in the order of the
-    /// parameters. Local.
-    /// @throws ContractViolation  it gathered nothing here.
+    /// parameters. It is gone with the next step. Local.
+    /// @throws ContractViolation  it gathered nothing here since the last step.
     [[nodiscard]] OptimizerState<Rule> const& state() const {
         if (!consolidated_) {
             throw ContractViolation{detail::concat(
@@ -175,7 +175,7 @@ public:
         require_outside("load()");
         bool const is_root = comm_.rank() == from_rank;
         std::vector<Rule> rules;
-        fail_together([&] {
+        fail_together("load()", [&] {
             if (is_root) {
                 check_state(state);
             }
@@ -185,7 +185,7 @@ public:
         host_.broadcast(message, from_rank).wait();
         std::vector<std::vector<OptimizerShard>> shards;
         std::optional<detail::StateMessages> messages;
-        fail_together([&] { // where rules keep as much as before, its memory serves
+        fail_together("load()", [&] { // where rules keep as much as before, its memory serves
             messages.emplace(groups_);
             shards.resize(groups_.size());
             for (std::size_t k = 0; k < groups_.size(); ++k) {
@@ -291,7 +291,8 @@ public:
             detail::agree_on_rule(list, rules_[group]);
         }
     }
-    /// @throws ContractViolation  nobody averages the gradients of this guard, or two do.
+    /// @throws ContractViolation  nobody averages the gradients of this guard, or two do, or nobody averages
+    ///         that of a parameter.
     void check_guard(GuardView const& guard) const {
         if (guard.reduces == options_.reduces_gradients) {
             throw ContractViolation{
@@ -303,6 +304,11 @@ public:
                       "participants(...), or set ZeroOptions::reduces_gradients"
             };
         }
+        if (!options_.reduces_gradients && guard.averaged) {
+            for (Group const& group : groups_) {
+                detail::check_averaged(group, *guard.averaged);
+            }
+        }
     }
 
 private:
@@ -312,7 +318,17 @@ private:
 
     /// What f() throws on one rank is thrown on all. Collective.
     template <class F>
-    void fail_together(F const& f, AgreementList const& compared = {}) {
+    void fail_together(char const* verb, F const& f) {
+        AgreementList compared;
+        fail_together(compared, [&] {
+            compared.begin_section("sharded optimizers differ: ");
+            compared.add("verb", verb);
+            f();
+        });
+    }
+    /// Ranks compare what f() lists.
+    template <class F>
+    void fail_together(AgreementList const& compared, F const& f) {
         std::exception_ptr error;
         try {
             f();
@@ -398,7 +414,7 @@ private:
                 BufferMemory{comm_}
             );
         };
-        fail_together(prepare, compared);
+        fail_together(compared, prepare);
         start->run(comm_, 0);
         for (OptimizerShard const& shard : group.shards) {
             shard.load_masters(group.parameters, scratch_[0]);
@@ -474,6 +490,7 @@ private:
     // The script of a step, the same for ranks that are active and ranks that shadow.
 
     void run(Round const& round) {
+        consolidated_.reset(); // it is of an earlier step
         share_settings(round);
         for (std::size_t group = 0; group < groups_.size(); ++group) {
             detail::check_before_step(groups_[group], rules_[group]);

@@ -161,7 +161,7 @@ TEST_CASE("a list that ends earlier has nothing where another one goes on") {
     });
 }
 
-TEST_CASE("labels that differ are both named, their title once") {
+TEST_CASE("labels that differ are both named, their title once, and what has another title, too") {
     run_ranks({2, 3}, [](ThreadCommunicator& comm) {
         AgreementList list;
         list.begin_section("models differ: ");
@@ -176,7 +176,10 @@ TEST_CASE("labels that differ are both named, their title once") {
         CHECK(
             outcome_of(comm, other) ==
             Outcome{
-                "Mismatch", "models differ: x: rank 0 has 1, rank 1 has options differ: x: 1", {1}
+                "Mismatch",
+                "ranks are at different places of the program: rank 0 compares models (x: 1), rank 1 "
+                "compares options (x: 1); do the same on every rank, in the same order",
+                {1}
             }
         );
         AgreementList untitled;

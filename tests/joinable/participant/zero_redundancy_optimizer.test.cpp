@@ -359,6 +359,75 @@ TEST_CASE("a guard in which nobody averages, or two do, is refused in a sentence
     });
 }
 
+TEST_CASE("a parameter whose gradient nobody averages is refused when the guard begins") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        std::vector<Param<float>> params = make_params<float>({3, 2, 4});
+        std::vector<Param<float>*> const some{&params[0], &params[2]};
+        params[1].name = "bias";
+        DistributedDataParallel ddp{comm, some};
+        ZeroRedundancyOptimizer zero{comm, params, Sgd{}};
+        CHECK_THROWS_WITH_AS(
+            (Join{participants(ddp, zero)}),
+            "parameter 1 (bias) is stepped by ZeroRedundancyOptimizer, but no participant of this guard averages "
+            "its gradient; give DistributedDataParallel the same parameters",
+            ContractViolation
+        );
+        ZeroRedundancyOptimizer fewer{comm, some, Sgd{}};
+        Join guard{participants(ddp, fewer)};
+        guard.finish();
+    });
+}
+
+TEST_CASE("a parameter that is frozen, or trained, after it was given is refused") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        std::vector<Param<float>> params = make_params<float>({3, 2});
+        params[0].requires_grad = false;
+        ZeroRedundancyOptimizer zero{comm, params, Sgd{}};
+        zero.step();
+        params[1].requires_grad = false;
+        CHECK_THROWS_WITH_AS(
+            zero.step(),
+            "parameter 1 requires no gradient any more, but did when it was given; make a new optimizer",
+            ContractViolation
+        );
+        params[0].requires_grad = true;
+        params[1].requires_grad = true;
+        CHECK_THROWS_WITH_AS(
+            zero.step(),
+            "parameter 0 requires a gradient now, but did not when it was given, so no rank steps it; make "
+            "a new optimizer",
+            ContractViolation
+        );
+    });
+}
+
+TEST_CASE("rules of different classes are named, whatever their settings") {
+    over_ranks({2, 3}, [](RankCommunicator& comm) {
+        std::vector<Param<float>> params = make_params<float>({3});
+        std::string text;
+        try {
+            if (comm.rank() == 1) {
+                ZeroRedundancyOptimizer{comm, params, AdamW{.weight_decay = 0.0}};
+            } else {
+                ZeroRedundancyOptimizer{comm, params, Adam{}};
+            }
+        } catch (joinable::Mismatch const& error) {
+            text = error.what();
+        }
+        CHECK(text.starts_with("options differ: class of the rule: rank 0 has joinable::"));
+    });
+}
+
+TEST_CASE("a state that was gathered is gone with the next step") {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
+        std::vector<Param<float>> params = make_params<float>({3});
+        ZeroRedundancyOptimizer zero{comm, params, Adam{}};
+        zero.consolidate();
+        zero.step();
+        CHECK_THROWS_AS(static_cast<void>(zero.state()), ContractViolation);
+    });
+}
+
 TEST_CASE("a parameter without a gradient keeps its value, its state and its number of steps") {
     over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
         for (ZeroOptions const& options : all_options) {

@@ -70,16 +70,27 @@ void agree_on_participant(
     }
 }
 
+template <class Label, class... Js>
+inline constexpr bool has_label =
+    (std::is_same_v<typename label_of<join_hook_t<Js>>::type, Label> || ...);
+
+template <class J>
+void list_averaged(J const& joinable, GuardView& view) {
+    if constexpr (requires { joinable.list_averaged(*view.averaged); }) {
+        if (view.averaged) {
+            joinable.list_averaged(*view.averaged);
+        }
+    } else if constexpr (has_label<labels::gradients, J>) {
+        view.averaged.reset();
+    }
+}
+
 template <class J>
 void check_guard(J const& joinable, GuardView const& view) {
     if constexpr (has_check_guard<J>) {
         joinable.check_guard(view);
     }
 }
-
-template <class Label, class... Js>
-inline constexpr bool has_label =
-    (std::is_same_v<typename label_of<join_hook_t<Js>>::type, Label> || ...);
 
 /// The participants in hook order and the order of their post hooks, options,
 /// then each participant.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/detail/text.hpp>
+#include <joinable/detail/type_name.hpp>
 #include <joinable/device/device.hpp>
 #include <joinable/error.hpp>
 #include <joinable/optimizer/local_optimizer.hpp>
@@ -153,8 +155,27 @@ template <class Rule>
 void agree_on_rule(AgreementList& list, Rule const& rule) {
     std::span<std::string_view const> const names = state_names_of(rule);
     list.add("state of the rule", std::vector<std::string_view>{names.begin(), names.end()});
+    list.add("class of the rule", type_name<Rule>());
     if constexpr (requires { rule.agree_on(list); }) {
         rule.agree_on(list);
+    }
+}
+
+/// `averaged` are the values whose gradients a guard averages.
+inline void check_averaged(ShardGroup const& group, std::vector<void const*> const& averaged) {
+    std::vector<void const*> sorted = averaged;
+    std::sort(sorted.begin(), sorted.end());
+    for (OptimizerShard const& shard : group.shards) {
+        for (ShardPiece const& piece : shard.bucket().pieces) {
+            void const* const value = group.parameters[piece.parameter].value().data();
+            if (!std::binary_search(sorted.begin(), sorted.end(), value)) {
+                throw ContractViolation{concat(
+                    describe_parameter(group.parameters, piece.parameter),
+                    " is stepped by ZeroRedundancyOptimizer, but no participant of this guard averages its "
+                    "gradient; give DistributedDataParallel the same parameters"
+                )};
+            }
+        }
     }
 }
 
@@ -173,13 +194,17 @@ void check_before_step(ShardGroup const& group, Rule const& rule) {
             " when it was given; leave settings that add or drop state as they were"
         )};
     }
-    for (std::size_t const i : group.frozen) {
-        if (group.parameters[i].requires_grad()) {
-            throw ContractViolation{
-                describe_parameter(group.parameters, i) +
-                " requires a gradient now, but did not when it was given, so no rank steps it; make "
-                "a new optimizer"
-            };
+    for (std::size_t i = 0, frozen = 0; i < group.parameters.size(); ++i) {
+        bool const was_frozen = frozen < group.frozen.size() && group.frozen[frozen] == i;
+        frozen += was_frozen ? 1 : 0;
+        if (group.parameters[i].requires_grad() == was_frozen) {
+            throw ContractViolation{concat(
+                describe_parameter(group.parameters, i),
+                was_frozen
+                    ? " requires a gradient now, but did not when it was given, so no rank steps it"
+                    : " requires no gradient any more, but did when it was given",
+                "; make a new optimizer"
+            )};
         }
     }
 }

@@ -150,37 +150,6 @@ inline void widen(EightHalves const&, EightFloats&) noexcept {}
 inline void narrow(EightFloats const&, EightHalves&) noexcept {}
 #endif
 
-/// The square root of each element of a register of `T`, by the processor's instruction: compilers
-/// call a function, for the sake of errno. 16 bytes at once, because Clang takes no larger operand in
-/// a function that may be compiled for any processor.
-template <class T, class Register>
-[[gnu::always_inline]] inline void take_root(Register& result, Register const& from) noexcept {
-#if defined(__x86_64__)
-    using Piece [[gnu::vector_size(16)]] = T;
-    constexpr bool is_float = sizeof(T) == sizeof(float);
-    Piece pieces[sizeof(Register) / sizeof(Piece)];
-    __builtin_memcpy(&pieces, &from, sizeof(Register));
-    for (Piece& piece : pieces) {
-        if constexpr (sizeof(Register) == sizeof(Piece)) { // on a processor that has nothing larger
-            if constexpr (is_float) {
-                asm("sqrtps %0, %0" : "+x"(piece));
-            } else {
-                asm("sqrtpd %0, %0" : "+x"(piece));
-            }
-        } else if constexpr (is_float) {
-            asm("vsqrtps %0, %0" : "+x"(piece));
-        } else {
-            asm("vsqrtpd %0, %0" : "+x"(piece));
-        }
-    }
-    __builtin_memcpy(&result, &pieces, sizeof(Register));
-#else
-    for (std::size_t i = 0; i < sizeof(Register) / sizeof(T); ++i) {
-        result[i] = __builtin_sqrt(from[i]);
-    }
-#endif
-}
-
 /// Tells the core that this is a spinning loop, so that its sibling thread gets the resources.
 inline void cpu_relax() noexcept {
 #if defined(__x86_64__) || defined(__i386__)
@@ -7080,19 +7049,33 @@ private:
         }
         return item;
     }
+    /// Where the name begins in "models differ: parameter 3", behind the title.
+    [[nodiscard]] static std::size_t name_in(std::string const& label) {
+        std::size_t const colon = label.find(": ");
+        return colon == std::string::npos ? 0 : colon + 2;
+    }
+    /// "rank 1 compares models (parameter 3: f32)".
+    [[nodiscard]] static std::string place_of(int rank, AgreementList::Item const& item) {
+        std::string const title = item.label.substr(0, item.label.find(" differ: "));
+        return concat("rank ", rank, " compares ", title, " (") +
+               item.label.substr(name_in(item.label)) + ": " + item.value + ")";
+    }
     /// Labels that differ are both said, their common title once.
     [[nodiscard]] std::string text_of(int other) {
         auto const [label, value] = read_item(0);
-        auto const [label_there, value_there] = read_item(text_bytes);
-        std::string text = label.empty() ? label_there : label;
-        text += concat(": rank ", lowest_, " has ", value, ", rank ", other, " has ");
-        if (label != label_there && !label.empty() && !label_there.empty()) {
-            std::size_t const colon = label.find(": ");
-            std::size_t const title = colon == std::string::npos ? 0 : colon + 2;
-            bool const is_same = label_there.compare(0, title, label, 0, title) == 0;
-            text += label_there.substr(is_same ? title : 0) + ": ";
+        auto const there = read_item(text_bytes);
+        std::size_t const name = name_in(there.label);
+        std::string const text = (label.empty() ? there.label : label) + ": rank ";
+        std::string const has = concat(lowest_, " has ", value, ", rank ", other, " has ");
+        if (label == there.label || label.empty() || there.label.empty()) {
+            return text + has + there.value;
         }
-        return text + value_there;
+        if (label.substr(0, name_in(label)) == there.label.substr(0, name)) {
+            return text + has + there.label.substr(name) + ": " + there.value;
+        }
+        return "ranks are at different places of the program: " +
+               place_of(lowest_, {label, value}) + ", " + place_of(other, there) +
+               "; do the same on every rank, in the same order";
     }
 
     ControlCommunicator& control_;
@@ -8774,6 +8757,10 @@ struct GuardView {
     bool carries_accumulated; ///< JoinOptions::carry_accumulated
     bool steps;               ///< a hook is labelled labels::step or labels::shards
     bool reduces;             ///< a hook is labelled labels::gradients
+    /// Where values are whose gradients are averaged. All of them, unless a participant that averages does
+    /// not say it, by list_averaged(std::vector<void const*>&) const.
+    std::vector<void const*> averaged;
+    bool lists_all_averaged;
 };
 
 namespace detail {
@@ -9522,16 +9509,25 @@ void agree_on_participant(
     }
 }
 
+template <class Label, class... Js>
+inline constexpr bool has_label =
+    (std::is_same_v<typename label_of<join_hook_t<Js>>::type, Label> || ...);
+
+template <class J>
+void list_averaged(J const& joinable, GuardView& view) {
+    if constexpr (requires { joinable.list_averaged(view.averaged); }) {
+        joinable.list_averaged(view.averaged);
+    } else if constexpr (has_label<labels::gradients, J>) {
+        view.lists_all_averaged = false;
+    }
+}
+
 template <class J>
 void check_guard(J const& joinable, GuardView const& view) {
     if constexpr (has_check_guard<J>) {
         joinable.check_guard(view);
     }
 }
-
-template <class Label, class... Js>
-inline constexpr bool has_label =
-    (std::is_same_v<typename label_of<join_hook_t<Js>>::type, Label> || ...);
 
 /// The participants in hook order and the order of their post hooks, options,
 /// then each participant.
@@ -9947,8 +9943,10 @@ private:
         view.steps =
             detail::has_label<labels::step, Js...> || detail::has_label<labels::shards, Js...>;
         view.reduces = detail::has_label<labels::gradients, Js...>;
+        view.lists_all_averaged = true;
         std::apply(
             [&](Js&... participant) {
+                (detail::list_averaged(participant, view), ...);
                 detail::check_states({{&participant.join_state(), detail::type_name<Js>()}...});
                 (detail::check_guard(participant, view), ...);
             },
@@ -10979,6 +10977,14 @@ public:
         detail::agree_on(list, module_->options());
         list.add("reduction", Reduction::name);
         list.add("model", model_);
+    }
+    /// For GuardView::averaged.
+    void list_averaged(std::vector<void const*>& values) const {
+        for (AnyParameter const& parameter : reducer_->parameters()) {
+            if (parameter.requires_grad()) {
+                values.push_back(parameter.value().data());
+            }
+        }
     }
     /// @throws ContractViolation  joined ranks leave their gradients untouched, but others use them.
     void check_guard(GuardView const& guard) const {

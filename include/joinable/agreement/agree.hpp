@@ -193,39 +193,33 @@ private:
         }
         return item;
     }
-    /// "models differ: " of "models differ: parameter 3".
-    [[nodiscard]] static std::string title_of(std::string const& label) {
+    /// Where the name begins in "models differ: parameter 3", behind the title.
+    [[nodiscard]] static std::size_t name_in(std::string const& label) {
         std::size_t const colon = label.find(": ");
-        return colon == std::string::npos ? std::string{} : label.substr(0, colon + 2);
+        return colon == std::string::npos ? 0 : colon + 2;
     }
-    [[nodiscard]] static std::string
-    place_of(std::string const& label, std::string const& title, std::string const& value) {
-        std::string const subject = title.substr(0, title.find(" differ: "));
-        return concat(" compares ", subject, " (", label.substr(title.size()), ": ", value, ")");
+    /// "rank 1 compares models (parameter 3: f32)".
+    [[nodiscard]] static std::string place_of(int rank, AgreementList::Item const& item) {
+        std::string const title = item.label.substr(0, item.label.find(" differ: "));
+        return concat("rank ", rank, " compares ", title, " (") +
+               item.label.substr(name_in(item.label)) + ": " + item.value + ")";
     }
     /// Labels that differ are both said, their common title once.
     [[nodiscard]] std::string text_of(int other) {
         auto const [label, value] = read_item(0);
-        auto const [label_there, value_there] = read_item(text_bytes);
-        std::string const title = title_of(label);
-        std::string const title_there = title_of(label_there);
-        if (!label.empty() && !label_there.empty() && title != title_there) {
-            return concat(
-                "ranks are at different places of the program: rank ",
-                lowest_,
-                place_of(label, title, value),
-                ", rank ",
-                other,
-                place_of(label_there, title_there, value_there),
-                "; do the same on every rank, in the same order"
-            );
+        auto const there = read_item(text_bytes);
+        std::size_t const name = name_in(there.label);
+        std::string const text = (label.empty() ? there.label : label) + ": rank ";
+        std::string const has = concat(lowest_, " has ", value, ", rank ", other, " has ");
+        if (label == there.label || label.empty() || there.label.empty()) {
+            return text + has + there.value;
         }
-        std::string text = label.empty() ? label_there : label;
-        text += concat(": rank ", lowest_, " has ", value, ", rank ", other, " has ");
-        if (label != label_there && !label.empty() && !label_there.empty()) {
-            text += label_there.substr(title.size()) + ": ";
+        if (label.substr(0, name_in(label)) == there.label.substr(0, name)) {
+            return text + has + there.label.substr(name) + ": " + there.value;
         }
-        return text + value_there;
+        return "ranks are at different places of the program: " +
+               place_of(lowest_, {label, value}) + ", " + place_of(other, there) +
+               "; do the same on every rank, in the same order";
     }
 
     ControlCommunicator& control_;

@@ -307,7 +307,7 @@ private:
         view.steps =
             detail::has_label<labels::step, Js...> || detail::has_label<labels::shards, Js...>;
         view.reduces = detail::has_label<labels::gradients, Js...>;
-        view.averaged.emplace();
+        view.lists_all_averaged = true;
         std::apply(
             [&](Js&... participant) {
                 (detail::list_averaged(participant, view), ...);

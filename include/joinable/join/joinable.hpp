@@ -4,7 +4,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -77,9 +76,10 @@ struct GuardView {
     bool carries_accumulated; ///< JoinOptions::carry_accumulated
     bool steps;               ///< a hook is labelled labels::step or labels::shards
     bool reduces;             ///< a hook is labelled labels::gradients
-    /// Where values are whose gradients are averaged. Nothing, if a participant that averages does not say it
-    /// by list_averaged(std::vector<void const*>&) const.
-    std::optional<std::vector<void const*>> averaged;
+    /// Where values are whose gradients are averaged. All of them, unless a participant that averages does
+    /// not say it, by list_averaged(std::vector<void const*>&) const.
+    std::vector<void const*> averaged;
+    bool lists_all_averaged;
 };
 
 namespace detail {

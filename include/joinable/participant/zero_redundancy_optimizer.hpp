@@ -304,9 +304,9 @@ public:
                       "participants(...), or set ZeroOptions::reduces_gradients"
             };
         }
-        if (!options_.reduces_gradients && guard.averaged) {
+        if (!options_.reduces_gradients && guard.lists_all_averaged) {
             for (Group const& group : groups_) {
-                detail::check_averaged(group, *guard.averaged);
+                detail::check_averaged(group, guard.averaged);
             }
         }
     }

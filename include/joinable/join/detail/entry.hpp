@@ -76,12 +76,10 @@ inline constexpr bool has_label =
 
 template <class J>
 void list_averaged(J const& joinable, GuardView& view) {
-    if constexpr (requires { joinable.list_averaged(*view.averaged); }) {
-        if (view.averaged) {
-            joinable.list_averaged(*view.averaged);
-        }
+    if constexpr (requires { joinable.list_averaged(view.averaged); }) {
+        joinable.list_averaged(view.averaged);
     } else if constexpr (has_label<labels::gradients, J>) {
-        view.averaged.reset();
+        view.lists_all_averaged = false;
     }
 }
 

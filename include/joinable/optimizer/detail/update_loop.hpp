@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include <joinable/config.hpp>
+#include <joinable/optimizer/detail/square_root.hpp>
 #include <joinable/optimizer/update_rule.hpp>
 
 /// @file

@@ -48,7 +48,7 @@ ROOMS = {
     "bucket": "base tensor device communicator agreement",
     "join": "base hook communicator agreement",
     "participant": "base tensor hook device communicator communicator/nccl agreement bucket join optimizer",
-    "checkpoint": "base tensor",
+    "checkpoint": "base tensor hook communicator agreement optimizer join participant",
     "data": "base communicator",
     "interop": "tensor bucket data",
 }

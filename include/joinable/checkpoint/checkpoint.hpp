@@ -101,9 +101,11 @@ public:
     ///         the text names the first tensor that differs. Nothing was changed. CommunicationError  a rank
     ///         cannot read; what was read by then is kept. The same type on all ranks. What the
     ///         communicator throws.
-    void read() {
+    void read() { read(file_); }
+    /// The same from another file; write() keeps its own.
+    void read(std::filesystem::path const& from) {
         require_outside("read()");
-        read_file();
+        read_file(from.string());
     }
 
     /// Counts a round, and writes the file in every CheckpointOptions::every-th. Once in each round that syncs,
@@ -160,12 +162,13 @@ private:
         }
     }
 
-    [[nodiscard]] detail::ModelLayout layout_by(std::span<Rule const> rules) const {
+    [[nodiscard]] detail::ModelLayout
+    layout_by(std::string const& name, std::span<Rule const> rules) const {
         std::vector<detail::ModelLayout::Names> names;
         for (Rule const& rule : rules) {
             names.emplace_back(rule.state_names());
         }
-        return {file_, zero_.groups(), names};
+        return {name, zero_.groups(), names};
     }
 
     void write_file() {
@@ -175,7 +178,7 @@ private:
         std::vector<detail::TensorPart> parts;
         std::vector<std::uint64_t> words; // steps of each parameter, hash of each tensor
         detail::on_all_ranks(control, [&](AgreementList&) {
-            layout.emplace(layout_by(zero_.rules()));
+            layout.emplace(layout_by(file_, zero_.rules()));
             layout->place();
             parts = layout->own_state();
             for (detail::TensorPart const& part : layout->own_values(is_root)) {
@@ -244,7 +247,7 @@ private:
         return detail::header_text(file_, {layout.tensors(), detail::metadata_of(state)});
     }
 
-    void read_file() {
+    void read_file(std::string const& name) {
         detail::ControlOver<Comm&> control{join_communicator()};
         std::optional<detail::File> file;
         std::optional<detail::ModelLayout> layout;
@@ -252,20 +255,20 @@ private:
         std::vector<Rule> rules;
         std::uint64_t first = 0;
         detail::on_all_ranks(control, [&](AgreementList& list) {
-            file.emplace(file_, detail::File::Access::read);
-            std::string const text = read_header(*file);
+            file.emplace(name, detail::File::Access::read);
+            std::string const text = read_header(name, *file);
             list.add("hash of the header of the checkpoint", detail::Hash{}.add(text).value());
             first = detail::length_bytes + text.size();
             detail::FileHeader const header =
-                detail::HeaderParser{file_, file->bytes() - first}.parse(text);
-            state = detail::MetadataReader{file_, header.metadata}.state();
-            rules = rules_of(state);
-            layout.emplace(layout_by(rules));
-            layout->place_as(file_, header);
-            check(state, *layout);
+                detail::HeaderParser{name, file->bytes() - first}.parse(text);
+            state = detail::MetadataReader{name, header.metadata}.state();
+            rules = rules_of(name, state);
+            layout.emplace(layout_by(name, rules));
+            layout->place_as(name, header);
+            check(name, state, *layout);
         });
         detail::FileData data{*file, first, control};
-        check_hashes(control, *layout, state, data);
+        check_hashes(name, control, *layout, state, data);
         detail::on_all_ranks(control, [&](AgreementList&) {
             zero_.resume(rules, state.steps);
             for (detail::TensorPart const& part : layout->own_state()) {
@@ -278,19 +281,20 @@ private:
         rounds_ = state.rounds;
     }
 
-    [[nodiscard]] std::string read_header(detail::File const& file) const {
+    [[nodiscard]] std::string read_header(std::string const& name, detail::File const& file) const {
         std::uint64_t const bytes = file.bytes();
         std::string start(bytes < detail::length_bytes ? 0 : detail::length_bytes, '\0');
         file.read(start.data(), start.size(), 0);
-        std::string text(detail::header_length(file_, start, bytes), '\0');
+        std::string text(detail::header_length(name, start, bytes), '\0');
         file.read(text.data(), text.size(), detail::length_bytes);
         return text;
     }
 
-    [[nodiscard]] std::vector<Rule> rules_of(detail::TrainingState const& state) const {
+    [[nodiscard]] std::vector<Rule>
+    rules_of(std::string const& name, detail::TrainingState const& state) const {
         if (state.rule != detail::class_name<Rule>() || state.rule_bytes != sizeof(Rule)) {
             detail::refuse_file(
-                file_,
+                name,
                 "its rule is ",
                 state.rule,
                 " of ",
@@ -304,7 +308,7 @@ private:
         std::vector<Rule> rules{zero_.rules().begin(), zero_.rules().end()};
         if (state.rules.size() != rules.size()) {
             detail::refuse_file(
-                file_,
+                name,
                 "it is of another model: it has ",
                 state.rules.size(),
                 " groups, but expected are ",
@@ -314,7 +318,7 @@ private:
         for (std::size_t k = 0; k < rules.size(); ++k) {
             if (state.rules[k].size() != sizeof(Rule)) {
                 detail::refuse_file(
-                    file_,
+                    name,
                     "rule ",
                     k,
                     " has ",
@@ -329,12 +333,16 @@ private:
         return rules;
     }
 
-    void check(detail::TrainingState const& state, detail::ModelLayout const& layout) const {
+    void check(
+        std::string const& name,
+        detail::TrainingState const& state,
+        detail::ModelLayout const& layout
+    ) const {
         auto const sizes = layout.group_sizes();
         std::size_t const parameters = layout.own_steps().size();
         if (state.group_sizes != sizes || state.steps.size() != parameters) {
             detail::refuse_file(
-                file_,
+                name,
                 "it is of another model: its groups have ",
                 state.group_sizes,
                 " parameters and it has steps of ",
@@ -345,13 +353,14 @@ private:
         }
         for (detail::StoredTensor const& tensor : layout.tensors()) {
             if (!state.hashes.contains(tensor.name)) {
-                detail::refuse_file(file_, "it has no hash of tensor ", tensor.name);
+                detail::refuse_file(name, "it has no hash of tensor ", tensor.name);
             }
         }
     }
 
     /// Each rank reads an equal share of each tensor.
     void check_hashes(
+        std::string const& name,
         detail::ControlCommunicator& control,
         detail::ModelLayout const& layout,
         detail::TrainingState const& state,
@@ -371,16 +380,16 @@ private:
         });
         control.sum(hashes);
         for (std::size_t k = 0; k < hashes.size(); ++k) { // alike on all ranks
-            std::string const& name = layout.tensors()[k].name;
-            if (hashes[k] != state.hashes.at(name)) {
+            std::string const& tensor = layout.tensors()[k].name;
+            if (hashes[k] != state.hashes.at(tensor)) {
                 detail::refuse_file(
-                    file_,
-                    "tensor ",
                     name,
+                    "tensor ",
+                    tensor,
                     " has hash ",
                     detail::hex_of(hashes[k]),
                     ", but expected is ",
-                    detail::hex_of(state.hashes.at(name)),
+                    detail::hex_of(state.hashes.at(tensor)),
                     ": the file is damaged"
                 );
             }

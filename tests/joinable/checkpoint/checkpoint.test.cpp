@@ -24,6 +24,7 @@
 
 #include <over_ranks.hpp>
 #include <support/checkpoint_file.hpp>
+#include <support/folder.hpp>
 #include <support/numbers.hpp>
 #include <support/strided_param.hpp>
 #include <support/volume.hpp>
@@ -617,6 +618,12 @@ TEST_CASE("outside a guard step() counts and writes, too") {
         save.step();
         CHECK(read_checkpoint(name).metadata("rounds") == "2");
         CHECK(read_checkpoint(name).metadata("world size") == std::to_string(comm.size()));
+        Checkpoint other{zero, name + ".other"};
+        other.read(name);
+        CHECK(other.rounds() == 2);
+        other.write();
+        CHECK(contents_of(name + ".other") == contents_of(name));
+        comm.barrier();
     });
 }
 

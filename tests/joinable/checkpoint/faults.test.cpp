@@ -10,7 +10,7 @@
 
 #include <doctest/doctest.h>
 
-#include <support/checkpoint_file.hpp>
+#include <support/folder.hpp>
 #include <support/numbers.hpp>
 #include <support/process_ranks.hpp>
 #include <support/strided_param.hpp>

@@ -11,8 +11,6 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
-#include <memory>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +23,7 @@
 #include <over_ranks.hpp>
 #include <support/checkpoint_file.hpp>
 #include <support/folder.hpp>
+#include <support/named_param.hpp>
 #include <support/numbers.hpp>
 #include <support/strided_param.hpp>
 #include <support/volume.hpp>
@@ -491,28 +490,6 @@ TEST_CASE("a target that is a folder, or is in none, is the same failure on all 
     });
     std::filesystem::permissions(folder.file("target"), std::filesystem::perms::owner_all);
 }
-
-/// A parameter of an engine that names it, and throws when it is asked to.
-struct NamedParam : FixedParam {
-    std::string name;
-    bool throws = false;
-};
-
-} // namespace
-
-template <>
-struct joinable::parameter_traits<NamedParam>
-    : joinable::parameter_traits<joinable_tests::FixedParam> {
-    static AnyView const* value(NamedParam& p) {
-        if (p.throws) {
-            throw std::runtime_error{"the engine failed"};
-        }
-        return &p.value.view();
-    }
-    static std::string_view name(NamedParam const& p) { return p.name; }
-};
-
-namespace {
 
 std::vector<NamedParam> named(std::vector<std::string> const& names) {
     std::vector<NamedParam> params;

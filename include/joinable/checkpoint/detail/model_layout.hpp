@@ -117,7 +117,7 @@ public:
         );
         return parts;
     }
-    /// The values that this rank owns; of frozen parameters `is_first`'s.
+    /// As many elements of each value as this rank owns; of frozen parameters all, if it `is_first`.
     [[nodiscard]] std::vector<TensorPart> own_values(bool is_first) const {
         std::vector<TensorPart> parts;
         for_each_own([&](ShardGroup const& group, OptimizerShard const&, ShardPiece const& piece) {
@@ -207,7 +207,8 @@ private:
             static_cast<std::byte*>(value.data()),
             0,
             value.strides(),
-            dense_strides(value.extents(), value.strides()),
+            row_major_strides(value.extents()
+            ), // all ranks have all of it: a share is one run of the file
             0,
             value.numel()
         };

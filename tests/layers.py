@@ -48,6 +48,7 @@ ROOMS = {
     "bucket": "base tensor device communicator agreement",
     "join": "base hook communicator agreement",
     "participant": "base tensor hook device communicator communicator/nccl agreement bucket join optimizer",
+    "checkpoint": "base tensor hook communicator agreement optimizer join participant",
     "data": "base communicator",
     "interop": "tensor bucket data",
 }
@@ -58,13 +59,14 @@ OWNED = {
     r"cuda.*": {"device/cuda", "communicator/nccl"},
     r"nccl\.h": {"communicator/nccl"},
     r"nvtx3/.*|range/v3/.*": {"interop"},
+    r"nlohmann/.*": {"checkpoint"},
 }
 # Nobody gets these unasked: they need other libraries, and may refuse a compiler; or a network; or would make
 # a file that shards nothing slower to compile.
 OPT_IN = re.compile(
     r"interop/|device/cuda/|communicator/(nccl|tcp)/|participant/(captured_step|detail/captures)\.hpp|"
-    r"optimizer/|participant/(zero_|detail/shard_)|"
-    r"agreement/staged_collectives\.hpp|(cuda|nccl|nccl_graphs|nvtx|tcp|zero)\.hpp"
+    r"optimizer/|participant/(zero_|detail/shard_)|checkpoint/|"
+    r"agreement/staged_collectives\.hpp|(checkpoint|cuda|nccl|nccl_graphs|nvtx|tcp|zero)\.hpp"
 )
 PUBLIC = r"namespace joinable \{ inline namespace v0 \{" # and what ctags understand
 # What lies beside the folders: documents lie in the room that they describe.

@@ -15,7 +15,8 @@
 | sh                               | each script that it runs exists                                     |
 
 A block that ends with "// Output:" prints the lines behind it, one with "// Throws: E" ends by that
-exception, and no other one throws. None takes a minute. README.md has its first code before line 25
+exception, and no other one throws. None takes a minute, and each runs in an empty folder. A block with a Checkpoint
+is skipped where nlohmann_json is not found. README.md has its first code before line 25
 and at most 150 lines.
 """
 import argparse
@@ -24,6 +25,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = ["README.md", "examples/README.md"]
@@ -102,9 +104,11 @@ def blocks_of(page):
 def run(*command):
     """Exit status and everything printed; a status of None where it does not end."""
     try:
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT, check=False
-        )
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT, check=False,
+                cwd=folder,
+            )
         return done.returncode, done.stdout
     except subprocess.TimeoutExpired:
         return None, f"did not end within {LIMIT} seconds"
@@ -128,8 +132,22 @@ def check(block, *command):
     return []
 
 
+def has_json(options):
+    """Whether the compiler finds nlohmann_json, which <joinable/checkpoint.hpp> needs."""
+    done = subprocess.run(
+        [options.compiler, "-x", "c++", "-fsyntax-only", "-"], input="#include <nlohmann/json_fwd.hpp>\n",
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True, check=False,
+    )
+    return done.returncode == 0
+
+
 def check_fragments(blocks, options, work):
     fragments = [block for block in blocks if block.is_fragment()]
+    if not has_json(options):
+        for block in fragments:
+            if "joinable::Checkpoint" in block.text:
+                print(f"skipped: {block.place}: nlohmann_json is not found")
+        fragments = [block for block in fragments if "joinable::Checkpoint" not in block.text]
     parts = ["#include <string_view>\n#include <support/readme.hpp>\n"]
     parts += [block.code for block in blocks if block.is_declaration()]
     parts += [block.wrapped() for block in fragments]
@@ -191,6 +209,7 @@ parser.add_argument("--compiler", default="g++")
 parser.add_argument("--include", type=pathlib.Path, default=ROOT / "include")
 parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/readme")
 options = parser.parse_args()
+options.work = options.work.resolve()
 options.work.mkdir(parents=True, exist_ok=True)
 pages = {page: list(blocks_of(page)) for page in PAGES}
 every = [block for blocks in pages.values() for block in blocks]

@@ -37,7 +37,7 @@ build_and_test() { # preset [arguments of cmake]
 
 step "install"
 install ca-certificates cmake ninja-build g++ python3 doctest-dev librapidcheck-dev libcli11-dev \
-    libbenchmark-dev librange-v3-dev
+    libbenchmark-dev librange-v3-dev nlohmann-json3-dev
 if $all; then
     install doxygen
     step "layers and their picture"

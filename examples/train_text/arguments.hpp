@@ -183,6 +183,25 @@ inline void add_training_options(CLI::App& app, Options& options) {
         .check(CLI::PositiveNumber);
 }
 
+inline void add_save_options(CLI::App& app, Options& options) {
+    OptionGroup const group{app, "Checkpoints, with --sharding optimizer"};
+    group.add(
+        "--checkpoint",
+        options.save.file,
+        "FILE",
+        "Write the training into FILE, in the safetensors layout."
+    );
+    group.add("--checkpoint-every", options.save.every, "N", "Rounds from one to the next.")
+        .check(CLI::PositiveNumber);
+    group.add(
+        "--resume",
+        options.save.resume,
+        "FILE",
+        "Go on from FILE. The same number of ranks goes on bit for bit, another one\n"
+        "after as many rounds."
+    );
+}
+
 /// Reads the command line. `repository` is the folder to read where no files are given.
 /// @throws CLI::ParseError  it is wrong, or asks for help: `app.exit` prints what there is to say.
 inline Options parse(CLI::App& app, int argc, char** argv, std::string const& repository) {
@@ -203,6 +222,7 @@ inline Options parse(CLI::App& app, int argc, char** argv, std::string const& re
     add_text_options(app, options);
     add_rank_options(app, options);
     add_training_options(app, options);
+    add_save_options(app, options);
     app.parse(argc, argv);
     if (options.paths.empty()) {
         options.paths = {repository};

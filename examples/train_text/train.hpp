@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "model.hpp"
 #include "progress.hpp"
 #include "rule.hpp"
+#include "saving.hpp"
 
 namespace train_text {
 
@@ -44,6 +46,7 @@ struct Options {
     Sharding sharding = Sharding::none;
     std::optional<float> given_rate = {};
     float momentum = 0.9F;
+    SaveOptions save = {};
 
     /// The learning rate at the start.
     [[nodiscard]] float rate() const {
@@ -122,18 +125,23 @@ void wait_for_device(Comm& comm) {
 }
 
 /// An optimizer as train() has it.
-template <class Participant>
+template <class Participant, class Save = NotSaved>
 struct Stepper {
     Participant& participant;                       ///< of the guard
     std::function<void(std::size_t round)> prepare; ///< on an active rank, before it steps
     std::function<void(Findings&)> finish;          ///< says what this rank has of the state
+    Save save = {};
 };
 
 /// Trains on this rank's text, together with the other ranks on theirs. `comm` moves gradients, and
 /// `hosts` are the same ranks on the host: one and the same where that is where ranks compute.
-template <class Comm, class Hosts, class Model, class Participant>
+template <class Comm, class Hosts, class Model, class Participant, class Save>
 Findings train(
-    Comm& comm, Hosts& hosts, Model& model, Stepper<Participant> const& optimizer, Job const& job
+    Comm& comm,
+    Hosts& hosts,
+    Model& model,
+    Stepper<Participant, Save> const& optimizer,
+    Job const& job
 ) {
     Options const& options = job.options;
     auto const rank = static_cast<std::uint64_t>(comm.rank());
@@ -158,20 +166,29 @@ Findings train(
     }
     comm.barrier();
     auto const start = std::chrono::steady_clock::now();
+    std::size_t const rounds = job.longest / static_cast<std::size_t>(options.epochs);
     for (int epoch = 0; epoch < options.epochs; ++epoch) {
         joinable::Shuffle const shuffle{options.seed + rank, static_cast<std::uint64_t>(epoch)};
         auto const batches = make_batches(job.text.size(), options.batch_size, shuffle);
+        // A training that goes on has had the rounds before.
+        std::size_t const first = static_cast<std::size_t>(epoch) * rounds;
+        std::size_t round =
+            (std::clamp)(static_cast<std::size_t>(optimizer.save.rounds()), first, first + rounds);
+        std::size_t const had = (std::min)(round - first, batches.size());
+        for (std::size_t i = 0; i < had; ++i) {
+            job.progress.advance(comm.rank());
+        }
         joinable::Join guard{
-            joinable::participants(ddp, optimizer.participant),
+            optimizer.save.participants(ddp, optimizer.participant),
             joinable::control(hosts),
             {.enable = !options.without_join}
         };
-        std::size_t round = findings.rounds;
-        for (auto const& batch : batches) {
+        for (auto const& batch : std::span{batches}.subspan(had)) {
             ddp.forward([&] { model.forward(text, batch); }, {.weight = batch.size()});
             ddp.backward([&](auto ready) { model.backward(ready); });
             optimizer.prepare(round++);
             optimizer.participant.step();
+            optimizer.save.step();
             job.progress.advance(comm.rank());
         }
         job.progress.set_shadowing(comm.rank(), true);
@@ -234,7 +251,7 @@ train_by_engine(Comm& comm, Hosts& hosts, Model& model, Optimizer& optimizer, Jo
         }
     };
     return train(
-        comm, hosts, model, Stepper<decltype(step)>{step, [](std::size_t) {}, finish}, job
+        comm, hosts, model, Stepper<decltype(step)>{step, [](std::size_t) {}, finish, {}}, job
     );
 }
 
@@ -246,7 +263,12 @@ Findings train_by_rule(Comm& comm, Model& model, ChosenRule const& rule, Job con
         joinable::ZeroRedundancyOptimizer zero{comm, model.parameters(), rule};
         auto const prepare = [&](std::size_t round) { zero.rule().set_rate(rate.at(round)); };
         auto const finish = [&](Findings& findings) { findings.state_bytes = zero.state_bytes(); };
-        return train(comm, comm, model, Stepper<decltype(zero)>{zero, prepare, finish}, job);
+        auto const train_and = [&]<class Save>(Save const& save) {
+            using Sharded = Stepper<decltype(zero), Save>;
+            return train(comm, comm, model, Sharded{zero, prepare, finish, save}, job);
+        };
+        return job.options.save.is_wanted() ? train_saved(zero, job.options.save, train_and)
+                                            : train_and(NotSaved{});
     }
     joinable::SelfCommunicator alone; // so that one rank owns everything
     joinable::ZeroRedundancyOptimizer whole{alone, model.parameters(), rule};
@@ -267,7 +289,9 @@ Findings train_by_rule(Comm& comm, Model& model, ChosenRule const& rule, Job con
         findings.state_digest = hash_of(bytes);
         findings.state_bytes = whole.state_bytes();
     };
-    return train(comm, comm, model, Stepper<decltype(step)>{step, [](std::size_t) {}, finish}, job);
+    return train(
+        comm, comm, model, Stepper<decltype(step)>{step, [](std::size_t) {}, finish, {}}, job
+    );
 }
 
 /// Trains on the host.

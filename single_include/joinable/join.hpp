@@ -238,7 +238,7 @@ public:
     using std::logic_error::logic_error;
 };
 
-/// The transport failed. The communicator is aborted.
+/// The transport failed: the communicator is aborted. Or a file did, see Checkpoint: it is not.
 class CommunicationError : public Error {
 public:
     using Error::Error;

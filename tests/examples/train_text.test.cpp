@@ -7,10 +7,14 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <random>
+#include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
+
+#include <support/folder.hpp>
 
 namespace {
 
@@ -172,5 +176,44 @@ TEST_CASE(
             CHECK(bytes == whole[0].state_bytes);
             CHECK(sharded[0].bits_after < sharded[0].bits_before);
         }
+    }
+}
+
+TEST_CASE(
+    "a training that goes on from a checkpoint is the one that never stopped, and any number of ranks goes on"
+) {
+    using namespace train_text;
+    if (!can_save) {
+        std::puts("skipped: nlohmann_json is not found");
+        return;
+    }
+    joinable_tests::Folder const folder;
+    for (int const ranks : {1, 2, 3, 4, 8}) {
+        std::vector<Text> const texts = uneven_texts(ranks);
+        Options options;
+        options.ranks = ranks;
+        options.epochs = 2; // of 16 rounds
+        options.rule = train_text::Rule::adam;
+        options.sharding = Sharding::optimizer;
+        options.communicator = ranks == 2 ? Kind::process : Kind::thread;
+        std::vector<Findings> const whole = train_ranks(options, texts, text);
+        options.save = {folder.file("model"), 27, ""}; // once, when some ranks have run out
+        CHECK(train_ranks(options, texts, text)[0].digest == whole[0].digest);
+        options.save = {"", 1, folder.file("model")};
+        std::vector<Findings> const resumed = train_ranks(options, texts, text);
+        CHECK(resumed[0].rounds == 5);
+        CHECK(resumed[0].bits_before != whole[0].bits_before);
+        for (Findings const& of_rank : resumed) {
+            CHECK(of_rank.digest == whole[0].digest);
+        }
+        options.ranks = ranks % 4 + 1;
+        std::vector<Findings> const others =
+            train_ranks(options, uneven_texts(options.ranks), text);
+        CHECK(others[0].rounds == 5);
+        CHECK(others[0].bits_before == resumed[0].bits_before);
+        for (Findings const& of_rank : others) {
+            CHECK(of_rank.digest == others[0].digest);
+        }
+        CHECK(folder.names() == std::vector<std::string>{"model"});
     }
 }

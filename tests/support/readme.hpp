@@ -6,6 +6,9 @@
 
 #include <joinable/join.hpp>
 #include <joinable/zero.hpp>
+#if __has_include(<nlohmann/json.hpp>)
+#include <joinable/checkpoint.hpp>
+#endif
 
 #include <algorithm>
 #include <array>
@@ -14,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>

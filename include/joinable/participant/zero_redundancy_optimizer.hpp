@@ -197,6 +197,7 @@ public:
                 }
             }
         });
+        consolidated_.reset();
         rules_ = std::move(rules);
         for (std::size_t k = 0; k < groups_.size(); ++k) {
             if (!shards[k].empty()) {
@@ -226,6 +227,29 @@ public:
             is_flat() ? " has no owner: with Partition::flat ranks own runs of elements"
                       : " has no owner: it needs no gradient, or there is none of this index"
         )};
+    }
+
+    /// Parameters, shards and numbers of steps of each group, as this rank has them: what Checkpoint writes.
+    /// Valid until a group is added. Local.
+    [[nodiscard]] std::span<detail::ShardGroup const> groups() const noexcept { return groups_; }
+    /// The settings of all groups. Local.
+    [[nodiscard]] std::span<Rule const> rules() const noexcept { return rules_; }
+    /// Takes settings and numbers of steps of another training of these parameters, before Checkpoint reads
+    /// values and state into their place. State of which the new settings keep another number is zeros. Local.
+    void resume(std::vector<Rule> rules, std::span<std::uint64_t const> steps) {
+        consolidated_.reset();
+        for (std::size_t k = 0; k < groups_.size(); ++k) {
+            Group& group = groups_[k];
+            for (OptimizerShard& shard : group.shards) {
+                std::size_t const names = detail::state_names_of(rules[k]).size();
+                if (names != shard.state().names()) {
+                    shard = shard.with_state(names);
+                }
+            }
+            auto const own = steps.subspan(group.first, group.steps.size());
+            std::copy(own.begin(), own.end(), group.steps.begin());
+        }
+        rules_ = std::move(rules);
     }
 
     /// A line for each rank: elements that it owns, and bytes of its optimizer state, masters included.

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+// Where train() keeps the training: nowhere, or in a checkpoint, which needs nlohmann_json.
+
+#include <joinable/join.hpp>
+#include <joinable/zero.hpp>
+#if __has_include(<nlohmann/json.hpp>)
+#include <joinable/checkpoint.hpp>
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "data.hpp"
+
+namespace train_text {
+
+/// What --checkpoint, --checkpoint-every and --resume say.
+struct SaveOptions {
+    std::string file;
+    std::size_t every = 100;
+    std::string resume;
+
+    [[nodiscard]] bool is_wanted() const { return !file.empty() || !resume.empty(); }
+};
+
+/// A training that nothing keeps.
+struct NotSaved {
+    static std::size_t rounds() { return 0; }
+    static void step() {}
+    template <class... Js>
+    static auto participants(Js&... joinables) {
+        return joinable::participants(joinables...);
+    }
+};
+
+#if __has_include(<nlohmann/json.hpp>)
+inline constexpr bool can_save = true;
+
+template <class Checkpoint>
+struct Saved {
+    Checkpoint& checkpoint;
+
+    [[nodiscard]] std::size_t rounds() const { return checkpoint.rounds(); }
+    void step() const { checkpoint.step(); }
+    template <class... Js>
+    auto participants(Js&... joinables) const {
+        return joinable::participants(joinables..., checkpoint);
+    }
+};
+
+/// Goes on from a file, where one is given, and returns `train(save)`.
+template <class Zero, class Train>
+auto train_saved(Zero& zero, SaveOptions const& options, Train const& train) {
+    bool const writes = !options.file.empty();
+    joinable::Checkpoint save{
+        zero,
+        writes ? options.file : options.resume,
+        {.every = writes ? options.every : std::numeric_limits<std::size_t>::max()}
+    };
+    if (!options.resume.empty()) {
+        save.read(options.resume);
+    }
+    return train(Saved<decltype(save)>{save});
+}
+#else
+inline constexpr bool can_save = false;
+
+template <class Zero, class Train>
+auto train_saved(Zero&, SaveOptions const&, Train const& train) {
+    return train(NotSaved{});
+}
+#endif
+
+/// @throws InputError  a training like this is not saved.
+inline void require_savable(SaveOptions const& options, bool is_sharded) {
+    if (options.is_wanted() && !is_sharded) {
+        throw InputError{
+            "--checkpoint and --resume keep a sharded optimizer; add --sharding optimizer"
+        };
+    }
+    if (options.is_wanted() && !can_save) {
+        throw InputError{
+            "--checkpoint and --resume need a program that was built with nlohmann_json"
+        };
+    }
+}
+
+} // namespace train_text

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+/// @file
+/// Checkpoints of sharded trainings, in the safetensors layout. Needs nlohmann_json, and <joinable/zero.hpp>,
+/// which this includes.
+
+#include <joinable/checkpoint/checkpoint.hpp>
+#include <joinable/zero.hpp>

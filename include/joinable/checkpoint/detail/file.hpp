@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Throws CommunicationError with the system's reason.
+[[noreturn]] inline void fail_at(std::string_view verb, std::string const& path) {
+    int const code = errno;
+    throw CommunicationError{
+        concat("checkpoint: cannot ", verb, " ", path, ": ", std::generic_category().message(code))
+    };
+}
+
+/// An open file. Members throw CommunicationError where the system fails.
+class File {
+public:
+    enum class Access { read, write, create, folder };
+
+    /// `create` makes a file that is not there, to be written.
+    File(std::string path, Access access) : path_{std::move(path)} {
+        constexpr int flags[] = {
+            O_RDONLY, O_WRONLY, O_WRONLY | O_CREAT | O_EXCL, O_RDONLY | O_DIRECTORY
+        };
+        constexpr unsigned mode = 0666; // less the umask
+        do {
+            handle_ = ::open(path_.c_str(), flags[static_cast<int>(access)] | O_CLOEXEC, mode);
+        } while (handle_ < 0 && errno == EINTR);
+        if (handle_ < 0) {
+            fail_at(access == Access::create ? "create" : "open", path_);
+        }
+    }
+    File(File const&) = delete;
+    File& operator=(File const&) = delete;
+    ~File() { ::close(handle_); } // what is to last was synced
+
+    [[nodiscard]] std::uint64_t bytes() const {
+        ::off_t const end = ::lseek(handle_, 0, SEEK_END);
+        if (end < 0) {
+            fail_at("find the size of", path_);
+        }
+        return static_cast<std::uint64_t>(end);
+    }
+
+    void write(void const* from, std::size_t bytes, std::uint64_t at) const {
+        auto const* next = static_cast<std::byte const*>(from);
+        transfer("write", bytes, at, [&](std::size_t left, ::off_t place) {
+            ::ssize_t const done = ::pwrite(handle_, next, left, place);
+            next += (std::max)(done, ::ssize_t{0});
+            return done;
+        });
+    }
+    void read(void* to, std::size_t bytes, std::uint64_t at) const {
+        auto* next = static_cast<std::byte*>(to);
+        transfer("read", bytes, at, [&](std::size_t left, ::off_t place) {
+            ::ssize_t const done = ::pread(handle_, next, left, place);
+            next += (std::max)(done, ::ssize_t{0});
+            return done;
+        });
+    }
+
+    /// Returns when all that this rank wrote would survive a loss of power.
+    void sync() const {
+        while (::fsync(handle_) != 0) {
+            if (errno != EINTR) {
+                fail_at("sync", path_);
+            }
+        }
+    }
+
+private:
+    /// The system may move less than it was asked for.
+    template <class Call>
+    void
+    transfer(std::string_view verb, std::size_t bytes, std::uint64_t at, Call const& call) const {
+        while (bytes != 0) {
+            ::ssize_t const done = call(bytes, static_cast<::off_t>(at));
+            if (done < 0 && errno == EINTR) {
+                continue;
+            }
+            if (done < 0) {
+                fail_at(verb, path_);
+            }
+            if (done == 0) {
+                throw CommunicationError{
+                    concat("checkpoint: cannot ", verb, " ", path_, ": it ends at byte ", at)
+                };
+            }
+            bytes -= static_cast<std::size_t>(done);
+            at += static_cast<std::uint64_t>(done);
+        }
+    }
+
+    std::string path_;
+    int handle_ = -1;
+};
+
+/// A file that takes the place of another one when it is whole. Until then the other one stays; a
+/// TemporaryFile that ends before removes what it made.
+class TemporaryFile {
+public:
+    /// Makes `path`. What a training that was killed left there is removed.
+    explicit TemporaryFile(std::string path)
+        : path_{without_leftover(std::move(path))}, file_{path_, File::Access::create} {}
+    TemporaryFile(TemporaryFile const&) = delete;
+    TemporaryFile& operator=(TemporaryFile const&) = delete;
+    ~TemporaryFile() {
+        if (!is_renamed_) {
+            ::unlink(path_.c_str());
+        }
+    }
+
+    [[nodiscard]] File const& file() const noexcept { return file_; }
+
+    /// It is `target` from now on, after a loss of power, too.
+    void replace(std::string const& target, std::string const& folder) {
+        if (std::rename(path_.c_str(), target.c_str()) != 0) {
+            fail_at("rename to", target);
+        }
+        is_renamed_ = true;
+        File{folder, File::Access::folder}.sync();
+    }
+
+private:
+    static std::string without_leftover(std::string path) {
+        ::unlink(path.c_str()); // what is wrong with the path, creating it says
+        return path;
+    }
+
+    std::string path_;
+    File file_;
+    bool is_renamed_ = false;
+};
+
+}}} // namespace joinable::v0::detail

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <exception>
+#include <optional>
+
+#include <joinable/agreement/agree.hpp>
+#include <joinable/agreement/agreement_list.hpp>
+#include <joinable/agreement/control.hpp>
+#include <joinable/detail/failure.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Collective. As agree(), but where ranks fail, those without an error throw the type of the lowest one's:
+/// a file that one rank cannot write is the same failure on all.
+inline void agree_alike(
+    ControlCommunicator& control, AgreementList const& list, std::exception_ptr const& error
+) {
+    std::optional<AbortReason> failure;
+    try {
+        failure = find_disagreement(control, list, error);
+        if (failure && failure->kind == FailureKind::peer_failed) {
+            FailureKind const own = error ? reason_of(error).kind : FailureKind::peer_failed;
+            std::array<std::uint64_t, 1> kind{static_cast<std::uint64_t>(own)};
+            control.broadcast(kind, failure->ranks.front());
+            failure->kind = static_cast<FailureKind>(kind[0]);
+        }
+    } catch (...) {
+        control.abort(blamed_on(control.rank(), reason_of(std::current_exception())));
+        throw;
+    }
+    if (error) {
+        std::rethrow_exception(error);
+    }
+    if (failure) {
+        throw_failure(*failure);
+    }
+}
+
+/// Collective. Runs `work(list)` on every rank, then agrees on what it threw and added to the list.
+template <class F>
+void on_all_ranks(ControlCommunicator& control, F const& work) {
+    AgreementList list;
+    std::exception_ptr error;
+    try {
+        work(list);
+    } catch (...) {
+        error = std::current_exception();
+    }
+    agree_alike(control, list, error);
+}
+
+}}} // namespace joinable::v0::detail

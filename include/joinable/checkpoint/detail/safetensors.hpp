@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/shape.hpp>
+
+/// @file
+/// The safetensors layout: 8 bytes with the length of the header, little-endian; the header, JSON; the data,
+/// row-major tensors without gaps. Pure: text in, text out.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// A tensor in a file.
+struct StoredTensor {
+    std::string name;
+    DType dtype = DType::f32;
+    Shape extents;
+    std::uint64_t begin = 0; ///< of its bytes in the data
+    std::uint64_t end = 0;
+
+    [[nodiscard]] std::size_t numel() const { return joinable::numel(extents); }
+};
+
+struct FileHeader {
+    std::vector<StoredTensor> tensors; ///< in any order
+    std::map<std::string, std::string> metadata;
+};
+
+inline constexpr std::size_t length_bytes = 8; ///< before the header
+inline constexpr std::uint64_t max_header_bytes =
+    100'000'000; ///< as the format's own library has it
+
+/// The format's names, by DType.
+inline constexpr std::string_view stored_dtypes[dtype_count] = {
+    "F16", "BF16", "F32", "F64", "I8", "U8", "I32", "U32", "I64", "U64"
+};
+
+/// Throws ContractViolation about a file.
+template <class... Pieces>
+[[noreturn]] void refuse_file(std::string_view file, Pieces const&... pieces) {
+    throw ContractViolation{concat("checkpoint ", file, ": ", pieces...)};
+}
+
+/// "f32 (2, 3)".
+[[nodiscard]] inline std::string to_text(StoredTensor const& tensor) {
+    return concat(name_of(tensor.dtype), " ", to_text(tensor.extents));
+}
+
+/// Places tensors one after another in the data, those of larger elements first: then each is aligned. Their
+/// order in the list stays.
+inline void place_tensors(std::vector<StoredTensor>& tensors) {
+    std::uint64_t next = 0;
+    for (std::size_t const element : {8U, 4U, 2U, 1U}) {
+        for (StoredTensor& tensor : tensors) {
+            if (size_of(tensor.dtype) == element) {
+                tensor.begin = next;
+                next += tensor.numel() * element;
+                tensor.end = next;
+            }
+        }
+    }
+}
+
+/// What a file begins with: the length and the header, with spaces up to a multiple of 8 bytes.
+/// @throws ContractViolation  a name is no UTF-8, or the header is longer than the format allows.
+[[nodiscard]] inline std::string header_text(std::string_view file, FileHeader const& header) {
+    using nlohmann::json;
+    std::string text;
+    try {
+        json all = {{"__metadata__", header.metadata}};
+        for (StoredTensor const& tensor : header.tensors) {
+            json shape = json::array();
+            for (std::size_t const extent : tensor.extents) {
+                shape.push_back(extent);
+            }
+            json& entry = all[tensor.name];
+            entry["dtype"] = stored_dtypes[static_cast<std::size_t>(tensor.dtype)];
+            entry["shape"] = std::move(shape);
+            entry["data_offsets"] = {tensor.begin, tensor.end};
+        }
+        text = all.dump();
+    } catch (json::exception const& error) {
+        refuse_file(file, "its header cannot be written: ", error.what());
+    }
+    text.resize((text.size() + 7) / 8 * 8, ' ');
+    if (text.size() > max_header_bytes) {
+        refuse_file(
+            file, "its header has ", text.size(), " bytes, but may have ", max_header_bytes
+        );
+    }
+    std::string length;
+    for (unsigned shift = 0; shift < 64; shift += 8) {
+        length += static_cast<char>((std::uint64_t{text.size()} >> shift) & 0xffU);
+    }
+    return length + text;
+}
+
+/// The length of the header of a file of `file_bytes` bytes, whose first ones are `start`.
+/// @throws ContractViolation  the file is too short for it, or the header longer than the format allows.
+[[nodiscard]] inline std::uint64_t
+header_length(std::string_view file, std::string_view start, std::uint64_t file_bytes) {
+    if (file_bytes < length_bytes || start.size() < length_bytes) {
+        refuse_file(
+            file, "it has ", file_bytes, " bytes, but the length of its header alone has 8"
+        );
+    }
+    std::uint64_t length = 0;
+    for (std::size_t i = length_bytes; i-- > 0;) {
+        length = length << 8U | static_cast<unsigned char>(start[i]);
+    }
+    std::uint64_t const most = (std::min)(file_bytes - length_bytes, max_header_bytes);
+    if (length > most) {
+        refuse_file(
+            file,
+            "its first 8 bytes announce a header of ",
+            length,
+            " bytes, but it can have at most ",
+            most,
+            " in a file of ",
+            file_bytes
+        );
+    }
+    return length;
+}
+
+/// Reads a header, and refuses what the format does not allow. `data_bytes` is the size of the data.
+class HeaderParser {
+public:
+    HeaderParser(std::string_view file, std::uint64_t data_bytes)
+        : file_{file}, data_bytes_{data_bytes} {}
+
+    /// @throws ContractViolation  names the tensor, what was expected and what was found.
+    [[nodiscard]] FileHeader parse(std::string_view text) const {
+        Json const all = parse_json(text);
+        if (!all.is_object()) {
+            refuse("its header is ", all.type_name(), ", but has to be a JSON object");
+        }
+        FileHeader header;
+        for (auto const& [name, entry] : all.items()) {
+            if (name == "__metadata__") {
+                header.metadata = metadata_of(entry);
+            } else {
+                header.tensors.push_back(tensor_of(name, entry));
+            }
+        }
+        check_places(header.tensors);
+        return header;
+    }
+
+private:
+    using Json = nlohmann::json;
+
+    template <class... Pieces>
+    [[noreturn]] void refuse(Pieces const&... pieces) const {
+        refuse_file(file_, pieces...);
+    }
+
+    /// JSON allows a name twice; the format does not. What nests deeper than a header is refused at once.
+    [[nodiscard]] Json parse_json(std::string_view text) const {
+        std::vector<std::set<std::string>> names;
+        auto const check = [&](int depth, Json::parse_event_t event, Json& parsed) {
+            switch (event) {
+            case Json::parse_event_t::object_start: names.emplace_back(); [[fallthrough]];
+            case Json::parse_event_t::array_start:
+                if (depth > 2) {
+                    refuse("its header nests deeper than a header does");
+                }
+                break;
+            case Json::parse_event_t::object_end: names.pop_back(); break;
+            case Json::parse_event_t::key:
+                if (!names.back().insert(parsed.get<std::string>()).second) {
+                    refuse("its header has ", parsed.dump(), " twice");
+                }
+                break;
+            case Json::parse_event_t::array_end:
+            case Json::parse_event_t::value: break;
+            }
+            return true;
+        };
+        try {
+            return Json::parse(text.begin(), text.end(), check);
+        } catch (Json::exception const& error) {
+            refuse("its header is no JSON: ", error.what());
+        }
+    }
+
+    [[nodiscard]] std::map<std::string, std::string> metadata_of(Json const& entry) const {
+        if (!entry.is_object()) {
+            refuse(
+                "its __metadata__ is ", entry.type_name(), ", but has to be an object of strings"
+            );
+        }
+        std::map<std::string, std::string> metadata;
+        for (auto const& [key, value] : entry.items()) {
+            if (!value.is_string()) {
+                refuse(
+                    "__metadata__ has ",
+                    value.type_name(),
+                    " as ",
+                    key,
+                    ", but has to have a string"
+                );
+            }
+            metadata.emplace(key, value.get<std::string>());
+        }
+        return metadata;
+    }
+
+    [[nodiscard]] StoredTensor tensor_of(std::string const& name, Json const& entry) const {
+        StoredTensor tensor;
+        tensor.name = name;
+        Json const& dtype = field(name, entry, "dtype");
+        auto const* const found = std::find(
+            std::begin(stored_dtypes),
+            std::end(stored_dtypes),
+            dtype.is_string() ? dtype.get_ref<std::string const&>() : std::string{}
+        );
+        if (found == std::end(stored_dtypes)) {
+            refuse(
+                "tensor ", name, " is of dtype ", dtype.dump(), ", which is none of this library"
+            );
+        }
+        tensor.dtype = static_cast<DType>(found - std::begin(stored_dtypes));
+        auto const shape = numbers(name, entry, "shape");
+        if (shape.size() > max_tensor_rank) {
+            refuse(
+                "tensor ",
+                name,
+                " has ",
+                shape.size(),
+                " dimensions, but may have ",
+                max_tensor_rank
+            );
+        }
+        for (std::uint64_t const extent : shape) {
+            tensor.extents.push_back(extent);
+        }
+        auto const offsets = numbers(name, entry, "data_offsets");
+        if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > data_bytes_) {
+            refuse(
+                "tensor ",
+                name,
+                " has data_offsets ",
+                field(name, entry, "data_offsets").dump(),
+                ", but expected are a begin and an end within the ",
+                data_bytes_,
+                " bytes of data"
+            );
+        }
+        tensor.begin = offsets[0];
+        tensor.end = offsets[1];
+        check_size(tensor);
+        return tensor;
+    }
+
+    [[nodiscard]] Json const&
+    field(std::string const& name, Json const& entry, char const* key) const {
+        if (!entry.is_object() || !entry.contains(key)) {
+            refuse("tensor ", name, " has no ", key);
+        }
+        return entry.at(key);
+    }
+    [[nodiscard]] std::vector<std::uint64_t>
+    numbers(std::string const& name, Json const& entry, char const* key) const {
+        Json const& list = field(name, entry, key);
+        std::vector<std::uint64_t> found;
+        for (Json const& number : list) {
+            if (!list.is_array() || !number.is_number_unsigned()) {
+                refuse(
+                    "tensor ",
+                    name,
+                    " has ",
+                    key,
+                    " ",
+                    list.dump(),
+                    ", but expected are whole numbers"
+                );
+            }
+            found.push_back(number.get<std::uint64_t>());
+        }
+        if (!list.is_array()) {
+            refuse("tensor ", name, " has ", key, " ", list.dump(), ", but expected is a list");
+        }
+        return found;
+    }
+
+    void check_size(StoredTensor const& tensor) const {
+        std::uint64_t const bytes = tensor.end - tensor.begin;
+        std::uint64_t const most = bytes / size_of(tensor.dtype); // elements that there can be
+        std::uint64_t count = 1;
+        bool fits = true;
+        bool const is_empty =
+            std::find(tensor.extents.begin(), tensor.extents.end(), 0U) != tensor.extents.end();
+        for (std::size_t const extent : tensor.extents) {
+            fits = fits && (is_empty || count <= most / extent);
+            count *= is_empty || fits ? extent : 0;
+        }
+        if (!fits || count * size_of(tensor.dtype) != bytes) {
+            refuse(
+                "tensor ",
+                tensor.name,
+                " is ",
+                to_text(tensor),
+                ", but its data_offsets say ",
+                bytes,
+                " bytes"
+            );
+        }
+    }
+
+    /// Sorts, and throws unless the tensors fill the data, one after another.
+    void check_places(std::vector<StoredTensor>& tensors) const {
+        std::sort(tensors.begin(), tensors.end(), [](auto const& a, auto const& b) {
+            return std::pair{a.begin, a.end} < std::pair{b.begin, b.end};
+        });
+        std::uint64_t next = 0;
+        for (StoredTensor const& tensor : tensors) {
+            if (tensor.begin != next) {
+                refuse(
+                    "tensor ",
+                    tensor.name,
+                    " begins at byte ",
+                    tensor.begin,
+                    " of the data, but the one before ends at ",
+                    next,
+                    tensor.begin < next ? ": they overlap" : ": there is a gap"
+                );
+            }
+            next = tensor.end;
+        }
+        if (next != data_bytes_) {
+            refuse("its tensors have ", next, " bytes, but its data ", data_bytes_);
+        }
+    }
+
+    std::string_view file_;
+    std::uint64_t data_bytes_;
+};
+
+}}} // namespace joinable::v0::detail

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include <joinable/agreement/control.hpp>
+#include <joinable/checkpoint/detail/file.hpp>
+#include <joinable/checkpoint/detail/safetensors.hpp>
+#include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/shape.hpp>
+
+/// @file
+/// Elements of a tensor on their way between the memory of ranks and a file, and a hash of a tensor that does
+/// not depend on how ranks share it.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+static_assert(std::endian::native == std::endian::little, "the format's numbers are little-endian");
+
+/// The elements of a tensor that a rank has: those that an order in memory counts from `begin` on.
+struct TensorPart {
+    std::size_t tensor; ///< its position in a list of stored ones
+    std::byte* data;    ///< of the element that has `offset`
+    std::size_t offset; ///< in elements
+    Shape strides;      ///< of the whole tensor
+    Shape order;        ///< dense strides: where an element lies if there are no gaps
+    std::size_t begin;
+    std::size_t size;
+
+    [[nodiscard]] std::byte* at(std::size_t place, DType dtype) const noexcept {
+        return data + (place - offset) * size_of(dtype);
+    }
+};
+
+/// Calls `f(first, places)` for elements that are neighbours in row-major order, the first of which has
+/// number `first` there: `places` is where they lie.
+template <class F>
+void for_each_run(StoredTensor const& tensor, TensorPart const& part, F const& f) {
+    std::array<std::byte*, 1024> places;
+    std::size_t filled = 0;
+    Shape const& extents = tensor.extents;
+    Shape index = extents;
+    std::fill_n(&index[0], index.size(), std::size_t{0});
+    std::size_t place = 0;   // by the strides
+    std::size_t counted = 0; // by the order
+    std::size_t const count = tensor.numel();
+    for (std::size_t i = 0; i < count; ++i) {
+        bool const is_ours = counted >= part.begin && counted - part.begin < part.size;
+        if (is_ours) {
+            places[filled++] = part.at(place, tensor.dtype);
+        }
+        if (filled != 0 && (!is_ours || filled == places.size())) {
+            f(i + (is_ours ? 1 : 0) - filled, std::span{places}.first(filled));
+            filled = 0;
+        }
+        for (std::size_t d = extents.size(); d-- > 0;) {
+            place += part.strides[d];
+            counted += part.order[d];
+            if (++index[d] != extents[d]) {
+                break;
+            }
+            place -= part.strides[d] * extents[d];
+            counted -= part.order[d] * extents[d];
+            index[d] = 0;
+        }
+    }
+    if (filled != 0) {
+        f(count - filled, std::span{places}.first(filled));
+    }
+}
+
+/// Whether a part lies in memory as it does in the file.
+[[nodiscard]] inline bool is_in_order(StoredTensor const& tensor, TensorPart const& part) {
+    return is_contiguous(tensor.extents, part.strides);
+}
+
+/// A sum over elements, so that ranks add what they have. One element that changes always changes it
+/// (splitmix64 is a bijection); two that are swapped do by all odds.
+template <std::size_t Bytes>
+std::uint64_t hash_elements_of(std::byte const* data, std::uint64_t first, std::size_t count) {
+    std::uint64_t sum = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        std::uint64_t x = 0;
+        std::memcpy(&x, data + i * Bytes, Bytes);
+        x += (first + i + 1) * 0x9e37'79b9'7f4a'7c15U;
+        x = (x ^ (x >> 30U)) * 0xbf58'476d'1ce4'e5b9U;
+        x = (x ^ (x >> 27U)) * 0x94d0'49bb'1331'11ebU;
+        sum += x ^ (x >> 31U);
+    }
+    return sum;
+}
+inline std::uint64_t
+hash_elements(std::byte const* data, std::uint64_t first, std::size_t count, DType dtype) {
+    switch (size_of(dtype)) {
+    case 1: return hash_elements_of<1>(data, first, count);
+    case 2: return hash_elements_of<2>(data, first, count);
+    case 4: return hash_elements_of<4>(data, first, count);
+    default: return hash_elements_of<8>(data, first, count);
+    }
+}
+inline std::uint64_t hash_part(StoredTensor const& tensor, TensorPart const& part) {
+    if (is_in_order(tensor, part)) {
+        std::byte const* const data = part.at(part.begin, tensor.dtype);
+        return hash_elements(data, part.begin, part.size, tensor.dtype);
+    }
+    std::uint64_t sum = 0;
+    for_each_run(tensor, part, [&](std::size_t first, std::span<std::byte* const> places) {
+        for (std::size_t k = 0; k < places.size(); ++k) {
+            sum += hash_elements(places[k], first + k, 1, tensor.dtype);
+        }
+    });
+    return sum;
+}
+
+/// The data of an open file. Between pieces the deadline of ranks that wait for this one is renewed.
+class FileData {
+public:
+    /// They begin at byte `first` of the file.
+    FileData(File const& file, std::uint64_t first, ControlCommunicator& control) noexcept
+        : file_{file}, first_{first}, control_{control} {}
+
+    void write(StoredTensor const& tensor, TensorPart const& part) {
+        move(
+            tensor,
+            part,
+            [&](std::byte* data, std::size_t bytes, std::uint64_t at) {
+                file_.write(data, bytes, at);
+            },
+            true
+        );
+    }
+    void read(StoredTensor const& tensor, TensorPart const& part) {
+        move(
+            tensor,
+            part,
+            [&](std::byte* data, std::size_t bytes, std::uint64_t at) {
+                file_.read(data, bytes, at);
+            },
+            false
+        );
+    }
+    /// Of `count` elements in row-major order.
+    [[nodiscard]] std::uint64_t
+    hash(StoredTensor const& tensor, std::size_t first, std::size_t count) {
+        std::uint64_t sum = 0;
+        std::size_t const element = size_of(tensor.dtype);
+        buffer_.resize(std::size_t{1} << 20U);
+        for (std::size_t done = 0; done < count;) {
+            std::size_t const some = (std::min)(count - done, buffer_.size() / element);
+            file_.read(buffer_.data(), some * element, place_of(tensor, first + done));
+            sum += hash_elements(buffer_.data(), first + done, some, tensor.dtype);
+            done += some;
+            control_.keep_alive();
+        }
+        return sum;
+    }
+
+private:
+    static constexpr std::size_t piece_bytes = std::size_t{8} << 20U;
+
+    [[nodiscard]] std::uint64_t place_of(StoredTensor const& tensor, std::size_t i) const noexcept {
+        return first_ + tensor.begin + std::uint64_t{i} * size_of(tensor.dtype);
+    }
+
+    template <class Transfer>
+    void move(
+        StoredTensor const& tensor, TensorPart const& part, Transfer const& transfer, bool writes
+    ) {
+        std::size_t const element = size_of(tensor.dtype);
+        if (is_in_order(tensor, part)) {
+            std::byte* const data = part.at(part.begin, tensor.dtype);
+            std::uint64_t const at = place_of(tensor, part.begin);
+            std::size_t const bytes = part.size * element;
+            for (std::size_t done = 0; done < bytes; done += piece_bytes) {
+                transfer(data + done, (std::min)(bytes - done, piece_bytes), at + done);
+                control_.keep_alive();
+            }
+            return;
+        }
+        buffer_.resize(1024 * sizeof(double));
+        for_each_run(tensor, part, [&](std::size_t first, std::span<std::byte* const> places) {
+            for (std::size_t k = 0; writes && k < places.size(); ++k) {
+                std::memcpy(buffer_.data() + k * element, places[k], element);
+            }
+            transfer(buffer_.data(), places.size() * element, place_of(tensor, first));
+            for (std::size_t k = 0; !writes && k < places.size(); ++k) {
+                std::memcpy(places[k], buffer_.data() + k * element, element);
+            }
+            control_.keep_alive();
+        });
+    }
+
+    File const& file_;
+    std::uint64_t first_;
+    ControlCommunicator& control_;
+    std::vector<std::byte> buffer_;
+};
+
+}}} // namespace joinable::v0::detail

@@ -1,0 +1,668 @@
+// SPDX-License-Identifier: BSL-1.0
+// Checkpoints of sharded trainings. The oracles: a reader of the layout that is written here, the training that
+// never stopped, and Python's safetensors.
+#include <joinable/checkpoint/checkpoint.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include <over_ranks.hpp>
+#include <support/checkpoint_file.hpp>
+#include <support/folder.hpp>
+#include <support/named_param.hpp>
+#include <support/numbers.hpp>
+#include <support/strided_param.hpp>
+#include <support/volume.hpp>
+
+#include <joinable/join/guard.hpp>
+#include <joinable/optimizer/rules.hpp>
+#include <joinable/participant/data_parallel.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::Adam;
+using joinable::AdamW;
+using joinable::Checkpoint;
+using joinable::CommunicationError;
+using joinable::ContractViolation;
+using joinable::DistributedDataParallel;
+using joinable::DType;
+using joinable::Join;
+using joinable::participants;
+using joinable::Partition;
+using joinable::PeerFailed;
+using joinable::Sgd;
+using joinable::Shape;
+using joinable::ZeroOptions;
+using joinable::ZeroRedundancyOptimizer;
+
+struct Model {
+    DType dtype = DType::f32;
+    bool is_permuted = false; ///< dense, but not row-major
+    bool has_gaps = false;
+    std::size_t frozen = 99; ///< index of a parameter that needs no gradient
+    std::size_t last = 40;   ///< elements of the last parameter
+};
+
+std::vector<StridedParam> make(Model const& model, double shift = 0) {
+    std::vector<StridedParam> params;
+    std::size_t i = 0;
+    for (Shape const& extents :
+         {Shape{5}, Shape{8, 8}, Shape{}, Shape{3, 11}, Shape{2, 3, 4}, Shape{0}, Shape{model.last}
+         }) {
+        Shape strides = row_major_strides(extents);
+        if (model.is_permuted && extents == Shape{8, 8}) {
+            strides = Shape{1, 8};
+        }
+        if (model.is_permuted && extents == Shape{2, 3, 4}) {
+            strides = Shape{3, 1, 6};
+        }
+        if (model.has_gaps && extents == Shape{3, 11}) {
+            strides = Shape{13, 1};
+        }
+        params.push_back({{{model.dtype, extents, strides}, {model.dtype, extents, strides}, {}}});
+        params.back().requires_grad = i != model.frozen;
+        Numbers values;
+        for (std::size_t k = 0; k < params.back().value.view().numel(); ++k) {
+            values.push_back(shift + static_cast<double>((i * 5 + k * 3) % 13) / 8.0 - 0.75);
+        }
+        write(params.back().value.view(), values);
+        ++i;
+    }
+    return params;
+}
+
+/// The pass of an engine that zeroes gradients before it.
+void backward(std::vector<StridedParam>& params, int rank, std::uint64_t round, auto const& ready) {
+    for (std::size_t i = params.size(); i-- > 0;) {
+        if (!params[i].requires_grad) {
+            continue;
+        }
+        params[i].need_grad();
+        Numbers numbers;
+        for (std::size_t k = 0; k < params[i].grad.numel(); ++k) {
+            auto const r = static_cast<std::size_t>(rank);
+            numbers.push_back(
+                static_cast<double>((r * 7 + round * 5 + i * 3 + k * 11) % 17) / 8.0 - 1.0
+            );
+        }
+        write(params[i].grad, numbers);
+        ready(i);
+    }
+}
+
+std::vector<Numbers> values_of(std::vector<StridedParam> const& params) {
+    std::vector<Numbers> values;
+    for (StridedParam const& param : params) {
+        values.push_back(read(param.value.view()));
+        CHECK(param.value.has_its_gaps());
+    }
+    return values;
+}
+
+std::uint64_t inputs_of(int rank) {
+    return 3 + static_cast<std::uint64_t>(rank) % 4;
+}
+std::uint64_t most_inputs(int ranks) {
+    return 3 + (std::min)(static_cast<std::uint64_t>(ranks) - 1, std::uint64_t{3});
+}
+
+/// Trains the inputs from `save.rounds()` on.
+template <class Comm, class Zero, class Save>
+void train(Comm& comm, std::vector<StridedParam>& params, Zero& zero, Save& save) {
+    DistributedDataParallel ddp{comm, params};
+    std::uint64_t const first = save.rounds();
+    Join guard{participants(ddp, zero, save)};
+    for (std::uint64_t round = first; round < inputs_of(comm.rank()); ++round) {
+        ddp.forward([] {});
+        ddp.backward([&](auto ready) { backward(params, comm.rank(), round, ready); });
+        zero.step();
+        save.step();
+    }
+    guard.finish();
+}
+
+/// Compares a file with what ranks have.
+template <class Comm, class Zero>
+void check_file(
+    Comm& comm, std::string const& name, std::vector<StridedParam> const& params, Zero& zero
+) {
+    ReadFile const file = read_checkpoint(name);
+    for (std::size_t i = 0; i < params.size(); ++i) {
+        auto const& value = params[i].value.view();
+        CHECK(file.numbers(std::to_string(i)) == read(value));
+        CHECK(file.shape(std::to_string(i)) == value.extents());
+    }
+    zero.consolidate();
+    if (comm.rank() != 0) {
+        return;
+    }
+    std::string steps;
+    std::size_t tensors = params.size();
+    for (std::size_t i = 0; i < params.size(); ++i) {
+        auto const& state = zero.state().parameters[i];
+        steps += (i == 0 ? "" : " ") + std::to_string(state.steps);
+        for (joinable::StateTensor const& tensor : state.tensors) {
+            CHECK(file.bytes(std::to_string(i) + "/" + tensor.name) == tensor.elements);
+            ++tensors;
+        }
+    }
+    CHECK(file.metadata("steps") == steps);
+    CHECK(file.tensor_count() == tensors);
+}
+
+std::vector<ZeroOptions> const all_options{
+    {},
+    {.bucket_cap_bytes = 64},
+    {.partition = Partition::flat},
+    {.partition = Partition::flat, .bucket_cap_bytes = 64},
+};
+std::vector<Model> const models{
+    {},
+    {.dtype = DType::bf16, .is_permuted = true},
+    {.dtype = DType::f16, .frozen = 1},
+    {.dtype = DType::f64, .is_permuted = true, .frozen = 4},
+};
+
+/// Writes with some ranks, reads with others.
+void move(Folder const& folder, int from, int to, Model const& model, std::size_t options) {
+    std::string const name = folder.file("model.safetensors");
+    AdamW const rule{.learning_rate = 0.02, .amsgrad = true};
+    over_ranks({from}, [&](RankCommunicator& comm) {
+        auto params = make(model);
+        ZeroRedundancyOptimizer zero{comm, params, rule, all_options[options % 4]};
+        Checkpoint save{zero, name};
+        train(comm, params, zero, save);
+        CHECK(save.rounds() == most_inputs(from));
+        check_file(comm, name, params, zero); // as the last round left it
+    });
+    over_ranks({to}, [&](RankCommunicator& comm) {
+        auto params = make(model, 1.5);
+        ZeroOptions const other = all_options[(options / 2 + options) % 4];
+        ZeroRedundancyOptimizer zero{comm, params, AdamW{.learning_rate = 7}, other};
+        Checkpoint save{zero, name};
+        save.read();
+        CHECK(save.rounds() == most_inputs(from));
+        CHECK(zero.rule().learning_rate == 0.02);
+        CHECK(zero.rule().amsgrad);
+        check_file(comm, name, params, zero);
+        static_cast<void>(values_of(params)); // gaps are as they were
+    });
+}
+
+TEST_CASE("what some ranks wrote, any number of ranks reads, with either partition") {
+    Folder const folder;
+    std::size_t turn = 0;
+    for (int const from : {1, 2, 3, 4, 8}) {
+        for (int const to : {1, 2, 3, 4, 8}) {
+            move(folder, from, to, models[turn % models.size()], turn);
+            ++turn;
+        }
+    }
+    CHECK(folder.names() == std::vector<std::string>{"model.safetensors"});
+}
+
+TEST_CASE("every dtype, layout and partition is written and read") {
+    Folder const folder;
+    for (Model const& model : models) {
+        for (std::size_t options = 0; options < 4; ++options) {
+            move(folder, 3, 2, model, options);
+        }
+    }
+    move(folder, 2, 3, {.has_gaps = true}, 0); // Partition::flat has dense values alone
+    move(folder, 2, 3, {.last = 20'000}, 0);   // a parameter that travels alone
+}
+
+TEST_CASE("groups have their rules, and integers that are frozen travel too") {
+    Folder const folder;
+    std::string const name = folder.file("groups");
+    for (int const ranks : {3, 2}) {
+        over_ranks({ranks}, [&](RankCommunicator& comm) {
+            bool const writes = ranks == 3;
+            auto first = make({});
+            auto second = make({.dtype = DType::f64}, 1);
+            second.push_back(
+                {{{DType::i64, Shape{3}, Shape{1}}, {DType::i64, Shape{3}, Shape{1}}, {}}}
+            );
+            second.back().requires_grad = false;
+            write(second.back().value.view(), writes ? Numbers{1, -2, 3} : Numbers{0, 0, 0});
+            double const rate = writes ? 0.5 : 0;
+            ZeroRedundancyOptimizer zero{comm, first, Sgd{.learning_rate = rate}};
+            zero.add_parameter_group(second, Sgd{.learning_rate = rate / 2, .momentum = rate});
+            Checkpoint save{zero, name};
+            if (writes) {
+                save.write();
+            } else {
+                save.read();
+                CHECK(zero.rule(0).learning_rate == 0.5);
+                CHECK(zero.rule(1).momentum == 0.5);
+                CHECK(read(second.back().value.view()) == Numbers{1, -2, 3});
+            }
+        });
+    }
+}
+
+TEST_CASE(
+    "a training that goes on from a file of a round in an uneven guard is the one that never stopped"
+) {
+    Folder const folder;
+    std::string const name = folder.file("model.safetensors");
+    over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+        std::uint64_t const most = most_inputs(comm.size());
+        for (Model const& model : models) {
+            for (ZeroOptions const& options : {all_options[1], all_options[3]}) {
+                Adam const rule{.learning_rate = 0.02};
+                auto whole = make(model);
+                {
+                    ZeroRedundancyOptimizer zero{comm, whole, rule, options};
+                    Checkpoint save{zero, name, {.every = most / 2 + 1}}; // once
+                    train(comm, whole, zero, save);
+                    CHECK(save.rounds() == most);
+                }
+                auto resumed = make(model, 0.5);
+                ZeroRedundancyOptimizer zero{comm, resumed, Adam{}, options};
+                Checkpoint save{zero, name, {.every = 99}};
+                save.read();
+                CHECK(save.rounds() == most / 2 + 1);
+                CHECK(values_of(resumed) != values_of(whole));
+                train(comm, resumed, zero, save);
+                CHECK(save.rounds() == most);
+                CHECK(values_of(resumed) == values_of(whole));
+            }
+        }
+    });
+}
+
+/// What a rank throws, by type and text; nothing where it throws nothing.
+template <class F>
+std::string failure_of(F const& f) {
+    try {
+        f();
+    } catch (ContractViolation const& error) {
+        return std::string{"contract: "} + error.what();
+    } catch (CommunicationError const& error) {
+        return std::string{"communication: "} + error.what();
+    } catch (PeerFailed const& error) {
+        return std::string{"peer: "} + error.what();
+    } catch (std::exception const& error) {
+        return std::string{"other: "} + error.what();
+    }
+    return {};
+}
+bool says(std::string const& text, std::string_view part) {
+    CAPTURE(text);
+    bool const is_said = text.find(part) != std::string::npos;
+    CHECK(is_said);
+    return is_said;
+}
+
+TEST_CASE("a file that was cut anywhere is refused on all ranks, and nothing changes") {
+    Folder const folder;
+    std::string const name = folder.file("cut");
+    Model const model{.last = 5'000};
+    over_ranks({2}, [&](RankCommunicator& comm) {
+        auto params = make(model);
+        ZeroRedundancyOptimizer zero{comm, params, Adam{}};
+        Checkpoint{zero, name}.write();
+    });
+    std::string const whole = contents_of(name);
+    REQUIRE(whole.size() > 60'000);
+    std::vector<std::size_t> sizes{0, 1, 7, 8, 9, 100, whole.size() - 1};
+    for (std::size_t size = 4096; size < whole.size(); size += 4096) {
+        sizes.push_back(size);
+    }
+    for (std::size_t const size : sizes) {
+        write_contents(name, whole.substr(0, size));
+        over_ranks({2}, [&](RankCommunicator& comm) {
+            auto params = make(model, 2);
+            auto const before = values_of(params);
+            ZeroRedundancyOptimizer zero{comm, params, Adam{.learning_rate = 3}};
+            Checkpoint save{zero, name};
+            says(failure_of([&] { save.read(); }), "contract: ");
+            CHECK(values_of(params) == before);
+            CHECK(zero.rule().learning_rate == 3);
+            comm.barrier(); // it can be used
+        });
+    }
+}
+
+TEST_CASE("a byte of the file that changed is refused, or changes nothing of the training") {
+    Folder const folder;
+    std::string const name = folder.file("flipped");
+    auto const make_small = [] {
+        auto params = make({.dtype = DType::bf16});
+        params.erase(params.begin() + 1, params.end());
+        return params;
+    };
+    over_ranks({1}, [&](RankCommunicator& comm) {
+        auto params = make_small();
+        ZeroRedundancyOptimizer zero{comm, params, Adam{.learning_rate = 0.25}};
+        Checkpoint save{zero, name};
+        train(comm, params, zero, save);
+    });
+    std::string const whole = contents_of(name);
+    over_ranks({1}, [&](RankCommunicator& comm) {
+        auto params = make_small();
+        ZeroRedundancyOptimizer zero{comm, params, Adam{}};
+        Checkpoint save{zero, name};
+        std::size_t refused = 0;
+        std::size_t const step = under_sanitizer ? 7 : 1;
+        for (std::size_t i = 0; i < whole.size(); i += step) {
+            for (unsigned const mask : {0x01U, 0x20U, 0x80U}) {
+                std::string changed = whole;
+                changed[i] = static_cast<char>(static_cast<unsigned char>(changed[i]) ^ mask);
+                write_contents(name, changed);
+                std::string const failure = failure_of([&] { save.read(); });
+                if (failure.empty()) {
+                    save.write();
+                    CHECK(contents_of(name) == whole);
+                } else {
+                    CHECK(failure.starts_with("contract: "));
+                    ++refused;
+                }
+            }
+        }
+        CHECK(refused >= whole.size() / step * 3 - 3 * 7); // but those of spaces behind the header
+    });
+}
+
+TEST_CASE("a file of another model, rule or program is refused by what differs first") {
+    Folder const folder;
+    std::string const name = folder.file("other");
+    over_ranks({2}, [&](RankCommunicator& comm) {
+        auto params = make({});
+        ZeroRedundancyOptimizer zero{comm, params, Adam{}};
+        Checkpoint{zero, name}.write();
+    });
+    over_ranks({1, 3}, [&](RankCommunicator& comm) {
+        auto const read_with = [&](std::vector<StridedParam> params, auto const& rule) {
+            auto const before = values_of(params);
+            ZeroRedundancyOptimizer zero{comm, params, rule};
+            Checkpoint save{zero, name};
+            std::string const failure = failure_of([&] { save.read(); });
+            CHECK(values_of(params) == before);
+            CHECK(says(failure, "contract: checkpoint " + name));
+            return failure;
+        };
+        says(
+            read_with(make({.last = 41}), Adam{}),
+            "it is of another model: expected is tensor 6, f32 (41), but it has f32 (40)"
+        );
+        says(
+            read_with(make({.dtype = DType::bf16}), Adam{}),
+            "expected is tensor 0, bf16 (5), but it has f32 (5)"
+        );
+        says(
+            read_with(make({.frozen = 3}), Adam{}),
+            "it has tensor 3/exp_avg, f32 (3, 11), which the model lacks"
+        );
+        auto more = make({});
+        more.push_back({{{DType::f32, Shape{1}, Shape{1}}, {DType::f32, Shape{1}, Shape{1}}, {}}});
+        says(
+            read_with(std::move(more), Adam{}),
+            "expected is tensor 7, f32 (1), but it has none of that name"
+        );
+        says(
+            read_with(make({}), AdamW{}),
+            "its rule is Adam of 48 bytes, but expected is AdamW of 48"
+        );
+        says(read_with(make({}), Sgd{}), "but expected is Sgd of ");
+    });
+    write_contents(name, std::string{"\x02\0\0\0\0\0\0\0{}", 10});
+    over_ranks({2}, [&](RankCommunicator& comm) {
+        auto params = make({});
+        ZeroRedundancyOptimizer zero{comm, params, Adam{}};
+        Checkpoint save{zero, name};
+        says(failure_of([&] { save.read(); }), "expected is a file that Checkpoint wrote");
+    });
+}
+
+TEST_CASE("a rank that cannot write or read fails all by one type, and the old file stays") {
+    Folder const folder;
+    std::string const name = folder.file("model");
+    over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
+        auto params = make({});
+        ZeroRedundancyOptimizer zero{comm, params, Adam{}};
+        Checkpoint save{zero, name};
+        save.write();
+        std::string const before = contents_of(name);
+        comm.barrier();
+        write(params[0].value.view(), Numbers{1, 2, 3, 4, 5});
+        for (int culprit = 0; culprit < comm.size(); culprit += 1 + comm.size() / 3) {
+            bool const is_culprit = comm.rank() == culprit;
+            std::string const elsewhere = folder.file("none/model");
+            Checkpoint other{zero, is_culprit ? elsewhere : name};
+            std::string const cannot_write = failure_of([&] { other.write(); });
+            std::string const cannot_read = failure_of([&] { other.read(); });
+            says(cannot_write, "communication: ");
+            says(cannot_write, elsewhere + ".part: No such file or directory");
+            says(cannot_read, "communication: ");
+            says(cannot_read, elsewhere + ": No such file or directory");
+            CHECK(contents_of(name) == before);
+            CHECK(folder.names() == std::vector<std::string>{"model"});
+            comm.barrier();
+        }
+        save.write(); // the communicator can be used
+        CHECK(contents_of(name) != before);
+        comm.barrier();
+    });
+}
+
+TEST_CASE("a target that is a folder, or is in none, is the same failure on all ranks") {
+    Folder const folder;
+    std::filesystem::create_directories(folder.file("target/inner"));
+    over_ranks({1, 2, 4}, [&](RankCommunicator& comm) {
+        auto params = make({});
+        ZeroRedundancyOptimizer zero{comm, params, Adam{}};
+        for (char const* const target : {"target", "none/model", "target/none/model"}) {
+            Checkpoint save{zero, folder.file(target)};
+            says(failure_of([&] { save.write(); }), "communication: ");
+            says(failure_of([&] { save.read(); }), "communication: ");
+        }
+        CHECK(folder.names() == std::vector<std::string>{"target"});
+        comm.barrier();
+    });
+    if (::geteuid() == 0) {
+        std::puts("skipped: root may write into every folder");
+        return;
+    }
+    std::filesystem::permissions(folder.file("target"), std::filesystem::perms::owner_read);
+    over_ranks({2}, [&](RankCommunicator& comm) {
+        auto params = make({});
+        ZeroRedundancyOptimizer zero{comm, params, Adam{}};
+        Checkpoint save{zero, folder.file("target/model")};
+        says(failure_of([&] { save.write(); }), "communication: ");
+    });
+    std::filesystem::permissions(folder.file("target"), std::filesystem::perms::owner_all);
+}
+
+std::vector<NamedParam> named(std::vector<std::string> const& names) {
+    std::vector<NamedParam> params;
+    for (std::string const& name : names) {
+        params.emplace_back(NamedParam{
+            {{DType::f32, Shape{2, 3}, Shape{3, 1}}, {DType::f32, Shape{2, 3}, Shape{3, 1}}, {}},
+            name,
+            false
+        });
+        write(params.back().value.view(), {1, 2, 3, 4, 5, 6});
+    }
+    return params;
+}
+
+TEST_CASE("a rank whose engine throws fails all, and the old file stays") {
+    Folder const folder;
+    std::string const name = folder.file("model");
+    over_ranks({2, 3}, [&](RankCommunicator& comm) {
+        auto params = named({"a", "b"});
+        ZeroRedundancyOptimizer zero{comm, params, Adam{}};
+        Checkpoint save{zero, name};
+        save.write();
+        params[1].throws = comm.rank() == 1;
+        std::string const failure = failure_of([&] { save.write(); });
+        says(
+            failure,
+            comm.rank() == 1 ? "other: the engine failed" : "peer: rank 1 failed: the engine failed"
+        );
+        CHECK(folder.names() == std::vector<std::string>{"model"});
+        comm.barrier();
+    });
+}
+
+TEST_CASE("tensors are called by their parameters' names, which differ") {
+    Folder const folder;
+    std::string const name = folder.file("model");
+    over_ranks({2}, [&](RankCommunicator& comm) {
+        {
+            auto params = named({"layer.weight", "", "\xc3\xa4 \" \\"});
+            ZeroRedundancyOptimizer zero{comm, params, Sgd{.momentum = 0.5}};
+            Checkpoint{zero, name}.write();
+            ReadFile const file = read_checkpoint(name);
+            CHECK(file.numbers("layer.weight") == Numbers{1, 2, 3, 4, 5, 6});
+            CHECK(file.numbers("1") == Numbers{1, 2, 3, 4, 5, 6});
+            CHECK(file.numbers("1/momentum_buffer") == Numbers{0, 0, 0, 0, 0, 0});
+            CHECK(file.numbers("\xc3\xa4 \" \\") == Numbers{1, 2, 3, 4, 5, 6});
+            Checkpoint{zero, name}.read();
+        }
+        for (std::vector<std::string> const& names : {
+                 std::vector<std::string>{"a", "a"},
+                 {"1", ""},
+                 {"a", "a/momentum_buffer"},
+                 {"__metadata__"},
+             }) {
+            auto params = named(names);
+            ZeroRedundancyOptimizer zero{comm, params, Sgd{.momentum = 0.5}};
+            Checkpoint save{zero, name};
+            says(failure_of([&] { save.write(); }), "two tensors would be called " + names.back());
+        }
+        auto params = named({"\xff"});
+        ZeroRedundancyOptimizer zero{comm, params, Sgd{}};
+        Checkpoint save{zero, name};
+        says(failure_of([&] { save.write(); }), "its header cannot be written");
+    });
+}
+
+TEST_CASE("in a guard write() and read() are refused, and every has a meaning") {
+    Folder const folder;
+    over_ranks({1, 2}, [&](RankCommunicator& comm) {
+        auto params = make({});
+        ZeroRedundancyOptimizer zero{comm, params, Adam{}};
+        CHECK_THROWS_AS((Checkpoint{zero, folder.file("model"), {.every = 0}}), ContractViolation);
+        Checkpoint save{zero, folder.file("model")};
+        Checkpoint outside{zero, folder.file("other")};
+        DistributedDataParallel ddp{comm, params};
+        {
+            Join guard{participants(ddp, zero, save)};
+            says(
+                failure_of([&] { save.write(); }),
+                "contract: Checkpoint::write() was called in a guard"
+            );
+            says(
+                failure_of([&] { save.read(); }),
+                "contract: Checkpoint::read() was called in a guard"
+            );
+            says(failure_of([&] { outside.write(); }), "was called in a guard");
+            guard.finish();
+        }
+        save.write();
+    });
+}
+
+TEST_CASE("outside a guard step() counts and writes, too") {
+    Folder const folder;
+    over_ranks({1, 3}, [&](RankCommunicator& comm) {
+        auto params = make({});
+        ZeroRedundancyOptimizer zero{comm, params, Adam{}};
+        std::string const name = folder.file("of_" + std::to_string(comm.size()));
+        Checkpoint save{zero, name, {.every = 2}};
+        save.step();
+        CHECK(!std::filesystem::exists(name));
+        comm.barrier();
+        save.step();
+        CHECK(read_checkpoint(name).metadata("rounds") == "2");
+        CHECK(read_checkpoint(name).metadata("world size") == std::to_string(comm.size()));
+        Checkpoint other{zero, name + ".other"};
+        other.read(name);
+        CHECK(other.rounds() == 2);
+        other.write();
+        CHECK(contents_of(name + ".other") == contents_of(name));
+        comm.barrier();
+    });
+}
+
+TEST_CASE("Python's safetensors reads our file, and ours reads what it wrote") {
+    if (std::system("python3 -c 'import safetensors, numpy' 2>/dev/null") !=
+        0) { // NOLINT(concurrency-mt-unsafe)
+        std::puts("skipped: python3 has no safetensors and numpy");
+        return;
+    }
+    Folder const folder;
+    std::string const name = folder.file("ours");
+    std::string const theirs = folder.file("theirs");
+    Model const model{.dtype = DType::f16, .is_permuted = true, .frozen = 2};
+    over_ranks({3}, [&](RankCommunicator& comm) {
+        auto params = make(model);
+        ZeroRedundancyOptimizer zero{comm, params, Adam{}};
+        Checkpoint save{zero, name};
+        train(comm, params, zero, save);
+    });
+    write_contents(folder.file("turn.py"), R"(import sys
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+ours, theirs, text = sys.argv[1:]
+tensors = load_file(ours)
+with safe_open(ours, "numpy") as file:
+    metadata = file.metadata()
+with open(text, "w") as out:
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        numbers = " ".join("%.17g" % float(x) for x in tensor.ravel())
+        out.write(f"{name} {tensor.dtype} {list(tensor.shape)} {numbers}\n")
+save_file(dict(reversed(tensors.items())), theirs, metadata)
+)");
+    std::string const command =
+        "python3 " + folder.file("turn.py") + " " + name + " " + theirs + " " + folder.file("text");
+    REQUIRE(std::system(command.c_str()) == 0); // NOLINT(concurrency-mt-unsafe)
+    std::string const text = contents_of(folder.file("text"));
+    over_ranks({2}, [&](RankCommunicator& comm) {
+        auto params = make(model, 1);
+        ZeroRedundancyOptimizer zero{comm, params, AdamW{}};
+        Checkpoint wrong{zero, theirs};
+        says(failure_of([&] { wrong.read(); }), "its rule is Adam of");
+        ZeroRedundancyOptimizer right{comm, params, Adam{}, {.partition = Partition::flat}};
+        Checkpoint save{right, theirs};
+        save.read();
+        check_file(comm, name, params, right); // ours, which they read
+        for (std::size_t i = 0; i < params.size(); ++i) {
+            auto const& view = params[i].value.view();
+            std::string line = std::to_string(i) + " float16 [";
+            for (std::size_t d = 0; d < view.extents().size(); ++d) {
+                line += (d == 0 ? "" : ", ") + std::to_string(view.extents()[d]);
+            }
+            line += "] ";
+            for (double const number : read(view)) {
+                char digits[32];
+                std::snprintf(digits, sizeof digits, "%.17g ", number);
+                line += digits;
+            }
+            line.back() = '\n';
+            CHECK((view.numel() == 0 || ("\n" + text).find("\n" + line) != std::string::npos));
+        }
+    });
+}
+
+} // namespace

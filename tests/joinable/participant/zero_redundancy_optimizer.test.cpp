@@ -367,7 +367,7 @@ TEST_CASE("a parameter whose gradient nobody averages is refused when the guard 
         DistributedDataParallel ddp{comm, some};
         ZeroRedundancyOptimizer zero{comm, params, Sgd{}};
         CHECK_THROWS_WITH_AS(
-            (Join{participants(ddp, zero)}),
+            Join(participants(ddp, zero)).finish(),
             "parameter 1 (bias) is stepped by ZeroRedundancyOptimizer, but no participant of this guard averages "
             "its gradient; give DistributedDataParallel the same parameters",
             ContractViolation

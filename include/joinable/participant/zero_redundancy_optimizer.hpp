@@ -136,7 +136,7 @@ public:
             if (is_root) {
                 state = {rules_, std::vector<StateOfParameter>(parameter_count())};
                 for (std::size_t k = 0; k < groups_.size(); ++k) {
-                    auto const names = rules_[k].state_names();
+                    auto const names = detail::state_names_of(rules_[k]);
                     detail::make_tensors<StateOfParameter>(groups_[k], names, state.parameters);
                 }
             }
@@ -190,7 +190,7 @@ public:
             shards.resize(groups_.size());
             for (std::size_t k = 0; k < groups_.size(); ++k) {
                 for (OptimizerShard const& shard : groups_[k].shards) {
-                    if (std::size_t const names = rules[k].state_names().size();
+                    if (std::size_t const names = detail::state_names_of(rules[k]).size();
                         names != shard.state().names()) {
                         shards[k].push_back(shard.with_state(names));
                     }

@@ -165,7 +165,7 @@ TEST_CASE("an engine's optimizer steps whole parameters on their owners, joined 
                 }
                 std::size_t owned = 0;
                 for (std::size_t i = 0; i < params.size(); ++i) {
-                    owned += params[i].requires_grad && zero.owner_of(i) == comm.rank() ? 1 : 0;
+                    owned += params[i].requires_grad && zero.owner_of(i) == comm.rank() ? 1U : 0U;
                     for (std::size_t k = 0; k < params[i].value.size(); ++k) {
                         CHECK(std::abs(params[i].value[k] - expected[i][k]) < 1e-12);
                     }

@@ -37,10 +37,10 @@ public:
               needs_backup() ? BucketLayout{parameters_, trained_, one_bucket(), memory}
                              : BucketLayout{}
           },
-          places_(parameters_.size()), backup_places_(parameters_.size()) {
+          places_(parameters_.size()), backup_places_(parameters_.size()),
+          is_average_(parameters_.size()), is_of_others_(parameters_.size()) {
         find_places(places_, layout_);
         find_places(backup_places_, backup_);
-        begin_guard();
         for (std::size_t const i : trained_) {
             if (DType const dtype = parameters_[i].value().dtype(); !is_floating_point(dtype)) {
                 throw ContractViolation{concat(
@@ -106,8 +106,8 @@ public:
 
     /// A guard begins: none of its averages is in a gradient.
     void begin_guard() noexcept {
-        is_average_.assign(parameters_.size(), false);
-        is_of_others_ = is_average_;
+        std::fill(is_average_.begin(), is_average_.end(), false);
+        std::fill(is_of_others_.begin(), is_of_others_.end(), false);
     }
     /// An iteration begins, of a rank that has joined, or of one that has not.
     void begin(bool has_joined) {

@@ -65,7 +65,7 @@ OWNED = {
 # a file that shards nothing slower to compile.
 OPT_IN = re.compile(
     r"interop/|device/cuda/|communicator/(nccl|tcp)/|participant/(captured_step|detail/captures)\.hpp|"
-    r"optimizer/|participant/(zero_|detail/shard_)|checkpoint/|"
+    r"optimizer/|participant/(zero_|sharded_|detail/(shard_|sharded_|bucket_arenas))|checkpoint/|"
     r"agreement/staged_collectives\.hpp|(checkpoint|cuda|nccl|nccl_graphs|nvtx|tcp|zero)\.hpp"
 )
 PUBLIC = r"namespace joinable \{ inline namespace v0 \{" # and what ctags understand

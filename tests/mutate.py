@@ -261,12 +261,12 @@ MUTATIONS = [
     ),
     # -- sharded optimizers ---------------------------------------------------------------------------
     Mutation(
-        "joined-owners-keep-their-settings", "participant/zero_redundancy_optimizer.hpp",
+        "joined-owners-keep-their-settings", "participant/sharded_optimizer.hpp",
         "share_settings(round);\n        for", "for",
         "participant/zero_redundancy_optimizer.test.cpp", "learning rates*",
     ),
     Mutation(
-        "shared-objects-do-not-travel", "participant/zero_redundancy_optimizer.hpp",
+        "shared-objects-do-not-travel", "participant/sharded_optimizer.hpp",
         "one(object.data(), object.bytes());\n            }\n        };", "}\n        };",
         "participant/zero_redundancy_optimizer.test.cpp", "an infinite gradient*",
     ),
@@ -276,13 +276,13 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "values of 16 bits*",
     ),
     Mutation(
-        "what-is-sent-from-where-it-is-has-a-bucket", "participant/zero_redundancy_optimizer.hpp",
+        "what-is-sent-from-where-it-is-has-a-bucket", "participant/sharded_optimizer.hpp",
         "return shard.lone_value(group.parameters) ? 0 : shard.bucket_bytes();",
         "return shard.bucket_bytes();",
         "../trace/allocations.test.cpp", "a large parameter of one owner*",
     ),
     Mutation(
-        "settings-of-engines-do-not-travel", "participant/zero_redundancy_optimizer.hpp",
+        "settings-of-engines-do-not-travel", "participant/sharded_optimizer.hpp",
         "one(&detail::settings_of(rule), sizeof(Settings));", "",
         "participant/local_optimizer.test.cpp", "an engine's optimizer steps*",
     ),
@@ -302,7 +302,7 @@ MUTATIONS = [
         "participant/local_optimizer.test.cpp", "what an engine's optimizer cannot*",
     ),
     Mutation(
-        "memory-for-a-state-is-not-agreed-on", "participant/zero_redundancy_optimizer.hpp",
+        "memory-for-a-state-is-not-agreed-on", "participant/sharded_optimizer.hpp",
         'fail_together("consolidate()", [&] {', "std::invoke([&] {",
         "../trace/allocations.test.cpp", "an optimizer that is out of memory*",
     ),
@@ -327,12 +327,12 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "rules of different classes*",
     ),
     Mutation(
-        "an-old-state-is-given", "participant/zero_redundancy_optimizer.hpp",
+        "an-old-state-is-given", "participant/sharded_optimizer.hpp",
         "consolidated_.reset(); // it is of an earlier step", "",
         "participant/zero_redundancy_optimizer.test.cpp", "a state that was gathered*",
     ),
     Mutation(
-        "values-of-rank-zero-are-not-taken", "participant/zero_redundancy_optimizer.hpp",
+        "values-of-rank-zero-are-not-taken", "participant/sharded_optimizer.hpp",
         "start->run(comm_, 0);", "",
         "participant/zero_redundancy_optimizer.test.cpp", "parameters begin*",
     ),
@@ -342,13 +342,13 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "a parameter without a gradient*",
     ),
     Mutation(
-        "settings-are-not-compared", "participant/zero_redundancy_optimizer.hpp",
+        "settings-are-not-compared", "participant/sharded_optimizer.hpp",
         "detail::agree_on_rule(compared, rule);", "",
         "participant/zero_redundancy_optimizer.test.cpp", "rules and options*",
     ),
     Mutation(
         "two-may-average", "participant/zero_redundancy_optimizer.hpp",
-        "guard.reduces == options_.reduces_gradients", "!guard.reduces && !options_.reduces_gradients",
+        "guard.reduces == optimizer_options().reduces_gradients", "!guard.reduces && !optimizer_options().reduces_gradients",
         "participant/zero_redundancy_optimizer.test.cpp", "a guard in which nobody averages*",
     ),
     Mutation(
@@ -357,7 +357,7 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "parameters are dealt out*",
     ),
     Mutation(
-        "groups-do-not-share-the-load", "participant/zero_redundancy_optimizer.hpp",
+        "groups-do-not-share-the-load", "participant/sharded_optimizer.hpp",
         "loads_ = std::move(loads);", "",
         "participant/zero_redundancy_optimizer.test.cpp", "parameters are dealt out*",
     ),
@@ -380,6 +380,41 @@ MUTATIONS = [
         "the-largest-square-is-forgotten", "optimizer/rules.hpp",
         "largest = largest > square_average ? largest : square_average;", "largest = square_average;",
         "optimizer/rules.test.cpp", "rules step*",
+    ),
+    Mutation(
+        "what-joined-ranks-accumulated-counts-again", "participant/detail/shard_reducer.hpp",
+        "gradient && has_joined", "gradient && !has_joined && false",
+        "participant/sharded_data_parallel.test.cpp", "what a rank accumulated*",
+    ),
+    Mutation(
+        "copied-gradients-are-kept", "participant/detail/shard_reducer.hpp",
+        "parameter(i).release_grad();", "",
+        "participant/sharded_data_parallel.test.cpp", "gradients become ready*",
+    ),
+    Mutation(
+        "each-bucket-has-memory-of-its-own", "participant/detail/shard_reducer.hpp",
+        "arenas_in_use_ >= overlapping && finished_", "arenas_in_use_ >= buckets_.size() && finished_",
+        "participant/sharded_data_parallel.test.cpp", "gradients become ready*",
+    ),
+    Mutation(
+        "unused-gradients-are-left-in-the-bucket", "participant/detail/shard_reducer.hpp",
+        "if (states_[i] == State::unused) {", "if (states_[i] == State::frozen) {",
+        "participant/sharded_data_parallel.test.cpp", "a parameter that no pass uses*,a batch that failed*",
+    ),
+    Mutation(
+        "a-step-may-be-forgotten", "participant/passes.hpp",
+        "if (stage_ == Stage::reduced) {", "if (stage_ == Stage::unsynced) {",
+        "participant/sharded_data_parallel.test.cpp", "verbs out of order*",
+    ),
+    Mutation(
+        "joined-ranks-step-in-rounds-that-accumulate", "participant/sharded_data_parallel.hpp",
+        "if (round.will_sync()) {", "if (true) {",
+        "participant/sharding_property.test.cpp", "any training*",
+    ),
+    Mutation(
+        "a-model-and-its-sharded-optimizer-step-twice", "participant/sharded_data_parallel.hpp",
+        "void list_averaged(std::vector<void const*>&) const noexcept {}", "",
+        "participant/sharded_data_parallel.test.cpp", "a ZeroRedundancyOptimizer over*",
     ),
 ]
 

@@ -147,7 +147,9 @@ inline void add_training_options(CLI::App& app, Options& options) {
         )
         .transform(one_of(rules));
     std::map<std::string, Sharding> const shardings{
-        {"none", Sharding::none}, {"optimizer", Sharding::optimizer}
+        {"none", Sharding::none},
+        {"optimizer", Sharding::optimizer},
+        {"gradients", Sharding::gradients}
     };
     group
         .add(
@@ -155,8 +157,8 @@ inline void add_training_options(CLI::App& app, Options& options) {
             options.sharding,
             "WORD",
             "none: each rank has the whole state of the optimizer. optimizer: each has\n"
-            "a part, and steps what it belongs to. Both train to the same numbers.\n"
-            "Default: none."
+            "a part, and steps what it belongs to. gradients: it gets averages of this\n"
+            "part only. All train to the same numbers. Default: none."
         )
         .transform(one_of(shardings));
     group
@@ -184,7 +186,7 @@ inline void add_training_options(CLI::App& app, Options& options) {
 }
 
 inline void add_save_options(CLI::App& app, Options& options) {
-    OptionGroup const group{app, "Checkpoints, with --sharding optimizer"};
+    OptionGroup const group{app, "Checkpoints, with --sharding optimizer or gradients"};
     group.add(
         "--checkpoint",
         options.save.file,

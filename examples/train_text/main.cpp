@@ -50,7 +50,7 @@ std::vector<Text> deal(Corpus const& corpus, Options const& options) {
 }
 
 int run(Options const& options) {
-    require_savable(options.save, options.sharding == Sharding::optimizer);
+    require_savable(options.save, options.sharding != Sharding::none);
     Corpus const corpus{options.paths, options.limit_bytes};
     std::vector<Text> const texts = deal(corpus, options);
     std::printf(

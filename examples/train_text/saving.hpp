@@ -53,11 +53,11 @@ struct Saved {
 };
 
 /// Goes on from a file, where one is given, and returns `train(save)`.
-template <class Zero, class Train>
-auto train_saved(Zero& zero, SaveOptions const& options, Train const& train) {
+template <class Optimizer, class Train>
+auto train_saved(Optimizer& optimizer, SaveOptions const& options, Train const& train) {
     bool const writes = !options.file.empty();
     joinable::Checkpoint save{
-        zero,
+        optimizer,
         writes ? options.file : options.resume,
         {.every = writes ? options.every : std::numeric_limits<std::size_t>::max()}
     };
@@ -69,8 +69,8 @@ auto train_saved(Zero& zero, SaveOptions const& options, Train const& train) {
 #else
 inline constexpr bool can_save = false;
 
-template <class Zero, class Train>
-auto train_saved(Zero&, SaveOptions const&, Train const& train) {
+template <class Optimizer, class Train>
+auto train_saved(Optimizer&, SaveOptions const&, Train const& train) {
     return train(NotSaved{});
 }
 #endif
@@ -79,7 +79,7 @@ auto train_saved(Zero&, SaveOptions const&, Train const& train) {
 inline void require_savable(SaveOptions const& options, bool is_sharded) {
     if (options.is_wanted() && !is_sharded) {
         throw InputError{
-            "--checkpoint and --resume keep a sharded optimizer; add --sharding optimizer"
+            "--checkpoint and --resume keep a sharded optimizer; add --sharding optimizer or gradients"
         };
     }
     if (options.is_wanted() && !can_save) {

@@ -14,6 +14,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "data.hpp"
@@ -28,7 +29,7 @@ enum class Mode { join, drop, even };
 enum class Kind { thread, process }; ///< what ranks are
 enum class Where { host, cuda };     ///< what they compute on
 enum class Rule { sgd, adam, adamw };
-enum class Sharding { none, optimizer }; ///< what each rank has a part of
+enum class Sharding { none, optimizer, gradients }; ///< what each rank has a part of
 
 struct Options {
     std::vector<std::string> paths;
@@ -124,38 +125,54 @@ void wait_for_device(Comm& comm) {
     }
 }
 
-/// An optimizer as train() has it.
-template <class Participant, class Save = NotSaved>
-struct Stepper {
-    Participant& participant;                       ///< of the guard
+/// What train() joins: passes, and what steps. One participant may be both.
+template <class Passes, class Optimizer, class Save>
+struct Trainer {
+    Passes& passes;
+    Optimizer& optimizer;
     std::function<void(std::size_t round)> prepare; ///< on an active rank, before it steps
     std::function<void(Findings&)> finish;          ///< says what this rank has of the state
-    Save save = {};
+    Save save;
+
+    [[nodiscard]] auto participants() const {
+        if constexpr (std::is_same_v<Passes, Optimizer>) {
+            return save.participants(passes);
+        } else {
+            return save.participants(passes, optimizer);
+        }
+    }
 };
+// clang 14 deduces none by itself.
+template <class Passes, class Optimizer, class Prepare, class Finish, class Save>
+Trainer(Passes&, Optimizer&, Prepare, Finish, Save) -> Trainer<Passes, Optimizer, Save>;
+
+/// Every rank steps in every round: there is nothing to sync at the end, as the report shows.
+template <class Comm, class Model>
+auto data_parallel(Comm& comm, Model& model, Options const& options) {
+    return joinable::DistributedDataParallel{
+        comm,
+        model.parameters(),
+        joinable::DataParallelOptions{
+            .first_bucket_bytes = options.bucket_bytes,
+            .gradient_as_bucket_view = options.device == Where::cuda,
+            .sync_at_end = false
+        }
+    };
+}
 
 /// Trains on this rank's text, together with the other ranks on theirs. `comm` moves gradients, and
 /// `hosts` are the same ranks on the host: one and the same where that is where ranks compute.
-template <class Comm, class Hosts, class Model, class Participant, class Save>
+template <class Comm, class Hosts, class Model, class Passes, class Optimizer, class Save>
 Findings train(
     Comm& comm,
     Hosts& hosts,
     Model& model,
-    Stepper<Participant, Save> const& optimizer,
+    Trainer<Passes, Optimizer, Save> const& trainer,
     Job const& job
 ) {
     Options const& options = job.options;
     auto const rank = static_cast<std::uint64_t>(comm.rank());
     Findings findings{};
-
-    // Every rank steps in every round: there is nothing to sync at the end, as the report shows.
-    joinable::DistributedDataParallel ddp{
-        comm,
-        model.parameters(),
-        {.first_bucket_bytes = options.bucket_bytes,
-         .gradient_as_bucket_view = options.device == Where::cuda,
-         .sync_at_end = false}
-    };
-
     if (rank == 0) {
         findings.bits_before = bits_per_byte(model, job.held_out);
     }
@@ -173,22 +190,20 @@ Findings train(
         // A training that goes on has had the rounds before.
         std::size_t const first = static_cast<std::size_t>(epoch) * rounds;
         std::size_t round =
-            (std::clamp)(static_cast<std::size_t>(optimizer.save.rounds()), first, first + rounds);
+            (std::clamp)(static_cast<std::size_t>(trainer.save.rounds()), first, first + rounds);
         std::size_t const had = (std::min)(round - first, batches.size());
         for (std::size_t i = 0; i < had; ++i) {
             job.progress.advance(comm.rank());
         }
         joinable::Join guard{
-            optimizer.save.participants(ddp, optimizer.participant),
-            joinable::control(hosts),
-            {.enable = !options.without_join}
+            trainer.participants(), joinable::control(hosts), {.enable = !options.without_join}
         };
         for (auto const& batch : std::span{batches}.subspan(had)) {
-            ddp.forward([&] { model.forward(text, batch); }, {.weight = batch.size()});
-            ddp.backward([&](auto ready) { model.backward(ready); });
-            optimizer.prepare(round++);
-            optimizer.participant.step();
-            optimizer.save.step();
+            trainer.passes.forward([&] { model.forward(text, batch); }, {.weight = batch.size()});
+            trainer.passes.backward([&](auto ready) { model.backward(ready); });
+            trainer.prepare(round++);
+            trainer.optimizer.step();
+            trainer.save.step();
             job.progress.advance(comm.rank());
         }
         job.progress.set_shadowing(comm.rank(), true);
@@ -205,7 +220,7 @@ Findings train(
     display.reset();
 
     findings.digest = digest_of(values_of(model));
-    optimizer.finish(findings);
+    trainer.finish(findings);
     if (rank == 0) {
         findings.bits_after = bits_per_byte(model, job.held_out);
     }
@@ -250,26 +265,40 @@ train_by_engine(Comm& comm, Hosts& hosts, Model& model, Optimizer& optimizer, Jo
             findings.state_bytes += numbers.size() * sizeof(float);
         }
     };
+    auto ddp = data_parallel(comm, model, job.options);
     return train(
-        comm, hosts, model, Stepper<decltype(step)>{step, [](std::size_t) {}, finish, {}}, job
+        comm, hosts, model, Trainer{ddp, step, [](std::size_t) {}, finish, NotSaved{}}, job
     );
 }
 
-/// Trains by a rule of joinable: each rank has a part of its state, or all of it.
+/// Trains by a rule of joinable of whose state each rank has a part.
+template <class Comm>
+Findings train_sharded(Comm& comm, Model& model, ChosenRule const& rule, Job const& job) {
+    FallingRate const rate{job.options.rate(), job.longest};
+    joinable::ShardedDataParallel sharded{
+        comm,
+        model.parameters(),
+        rule,
+        joinable::ShardedOptions{
+            .sharding = job.options.sharding == Sharding::gradients ? joinable::Sharding::gradients
+                                                                    : joinable::Sharding::optimizer,
+            .bucket_cap_bytes = job.options.bucket_bytes,
+            .sync_at_end = false,
+        }
+    };
+    auto const prepare = [&](std::size_t round) { sharded.rule().set_rate(rate.at(round)); };
+    auto const finish = [&](Findings& findings) { findings.state_bytes = sharded.state_bytes(); };
+    auto const train_and = [&](auto const& save) {
+        return train(comm, comm, model, Trainer{sharded, sharded, prepare, finish, save}, job);
+    };
+    return job.options.save.is_wanted() ? train_saved(sharded, job.options.save, train_and)
+                                        : train_and(NotSaved{});
+}
+
+/// Trains by a rule of joinable, all of whose state every rank has.
 template <class Comm>
 Findings train_by_rule(Comm& comm, Model& model, ChosenRule const& rule, Job const& job) {
     FallingRate const rate{job.options.rate(), job.longest};
-    if (job.options.sharding == Sharding::optimizer) {
-        joinable::ZeroRedundancyOptimizer zero{comm, model.parameters(), rule};
-        auto const prepare = [&](std::size_t round) { zero.rule().set_rate(rate.at(round)); };
-        auto const finish = [&](Findings& findings) { findings.state_bytes = zero.state_bytes(); };
-        auto const train_and = [&]<class Save>(Save const& save) {
-            using Sharded = Stepper<decltype(zero), Save>;
-            return train(comm, comm, model, Sharded{zero, prepare, finish, save}, job);
-        };
-        return job.options.save.is_wanted() ? train_saved(zero, job.options.save, train_and)
-                                            : train_and(NotSaved{});
-    }
     joinable::SelfCommunicator alone; // so that one rank owns everything
     joinable::ZeroRedundancyOptimizer whole{alone, model.parameters(), rule};
     std::size_t round = 0;
@@ -289,8 +318,9 @@ Findings train_by_rule(Comm& comm, Model& model, ChosenRule const& rule, Job con
         findings.state_digest = hash_of(bytes);
         findings.state_bytes = whole.state_bytes();
     };
+    auto ddp = data_parallel(comm, model, job.options);
     return train(
-        comm, comm, model, Stepper<decltype(step)>{step, [](std::size_t) {}, finish, {}}, job
+        comm, comm, model, Trainer{ddp, step, [](std::size_t) {}, finish, NotSaved{}}, job
     );
 }
 
@@ -301,13 +331,15 @@ train_ranks(Options const& options, std::vector<Text> const& texts, Text const& 
         Options const& o = job.options;
         // Ranks start differently: ddp takes rank 0's parameters.
         Model model{o.seed + static_cast<std::uint64_t>(hosts.rank())};
-        if (o.rule != Rule::sgd || o.sharding == Sharding::optimizer) {
+        bool const is_sharded = o.sharding != Sharding::none;
+        if (o.rule != Rule::sgd || is_sharded) {
             ChosenRule const rule{
                 o.rule == Rule::adam    ? ChosenRule::Choice{joinable::Adam{}}
                 : o.rule == Rule::adamw ? ChosenRule::Choice{joinable::AdamW{}}
                                         : ChosenRule::Choice{joinable::Sgd{.momentum = o.momentum}}
             };
-            return train_by_rule(hosts, model, rule, job);
+            return is_sharded ? train_sharded(hosts, model, rule, job)
+                              : train_by_rule(hosts, model, rule, job);
         }
         Sgd optimizer{model.parameters(), {o.rate(), job.longest}, o.momentum};
         return train_by_engine(hosts, hosts, model, optimizer, job);

@@ -2711,6 +2711,8 @@ concept has_value_and_grad_members = requires(P& p) {
 /// | `static std::string_view name(P const& p)`    | optional; error texts use it                     |
 /// | `static void set_grad(P& p, AnyView view)`    | optional; makes `view` the gradient: enables     |
 /// |                                               | gradients as bucket views                        |
+/// | `static void release_grad(P& p)`              | optional; frees the gradient, which is averaged: |
+/// |                                               | grad(p) is empty until the next backward pass    |
 /// | `static constexpr bool is_handle = true`      | optional; copies of P share storage              |
 ///
 /// The default serves every class with members `value` and `grad` (which may be a std::optional)
@@ -2761,6 +2763,9 @@ template <class P>
 concept has_set_grad = requires(std::remove_cvref_t<P>& p, AnyView& view) {
     parameter_traits_of<P>::set_grad(p, view);
 };
+template <class P>
+concept has_release_grad =
+    requires(std::remove_cvref_t<P>& p) { parameter_traits_of<P>::release_grad(p); };
 template <class P>
 concept has_name = requires(std::remove_cvref_t<P> const& p) {
     { parameter_traits_of<P>::name(p) } -> std::convertible_to<std::string_view>;
@@ -3005,6 +3010,12 @@ public:
         }
         functions_->set_grad(object_, view);
     }
+    /// Frees the gradient, where the parameter's traits can.
+    void release_grad() const {
+        if (functions_->release_grad != nullptr) {
+            functions_->release_grad(object_);
+        }
+    }
     [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
     /// Empty where the parameter has no name.
     [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
@@ -3022,6 +3033,7 @@ private:
         AnyView (*value)(void*);
         AnyView (*grad)(void*);
         void (*set_grad)(void*, AnyView const&); ///< null: there is none
+        void (*release_grad)(void*);             ///< or null
         bool (*requires_grad)(void*);
         std::string_view (*name)(void*);
     };
@@ -3041,6 +3053,11 @@ private:
         if constexpr (detail::has_set_grad<P>) {
             functions.set_grad = [](void* p, AnyView const& view) {
                 Traits::set_grad(*static_cast<Object*>(p), view);
+            };
+        }
+        if constexpr (detail::has_release_grad<P>) {
+            functions.release_grad = [](void* p) {
+                Traits::release_grad(*static_cast<Object*>(p));
             };
         }
         functions.requires_grad = [](void* p) -> bool {
@@ -5589,10 +5606,10 @@ public:
               needs_backup() ? BucketLayout{parameters_, trained_, one_bucket(), memory}
                              : BucketLayout{}
           },
-          places_(parameters_.size()), backup_places_(parameters_.size()) {
+          places_(parameters_.size()), backup_places_(parameters_.size()),
+          is_average_(parameters_.size()), is_of_others_(parameters_.size()) {
         find_places(places_, layout_);
         find_places(backup_places_, backup_);
-        begin_guard();
         for (std::size_t const i : trained_) {
             if (DType const dtype = parameters_[i].value().dtype(); !is_floating_point(dtype)) {
                 throw ContractViolation{concat(
@@ -5658,8 +5675,8 @@ public:
 
     /// A guard begins: none of its averages is in a gradient.
     void begin_guard() noexcept {
-        is_average_.assign(parameters_.size(), false);
-        is_of_others_ = is_average_;
+        std::fill(is_average_.begin(), is_average_.end(), false);
+        std::fill(is_of_others_.begin(), is_of_others_.end(), false);
     }
     /// An iteration begins, of a rank that has joined, or of one that has not.
     void begin(bool has_joined) {
@@ -10583,142 +10600,16 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/data_parallel.hpp
+// ---- joinable/participant/passes.hpp
 
 namespace joinable { inline namespace v0 {
 
-namespace detail {
-
-template <class T, class Comm, class Reduction>
-concept describes_model =
-    std::convertible_to<T, BufferList> || std::convertible_to<T, DataParallelOptions> ||
-    (std::convertible_to<T, Reduction> && BucketReduction<Reduction, Comm>);
-
-} // namespace detail
-
-/// Keeps the replicas of a model in step: parameters start as rank 0's, gradients are averaged
-/// while the backward pass runs, and in a guard joined ranks shadow and receive the same averages.
-///
-/// @code
-/// joinable::DistributedDataParallel ddp{comm, model.parameters()};
-/// ddp.forward([&] { loss = model.forward(batch); }, {.weight = batch.size()});
-/// ddp.backward([&](auto ready) { model.backward(ready); }); // ready(i): gradient i is final
-/// @endcode
-///
-/// An engine with hooks of its own calls the verbs: prepare_for_forward, prepare_for_backward,
-/// mark_ready, finalize_backward. The average is over the initial world, over the active ranks
-/// (divide_by_initial_world_size = false), or by weight where notices carry one. `Reduction` says how
-/// a bucket travels, see BucketReduction. `Times` is told when rounds and buckets begin and end.
-///
-/// Zero gradients before the pass or after the step. A joined rank runs neither: its gradients hold
-/// the averages of the others' rounds until the guard ends, and are zeros then, so that its first pass
-/// in the next guard adds to nothing (DataParallelOptions::joined_gradients). What zeros in a Step's
-/// body, after the step, runs on joined ranks as well.
-template <class Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
-class DistributedDataParallel {
-    static_assert(models_communicator<Comm>());
-
+/// The passes of a model whose gradients are averaged: the verbs that DistributedDataParallel and
+/// ShardedDataParallel have in common. `GradientReducer` is what Reducer is: it averages as gradients become
+/// ready.
+template <Communicator Comm, class GradientReducer>
+class Passes {
 public:
-    /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;
-    /// `buffers` is what joinable::buffers() returns. All ranks agree on counts, extents, dtypes and
-    /// options, then take rank 0's values.
-    /// @throws ContractViolation  what Reducer refuses, or a buffer that is missing or on another
-    ///         device, or whatever else fails here, as memory does; the other ranks throw PeerFailed.
-    /// @throws Mismatch  ranks have different options or models; the text names the first option,
-    ///         parameter or buffer that differs, with both values.
-    template <class Parameters>
-    DistributedDataParallel(
-        Comm& comm,
-        Parameters&& parameters,
-        BufferList buffers,
-        DataParallelOptions const& options = {},
-        Reduction reduction = {}
-    )
-        : comm_{comm}, averaging_{options.gradient_kind} {
-        AgreementList compared;
-        std::optional<CoalescedBroadcast> start;
-        std::exception_ptr error;
-        try {
-            auto const list = joinable::parameters(std::forward<Parameters>(parameters));
-            detail::check_parameters(list, detail::device_of(comm).id());
-            compared.begin_section("options differ: ");
-            detail::agree_on(compared, options);
-            compared.add("reduction", Reduction::name);
-            compared.begin_section("models differ: ");
-            std::size_t const first = compared.items().size();
-            model_ = detail::agree_on(compared, list);
-            detail::agree_on(compared, buffers, "buffer");
-            model_ += detail::concat(", hash ", compared.hash_from(first));
-            reducer_.emplace(comm, list, bucket_options(options), std::move(reduction));
-            module_.emplace(comm, list, std::move(buffers), options);
-            if (options.verify_ready) {
-                ready_check_.emplace(list, detail::device_of(comm).id());
-            }
-            if (options.sync_at_start) {
-                start.emplace(module_->plan_sync());
-            }
-        } catch (...) {
-            error = std::current_exception();
-        }
-        detail::ControlOver<Comm&> control{comm};
-        detail::agree(control, compared, error);
-        reducer_->register_memory();
-        if (start) {
-            start->run(comm, 0);
-        }
-    }
-
-    /// A model without buffers.
-    template <class Parameters>
-    DistributedDataParallel(
-        Comm& comm,
-        Parameters&& parameters,
-        DataParallelOptions const& options = {},
-        Reduction reduction = {}
-    )
-        : DistributedDataParallel{
-              comm,
-              std::forward<Parameters>(parameters),
-              joinable::buffers(),
-              options,
-              std::move(reduction)
-          } {}
-    /// With default options. The type is deduced, so that {} is never taken for a reduction.
-    template <class Parameters, class R, std::enable_if_t<std::is_same_v<R, Reduction>, int> = 0>
-    DistributedDataParallel(Comm& comm, Parameters&& parameters, BufferList buffers, R reduction)
-        : DistributedDataParallel{
-              comm,
-              std::forward<Parameters>(parameters),
-              std::move(buffers),
-              DataParallelOptions{},
-              std::move(reduction)
-          } {}
-    template <class Parameters, class R, std::enable_if_t<std::is_same_v<R, Reduction>, int> = 0>
-    DistributedDataParallel(Comm& comm, Parameters&& parameters, R reduction)
-        : DistributedDataParallel{
-              comm,
-              std::forward<Parameters>(parameters),
-              joinable::buffers(),
-              DataParallelOptions{},
-              std::move(reduction)
-          } {}
-
-    /// Explains what comes in the place of buffers or options, but is neither.
-    template <
-        class Parameters,
-        class Other,
-        class... Rest,
-        // No requires clause: clang 14 ignores it in the deduction guide that comes of this.
-        std::enable_if_t<!detail::describes_model<Other, Comm, Reduction>, int> = 0>
-    DistributedDataParallel(Comm& comm, Parameters&& parameters, Other&&, Rest&&...)
-        : DistributedDataParallel{comm, std::forward<Parameters>(parameters)} {
-        static_assert(
-            detail::describes_model<Other, Comm, Reduction>,
-            "DistributedDataParallel: after the parameters come buffers(ranges...), if the model "
-            "has any, then options in braces with the names and the order of DataParallelOptions"
-        );
-    }
-
     /// Collective, outside a guard. Tensors of an optimizer's state (momentum, numbers of steps) as
     /// `ranges` that joinable::buffers() takes: all ranks agree on their count, extents and dtypes,
     /// take rank 0's values now, and when a guard ends get them with the model.
@@ -10765,8 +10656,7 @@ public:
     void forward(F&&, Other const&) {
         static_assert(
             std::convertible_to<Other, RoundNotice>,
-            "DistributedDataParallel: after the forward pass comes a RoundNotice, as in "
-            "ddp.forward(pass, {.weight = 32})"
+            "forward: after the pass comes a RoundNotice, as in ddp.forward(pass, {.weight = 32})"
         );
     }
 
@@ -10779,8 +10669,8 @@ public:
         constexpr bool takes_ready = std::invocable<F, decltype(ready)>;
         static_assert(
             takes_ready,
-            "DistributedDataParallel: the backward pass takes a callable, as in ddp.backward([&](auto ready) "
-            "{ ... }), and calls ready(i) when gradient i is final"
+            "backward: the pass takes a callable, as in ddp.backward([&](auto ready) { ... }), and calls ready(i) "
+            "when gradient i is final"
         );
         if constexpr (takes_ready) {
             prepare_for_backward(unused);
@@ -10797,6 +10687,7 @@ public:
         guarded([&] {
             // Outside a guard nothing was said of a forward pass whose outputs are not used.
             bool const is_open = stage_ == Stage::forward && detail::session_of(state_) != nullptr;
+            require_stepped();
             if (is_open || stage_ == Stage::backward) {
                 throw ContractViolation{
                     "a forward pass follows one without a backward pass; announce a round without "
@@ -10887,8 +10778,11 @@ public:
     /// until the averages are written, if the round syncs.
     void skip(RoundNotice notice = {}) {
         guarded([&] {
-            detail::forget_failure(*this); // the batch's: peers need not hear of it
-            auto const* const session = detail::session_of(state_);
+            require_stepped();
+            auto* const session = detail::session_of(state_);
+            if (session != nullptr) {
+                session->forget_failure(); // the batch's: peers need not hear of it
+            }
             if (stage_ == Stage::idle && session != nullptr && session->has_announced_batch()) {
                 open_round({}); // the batch failed after next() had announced it
             } else if (stage_ == Stage::idle) {
@@ -10910,9 +10804,300 @@ public:
                 reducer_->finalize_backward();
                 end_reduction();
             }
-            stage_ = Stage::idle;
+            if (stage_ != Stage::reduced) {
+                stage_ = Stage::idle;
+            }
             round_range_.reset();
         });
+    }
+
+    using join_keywords = keywords<divide_by_initial_world_size_t>;
+    [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
+    [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+
+protected:
+    /// `state` is the participant's. `steps`: who derives calls end_round() when it has stepped, else the
+    /// round ends with the reduction.
+    Passes(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
+        : comm_{comm}, averaging_{kind}, state_{state}, steps_{steps} {}
+    Passes(Passes const&) = delete;
+    Passes& operator=(Passes const&) = delete;
+    ~Passes() = default;
+
+    /// Of the open round: none is open or it has no gradients; its forward pass, when it syncs;
+    /// its backward pass; its step, where this class steps; all of it, when it does not sync; an
+    /// evaluation that threw.
+    enum class Stage : std::uint8_t { idle, forward, backward, reduced, unsynced, failed };
+
+    using RoundRange = decltype(std::declval<GradientReducer&>().timeline().round(false));
+
+    void require_stepped() const {
+        if (stage_ == Stage::reduced) {
+            throw ContractViolation{
+                "the round before has not been stepped; call step() after each backward pass that syncs, and "
+                "after skip()"
+            };
+        }
+    }
+    void require_outside(std::string_view verb) const {
+        if (stage_ != Stage::idle || detail::session_of(state_) != nullptr) {
+            throw ContractViolation{detail::concat(
+                verb, " was called in a guard or in a round; call it before, on every rank"
+            )};
+        }
+    }
+
+    void open_round(RoundNotice notice) {
+        notice.will_sync = notice.will_sync && !is_inside_no_sync_;
+        if (notice.phase == Phase::train) {
+            round_range_.reset();
+            static_cast<void>(round_range_.emplace(reducer_->timeline().round(false)));
+        }
+        pending_ = PendingRound{state_, comm_.size(), notice};
+        bool syncs = pending_.will_sync();
+        if (!syncs || module_->syncs_before_forward() || pending_.is_answered()) {
+            round_ = pending_.wait();
+            syncs = round_.will_sync();
+            if (!syncs) {
+                round_.done(); // nothing is reduced: the part ends here
+            } else {
+                round_.hold(); // until the gradients are reduced nobody else communicates
+                if (module_->syncs_before_forward()) {
+                    module_->sync_buffers(round_);
+                }
+            }
+        }
+        stage_ = syncs                            ? Stage::forward
+                 : round_.phase() == Phase::train ? Stage::unsynced
+                                                  : Stage::idle;
+    }
+
+    void begin_reduction() {
+        round_ = pending_.wait();
+        round_.hold();
+        if (!module_->syncs_before_forward()) {
+            module_->sync_buffers(round_);
+        }
+    }
+    void end_reduction() {
+        stage_ = Stage::reduced;
+        has_accumulated_ = false;
+        round_range_.reset();
+        if (!steps_) {
+            end_round();
+        }
+    }
+    void end_round() {
+        stage_ = Stage::idle;
+        round_.done();
+    }
+    /// A round has failed: nothing of it is shown as under way any more.
+    void end_ranges() noexcept {
+        if (reducer_) {
+            reducer_->end_ranges();
+        }
+        round_range_.reset();
+    }
+
+    /// The reduction of a rank that runs no pass: it has joined, or skips. It may hold gradients of
+    /// earlier rounds.
+    void contribute_without_pass(Round const& round) {
+        double const factor = averaging_.factor(comm_, round);
+        if (std::exchange(has_accumulated_, false) && round.contributes()) {
+            reducer_->contribute_accumulated(factor, round.buffer_source(), round.is_shadow());
+        } else {
+            reducer_->contribute_zeros(round.buffer_source(), round.is_shadow());
+        }
+    }
+
+    void begin_guard() {
+        stage_ = Stage::idle; // whatever an earlier guard left open
+        reducer_->begin_guard();
+    }
+    void sync_at_end(JoinResult const& result) {
+        if (module_->options().sync_at_end) {
+            module_->sync(result.authoritative_rank);
+        }
+    }
+    /// What joined ranks run in place of the passes of a round that syncs.
+    void shadow(Round const& round) {
+        module_->sync_buffers(round);
+        contribute_without_pass(round);
+    }
+
+    template <class F>
+    decltype(auto) guarded(F&& verb) {
+        try {
+            return std::forward<F>(verb)();
+        } catch (...) {
+            end_ranges();
+            if (auto* const session = detail::session_of(state_); session != nullptr) {
+                session->record_failure({});
+            }
+            throw;
+        }
+    }
+
+    Comm& comm_;
+    detail::Averaging averaging_;
+    std::optional<GradientReducer> reducer_; ///< set by who derives, as is the next one
+    std::optional<detail::ModuleState<Comm>> module_;
+    std::optional<detail::ReadyCheck> ready_check_; ///< with DataParallelOptions::verify_ready
+    Round round_;
+    Stage stage_ = Stage::idle;
+
+private:
+    JoinState& state_;
+    PendingRound pending_;
+    std::optional<RoundRange> round_range_; ///< while a training round of this rank is open
+    bool steps_;
+    bool is_inside_no_sync_ = false;
+    bool has_accumulated_ = false; ///< gradients, since the last round that synced
+};
+
+}} // namespace joinable::v0
+
+// ---- joinable/participant/data_parallel.hpp
+
+namespace joinable { inline namespace v0 {
+
+namespace detail {
+
+template <class T, class Comm, class Reduction>
+concept describes_model =
+    std::convertible_to<T, BufferList> || std::convertible_to<T, DataParallelOptions> ||
+    (std::convertible_to<T, Reduction> && BucketReduction<Reduction, Comm>);
+
+/// Says what a communicator lacks before a base class does.
+template <class Comm, class Reduction, class Times>
+struct PassesOver {
+    static_assert(models_communicator<Comm>());
+    using type = Passes<Comm, Reducer<Comm, Reduction, Times>>;
+};
+
+} // namespace detail
+
+/// Keeps the replicas of a model in step: parameters start as rank 0's, gradients are averaged
+/// while the backward pass runs, and in a guard joined ranks shadow and receive the same averages.
+///
+/// @code
+/// joinable::DistributedDataParallel ddp{comm, model.parameters()};
+/// ddp.forward([&] { loss = model.forward(batch); }, {.weight = batch.size()});
+/// ddp.backward([&](auto ready) { model.backward(ready); }); // ready(i): gradient i is final
+/// @endcode
+///
+/// An engine with hooks of its own calls the verbs: prepare_for_forward, prepare_for_backward,
+/// mark_ready, finalize_backward. The average is over the initial world, over the active ranks
+/// (divide_by_initial_world_size = false), or by weight where notices carry one. `Reduction` says how
+/// a bucket travels, see BucketReduction. `Times` is told when rounds and buckets begin and end.
+///
+/// Zero gradients before the pass or after the step. A joined rank runs neither: its gradients hold
+/// the averages of the others' rounds until the guard ends, and are zeros then, so that its first pass
+/// in the next guard adds to nothing (DataParallelOptions::joined_gradients). What zeros in a Step's
+/// body, after the step, runs on joined ranks as well.
+template <class Comm, class Reduction = AllReduce, Timeline Times = NoTimeline>
+class DistributedDataParallel : public detail::PassesOver<Comm, Reduction, Times>::type {
+    using Base = typename detail::PassesOver<Comm, Reduction, Times>::type;
+
+public:
+    /// Collective. `parameters` is a range that joinable::parameters() takes, or its result;
+    /// `buffers` is what joinable::buffers() returns. All ranks agree on counts, extents, dtypes and
+    /// options, then take rank 0's values.
+    /// @throws ContractViolation  what Reducer refuses, or a buffer that is missing or on another
+    ///         device, or whatever else fails here, as memory does; the other ranks throw PeerFailed.
+    /// @throws Mismatch  ranks have different options or models; the text names the first option,
+    ///         parameter or buffer that differs, with both values.
+    template <class Parameters>
+    DistributedDataParallel(
+        Comm& comm,
+        Parameters&& parameters,
+        BufferList buffers,
+        DataParallelOptions const& options = {},
+        Reduction reduction = {}
+    )
+        : Base{comm, state_, options.gradient_kind, false} {
+        AgreementList compared;
+        std::optional<CoalescedBroadcast> start;
+        std::exception_ptr error;
+        try {
+            auto const list = joinable::parameters(std::forward<Parameters>(parameters));
+            detail::check_parameters(list, detail::device_of(comm).id());
+            compared.begin_section("options differ: ");
+            detail::agree_on(compared, options);
+            compared.add("reduction", Reduction::name);
+            compared.begin_section("models differ: ");
+            std::size_t const first = compared.items().size();
+            model_ = detail::agree_on(compared, list);
+            detail::agree_on(compared, buffers, "buffer");
+            model_ += detail::concat(", hash ", compared.hash_from(first));
+            reducer_.emplace(comm, list, bucket_options(options), std::move(reduction));
+            module_.emplace(comm, list, std::move(buffers), options);
+            if (options.verify_ready) {
+                ready_check_.emplace(list, detail::device_of(comm).id());
+            }
+            if (options.sync_at_start) {
+                start.emplace(module_->plan_sync());
+            }
+        } catch (...) {
+            error = std::current_exception();
+        }
+        detail::ControlOver<Comm&> control{comm};
+        detail::agree(control, compared, error);
+        reducer_->register_memory();
+        if (start) {
+            start->run(comm, 0);
+        }
+    }
+
+    /// A model without buffers.
+    template <class Parameters>
+    DistributedDataParallel(
+        Comm& comm,
+        Parameters&& parameters,
+        DataParallelOptions const& options = {},
+        Reduction reduction = {}
+    )
+        : DistributedDataParallel{
+              comm,
+              std::forward<Parameters>(parameters),
+              joinable::buffers(),
+              options,
+              std::move(reduction)
+          } {}
+    /// With default options. The type is deduced, so that {} is never taken for a reduction.
+    template <class Parameters, class R, std::enable_if_t<std::is_same_v<R, Reduction>, int> = 0>
+    DistributedDataParallel(Comm& comm, Parameters&& parameters, BufferList buffers, R reduction)
+        : DistributedDataParallel{
+              comm,
+              std::forward<Parameters>(parameters),
+              std::move(buffers),
+              DataParallelOptions{},
+              std::move(reduction)
+          } {}
+    template <class Parameters, class R, std::enable_if_t<std::is_same_v<R, Reduction>, int> = 0>
+    DistributedDataParallel(Comm& comm, Parameters&& parameters, R reduction)
+        : DistributedDataParallel{
+              comm,
+              std::forward<Parameters>(parameters),
+              joinable::buffers(),
+              DataParallelOptions{},
+              std::move(reduction)
+          } {}
+
+    /// Explains what comes in the place of buffers or options, but is neither.
+    template <
+        class Parameters,
+        class Other,
+        class... Rest,
+        // No requires clause: clang 14 ignores it in the deduction guide that comes of this.
+        std::enable_if_t<!detail::describes_model<Other, Comm, Reduction>, int> = 0>
+    DistributedDataParallel(Comm& comm, Parameters&& parameters, Other&&, Rest&&...)
+        : DistributedDataParallel{comm, std::forward<Parameters>(parameters)} {
+        static_assert(
+            detail::describes_model<Other, Comm, Reduction>,
+            "DistributedDataParallel: after the parameters come buffers(ranges...), if the model "
+            "has any, then options in braces with the names and the order of DataParallelOptions"
+        );
     }
 
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept {
@@ -10932,8 +11117,7 @@ public:
               divides_{
                   ddp.averaging_.divides_by_initial_world_size, divides_by_initial_world_size
               } {
-            ddp.stage_ = Stage::idle; // whatever an earlier guard left open
-            ddp.reducer_->begin_guard();
+            ddp.begin_guard();
         }
         Hook(Hook const&) = delete;
         Hook& operator=(Hook const&) = delete;
@@ -10945,19 +11129,14 @@ public:
             [[maybe_unused]] auto const range = ddp_.timeline().round(true);
             try {
                 if (round.will_sync()) {
-                    ddp_.module_->sync_buffers(round);
-                    ddp_.contribute_without_pass(round);
+                    ddp_.shadow(round);
                 }
             } catch (...) {
                 ddp_.end_ranges();
                 throw;
             }
         }
-        void post_hook(JoinResult const& result) {
-            if (ddp_.module_->options().sync_at_end) {
-                ddp_.module_->sync(result.authoritative_rank);
-            }
-        }
+        void post_hook(JoinResult const& result) { ddp_.sync_at_end(result); }
         void end_hook() { ddp_.reducer_->end_guard(); }
 
     private:
@@ -10965,12 +11144,10 @@ public:
         detail::ScopedFlag divides_; ///< as the guard asks for
     };
 
-    using join_keywords = keywords<divide_by_initial_world_size_t>;
+    using typename Base::join_keywords;
     [[nodiscard]] Hook join_hook(arguments<join_keywords> const& args) {
         return Hook{*this, args.get(divide_by_initial_world_size, true)};
     }
-    [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
-    [[nodiscard]] JoinState& join_state() noexcept { return state_; }
     [[nodiscard]] std::string_view join_name() const noexcept { return "DistributedDataParallel"; }
     /// Options and model: two models that ranks list in another order are told apart.
     void agree_on(AgreementList& list) const {
@@ -11002,100 +11179,11 @@ public:
     }
 
 private:
-    /// Of the open round: none is open or it has no gradients; its forward pass, when it syncs;
-    /// its backward pass; all of it, when it does not sync; an evaluation that threw.
-    enum class Stage : std::uint8_t { idle, forward, backward, unsynced, failed };
+    using Base::module_;
+    using Base::ready_check_;
+    using Base::reducer_;
 
-    using RoundRange = decltype(std::declval<Times&>().round(false));
-
-    void require_outside(std::string_view verb) const {
-        if (stage_ != Stage::idle || detail::session_of(state_) != nullptr) {
-            throw ContractViolation{detail::concat(
-                verb, " was called in a guard or in a round; call it before, on every rank"
-            )};
-        }
-    }
-
-    void open_round(RoundNotice notice) {
-        notice.will_sync = notice.will_sync && !is_inside_no_sync_;
-        if (notice.phase == Phase::train) {
-            round_range_.reset();
-            static_cast<void>(round_range_.emplace(timeline().round(false)));
-        }
-        pending_ = announce_round(*this, notice);
-        bool syncs = pending_.will_sync();
-        if (!syncs || module_->syncs_before_forward() || pending_.is_answered()) {
-            round_ = pending_.wait();
-            syncs = round_.will_sync();
-            if (!syncs) {
-                round_.done(); // nothing is reduced: the part ends here
-            } else {
-                round_.hold(); // until the gradients are reduced nobody else communicates
-                if (module_->syncs_before_forward()) {
-                    module_->sync_buffers(round_);
-                }
-            }
-        }
-        stage_ = syncs                            ? Stage::forward
-                 : round_.phase() == Phase::train ? Stage::unsynced
-                                                  : Stage::idle;
-    }
-
-    void begin_reduction() {
-        round_ = pending_.wait();
-        round_.hold();
-        if (!module_->syncs_before_forward()) {
-            module_->sync_buffers(round_);
-        }
-    }
-    void end_reduction() {
-        stage_ = Stage::idle;
-        has_accumulated_ = false;
-        round_range_.reset();
-        round_.done();
-    }
-    /// A round has failed: nothing of it is shown as under way any more.
-    void end_ranges() noexcept {
-        if (reducer_) {
-            reducer_->end_ranges();
-        }
-        round_range_.reset();
-    }
-
-    /// The reduction of a rank that runs no pass: it has joined, or skips. It may hold gradients of
-    /// earlier rounds.
-    void contribute_without_pass(Round const& round) {
-        double const factor = averaging_.factor(comm_, round);
-        if (std::exchange(has_accumulated_, false) && round.contributes()) {
-            reducer_->contribute_accumulated(factor, round.buffer_source(), round.is_shadow());
-        } else {
-            reducer_->contribute_zeros(round.buffer_source(), round.is_shadow());
-        }
-    }
-
-    template <class F>
-    decltype(auto) guarded(F&& verb) {
-        try {
-            return std::forward<F>(verb)();
-        } catch (...) {
-            end_ranges();
-            record_failure(*this, {});
-            throw;
-        }
-    }
-
-    Comm& comm_;
-    detail::Averaging averaging_;
     std::string model_; ///< as guards compare it
-    std::optional<Reducer<Comm, Reduction, Times>> reducer_;
-    std::optional<detail::ModuleState<Comm>> module_; ///< set by the constructor, as is the reducer
-    std::optional<detail::ReadyCheck> ready_check_;   ///< with DataParallelOptions::verify_ready
-    PendingRound pending_;
-    Round round_;
-    std::optional<RoundRange> round_range_; ///< while a training round of this rank is open
-    Stage stage_ = Stage::idle;
-    bool is_inside_no_sync_ = false;
-    bool has_accumulated_ = false; ///< gradients, since the last round that synced
     JoinState state_;
 };
 

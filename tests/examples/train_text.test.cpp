@@ -164,17 +164,19 @@ TEST_CASE(
                 2; // ranks that joined in the first one have the rate of all others in the second
             options.rule = rule;
             std::vector<Findings> const whole = train_ranks(options, texts, text);
-            options.sharding = Sharding::optimizer;
             options.communicator = rule == train_text::Rule::adam ? Kind::process : Kind::thread;
-            std::vector<Findings> const sharded = train_ranks(options, texts, text);
-            std::size_t bytes = 0;
-            for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-                CHECK(sharded[rank].digest == whole[0].digest);
-                CHECK(whole[rank].state_digest == whole[0].state_digest);
-                bytes += sharded[rank].state_bytes;
+            for (Sharding const sharding : {Sharding::optimizer, Sharding::gradients}) {
+                options.sharding = sharding;
+                std::vector<Findings> const sharded = train_ranks(options, texts, text);
+                std::size_t bytes = 0;
+                for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+                    CHECK(sharded[rank].digest == whole[0].digest);
+                    CHECK(whole[rank].state_digest == whole[0].state_digest);
+                    bytes += sharded[rank].state_bytes;
+                }
+                CHECK(bytes == whole[0].state_bytes);
+                CHECK(sharded[0].bits_after < sharded[0].bits_before);
             }
-            CHECK(bytes == whole[0].state_bytes);
-            CHECK(sharded[0].bits_after < sharded[0].bits_before);
         }
     }
 }
@@ -194,7 +196,7 @@ TEST_CASE(
         options.ranks = ranks;
         options.epochs = 2; // of 16 rounds
         options.rule = train_text::Rule::adam;
-        options.sharding = Sharding::optimizer;
+        options.sharding = ranks % 2 == 0 ? Sharding::gradients : Sharding::optimizer;
         options.communicator = ranks == 2 ? Kind::process : Kind::thread;
         std::vector<Findings> const whole = train_ranks(options, texts, text);
         options.save = {folder.file("model"), 27, ""}; // once, when some ranks have run out

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: DistributedDataParallel: the backward pass takes a callable, as in ddp.backward([&](auto ready)
+// EXPECT: backward: the pass takes a callable, as in ddp.backward([&](auto ready) { ... }), and calls ready(i)
 // EXPECT: { ... }), and calls ready(i) when gradient i is final
 #include <joinable/join.hpp>
 

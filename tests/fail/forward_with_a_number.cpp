@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: DistributedDataParallel: after the forward pass comes a RoundNotice, as in ddp.forward(pass,
-// EXPECT: {.weight = 32})
+// EXPECT: forward: after the pass comes a RoundNotice, as in ddp.forward(pass, {.weight = 32})
 #include <joinable/join.hpp>
 
 #include <support/misuse.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: ZeroRedundancyOptimizer: an engine's optimizer keeps its state itself; save and load it on the owner of each parameter, which owner_of() names
+// EXPECT: sharded optimizer: an engine's optimizer keeps its state itself; save and load it on the owner of each parameter, which owner_of() names
 #include <joinable/zero.hpp>
 
 #include <vector>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: ZeroRedundancyOptimizer: after the parameters comes the optimizer itself: an UpdateRule, with state_names() and update(range), or a LocalOptimizer, with step(parameter) and settings()
+// EXPECT: sharded optimizer: after the parameters comes the optimizer itself: an UpdateRule, with state_names() and update(range), or a LocalOptimizer, with step(parameter) and settings()
 #include <joinable/zero.hpp>
 
 #include <vector>

@@ -21,6 +21,7 @@
 #include <joinable/optimizer/optimizer_state.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/data_parallel.hpp>
+#include <joinable/participant/sharded_data_parallel.hpp>
 #include <joinable/participant/zero_redundancy_optimizer.hpp>
 
 namespace {
@@ -383,6 +384,45 @@ TEST_CASE("a sharded step allocates nothing once warm, nor while it shadows") {
     }
 }
 
+TEST_CASE("a sharded training allocates nothing once warm, nor while it shadows") {
+    using joinable::Sharding;
+    for (Sharding const sharding : {Sharding::optimizer, Sharding::gradients}) {
+        run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+            std::vector<Param<float>> params = make_params<float>({100, 5000, 3, 7});
+            for (auto& param : params) {
+                add_gradient(param, 1.0);
+            }
+            std::size_t in_rounds = 0;
+            std::size_t last = 0;
+            std::size_t round = 0;
+            auto const count = [&](joinable::ShardGradients const&) {
+                // From step to step. Ranks arrive in rounds 10, 20 ...
+                if (++round > 4 && round % 10 > 2) {
+                    in_rounds += allocations - last;
+                }
+                last = allocations;
+                return true;
+            };
+            joinable::ShardedOptions const options{
+                .sharding = sharding, .bucket_cap_bytes = 4096, .before_step = count
+            };
+            joinable::ShardedDataParallel sharded{comm, params, joinable::AdamW{}, options};
+            joinable::Join guard{joinable::participants(sharded)};
+            for (int i = 0; i < 10 * (comm.rank() + 1); ++i) {
+                sharded.forward([] {});
+                sharded.backward([&](auto ready) {
+                    for (std::size_t k = params.size(); k-- > 0;) {
+                        ready(k);
+                    }
+                });
+                sharded.step();
+            }
+            guard.finish();
+            CHECK(in_rounds == 0);
+        });
+    }
+}
+
 /// Resident memory of this process, in bytes (proc(5): the second number of statm).
 std::size_t resident_bytes() {
     std::ifstream statm{"/proc/self/statm"};
@@ -477,13 +517,17 @@ std::size_t fail_each_allocation(ThreadCommunicator& comm, F const& f) {
     }
 }
 
-TEST_CASE("an optimizer that is out of memory on one rank is refused on all") {
+TEST_CASE("a model or an optimizer that is out of memory on one rank is refused on all") {
     run_ranks({2, 3, 4}, [](ThreadCommunicator& comm) {
         comm.set_deadline(std::chrono::seconds{20});
         std::vector<Param<float>> params = make_params<float>({100, 5000, 3, 7});
         std::size_t const made = fail_each_allocation(comm, [&] {
             joinable::ZeroRedundancyOptimizer const zero{comm, params, joinable::Adam{}};
         });
+        std::size_t const modelled = fail_each_allocation(comm, [&] {
+            joinable::DistributedDataParallel const ddp{comm, params};
+        });
+        CHECK(modelled > 20);
         joinable::ZeroRedundancyOptimizer zero{comm, params, joinable::Adam{}};
         zero.step();
         std::size_t const gathered = fail_each_allocation(comm, [&] { zero.consolidate(0); });
@@ -496,6 +540,16 @@ TEST_CASE("an optimizer that is out of memory on one rank is refused on all") {
         CHECK(made > 10);
         CHECK(gathered > 5);
         CHECK(loaded > 1);
+        using joinable::Sharding;
+        for (Sharding const sharding : {Sharding::optimizer, Sharding::gradients}) {
+            joinable::ShardedOptions const options{.sharding = sharding};
+            std::size_t const allocated = fail_each_allocation(comm, [&] {
+                joinable::ShardedDataParallel const sharded{
+                    comm, params, joinable::Adam{}, options
+                };
+            });
+            CHECK(allocated > 20);
+        }
     });
 }
 

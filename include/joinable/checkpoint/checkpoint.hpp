@@ -30,7 +30,7 @@
 #include <joinable/hook/ordering.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/optimizer/update_rule.hpp>
-#include <joinable/participant/zero_redundancy_optimizer.hpp>
+#include <joinable/participant/sharded_optimizer.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -39,7 +39,7 @@ struct CheckpointOptions {
     std::size_t every = 1; ///< rounds that sync from one file to the next
 };
 
-/// The training of a ZeroRedundancyOptimizer in one file: values, state, settings of the rules and numbers of
+/// The training of a ZeroRedundancyOptimizer or a ShardedDataParallel in one file: values, state, settings of the rules and numbers of
 /// steps. Each rank writes what it owns. Any number of ranks reads it, with either partition.
 ///
 /// @code
@@ -71,10 +71,10 @@ class Checkpoint {
     );
 
 public:
-    /// Local. `zero` must outlive it; more groups may be added to it.
+    /// Local. The optimizer must outlive it; more groups may be added to it.
     /// @throws ContractViolation  `every` is 0.
     Checkpoint(
-        ZeroRedundancyOptimizer<Comm, Rule>& zero,
+        ShardedOptimizer<Comm, Rule>& zero,
         std::filesystem::path const& file,
         CheckpointOptions options = {}
     )
@@ -122,7 +122,7 @@ public:
     /// What joined ranks run: the same steps.
     class Hook {
     public:
-        using runs_after = labels_of<labels::shards>;
+        using runs_after = labels_of<labels::shards, labels::gradients>;
 
         explicit Hook(Checkpoint& checkpoint) noexcept : checkpoint_{checkpoint} {}
         static bool takes_part(Round const& round) noexcept { return round.will_sync(); }
@@ -396,7 +396,7 @@ private:
         }
     }
 
-    ZeroRedundancyOptimizer<Comm, Rule>& zero_;
+    ShardedOptimizer<Comm, Rule>& zero_;
     std::string file_;
     std::string folder_;
     CheckpointOptions options_;

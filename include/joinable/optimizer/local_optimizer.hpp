@@ -86,7 +86,7 @@ consteval bool steps_shards() {
     constexpr bool is_rule = has_state_names<R> || has_update<R>;
     static_assert(
         is_local || is_rule,
-        "ZeroRedundancyOptimizer: after the parameters comes the optimizer itself: an UpdateRule, with "
+        "sharded optimizer: after the parameters comes the optimizer itself: an UpdateRule, with "
         "state_names() and update(range), or a LocalOptimizer, with step(parameter) and settings()"
     );
     if constexpr (is_local) {

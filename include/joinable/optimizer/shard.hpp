@@ -85,19 +85,25 @@ public:
     /// Writes all gradients into a bucket, each element times `factor`: zeros where that is 0, or where
     /// there is no gradient.
     void pack_gradients(ParameterList const& parameters, double factor, std::byte* bucket) const {
-        for (ShardPiece const& piece : bucket_.pieces) {
-            if (piece.begin != 0) {
-                continue; // its parameter is there
+        for (std::size_t k = 0; k < bucket_.pieces.size(); ++k) {
+            if (bucket_.pieces[k].begin == 0) { // else its parameter is there
+                pack_gradient(parameters, k, factor, bucket);
             }
-            AnyView const value = parameters[piece.parameter].value();
-            AnyView const gradient = parameters[piece.parameter].grad();
-            AnyView const place = place_of(value, bucket + piece.offset * element());
-            if (!gradient || factor == 0.0) {
-                fill_zero(place);
-            } else {
-                check_gradient_of(parameters, piece.parameter, value, gradient);
-                scale_copy(gradient, factor, place);
-            }
+        }
+    }
+    /// Writes the gradient of the parameter that begins with piece `k`.
+    void pack_gradient(
+        ParameterList const& parameters, std::size_t k, double factor, std::byte* bucket
+    ) const {
+        ShardPiece const& piece = bucket_.pieces[k];
+        AnyView const value = parameters[piece.parameter].value();
+        AnyView const gradient = parameters[piece.parameter].grad();
+        AnyView const place = place_of(value, bucket + piece.offset * element());
+        if (!gradient || factor == 0.0) {
+            fill_zero(place);
+        } else {
+            check_gradient_of(parameters, piece.parameter, value, gradient);
+            scale_copy(gradient, factor, place);
         }
     }
 

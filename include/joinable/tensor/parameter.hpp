@@ -51,6 +51,8 @@ concept has_value_and_grad_members = requires(P& p) {
 /// | `static std::string_view name(P const& p)`    | optional; error texts use it                     |
 /// | `static void set_grad(P& p, AnyView view)`    | optional; makes `view` the gradient: enables     |
 /// |                                               | gradients as bucket views                        |
+/// | `static void release_grad(P& p)`              | optional; frees the gradient, which is averaged: |
+/// |                                               | grad(p) is empty until the next backward pass    |
 /// | `static constexpr bool is_handle = true`      | optional; copies of P share storage              |
 ///
 /// The default serves every class with members `value` and `grad` (which may be a std::optional)
@@ -101,6 +103,9 @@ template <class P>
 concept has_set_grad = requires(std::remove_cvref_t<P>& p, AnyView& view) {
     parameter_traits_of<P>::set_grad(p, view);
 };
+template <class P>
+concept has_release_grad =
+    requires(std::remove_cvref_t<P>& p) { parameter_traits_of<P>::release_grad(p); };
 template <class P>
 concept has_name = requires(std::remove_cvref_t<P> const& p) {
     { parameter_traits_of<P>::name(p) } -> std::convertible_to<std::string_view>;

@@ -45,6 +45,12 @@ public:
         }
         functions_->set_grad(object_, view);
     }
+    /// Frees the gradient, where the parameter's traits can.
+    void release_grad() const {
+        if (functions_->release_grad != nullptr) {
+            functions_->release_grad(object_);
+        }
+    }
     [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
     /// Empty where the parameter has no name.
     [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
@@ -62,6 +68,7 @@ private:
         AnyView (*value)(void*);
         AnyView (*grad)(void*);
         void (*set_grad)(void*, AnyView const&); ///< null: there is none
+        void (*release_grad)(void*);             ///< or null
         bool (*requires_grad)(void*);
         std::string_view (*name)(void*);
     };
@@ -81,6 +88,11 @@ private:
         if constexpr (detail::has_set_grad<P>) {
             functions.set_grad = [](void* p, AnyView const& view) {
                 Traits::set_grad(*static_cast<Object*>(p), view);
+            };
+        }
+        if constexpr (detail::has_release_grad<P>) {
+            functions.release_grad = [](void* p) {
+                Traits::release_grad(*static_cast<Object*>(p));
             };
         }
         functions.requires_grad = [](void* p) -> bool {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // Sharded optimizers of process ranks: how the others end when an owner is killed within a step.
+#include <joinable/participant/sharded_data_parallel.hpp>
 #include <joinable/participant/zero_redundancy_optimizer.hpp>
 
 #include <algorithm>
@@ -29,6 +30,9 @@ using joinable::DistributedDataParallel;
 using joinable::Join;
 using joinable::participants;
 using joinable::ProcessCommunicator;
+using joinable::ShardedDataParallel;
+using joinable::ShardedOptions;
+using joinable::Sharding;
 using joinable::WholeParameter;
 using joinable::ZeroRedundancyOptimizer;
 
@@ -62,26 +66,35 @@ struct Deadly {
 void train(ProcessCommunicator& comm, Deadly const& deadly) {
     auto const world = static_cast<std::size_t>(comm.size());
     auto params = make_params<float>(std::vector<std::size_t>(2 * world, 3));
-    DistributedDataParallel ddp{comm, params};
-    ZeroRedundancyOptimizer zero{comm, params, deadly, {.bucket_cap_bytes = 24}};
-    Join guard{participants(ddp, zero)};
-    for (int round = 0; round < (comm.rank() % 2 == 0 ? 1 : 3); ++round) {
-        ddp.forward([] {});
-        ddp.backward([&](auto ready) {
-            for (std::size_t i = params.size(); i-- > 0;) {
-                add_gradient(params[i], 1.0);
-                ready(i);
-            }
-        });
-        zero.step();
+    auto const train_in = [&](auto&& guard, auto& model, auto& optimizer) {
+        for (int round = 0; round < (comm.rank() % 2 == 0 ? 1 : 3); ++round) {
+            model.forward([] {});
+            model.backward([&](auto ready) {
+                for (std::size_t i = params.size(); i-- > 0;) {
+                    add_gradient(params[i], 1.0);
+                    ready(i);
+                }
+            });
+            optimizer.step();
+        }
+        guard.finish();
+    };
+    if (deadly.index % 2 == 0) {
+        DistributedDataParallel ddp{comm, params};
+        ZeroRedundancyOptimizer zero{comm, params, deadly, {.bucket_cap_bytes = 24}};
+        train_in(Join{participants(ddp, zero)}, ddp, zero);
+    } else {
+        ShardedOptions const options{.sharding = Sharding::gradients, .bucket_cap_bytes = 24};
+        ShardedDataParallel sharded{comm, params, deadly, options};
+        train_in(Join{participants(sharded)}, sharded, sharded);
     }
-    guard.finish();
 }
 
 TEST_CASE("an owner that is killed within a sharded step is named by all others at once") {
     for (int const world : {2, 3, 4, 8}) {
         std::vector<TimeOfDeath::Clock::duration> delays;
-        for (std::size_t index = 0; index < 2 * static_cast<std::size_t>(world); ++index) {
+        for (std::size_t index = 0; index < 2 * static_cast<std::size_t>(world);
+             ++index) { // in turn by both classes
             // Equal parameters are dealt out in turn. Those of even ranks have joined before the third.
             int const culprit = static_cast<int>(index) % world;
             std::uint64_t const nth = 1 + index % 3;

@@ -2,6 +2,7 @@
 // Trainings with sharded optimizers, drawn from seeds: whatever the model, the rules, the partition and the
 // inputs, the values are those of the whole optimizer on every rank, bit for bit, after every guard.
 // JOINABLE_TEST_SEEDS="first count" runs other seeds.
+#include <joinable/participant/sharded_data_parallel.hpp>
 #include <joinable/participant/zero_redundancy_optimizer.hpp>
 
 #include <cstddef>
@@ -42,6 +43,9 @@ using joinable::Round;
 using joinable::RoundNotice;
 using joinable::Sgd;
 using joinable::Shape;
+using joinable::ShardedDataParallel;
+using joinable::ShardedOptions;
+using joinable::Sharding;
 using joinable::Step;
 using joinable::ZeroOptions;
 using joinable::ZeroRedundancyOptimizer;
@@ -55,7 +59,9 @@ struct ParameterPlan {
     Shape gradient_strides;
     bool is_trained;
 };
+enum class Way { beside_a_model, alone, sharded_optimizer, sharded_gradients };
 struct EpochPlan {
+    Way way;
     ZeroOptions options;
     int state_root; ///< which rank gathers the state afterwards
     std::vector<int> lengths;
@@ -113,11 +119,13 @@ ParameterPlan draw_parameter(Draw& draw, bool has_halves) {
     return plan;
 }
 
-EpochPlan draw_epoch(Draw& draw, int world, bool reduces) {
+EpochPlan draw_epoch(Draw& draw, int world, Way way) {
     EpochPlan plan;
+    plan.way = way;
+    bool const is_alone = way == Way::alone;
     plan.options.partition = draw.one_in(2) ? Partition::flat : Partition::by_parameters;
     plan.options.bucket_cap_bytes = draw.one_of<std::size_t>({1, 100, 600, 1U << 20U});
-    plan.options.reduces_gradients = reduces;
+    plan.options.reduces_gradients = is_alone;
     auto const ranks = static_cast<std::size_t>(world);
     plan.state_root = static_cast<int>(draw.below(ranks));
     for (int rank = 0; rank < world; ++rank) {
@@ -125,9 +133,9 @@ EpochPlan draw_epoch(Draw& draw, int world, bool reduces) {
     }
     plan.is_weighted = draw.one_in(2);
     plan.divides_by_all = draw.one_in(2);
-    plan.sync_every = reduces || draw.one_in(2) ? 1 : 2;
+    plan.sync_every = is_alone || draw.one_in(2) ? 1 : 2;
     for (std::size_t k = 0; k < ranks * most_rounds; ++k) {
-        plan.skips.push_back(!reduces && plan.sync_every == 1 && draw.one_in(5));
+        plan.skips.push_back(!is_alone && plan.sync_every == 1 && draw.one_in(5));
     }
     plan.zeroes = draw.one_in(2);
     return plan;
@@ -137,17 +145,28 @@ template <class Rule>
 TrainingPlan<Rule> draw_training(Draw& draw) {
     TrainingPlan<Rule> plan;
     plan.world = draw.one_of({1, 2, 3, 4, 8});
-    bool const reduces = draw.one_in(3);
+    auto const draw_way = [&] {
+        return draw.one_of(
+            {Way::beside_a_model, Way::alone, Way::sharded_optimizer, Way::sharded_gradients}
+        );
+    };
+    std::vector<Way> ways;
+    bool has_halves = true; // where weights are rounded as in the whole training
+    for (std::size_t epochs = draw.between(1, 3); epochs > 0; --epochs) {
+        ways.push_back(draw_way());
+        has_halves =
+            has_halves && ways.back() != Way::alone && ways.back() != Way::sharded_gradients;
+    }
     for (std::size_t groups = draw.between(1, 3); groups > 0; --groups) {
         auto& group = plan.groups.emplace_back();
         for (std::size_t count = draw.between(1, 5); count > 0; --count) {
-            group.push_back(draw_parameter(draw, !reduces)); // weights are rounded elsewhere then
+            group.push_back(draw_parameter(draw, has_halves));
         }
         group[draw.below(group.size())].is_trained = true;
         plan.rules.push_back(draw_rule<Rule>(draw));
     }
-    for (std::size_t epochs = draw.between(1, 3); epochs > 0; --epochs) {
-        plan.epochs.push_back(draw_epoch(draw, plan.world, reduces));
+    for (Way const way : ways) {
+        plan.epochs.push_back(draw_epoch(draw, plan.world, way));
     }
     plan.data_parallel.gradient_as_bucket_view = draw.one_in(2);
     plan.data_parallel.bucket_cap_bytes = draw.one_of<std::size_t>({1, 300, 1U << 20U});
@@ -209,26 +228,45 @@ public:
         OptimizerState<Rule> state;
         std::vector<std::vector<Numbers>> values;
         for (EpochPlan const& epoch : plan_.epochs) {
-            ZeroRedundancyOptimizer zero{comm_, groups_[0], plan_.rules[0], epoch.options};
-            for (std::size_t g = 1; g < groups_.size(); ++g) {
-                zero.add_parameter_group(groups_[g], plan_.rules[g]);
-            }
-            if (!values.empty()) {
-                zero.load(state, (&epoch - 1)->state_root);
-            }
-            auto const set_rates = [&](std::size_t round) { // on active ranks
-                for (std::size_t g = 0; g < groups_.size(); ++g) {
-                    zero.rule(g).learning_rate = rate_of(g, round);
+            auto const train_epoch = [&](auto& optimizer, auto const& train) {
+                for (std::size_t g = 1; g < groups_.size(); ++g) {
+                    optimizer.add_parameter_group(groups_[g], plan_.rules[g]);
                 }
+                if (!values.empty()) {
+                    optimizer.load(state, (&epoch - 1)->state_root);
+                }
+                train([&](std::size_t round) { // on active ranks
+                    for (std::size_t g = 0; g < groups_.size(); ++g) {
+                        optimizer.rule(g).learning_rate = rate_of(g, round);
+                    }
+                });
+                optimizer.consolidate(epoch.state_root);
+                state =
+                    comm_.rank() == epoch.state_root ? optimizer.state() : OptimizerState<Rule>{};
+                values.push_back(read_values());
             };
-            if (epoch.options.reduces_gradients) {
-                train_alone(epoch, zero, set_rates);
+            if (epoch.way == Way::beside_a_model || epoch.way == Way::alone) {
+                ZeroRedundancyOptimizer zero{comm_, groups_[0], plan_.rules[0], epoch.options};
+                train_epoch(zero, [&](auto const& set_rates) {
+                    epoch.way == Way::alone ? train_alone(epoch, zero, set_rates)
+                                            : train_by_model(epoch, zero, set_rates);
+                });
             } else {
-                train_by_model(epoch, zero, set_rates);
+                ShardedOptions const options{
+                    .sharding = epoch.way == Way::sharded_gradients ? Sharding::gradients
+                                                                    : Sharding::optimizer,
+                    .partition = epoch.options.partition,
+                    .bucket_cap_bytes = epoch.options.bucket_cap_bytes,
+                };
+                ShardedDataParallel sharded{comm_, groups_[0], plan_.rules[0], options};
+                train_epoch(sharded, [&](auto const& set_rates) {
+                    reset_gradients(false);
+                    Join guard{
+                        participants(sharded), divide_by_initial_world_size = epoch.divides_by_all
+                    };
+                    train_in(guard, epoch, sharded, sharded, set_rates);
+                });
             }
-            zero.consolidate(epoch.state_root);
-            state = comm_.rank() == epoch.state_root ? zero.state() : OptimizerState<Rule>{};
-            values.push_back(read_values());
         }
         return values;
     }
@@ -281,6 +319,16 @@ private:
         Join guard{
             participants(ddp, optimizer), divide_by_initial_world_size = epoch.divides_by_all
         };
+        train_in(guard, epoch, ddp, optimizer, set_rates);
+    }
+    template <class Guard, class Model, class Optimizer, class SetRates>
+    void train_in(
+        Guard& guard,
+        EpochPlan const& epoch,
+        Model& model,
+        Optimizer& optimizer,
+        SetRates const& set_rates
+    ) {
         auto const rank = static_cast<std::size_t>(comm_.rank());
         for (int round = 0; round < epoch.lengths[rank]; ++round) {
             RoundNotice const notice = notice_of(epoch, round);
@@ -289,10 +337,10 @@ private:
             }
             auto const turn = static_cast<std::size_t>(round * comm_.size()) + rank;
             if (epoch.skips[turn]) {
-                ddp.skip();
+                model.skip();
             } else {
-                ddp.forward([] {}, notice);
-                ddp.backward([&](auto ready) { backward(round, ready); });
+                model.forward([] {}, notice);
+                model.backward([&](auto ready) { backward(round, ready); });
             }
             if (notice.will_sync) {
                 set_rates(guard.round().number());
@@ -303,6 +351,7 @@ private:
     }
     template <class Optimizer, class SetRates>
     void train_alone(EpochPlan const& epoch, Optimizer& optimizer, SetRates const& set_rates) {
+        reset_gradients(false); // they may lie in the buckets of an earlier model
         Join guard{participants(optimizer), divide_by_initial_world_size = epoch.divides_by_all};
         for (int round = 0; round < epoch.lengths[static_cast<std::size_t>(comm_.rank())];
              ++round) {

@@ -42,16 +42,23 @@ template <Communicator Comm>
     }
 }
 
-/// Sums a bucket of gradients, and leaves each rank its part. Blocks.
+/// Starts to sum a bucket of gradients, of which each rank gets its part: where the communicator does not
+/// reduce-scatter, by an all-reduce, see take_part().
 template <Communicator Comm>
-void reduce_parts(Comm& comm, OptimizerShard const& shard, std::byte* bucket) {
+[[nodiscard]] auto start_parts(Comm& comm, OptimizerShard const& shard, std::byte* bucket) {
     ShardBucket const& layout = shard.bucket();
     Buffer const whole{bucket, layout.count(), layout.dtype};
     if constexpr (ReduceScatters<Comm>) {
         Buffer const part{shard.gradients(), shard.part(), layout.dtype};
-        comm.reduce_scatter(whole, part, ReduceOp::sum, layout.counts).wait();
+        return comm.reduce_scatter(whole, part, ReduceOp::sum, layout.counts);
     } else {
-        comm.all_reduce(whole, ReduceOp::sum).wait();
+        return comm.all_reduce(whole, ReduceOp::sum);
+    }
+}
+/// Copies this rank's part, where the sum is in the bucket. Local.
+template <Communicator Comm>
+void take_part(OptimizerShard const& shard, std::byte const* bucket, Comm const&) {
+    if constexpr (!ReduceScatters<Comm>) {
         std::byte const* const part = bucket + shard.part_offset() * shard.element();
         copy_bytes(shard.gradients(), part, shard.part() * shard.element());
     }

@@ -53,7 +53,7 @@ void check_group(
     }
     if (device != DeviceId{}) {
         throw ContractViolation{concat(
-            "ZeroRedundancyOptimizer steps parameters on the host, but this communicator's are on ",
+            "sharded optimizers step parameters on the host, but this communicator's are on ",
             to_text(device)
         )};
     }

@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <joinable/bucket/timeline.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/work.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/optimizer/shard.hpp>
+#include <joinable/participant/detail/bucket_arenas.hpp>
+#include <joinable/participant/detail/shard_exchange.hpp>
+#include <joinable/participant/detail/shard_group.hpp>
+#include <joinable/tensor/parameters.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Averages gradients to the owners of their parameters, bucket by bucket, while the backward pass still
+/// runs: what Reducer is where gradients are sharded. A bucket has memory from its first gradient until its
+/// sum is with the owners. The collectives of an iteration, on every rank: a reduce-scatter of each bucket,
+/// always in the same order, that in which they fill when gradients become ready from the last one to the
+/// first. A parameter that the pass does not use counts as zeros.
+template <Communicator Comm>
+class ShardReducer {
+public:
+    /// Local. `groups` is the list that the participant keeps, `next` a group that it is about to add, and
+    /// `arenas` memory that nobody else uses while gradients are reduced.
+    ShardReducer(
+        Comm& comm,
+        std::vector<ShardGroup> const& groups,
+        ShardGroup const& next,
+        BucketArenas& arenas
+    )
+        : comm_{comm}, groups_{groups}, arenas_{arenas} {
+        for (std::size_t k = 0; k <= groups.size(); ++k) {
+            list(k, k == groups.size() ? next : groups[k]);
+        }
+        std::sort(buckets_.begin(), buckets_.end(), [](Slot const& a, Slot const& b) {
+            return a.first > b.first;
+        });
+        for (std::size_t b = 0; b < buckets_.size(); ++b) {
+            for (std::size_t const i : buckets_[b].parameters) {
+                bucket_of_[i] = b;
+            }
+        }
+        for (std::size_t i = states_.size(); i-- > 0;) {
+            if (states_[i] != State::frozen) {
+                order_.push_back(i);
+            }
+        }
+        works_ = std::vector<std::optional<BucketWork>>(buckets_.size());
+        free_.reserve(buckets_.size());
+        arenas_.reserve((std::min)(buckets_.size(), overlapping), largest_);
+    }
+    ShardReducer(ShardReducer const&) = delete;
+    ShardReducer& operator=(ShardReducer const&) = delete;
+
+    template <class Unused>
+    void prepare_for_backward(double factor, Unused const& unused, int /*order_source*/) {
+        begin(factor);
+        if constexpr (std::is_invocable_r_v<bool, Unused const&, std::size_t>) {
+            for (std::size_t i = 0; i < states_.size(); ++i) {
+                if (states_[i] != State::frozen && unused(i)) {
+                    settle(i, State::unused);
+                }
+            }
+        } else {
+            for (auto const i : unused) {
+                require(static_cast<std::size_t>(i), " was said to be unused twice");
+                settle(static_cast<std::size_t>(i), State::unused);
+            }
+        }
+        advance();
+    }
+
+    void mark_accumulated(std::size_t i) const { require_trained(i); }
+
+    /// The gradient of parameter `i` is final: it is copied and released.
+    void mark_ready(std::size_t i) {
+        if (!is_open_) {
+            throw ContractViolation{
+                describe(i) +
+                " was marked ready outside an iteration; call prepare_for_backward() first"
+            };
+        }
+        require(
+            i,
+            " was marked ready twice in an iteration, or was said to be unused; mark a parameter once, "
+            "when its last use is done"
+        );
+        take(i);
+        advance();
+        if (finished_ < launched_ && make_progress(*works_[finished_])) {
+            finish_oldest();
+        }
+    }
+
+    /// From here on this rank contributes zeros.
+    void contribute_nothing() {
+        if (launched_ != 0) {
+            throw ContractViolation{concat(
+                "a batch cannot be skipped on rank ",
+                static_cast<int>(comm_.rank()),
+                " any more: its first bucket is on its way to the others; let the exception leave "
+                "the guard"
+            )};
+        }
+        for (State& state : states_) {
+            state = state == State::frozen ? state : State::unused;
+        }
+        for (Slot& bucket : buckets_) {
+            bucket.pending = 0;
+        }
+        advance();
+    }
+
+    void finalize_backward() {
+        require_all();
+        advance();
+        while (finished_ < launched_) {
+            finish_oldest();
+        }
+        is_open_ = false;
+    }
+
+    void contribute_zeros(int /*order_source*/ = 0, bool /*has_joined*/ = false) {
+        begin(0.0);
+        contribute_nothing();
+        finalize_backward();
+    }
+
+    /// What a rank accumulated in earlier rounds. One that has joined has no pass that zeroes it afterwards.
+    void contribute_accumulated(double factor, int /*order_source*/ = 0, bool has_joined = false) {
+        begin(factor);
+        for (std::size_t const i : order_) {
+            take(i);
+            if (AnyView const gradient = parameter(i).grad(); gradient && has_joined) {
+                fill_zero(gradient);
+            }
+            advance();
+        }
+        finalize_backward();
+    }
+
+    void register_memory() const noexcept {}
+    void begin_guard() noexcept { is_open_ = false; }
+    void end_guard() const noexcept {}
+    void end_ranges() const noexcept {}
+
+private:
+    enum class State : std::uint8_t { frozen, pending, ready, unused };
+
+    using BucketWork =
+        decltype(start_parts(std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr)
+        );
+
+    /// How many buckets have memory, unless more fill at the same time: one travels while the next one fills.
+    static constexpr std::size_t overlapping = 2;
+    static constexpr std::size_t nowhere = std::size_t(-1);
+
+    /// A bucket of a group.
+    struct Slot {
+        std::size_t group;
+        std::size_t shard;
+        std::vector<std::size_t> parameters; ///< indices among those of all groups
+        std::size_t first;                   ///< the lowest of them, whose gradient comes last
+        std::size_t pending = 0;             ///< gradients that are not in their place
+        std::size_t arena = nowhere;
+    };
+
+    void list(std::size_t k, ShardGroup const& group) {
+        states_.resize(group.first + group.parameters.size(), State::frozen);
+        bucket_of_.resize(states_.size(), nowhere);
+        piece_of_.resize(states_.size(), 0);
+        for (std::size_t s = 0; s < group.shards.size(); ++s) {
+            ShardBucket const& layout = group.shards[s].bucket();
+            largest_ = (std::max)(largest_, group.shards[s].bucket_bytes());
+            Slot bucket{k, s, {}, nowhere};
+            for (std::size_t p = 0; p < layout.pieces.size(); ++p) {
+                if (layout.pieces[p].begin == 0) {
+                    std::size_t const i = group.first + layout.pieces[p].parameter;
+                    states_[i] = State::pending;
+                    piece_of_[i] = p;
+                    bucket.parameters.push_back(i);
+                    bucket.first = (std::min)(bucket.first, i);
+                }
+            }
+            buckets_.push_back(std::move(bucket));
+        }
+    }
+
+    [[nodiscard]] OptimizerShard const& shard_of(Slot const& bucket) const {
+        return groups_[bucket.group].shards[bucket.shard];
+    }
+    [[nodiscard]] ShardGroup const& group_of(std::size_t i) const {
+        std::size_t k = groups_.size() - 1;
+        while (groups_[k].first > i) {
+            --k;
+        }
+        return groups_[k];
+    }
+    [[nodiscard]] AnyParameter const& parameter(std::size_t i) const {
+        ShardGroup const& group = group_of(i);
+        return group.parameters[i - group.first];
+    }
+    // The course of an iteration.
+
+    void begin(double factor) {
+        if (is_open_) {
+            throw ContractViolation{
+                "the previous iteration was not finalized; call finalize_backward() first"
+            };
+        }
+        is_open_ = true;
+        factor_ = factor;
+        launched_ = finished_ = 0;
+        free_.clear();
+        arenas_in_use_ = 0;
+        for (State& state : states_) {
+            state = state == State::frozen ? state : State::pending;
+        }
+        for (Slot& bucket : buckets_) {
+            bucket.pending = bucket.parameters.size();
+            bucket.arena = nowhere;
+        }
+    }
+
+    void settle(std::size_t i, State state) {
+        states_[i] = state;
+        --buckets_[bucket_of_[i]].pending;
+    }
+
+    void take(std::size_t i) {
+        Slot& bucket = buckets_[bucket_of_[i]];
+        ShardGroup const& group = groups_[bucket.group];
+        shard_of(bucket).pack_gradient(group.parameters, piece_of_[i], factor_, memory_of(bucket));
+        parameter(i).release_grad();
+        settle(i, State::ready);
+    }
+
+    [[nodiscard]] std::byte* memory_of(Slot& bucket) {
+        if (bucket.arena == nowhere) {
+            if (free_.empty() && arenas_in_use_ >= overlapping && finished_ < launched_) {
+                finish_oldest(
+                ); // all ranks launch in one order, so some rank can go on, and then all
+            }
+            if (free_.empty()) {
+                free_.push_back(arenas_in_use_++);
+            }
+            bucket.arena = free_.back();
+            free_.pop_back();
+        }
+        return arenas_.data(bucket.arena, shard_of(bucket).bucket_bytes());
+    }
+
+    void advance() {
+        while (launched_ < buckets_.size() && buckets_[launched_].pending == 0) {
+            Slot& bucket = buckets_[launched_];
+            OptimizerShard const& shard = shard_of(bucket);
+            ShardGroup const& group = groups_[bucket.group];
+            std::byte* const memory = memory_of(bucket);
+            for (std::size_t const i : bucket.parameters) {
+                if (states_[i] == State::unused) {
+                    shard.pack_gradient(group.parameters, piece_of_[i], 0.0, memory);
+                }
+            }
+            static_cast<void>(works_[launched_++].emplace(start_parts(comm_, shard, memory)));
+        }
+    }
+
+    void finish_oldest() {
+        Slot& bucket = buckets_[finished_];
+        works_[finished_]->wait();
+        works_[finished_].reset();
+        take_part(shard_of(bucket), arenas_.data(bucket.arena, 0), comm_);
+        free_.push_back(std::exchange(bucket.arena, nowhere));
+        ++finished_;
+    }
+
+    // What can be wrong.
+
+    [[nodiscard]] std::string describe(std::size_t i) const {
+        ShardGroup const& group = group_of(i);
+        return describe_parameter(group.parameters, i - group.first);
+    }
+    void require_trained(std::size_t i) const {
+        if (i >= states_.size()) {
+            throw ContractViolation{concat(
+                "parameter ",
+                i,
+                " is out of range on rank ",
+                static_cast<int>(comm_.rank()),
+                ": there are ",
+                states_.size(),
+                " parameters"
+            )};
+        }
+        if (states_[i] == State::frozen) {
+            throw ContractViolation{describe(i) + " was marked, but does not require a gradient"};
+        }
+    }
+    void require(std::size_t i, std::string_view otherwise) const {
+        require_trained(i);
+        if (states_[i] != State::pending) {
+            throw ContractViolation{concat(describe(i), otherwise)};
+        }
+    }
+    void require_all() const {
+        constexpr std::size_t most = 16; // a text for people; the rest is counted
+        std::size_t missing = 0;
+        std::string names;
+        for (std::size_t i = 0; i < states_.size(); ++i) {
+            if (states_[i] == State::pending && missing++ < most) {
+                names += (missing == 1 ? "" : ", ") + describe(i);
+            }
+        }
+        if (missing != 0) {
+            throw ContractViolation{concat(
+                "not all gradients became ready; mark every trainable parameter in each iteration, or give "
+                "those that the pass does not use to backward() as unused (rank ",
+                static_cast<int>(comm_.rank()),
+                " did not mark ",
+                names,
+                missing > most ? concat(" and ", missing - most, " more") : "",
+                ")"
+            )};
+        }
+    }
+
+    Comm& comm_;
+    std::vector<ShardGroup> const& groups_;
+    BucketArenas& arenas_;
+    std::vector<State> states_;          ///< of each parameter of all groups
+    std::vector<std::size_t> bucket_of_; ///< likewise
+    std::vector<std::size_t> piece_of_;  ///< likewise: the beginning, in its bucket
+    std::vector<std::size_t> order_;     ///< in which gradients become ready, as a rule
+    std::size_t largest_ = 0;            ///< bucket, in bytes
+    std::size_t arenas_in_use_ = 0;      ///< or free
+    std::vector<std::size_t> free_;      ///< arenas
+    double factor_ = 0;
+    std::size_t launched_ = 0;
+    std::size_t finished_ = 0;
+    bool is_open_ = false;
+    std::vector<Slot> buckets_;                    ///< in the order of their launch
+    std::vector<std::optional<BucketWork>> works_; ///< of the buckets; destroyed first
+};
+
+}}} // namespace joinable::v0::detail

@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/detail/scoped_flag.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/join/joinable.hpp>
+#include <joinable/join/result.hpp>
+#include <joinable/join/round.hpp>
+#include <joinable/participant/averaging.hpp>
+#include <joinable/participant/detail/module_state.hpp>
+#include <joinable/participant/detail/ready_check.hpp>
+#include <joinable/tensor/any_view.hpp>
+
+namespace joinable { inline namespace v0 {
+
+/// The passes of a model whose gradients are averaged: the verbs that DistributedDataParallel and
+/// ShardedDataParallel have in common. `GradientReducer` is what Reducer is: it averages as gradients become
+/// ready.
+template <Communicator Comm, class GradientReducer>
+class Passes {
+public:
+    /// Collective, outside a guard. Tensors of an optimizer's state (momentum, numbers of steps) as
+    /// `ranges` that joinable::buffers() takes: all ranks agree on their count, extents and dtypes,
+    /// take rank 0's values now, and when a guard ends get them with the model.
+    /// @throws ContractViolation  in a guard, or a tensor is missing; then the others throw
+    ///         PeerFailed. @throws Mismatch  the text names the first tensor that differs.
+    template <class... Ranges>
+    void attach_state(Ranges&&... ranges) {
+        require_outside("attach_state()");
+        module_->attach(std::forward<Ranges>(ranges)...);
+    }
+
+    /// Local, the same on every rank, outside a guard. `hook(comm, buffers, round)` takes the place
+    /// of the broadcast of buffers in each round that syncs, on active ranks as on joined ones, where
+    /// round.is_shadow(): it must issue the same collectives there (zeros, where it sums). What
+    /// it throws has to leave the guard: skip() would call it again. A null function brings the
+    /// broadcast back.
+    /// @throws ContractViolation  in a guard or a round, or broadcast_buffers is off.
+    void set_buffer_hook(
+        std::function<void(Comm&, std::vector<AnyView> const& buffers, Round const&)> hook
+    ) {
+        require_outside("set_buffer_hook()");
+        module_->set_buffer_hook(std::move(hook));
+    }
+
+    /// Announces a round and runs the forward pass, behind which the roll call hides.
+    /// Returns what `pass` returns. Collective over the active ranks. When `pass` throws, the round
+    /// is open for the others: skip() goes on with them.
+    template <class F>
+    decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
+        prepare_for_forward(notice);
+        try {
+            return guarded(std::forward<F>(pass));
+        } catch (...) {
+            if (stage_ == Stage::idle) {
+                stage_ = Stage::failed;
+            }
+            throw;
+        }
+    }
+
+    /// Explains what comes in the place of a notice, but is none.
+    template <class F, class Other>
+        requires(!std::convertible_to<Other, RoundNotice>)
+    void forward(F&&, Other const&) {
+        static_assert(
+            std::convertible_to<Other, RoundNotice>,
+            "forward: after the pass comes a RoundNotice, as in ddp.forward(pass, {.weight = 32})"
+        );
+    }
+
+    /// Runs the backward pass, averages gradients as they become ready, and waits for all of them.
+    /// `pass` takes a callable `ready(i)`; `unused` is what prepare_for_backward() takes. In a round
+    /// that does not sync it only runs the pass: gradients accumulate.
+    template <class F, class Unused = std::initializer_list<std::size_t>>
+    void backward(F&& pass, Unused const& unused = {}) {
+        auto const ready = [this](std::size_t i) { mark_ready(i); };
+        constexpr bool takes_ready = std::invocable<F, decltype(ready)>;
+        static_assert(
+            takes_ready,
+            "backward: the pass takes a callable, as in ddp.backward([&](auto ready) { ... }), and calls ready(i) "
+            "when gradient i is final"
+        );
+        if constexpr (takes_ready) {
+            prepare_for_backward(unused);
+            guarded([&] { std::forward<F>(pass)(ready); });
+            finalize_backward();
+        }
+    }
+
+    /// Collective over the active ranks; does not block in a round that syncs, except with
+    /// EndPolicy::throw_early. Whether it syncs is what the round's opener said: under next() and
+    /// iterate() the notice given there, else the notice given here, and never inside no_sync().
+    /// @throws ContractViolation  the previous forward had no backward; see announce_round.
+    void prepare_for_forward(RoundNotice notice = {}) {
+        guarded([&] {
+            // Outside a guard nothing was said of a forward pass whose outputs are not used.
+            bool const is_open = stage_ == Stage::forward && detail::session_of(state_) != nullptr;
+            require_stepped();
+            if (is_open || stage_ == Stage::backward) {
+                throw ContractViolation{
+                    "a forward pass follows one without a backward pass; announce a round without "
+                    "one with {.will_sync = false} or {.phase = Phase::evaluate}, and one that "
+                    "failed with skip()"
+                };
+            }
+            open_round(notice);
+        });
+    }
+
+    /// Blocks until all ranks have opened the round. `unused` says which parameters the backward
+    /// pass gives no gradient, a range of indices or a predicate over them: see
+    /// DataParallelOptions::find_unused. See PendingRound::wait for what throws.
+    template <class Unused = std::initializer_list<std::size_t>>
+    void prepare_for_backward(Unused const& unused = {}) {
+        guarded([&] {
+            if (stage_ == Stage::unsynced) {
+                has_accumulated_ = true;
+                return;
+            }
+            if (stage_ != Stage::forward) {
+                throw ContractViolation{"a backward pass needs a forward pass before it"};
+            }
+            begin_reduction();
+            if (ready_check_) {
+                ready_check_->begin();
+            }
+            reducer_->prepare_for_backward(
+                averaging_.factor(comm_, round_), unused, round_.buffer_source()
+            );
+            stage_ = Stage::backward;
+        });
+    }
+
+    /// See Reducer::mark_ready. In a round that does not sync the gradient counts as accumulated:
+    /// the next round that syncs reduces it.
+    void mark_ready(std::size_t i) {
+        guarded([&] {
+            if (stage_ == Stage::unsynced) {
+                has_accumulated_ = true;
+                reducer_->mark_accumulated(i);
+            } else if (ready_check_) {
+                ready_check_->mark(i);
+            } else {
+                reducer_->mark_ready(i);
+            }
+        });
+    }
+
+    /// See Reducer::finalize_backward. In a round that does not sync it ends the backward pass.
+    void finalize_backward() {
+        guarded([&] {
+            if (stage_ == Stage::unsynced) {
+                stage_ = Stage::idle;
+                round_range_.reset();
+            } else {
+                if (ready_check_) {
+                    ready_check_->release([this](std::size_t i) { reducer_->mark_ready(i); });
+                }
+                reducer_->finalize_backward();
+                end_reduction();
+            }
+        });
+    }
+
+    /// Rounds that open while the result lives do not sync: gradients accumulate. Under next() and
+    /// iterate() say {.will_sync = false} there instead. The same on all ranks. Local.
+    [[nodiscard("rounds sync again when what no_sync() returns is gone")]] auto no_sync() noexcept {
+        return detail::ScopedFlag{is_inside_no_sync_, true};
+    }
+
+    /// Goes through a round without this rank's batch, because it failed (out of memory, a bad
+    /// sample); the round goes on for all. In place of forward(), or after forward() or backward()
+    /// threw. The optimizer steps as always.
+    ///
+    /// | called                              | this rank's weight | its gradients               |
+    /// |-------------------------------------|--------------------|-----------------------------|
+    /// | before the round is opened, by      | 0                  | what it accumulated before  |
+    /// | forward(), next() or iterate()      |                    |                             |
+    /// | then, until its first bucket is sent| as announced       | zeros                       |
+    /// | later                               |                    | ContractViolation: too late |
+    ///
+    /// In a round that does not sync, before its backward pass has ended, and in an evaluation whose
+    /// forward() threw, it ends the round; nothing is taken back. Where weights sum to 0, because all
+    /// ranks skip, the average is zeros: see Round::contributor_count. Outside a guard, and in one that
+    /// is not enabled, say `skip({.weight = 0})` where the others give a weight. Collective: blocks
+    /// until the averages are written, if the round syncs.
+    void skip(RoundNotice notice = {}) {
+        guarded([&] {
+            require_stepped();
+            auto* const session = detail::session_of(state_);
+            if (session != nullptr) {
+                session->forget_failure(); // the batch's: peers need not hear of it
+            }
+            if (stage_ == Stage::idle && session != nullptr && session->has_announced_batch()) {
+                open_round({}); // the batch failed after next() had announced it
+            } else if (stage_ == Stage::idle) {
+                notice.skips = true;
+                open_round(notice);
+                if (stage_ == Stage::forward) {
+                    begin_reduction();
+                    contribute_without_pass(round_);
+                    end_reduction();
+                }
+            }
+            if (stage_ == Stage::forward) {
+                begin_reduction();
+                (void)averaging_.factor(comm_, round_); // the others may sum weights
+                reducer_->contribute_zeros(round_.buffer_source());
+                end_reduction();
+            } else if (stage_ == Stage::backward) {
+                reducer_->contribute_nothing();
+                reducer_->finalize_backward();
+                end_reduction();
+            }
+            if (stage_ != Stage::reduced) {
+                stage_ = Stage::idle;
+            }
+            round_range_.reset();
+        });
+    }
+
+    using join_keywords = keywords<divide_by_initial_world_size_t>;
+    [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
+    [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+
+protected:
+    /// `state` is the participant's. `steps`: who derives calls end_round() when it has stepped, else the
+    /// round ends with the reduction.
+    Passes(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
+        : comm_{comm}, averaging_{kind}, state_{state}, steps_{steps} {}
+    Passes(Passes const&) = delete;
+    Passes& operator=(Passes const&) = delete;
+    ~Passes() = default;
+
+    /// Of the open round: none is open or it has no gradients; its forward pass, when it syncs;
+    /// its backward pass; its step, where this class steps; all of it, when it does not sync; an
+    /// evaluation that threw.
+    enum class Stage : std::uint8_t { idle, forward, backward, reduced, unsynced, failed };
+
+    using RoundRange = decltype(std::declval<GradientReducer&>().timeline().round(false));
+
+    void require_stepped() const {
+        if (stage_ == Stage::reduced) {
+            throw ContractViolation{
+                "the round before has not been stepped; call step() after each backward pass that syncs, and "
+                "after skip()"
+            };
+        }
+    }
+    void require_outside(std::string_view verb) const {
+        if (stage_ != Stage::idle || detail::session_of(state_) != nullptr) {
+            throw ContractViolation{detail::concat(
+                verb, " was called in a guard or in a round; call it before, on every rank"
+            )};
+        }
+    }
+
+    void open_round(RoundNotice notice) {
+        notice.will_sync = notice.will_sync && !is_inside_no_sync_;
+        if (notice.phase == Phase::train) {
+            round_range_.reset();
+            static_cast<void>(round_range_.emplace(reducer_->timeline().round(false)));
+        }
+        pending_ = PendingRound{state_, comm_.size(), notice};
+        bool syncs = pending_.will_sync();
+        if (!syncs || module_->syncs_before_forward() || pending_.is_answered()) {
+            round_ = pending_.wait();
+            syncs = round_.will_sync();
+            if (!syncs) {
+                round_.done(); // nothing is reduced: the part ends here
+            } else {
+                round_.hold(); // until the gradients are reduced nobody else communicates
+                if (module_->syncs_before_forward()) {
+                    module_->sync_buffers(round_);
+                }
+            }
+        }
+        stage_ = syncs                            ? Stage::forward
+                 : round_.phase() == Phase::train ? Stage::unsynced
+                                                  : Stage::idle;
+    }
+
+    void begin_reduction() {
+        round_ = pending_.wait();
+        round_.hold();
+        if (!module_->syncs_before_forward()) {
+            module_->sync_buffers(round_);
+        }
+    }
+    void end_reduction() {
+        stage_ = Stage::reduced;
+        has_accumulated_ = false;
+        round_range_.reset();
+        if (!steps_) {
+            end_round();
+        }
+    }
+    void end_round() {
+        stage_ = Stage::idle;
+        round_.done();
+    }
+    /// A round has failed: nothing of it is shown as under way any more.
+    void end_ranges() noexcept {
+        if (reducer_) {
+            reducer_->end_ranges();
+        }
+        round_range_.reset();
+    }
+
+    /// The reduction of a rank that runs no pass: it has joined, or skips. It may hold gradients of
+    /// earlier rounds.
+    void contribute_without_pass(Round const& round) {
+        double const factor = averaging_.factor(comm_, round);
+        if (std::exchange(has_accumulated_, false) && round.contributes()) {
+            reducer_->contribute_accumulated(factor, round.buffer_source(), round.is_shadow());
+        } else {
+            reducer_->contribute_zeros(round.buffer_source(), round.is_shadow());
+        }
+    }
+
+    void begin_guard() {
+        stage_ = Stage::idle; // whatever an earlier guard left open
+        reducer_->begin_guard();
+    }
+    void sync_at_end(JoinResult const& result) {
+        if (module_->options().sync_at_end) {
+            module_->sync(result.authoritative_rank);
+        }
+    }
+    /// What joined ranks run in place of the passes of a round that syncs.
+    void shadow(Round const& round) {
+        module_->sync_buffers(round);
+        contribute_without_pass(round);
+    }
+
+    template <class F>
+    decltype(auto) guarded(F&& verb) {
+        try {
+            return std::forward<F>(verb)();
+        } catch (...) {
+            end_ranges();
+            if (auto* const session = detail::session_of(state_); session != nullptr) {
+                session->record_failure({});
+            }
+            throw;
+        }
+    }
+
+    Comm& comm_;
+    detail::Averaging averaging_;
+    std::optional<GradientReducer> reducer_; ///< set by who derives, as is the next one
+    std::optional<detail::ModuleState<Comm>> module_;
+    std::optional<detail::ReadyCheck> ready_check_; ///< with DataParallelOptions::verify_ready
+    Round round_;
+    Stage stage_ = Stage::idle;
+
+private:
+    JoinState& state_;
+    PendingRound pending_;
+    std::optional<RoundRange> round_range_; ///< while a training round of this rank is open
+    bool steps_;
+    bool is_inside_no_sync_ = false;
+    bool has_accumulated_ = false; ///< gradients, since the last round that synced
+};
+
+}} // namespace joinable::v0

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <joinable/agreement/agreement_list.hpp>
+#include <joinable/bucket/reducer.hpp>
+#include <joinable/detail/scoped_flag.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/join/joinable.hpp>
+#include <joinable/join/result.hpp>
+#include <joinable/participant/detail/shard_group.hpp>
+#include <joinable/participant/detail/sharded_reduction.hpp>
+#include <joinable/participant/detail/verify.hpp>
+#include <joinable/participant/passes.hpp>
+#include <joinable/participant/sharded_optimizer.hpp>
+#include <joinable/participant/sharded_options.hpp>
+#include <joinable/tensor/parameters.hpp>
+
+namespace joinable { inline namespace v0 {
+
+/// Trains replicas of a model of which each rank keeps a part: the state of the optimizer, or the averages of
+/// gradients as well (ShardedOptions::sharding; the stages 1 and 2 of ZeRO, Rajbhandari et al., 2020). What
+/// DistributedDataParallel and ZeroRedundancyOptimizer are together, as one participant.
+///
+/// @code
+/// joinable::ShardedDataParallel sharded{
+///     comm, model.parameters(), joinable::Adam{.learning_rate = 1e-2},
+///     joinable::ShardedOptions{.sharding = joinable::Sharding::gradients}};
+/// joinable::Join guard{joinable::participants(sharded)};
+/// for (auto const& batch : my_shard) {
+///     sharded.forward([&] { loss = model.forward(batch); });
+///     sharded.backward([&](auto ready) { model.backward(ready); });
+///     sharded.step();
+/// }
+/// guard.finish();
+/// @endcode
+///
+/// The values are those of the whole optimizer on every rank, bit for bit, whoever runs out of inputs when;
+/// to rounding with Sharding::gradients where gradients have 16 bits, which are divided before the sum. With Sharding::gradients a parameter's own gradient
+/// stays what the pass wrote, is released where parameter_traits have `release_grad`, and counts as zeros
+/// where the pass does not use the parameter; averages are for ShardedOptions::before_step to see. Zero
+/// gradients before the pass or after the step.
+///
+/// `Rule` is an UpdateRule, or a LocalOptimizer.
+template <class Comm, class Rule>
+class ShardedDataParallel : public ShardedOptimizer<Comm, Rule>, // outlives gradients on their way
+                            public Passes<Comm, detail::ShardedReduction<Comm>> {
+    using Training = Passes<Comm, detail::ShardedReduction<Comm>>;
+    using Optimizer = ShardedOptimizer<Comm, Rule>;
+
+public:
+    /// Collective. `parameters` is a range that joinable::parameters() takes, `buffers` what
+    /// joinable::buffers() returns. All ranks agree on them, on the rule and on the options, then take rank
+    /// 0's values. The parameters must outlive it.
+    /// @throws ContractViolation  as ZeroRedundancyOptimizer and DistributedDataParallel throw it; the other
+    ///         ranks throw PeerFailed.
+    /// @throws Mismatch  ranks differ; the text names the first parameter or setting that does.
+    template <class Parameters>
+    ShardedDataParallel(
+        Comm& comm,
+        Parameters&& parameters,
+        BufferList buffers,
+        Rule rule,
+        ShardedOptions const& options = {}
+    )
+        : Optimizer{comm, zero_options(options)},
+          Training{comm, Optimizer::join_state(), options.gradient_kind, true},
+          sharding_{options.sharding} {
+        std::optional<CoalescedBroadcast> start;
+        auto const compare = [&](AgreementList& list) {
+            list.begin_section("options differ: ");
+            compare_sharding(list);
+            detail::agree_on(list, data_parallel_options(options));
+            list.begin_section("models differ: ");
+            detail::agree_on(list, buffers, "buffer");
+        };
+        add(std::forward<Parameters>(parameters), std::move(rule), options.owners, compare, [&] {
+            this->module_.emplace(
+                comm, ParameterList{}, std::move(buffers), data_parallel_options(options)
+            );
+            start.emplace(this->module_->plan_sync());
+        });
+        start->run(comm, 0);
+    }
+    /// A model without buffers.
+    template <class Parameters>
+    ShardedDataParallel(
+        Comm& comm, Parameters&& parameters, Rule rule, ShardedOptions const& options = {}
+    )
+        : ShardedDataParallel{
+              comm,
+              std::forward<Parameters>(parameters),
+              joinable::buffers(),
+              std::move(rule),
+              options
+          } {}
+
+    /// Collective, outside a guard. More parameters, with settings of their own. Their indices follow those
+    /// of the groups before: ready(i) takes them, too. Throws what the constructor throws; then the groups
+    /// are those of before.
+    template <class Parameters>
+    void
+    add_parameter_group(Parameters&& parameters, Rule rule, std::vector<int> const& owners = {}) {
+        Training::require_outside("add_parameter_group()");
+        auto const nothing = [](AgreementList&) {};
+        add(std::forward<Parameters>(parameters), std::move(rule), owners, nothing, [] {});
+    }
+
+    /// Steps what this rank owns and exchanges it: once after each backward pass that syncs, and after each
+    /// skip(). Collective; blocks until all parameters are written. Throws what
+    /// ZeroRedundancyOptimizer::step() throws.
+    /// @throws ContractViolation  no gradients have been reduced since the last step.
+    void step() {
+        this->guarded([&] {
+            if (this->stage_ != Training::Stage::reduced) {
+                throw ContractViolation{
+                    "step() follows a backward pass that syncs, once; call it after backward() or skip(), and "
+                    "not in rounds that accumulate"
+                };
+            }
+            run(this->round_);
+            this->end_round();
+        });
+    }
+
+    /// What joined ranks run: the same buckets with zeros, and the same steps.
+    class Hook {
+    public:
+        using label = labels::gradients;
+        static constexpr bool gives_notice = true;
+
+        Hook(ShardedDataParallel& sharded, bool divides_by_initial_world_size) noexcept
+            : sharded_{sharded},
+              divides_{
+                  sharded.averaging_.divides_by_initial_world_size, divides_by_initial_world_size
+              } {
+            sharded.begin_guard();
+        }
+        Hook(Hook const&) = delete;
+        Hook& operator=(Hook const&) = delete;
+
+        void main_hook(Round const& round) {
+            if (round.will_sync()) {
+                sharded_.shadow(round);
+                sharded_.run(round);
+            }
+        }
+        void post_hook(JoinResult const& result) { sharded_.sync_at_end(result); }
+        void end_hook() { sharded_.reducer_->end_guard(); }
+
+    private:
+        ShardedDataParallel& sharded_;
+        detail::ScopedFlag divides_; ///< as the guard asks for
+    };
+
+    using Optimizer::join_communicator;
+    using Optimizer::join_state;
+    using typename Training::join_keywords;
+    [[nodiscard]] Hook join_hook(arguments<join_keywords> const& args) {
+        return Hook{*this, args.get(divide_by_initial_world_size, true)};
+    }
+    [[nodiscard]] std::string_view join_name() const noexcept { return "ShardedDataParallel"; }
+    /// Options, and the rule of each group.
+    void agree_on(AgreementList& list) const {
+        compare_sharding(list);
+        detail::agree_on(list, this->module_->options());
+        Optimizer::agree_on(list);
+    }
+    /// For GuardView::averaged: nothing, because nobody else steps by what this averages.
+    void list_averaged(std::vector<void const*>&) const noexcept {}
+
+private:
+    using Reduction = detail::ShardedReduction<Comm>;
+
+    void compare_sharding(AgreementList& list) const {
+        list.add("sharding", sharding_ == Sharding::gradients ? "gradients" : "optimizer");
+    }
+
+    template <class Parameters, class Compare, class F>
+    void
+    add(Parameters&& parameters,
+        Rule rule,
+        std::vector<int> const& owners,
+        Compare const& compare,
+        F const& prepare) {
+        std::optional<Reduction> reduction;
+        auto const also = [&](detail::ShardGroup const& group) {
+            reduction.emplace(reduction_with(group));
+            prepare();
+        };
+        Optimizer::add(
+            std::forward<Parameters>(parameters), std::move(rule), owners, compare, also
+        );
+        this->reducer_ = std::move(reduction);
+        this->reducer_->register_memory();
+    }
+
+    [[nodiscard]] Reduction reduction_with(detail::ShardGroup const& group) {
+        Comm& comm = Training::comm_;
+        if (sharding_ == Sharding::gradients) {
+            return Reduction{std::make_unique<detail::ShardReducer<Comm>>(
+                comm, this->group_list(), group, this->arenas()
+            )};
+        }
+        ParameterList all;
+        for (detail::ShardGroup const& before : this->group_list()) {
+            append(all, before.parameters);
+        }
+        append(all, group.parameters);
+        BucketOptions const options{
+            .bucket_cap_bytes = Optimizer::optimizer_options().bucket_cap_bytes
+        };
+        return Reduction{std::make_unique<Reducer<Comm>>(comm, std::move(all), options)};
+    }
+
+    /// The same for ranks that are active and ranks that shadow.
+    void run(Round const& round) {
+        this->begin_step(round);
+        this->finish_step();
+    }
+
+    Sharding sharding_;
+};
+
+template <class Comm, class Parameters, class Rule>
+ShardedDataParallel(Comm&, Parameters&&, Rule) -> ShardedDataParallel<Comm, Rule>;
+template <class Comm, class Parameters, class Rule>
+ShardedDataParallel(Comm&, Parameters&&, Rule, ShardedOptions) -> ShardedDataParallel<Comm, Rule>;
+template <class Comm, class Parameters, class Rule>
+ShardedDataParallel(Comm&, Parameters&&, BufferList, Rule) -> ShardedDataParallel<Comm, Rule>;
+template <class Comm, class Parameters, class Rule>
+ShardedDataParallel(Comm&, Parameters&&, BufferList, Rule, ShardedOptions)
+    -> ShardedDataParallel<Comm, Rule>;
+
+}} // namespace joinable::v0

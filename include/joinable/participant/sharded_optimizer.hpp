@@ -1,0 +1,533 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <joinable/agreement/agree.hpp>
+#include <joinable/agreement/agreement_list.hpp>
+#include <joinable/agreement/control.hpp>
+#include <joinable/agreement/host_collectives.hpp>
+#include <joinable/bucket/broadcast_coalesced.hpp>
+#include <joinable/bucket/memory.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/device_of.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/join/joinable.hpp>
+#include <joinable/optimizer/before_step.hpp>
+#include <joinable/optimizer/local_optimizer.hpp>
+#include <joinable/optimizer/optimizer_state.hpp>
+#include <joinable/optimizer/partition.hpp>
+#include <joinable/optimizer/shard.hpp>
+#include <joinable/optimizer/update_rule.hpp>
+#include <joinable/participant/detail/bucket_arenas.hpp>
+#include <joinable/participant/detail/shard_exchange.hpp>
+#include <joinable/participant/detail/shard_group.hpp>
+#include <joinable/participant/detail/shard_plan.hpp>
+#include <joinable/participant/detail/verify.hpp>
+#include <joinable/participant/zero_options.hpp>
+#include <joinable/tensor/parameters.hpp>
+#include <joinable/tensor/tensor_list.hpp>
+
+namespace joinable { inline namespace v0 {
+
+/// What ranks own of an optimizer: groups of parameters, their settings and their state, and the step that
+/// ZeroRedundancyOptimizer and ShardedDataParallel have in common. `Rule` is an UpdateRule, or a
+/// LocalOptimizer.
+template <class Comm, class Rule>
+class ShardedOptimizer {
+    static_assert(models_communicator<Comm>());
+    static_assert(detail::steps_shards<Rule>());
+
+public:
+    /// The settings of a group: set a learning rate here, alike on every rank that is active. Joined
+    /// ranks get those of the lowest active rank with each step. Local.
+    [[nodiscard]] Rule& rule(std::size_t group = 0) { return rules_.at(group); }
+
+    /// Takes the values of 16 bits as masters again, because the engine has changed them. Local.
+    void reload() {
+        for (Group const& group : groups_) {
+            for (OptimizerShard const& shard : group.shards) {
+                shard.load_masters(group.parameters, scratch_[0]);
+            }
+        }
+    }
+
+    /// Collective, outside a guard. Gathers the state of all ranks at `to_rank`; state() returns it there.
+    /// @throws ContractViolation  in a guard, or `to_rank` is no rank. What the communicator throws.
+    void consolidate(int to_rank = 0) {
+        require_own_state();
+        require_outside("consolidate()");
+        consolidated_.reset();
+        bool const is_root = comm_.rank() == to_rank;
+        OptimizerState<Rule> state;
+        std::optional<detail::StateMessages> messages;
+        fail_together("consolidate()", [&] {
+            messages.emplace(groups_);
+            if (is_root) {
+                state = {rules_, std::vector<StateOfParameter>(parameter_count())};
+                for (std::size_t k = 0; k < groups_.size(); ++k) {
+                    auto const names = detail::state_names_of(rules_[k]);
+                    detail::make_tensors<StateOfParameter>(groups_[k], names, state.parameters);
+                }
+            }
+        });
+        for (Group const& group : groups_) {
+            detail::gather_state<Comm, StateOfParameter>(
+                comm_, to_rank, group, *messages, state.parameters
+            );
+        }
+        if (is_root) {
+            consolidated_ = std::move(state);
+        }
+    }
+    /// What consolidate() gathered on this rank: rules, numbers of steps and tensors, in the order of the
+    /// parameters. It is gone with the next step. Local.
+    /// @throws ContractViolation  it gathered nothing here since the last step.
+    [[nodiscard]] OptimizerState<Rule> const& state() const {
+        if (!consolidated_) {
+            throw ContractViolation{detail::concat(
+                "rank ",
+                comm_.rank(),
+                " has no state: call consolidate(",
+                comm_.rank(),
+                ") on every rank before"
+            )};
+        }
+        return *consolidated_;
+    }
+    /// Collective, outside a guard. Takes rules, numbers of steps and state from rank `from_rank`, whatever
+    /// number of ranks and partition they come from; the `state` of the others is not looked at. Values
+    /// are not part of it: load them before, where they have 16 bits.
+    /// @throws ContractViolation  in a guard; the state is of another model. The other ranks throw
+    ///         PeerFailed; nothing was changed.
+    void load(OptimizerState<Rule> const& state, int from_rank = 0) {
+        require_own_state();
+        require_outside("load()");
+        bool const is_root = comm_.rank() == from_rank;
+        std::vector<Rule> rules;
+        fail_together("load()", [&] {
+            if (is_root) {
+                check_state(state);
+            }
+            rules = is_root ? state.rules : rules_;
+        });
+        Buffer const message{rules.data(), rules.size() * sizeof(Rule), DType::u8};
+        host_.broadcast(message, from_rank).wait();
+        std::vector<std::vector<OptimizerShard>> shards;
+        std::optional<detail::StateMessages> messages;
+        fail_together("load()", [&] { // where rules keep as much as before, its memory serves
+            messages.emplace(groups_);
+            shards.resize(groups_.size());
+            for (std::size_t k = 0; k < groups_.size(); ++k) {
+                for (OptimizerShard const& shard : groups_[k].shards) {
+                    if (std::size_t const names = detail::state_names_of(rules[k]).size();
+                        names != shard.state().names()) {
+                        shards[k].push_back(shard.with_state(names));
+                    }
+                }
+            }
+        });
+        consolidated_.reset();
+        rules_ = std::move(rules);
+        for (std::size_t k = 0; k < groups_.size(); ++k) {
+            if (!shards[k].empty()) {
+                groups_[k].shards = std::move(shards[k]);
+            }
+            detail::scatter_state<Comm, StateOfParameter>(
+                comm_, from_rank, groups_[k], *messages, state.parameters
+            );
+        }
+    }
+
+    /// The rank that steps parameter `i`. Local.
+    /// @throws ContractViolation  the partition is flat; `i` needs no gradient or is out of range.
+    [[nodiscard]] int owner_of(std::size_t i) const {
+        for (Group const& group : groups_) {
+            for (OptimizerShard const& shard : group.shards) {
+                for (ShardPiece const& piece : shard.bucket().pieces) {
+                    if (group.first + piece.parameter == i && !is_flat()) {
+                        return piece.owner;
+                    }
+                }
+            }
+        }
+        throw ContractViolation{detail::concat(
+            "parameter ",
+            i,
+            is_flat() ? " has no owner: with Partition::flat ranks own runs of elements"
+                      : " has no owner: it needs no gradient, or there is none of this index"
+        )};
+    }
+
+    /// Parameters, shards and numbers of steps of each group, as this rank has them: what Checkpoint writes.
+    /// Valid until a group is added. Local.
+    [[nodiscard]] std::span<detail::ShardGroup const> groups() const noexcept { return groups_; }
+    /// The settings of all groups. Local.
+    [[nodiscard]] std::span<Rule const> rules() const noexcept { return rules_; }
+    /// Takes settings and numbers of steps of another training of these parameters, before Checkpoint reads
+    /// values and state into their place. State of which the new settings keep another number is zeros. Local.
+    void resume(std::vector<Rule> rules, std::span<std::uint64_t const> steps) {
+        consolidated_.reset();
+        for (std::size_t k = 0; k < groups_.size(); ++k) {
+            Group& group = groups_[k];
+            for (OptimizerShard& shard : group.shards) {
+                std::size_t const names = detail::state_names_of(rules[k]).size();
+                if (names != shard.state().names()) {
+                    shard = shard.with_state(names);
+                }
+            }
+            auto const own = steps.subspan(group.first, group.steps.size());
+            std::copy(own.begin(), own.end(), group.steps.begin());
+        }
+        rules_ = std::move(rules);
+    }
+
+    [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
+    [[nodiscard]] JoinState& join_state() noexcept { return state_; }
+
+    /// A line for each rank: elements that it owns, and bytes of its optimizer state, masters included.
+    /// The same text on every rank. Local.
+    [[nodiscard]] std::string table() const {
+        std::string text = "rank    elements  bytes of state\n";
+        for (std::size_t rank = 0; rank < loads_.size(); ++rank) {
+            std::size_t elements = 0;
+            std::size_t bytes = 0;
+            for_each_shard([&](OptimizerShard const& shard) {
+                std::size_t const count = shard.bucket().counts[rank];
+                elements += count;
+                bytes += count * shard.state().element_bytes();
+            });
+            text += in_column(rank, 4) + in_column(elements, 12) + in_column(bytes, 16) + "\n";
+        }
+        return text;
+    }
+    /// Bytes of the averages of gradients that this rank keeps, where it keeps its part alone. Local.
+    [[nodiscard]] std::size_t gradient_bytes() const noexcept {
+        std::size_t bytes = 0;
+        for_each_shard([&](OptimizerShard const& shard) {
+            bytes += shard.reduces() ? shard.part() * shard.element() : 0;
+        });
+        return bytes;
+    }
+    /// Bytes of the buckets in which they and the values travel. Local.
+    [[nodiscard]] std::size_t bucket_bytes() const noexcept { return arenas_.bytes(); }
+    /// Bytes of optimizer state on this rank, masters included. Local.
+    [[nodiscard]] std::size_t state_bytes() const noexcept {
+        std::size_t bytes = 0;
+        for_each_shard([&](OptimizerShard const& shard) { bytes += shard.state().bytes(); });
+        return bytes;
+    }
+
+    /// Options, and the rule of each group.
+    void agree_on(AgreementList& list) const {
+        detail::agree_on_options(list, options_);
+        for (std::size_t group = 0; group < groups_.size(); ++group) {
+            list.add(
+                detail::concat("parameters of group ", group), groups_[group].parameters.size()
+            );
+            detail::agree_on_rule(list, rules_[group]);
+        }
+    }
+
+protected:
+    using Group = detail::ShardGroup;
+
+    ShardedOptimizer(Comm& comm, ZeroOptions options)
+        : comm_{comm}, host_{comm}, options_{std::move(options)},
+          loads_(static_cast<std::size_t>(comm.size())), arenas_{BufferMemory{comm}} {}
+    ShardedOptimizer(ShardedOptimizer const&) = delete;
+    ShardedOptimizer& operator=(ShardedOptimizer const&) = delete;
+    ~ShardedOptimizer() = default;
+
+    [[nodiscard]] ZeroOptions const& optimizer_options() const noexcept { return options_; }
+
+    void require_outside(std::string_view verb) const {
+        if (detail::session_of(state_) != nullptr) {
+            throw ContractViolation{detail::concat(
+                verb, " was called in a guard; call it before or after, on every rank"
+            )};
+        }
+    }
+
+    /// Collective. A group more. `compare(list)` adds what ranks compare beside, and `also(group)` prepares
+    /// more on each rank: what they throw fails on all.
+    template <class Parameters, class Compare, class F>
+    void
+    add(Parameters&& parameters,
+        Rule rule,
+        std::vector<int> const& owners,
+        Compare const& compare,
+        F const& also) {
+        AgreementList compared;
+        std::optional<CoalescedBroadcast> start;
+        std::vector<std::size_t> loads;
+        Group group;
+        auto const prepare = [&] {
+            group.parameters = joinable::parameters(std::forward<Parameters>(parameters));
+            compare(compared);
+            plan(group, rule, owners, loads, compared);
+            also(group);
+            std::vector<AnyView> values;
+            for (AnyParameter const& parameter : group.parameters) {
+                values.push_back(parameter.value());
+            }
+            start.emplace(
+                detail::tensor_list(std::move(values)),
+                options_.bucket_cap_bytes / 2, // there are two of them
+                "parameter",
+                BufferMemory{comm_}
+            );
+        };
+        fail_together(compared, prepare);
+        start->run(comm_, 0);
+        for (OptimizerShard const& shard : group.shards) {
+            shard.load_masters(group.parameters, scratch_[0]);
+        }
+        loads_ = std::move(loads);
+        rules_.push_back(std::move(rule));
+        groups_.push_back(std::move(group));
+    }
+
+    /// They grow in a step only if an engine gives a tensor that is sent from where it is another layout.
+    [[nodiscard]] detail::BucketArenas& arenas() noexcept { return arenas_; }
+    [[nodiscard]] std::vector<Group> const& group_list() const noexcept { return groups_; }
+
+    // The script of a step, the same for ranks that are active and ranks that shadow. Gradients are reduced
+    // between the two.
+
+    void begin_step(Round const& round) {
+        consolidated_.reset(); // it is of an earlier step
+        share_settings(round);
+        for (std::size_t group = 0; group < groups_.size(); ++group) {
+            detail::check_before_step(groups_[group], rules_[group]);
+        }
+    }
+    void finish_step() {
+        if (!options_.before_step || call_before_step()) {
+            step_and_exchange();
+        }
+    }
+
+private:
+    using Settings = std::remove_cvref_t<decltype(detail::settings_of(std::declval<Rule&>()))>;
+    using StateOfParameter = typename OptimizerState<Rule>::Parameter;
+
+    /// What f() throws on one rank is thrown on all. Collective.
+    template <class F>
+    void fail_together(char const* verb, F const& f) {
+        AgreementList compared;
+        fail_together(compared, [&] {
+            compared.begin_section("sharded optimizers differ: ");
+            compared.add("verb", verb);
+            f();
+        });
+    }
+    /// Ranks compare what f() lists.
+    template <class F>
+    void fail_together(AgreementList const& compared, F const& f) {
+        std::exception_ptr error;
+        try {
+            f();
+        } catch (...) {
+            error = std::current_exception();
+        }
+        detail::ControlOver<Comm&> control{comm_};
+        detail::agree(control, compared, error);
+    }
+
+    static void require_own_state() {
+        static_assert(
+            UpdateRule<Rule>,
+            "sharded optimizer: an engine's optimizer keeps its state itself; save and load it on the "
+            "owner of each parameter, which owner_of() names"
+        );
+    }
+
+    [[nodiscard]] bool is_flat() const noexcept { return detail::is_flat(options_); }
+
+    template <class F>
+    void for_each_shard(F const& f) const {
+        for (Group const& group : groups_) {
+            for (OptimizerShard const& shard : group.shards) {
+                f(shard);
+            }
+        }
+    }
+
+    /// Throws ContractViolation unless a state is that of this optimizer's parameters.
+    void check_state(OptimizerState<Rule> const& state) const {
+        if (state.rules.size() != rules_.size() || state.parameters.size() != parameter_count()) {
+            throw ContractViolation{detail::concat(
+                "the state is of ",
+                state.rules.size(),
+                " groups of ",
+                state.parameters.size(),
+                " parameters, but the optimizer has ",
+                rules_.size(),
+                " of ",
+                parameter_count()
+            )};
+        }
+        for (std::size_t k = 0; k < groups_.size(); ++k) {
+            detail::check_rule(state.rules[k]);
+            auto const names = detail::state_names_of(state.rules[k]);
+            detail::check_state<StateOfParameter>(groups_[k], names, state.parameters);
+        }
+    }
+
+    [[nodiscard]] static std::string in_column(std::size_t number, std::size_t width) {
+        std::string const digits = std::to_string(number);
+        return std::string(width - (std::min)(width, digits.size()), ' ') + digits;
+    }
+
+    /// Local: what fails here fails on all ranks.
+    void plan(
+        Group& group,
+        Rule const& rule,
+        std::vector<int> const& owners,
+        std::vector<std::size_t>& loads,
+        AgreementList& compared
+    ) {
+        DeviceId const device = detail::device_of(comm_).id();
+        detail::check_group<Rule>(
+            group.parameters, owners, groups_, options_, device, comm_.size()
+        );
+        detail::check_rule(rule);
+        compared.begin_section("options differ: ");
+        detail::agree_on_options(compared, options_);
+        compared.add("owners", owners);
+        detail::agree_on_rule(compared, rule);
+        compared.begin_section("models differ: ");
+        static_cast<void>(detail::agree_on(compared, group.parameters));
+        group.first = parameter_count();
+        group.steps.resize(group.parameters.size());
+        loads = loads_;
+        detail::cut_group(group, rule, owners, loads, options_, comm_.rank());
+        make_arenas(group);
+        rules_.reserve(rules_.size() + 1);
+        groups_.reserve(groups_.size() + 1);
+    }
+
+    [[nodiscard]] std::size_t parameter_count() const noexcept {
+        return groups_.empty() ? 0 : groups_.back().first + groups_.back().parameters.size();
+    }
+
+    /// Memory for the largest bucket of those that are packed, and for messages.
+    void make_arenas(Group const& group) {
+        std::size_t reduced = 0;
+        std::size_t packed = 0;
+        for (OptimizerShard const& shard : group.shards) {
+            reduced = (std::max)(reduced, options_.reduces_gradients ? shard.bucket_bytes() : 0);
+            packed = (std::max)(packed, packed_bytes(group, shard));
+        }
+        arenas_.reserve(1, (std::max)(reduced, packed));
+        arenas_.reserve(2, packed);
+        std::size_t shared = (rules_.size() + 1) * sizeof(Settings);
+        for (SharedObject const& object : options_.shared) {
+            shared += object.bytes();
+        }
+        settings_.resize(shared);
+    }
+
+    /// Of the values of a bucket, where they are not sent from where they are.
+    [[nodiscard]] static std::size_t packed_bytes(Group const& group, OptimizerShard const& shard) {
+        return shard.lone_value(group.parameters) ? 0 : shard.bucket_bytes();
+    }
+
+    /// Where a rank has joined, it takes the settings of one that has not.
+    void share_settings(Round const& round) {
+        if (round.active_count() == comm_.size()) {
+            return;
+        }
+        bool const is_source = comm_.rank() == round.buffer_source();
+        auto const pass = [&](auto const& copy) {
+            std::byte* at = settings_.data();
+            auto const one = [&](void* object, std::size_t bytes) {
+                copy(object, at, bytes);
+                at += bytes;
+            };
+            for (Rule& rule : rules_) {
+                one(&detail::settings_of(rule), sizeof(Settings));
+            }
+            for (SharedObject const& object : options_.shared) {
+                one(object.data(), object.bytes());
+            }
+        };
+        if (is_source) {
+            pass([](void* object, std::byte* at, std::size_t n) { std::memcpy(at, object, n); });
+        }
+        Buffer const message{settings_.data(), settings_.size(), DType::u8};
+        host_.broadcast(message, round.buffer_source()).wait();
+        if (!is_source) {
+            pass([](void* object, std::byte* at, std::size_t n) { std::memcpy(object, at, n); });
+        }
+    }
+
+    bool call_before_step() {
+        owned_.clear();
+        for (Group const& group : groups_) {
+            for (OptimizerShard const& shard : group.shards) {
+                shard.append_gradients(group.parameters, group.first, owned_);
+            }
+        }
+        ShardGradients::Sum const sum = [this](std::span<double> numbers) {
+            host_.all_reduce({numbers.data(), numbers.size(), DType::f64}, ReduceOp::sum).wait();
+        };
+        return options_.before_step(ShardGradients{owned_, parameter_count(), sum});
+    }
+
+    /// While a bucket travels, the next one is stepped.
+    void step_and_exchange() {
+        std::array<std::optional<detail::ShardExchange<Comm>>, 2> exchanges;
+        std::size_t turn = 0;
+        auto const finish = [&] {
+            if (auto& exchange = exchanges[++turn % 2]) {
+                exchange->finish();
+                exchange.reset();
+            }
+        };
+        for (std::size_t k = 0; k < groups_.size(); ++k) {
+            Group& group = groups_[k];
+            for (OptimizerShard const& shard : group.shards) {
+                std::byte* const bucket = arenas_.data(turn % 2, packed_bytes(group, shard));
+                if constexpr (LocalOptimizer<Rule>) {
+                    shard.step_whole(group.parameters, rules_[k], group.steps, group.first);
+                } else {
+                    shard.step(group.parameters, rules_[k], group.steps, scratch_);
+                }
+                static_cast<void>(
+                    exchanges[turn % 2].emplace(comm_, group.parameters, shard, bucket, scratch_[0])
+                );
+                finish();
+            }
+        }
+        finish();
+    }
+
+    Comm& comm_;
+    detail::HostCollectives<Comm> host_;
+    ZeroOptions options_;
+    std::vector<Rule> rules_; ///< of the groups
+    std::vector<Group> groups_;
+    std::vector<std::size_t> loads_; ///< elements of each rank, by the rule of by_parameters
+    detail::BucketArenas arenas_;    ///< of the bucket that travels, and of the next one
+    detail::Scratch scratch_[2];
+    std::vector<std::byte> settings_;  ///< a message
+    std::vector<ShardGradient> owned_; ///< for before_step
+    std::optional<OptimizerState<Rule>> consolidated_;
+    JoinState state_;
+};
+
+}} // namespace joinable::v0

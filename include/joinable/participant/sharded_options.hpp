@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include <joinable/optimizer/before_step.hpp>
+#include <joinable/optimizer/partition.hpp>
+#include <joinable/participant/options.hpp>
+#include <joinable/participant/zero_options.hpp>
+
+namespace joinable { inline namespace v0 {
+
+/// What ranks have only a part of, beside the parameters, which all have.
+enum class Sharding : std::uint8_t {
+    optimizer, ///< the state of the optimizer; gradients are averaged on all ranks: the first stage of ZeRO
+    gradients, ///< the averages of gradients, too: each goes to its owner alone, the second stage
+};
+
+/// Of a ShardedDataParallel. All but `before_step` the same on every rank.
+struct ShardedOptions {
+    Sharding sharding = Sharding::optimizer;
+    Partition partition = Partition::by_parameters;
+    /// The owner of each parameter of the constructor's list, in place of the rule of by_parameters.
+    std::vector<int> owners = {};
+    /// Gradients and values travel in buckets, which close when they reach this. With Sharding::gradients a
+    /// rank has memory for two of them, and for as many more as fill at the same time.
+    std::size_t bucket_cap_bytes = std::size_t{25} << 20U;
+    GradientKind gradient_kind = GradientKind::mean;
+    /// As in DataParallelOptions.
+    bool broadcast_buffers = true;
+    BufferSync buffer_sync = BufferSync::after_forward;
+    bool sync_at_end = true;
+    /// As in ZeroOptions.
+    std::function<bool(ShardGradients const&)> before_step = {};
+    std::vector<SharedObject> shared = {};
+};
+
+/// What the optimizer needs to know of them.
+[[nodiscard]] inline ZeroOptions zero_options(ShardedOptions const& options) {
+    return {
+        .partition = options.partition,
+        .owners = options.owners,
+        .bucket_cap_bytes = options.bucket_cap_bytes,
+        .reduces_gradients = options.sharding == Sharding::gradients,
+        .before_step = options.before_step,
+        .shared = options.shared,
+    };
+}
+/// What the passes need to know of them.
+[[nodiscard]] inline DataParallelOptions data_parallel_options(ShardedOptions const& options) {
+    return {
+        .bucket_cap_bytes = options.bucket_cap_bytes,
+        .broadcast_buffers = options.broadcast_buffers,
+        .gradient_kind = options.gradient_kind,
+        .buffer_sync = options.buffer_sync,
+        .sync_at_end = options.sync_at_end,
+    };
+}
+
+}} // namespace joinable::v0

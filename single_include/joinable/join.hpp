@@ -10779,10 +10779,8 @@ public:
     void skip(RoundNotice notice = {}) {
         guarded([&] {
             require_stepped();
-            auto* const session = detail::session_of(state_);
-            if (session != nullptr) {
-                session->forget_failure(); // the batch's: peers need not hear of it
-            }
+            detail::forget_failure(*this); // the batch's: peers need not hear of it
+            auto const* const session = detail::session_of(state_);
             if (stage_ == Stage::idle && session != nullptr && session->has_announced_batch()) {
                 open_round({}); // the batch failed after next() had announced it
             } else if (stage_ == Stage::idle) {
@@ -10931,9 +10929,7 @@ protected:
             return std::forward<F>(verb)();
         } catch (...) {
             end_ranges();
-            if (auto* const session = detail::session_of(state_); session != nullptr) {
-                session->record_failure({});
-            }
+            record_failure(*this, {});
             throw;
         }
     }

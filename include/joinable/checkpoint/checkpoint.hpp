@@ -39,8 +39,8 @@ struct CheckpointOptions {
     std::size_t every = 1; ///< rounds that sync from one file to the next
 };
 
-/// The training of a ZeroRedundancyOptimizer or a ShardedDataParallel in one file: values, state, settings of the rules and numbers of
-/// steps. Each rank writes what it owns. Any number of ranks reads it, with either partition.
+/// The training of a ZeroRedundancyOptimizer or a ShardedDataParallel in one file: values, state, settings of
+/// the rules and numbers of steps. Each rank writes what it owns. Any number of ranks reads it, with either partition.
 ///
 /// @code
 /// joinable::Checkpoint save{zero, "model.safetensors", {.every = 100}};

@@ -11,7 +11,6 @@
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/detail/scoped_flag.hpp>
-#include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/result.hpp>
@@ -42,11 +41,11 @@ namespace joinable { inline namespace v0 {
 /// guard.finish();
 /// @endcode
 ///
-/// The values are those of the whole optimizer on every rank, bit for bit, whoever runs out of inputs when;
-/// to rounding with Sharding::gradients where gradients have 16 bits, which are divided before the sum. With Sharding::gradients a parameter's own gradient
-/// stays what the pass wrote, is released where parameter_traits have `release_grad`, and counts as zeros
-/// where the pass does not use the parameter; averages are for ShardedOptions::before_step to see. Zero
-/// gradients before the pass or after the step.
+/// The values are those of the whole optimizer on every rank, bit for bit, in whatever round a rank runs out
+/// of inputs. With Sharding::gradients a gradient of 16 bits is divided before the sum, so it is equal to
+/// rounding. There a parameter's own gradient stays what the pass wrote, is released where parameter_traits
+/// have `release_grad`, and counts as zeros where the pass does not use the parameter; averages are for
+/// ShardedOptions::before_step to see. Zero gradients before the pass or after the step.
 ///
 /// `Rule` is an UpdateRule, or a LocalOptimizer.
 template <class Comm, class Rule>
@@ -206,11 +205,11 @@ private:
         Comm& comm = Training::comm_;
         if (sharding_ == Sharding::gradients) {
             return Reduction{std::make_unique<detail::ShardReducer<Comm>>(
-                comm, this->group_list(), group, this->arenas()
+                comm, this->groups(), group, this->arenas()
             )};
         }
         ParameterList all;
-        for (detail::ShardGroup const& before : this->group_list()) {
+        for (detail::ShardGroup const& before : this->groups()) {
             append(all, before.parameters);
         }
         append(all, group.parameters);

@@ -172,8 +172,8 @@ public:
     }
 
     /// Parameters, shards and numbers of steps of each group, as this rank has them: what Checkpoint writes.
-    /// Valid until a group is added. Local.
-    [[nodiscard]] std::span<detail::ShardGroup const> groups() const noexcept { return groups_; }
+    /// Its elements move when a group is added. Local.
+    [[nodiscard]] std::vector<detail::ShardGroup> const& groups() const noexcept { return groups_; }
     /// The settings of all groups. Local.
     [[nodiscard]] std::span<Rule const> rules() const noexcept { return rules_; }
     /// Takes settings and numbers of steps of another training of these parameters, before Checkpoint reads
@@ -302,7 +302,6 @@ protected:
 
     /// They grow in a step only if an engine gives a tensor that is sent from where it is another layout.
     [[nodiscard]] detail::BucketArenas& arenas() noexcept { return arenas_; }
-    [[nodiscard]] std::vector<Group> const& group_list() const noexcept { return groups_; }
 
     // The script of a step, the same for ranks that are active and ranks that shadow. Gradients are reduced
     // between the two.

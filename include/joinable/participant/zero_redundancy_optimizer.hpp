@@ -57,7 +57,7 @@ public:
     ZeroRedundancyOptimizer(
         Comm& comm, Parameters&& parameters, Rule rule, ZeroOptions options = {}
     )
-        : Base{comm, std::move(options)}, comm_{comm} {
+        : Base{comm, std::move(options)} {
         add(std::forward<Parameters>(parameters), std::move(rule), this->optimizer_options().owners
         );
     }
@@ -107,6 +107,7 @@ public:
         detail::ScopedFlag divides_; ///< as the guard asks for
     };
 
+    using Base::join_communicator;
     using join_keywords = keywords<divide_by_initial_world_size_t>;
     [[nodiscard]] Hook join_hook(arguments<join_keywords> const& args) noexcept {
         return Hook{*this, args.get(divide_by_initial_world_size, true)};
@@ -145,7 +146,7 @@ private:
     void run(Round const& round) {
         this->begin_step(round);
         if (optimizer_options().reduces_gradients) {
-            reduce(averaging_.factor(comm_, round));
+            reduce(averaging_.factor(join_communicator(), round));
         }
         this->finish_step();
     }
@@ -156,13 +157,12 @@ private:
             for (OptimizerShard const& shard : group.shards) {
                 std::byte* const bucket = this->arenas().data(0, shard.bucket_bytes());
                 shard.pack_gradients(group.parameters, factor, bucket);
-                detail::start_parts(comm_, shard, bucket).wait();
-                detail::take_part(shard, bucket, comm_);
+                detail::start_parts(join_communicator(), shard, bucket).wait();
+                detail::take_part(shard, bucket, join_communicator());
             }
         }
     }
 
-    Comm& comm_;
     detail::Averaging averaging_{GradientKind::mean};
 };
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/work.hpp>
 #include <joinable/detail/text.hpp>
@@ -213,6 +211,7 @@ private:
         ShardGroup const& group = group_of(i);
         return group.parameters[i - group.first];
     }
+
     // The course of an iteration.
 
     void begin(double factor) {
@@ -244,15 +243,15 @@ private:
         Slot& bucket = buckets_[bucket_of_[i]];
         ShardGroup const& group = groups_[bucket.group];
         shard_of(bucket).pack_gradient(group.parameters, piece_of_[i], factor_, memory_of(bucket));
-        parameter(i).release_grad();
+        group.parameters[i - group.first].release_grad();
         settle(i, State::ready);
     }
 
     [[nodiscard]] std::byte* memory_of(Slot& bucket) {
         if (bucket.arena == nowhere) {
             if (free_.empty() && arenas_in_use_ >= overlapping && finished_ < launched_) {
-                finish_oldest(
-                ); // all ranks launch in one order, so some rank can go on, and then all
+                // All ranks launch in one order, so some rank can go on, and then all.
+                finish_oldest();
             }
             if (free_.empty()) {
                 free_.push_back(arenas_in_use_++);

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/detail/hash.hpp>
 #include <joinable/detail/text.hpp>
 
 namespace joinable_tests {
@@ -54,6 +56,22 @@ public:
     [[nodiscard]] bool is_aborted() const { return this->inner_.is_aborted(); }
     auto set_deadline(std::chrono::nanoseconds deadline) {
         return this->inner_.set_deadline(deadline);
+    }
+
+    /// Collective, and not logged. Whether all ranks have logged the same.
+    [[nodiscard]] bool has_trace_of_all() {
+        joinable::detail::Hash hash;
+        for (std::string const& entry : trace) {
+            hash.add(entry);
+        }
+        std::uint64_t lowest = hash.value();
+        std::uint64_t highest = hash.value();
+        auto const buffer = [](std::uint64_t& number) {
+            return joinable::Buffer{&number, 1, joinable::DType::u64};
+        };
+        this->inner_.all_reduce(buffer(lowest), joinable::ReduceOp::min).wait();
+        this->inner_.all_reduce(buffer(highest), joinable::ReduceOp::max).wait();
+        return lowest == highest;
     }
 
     std::vector<std::string> trace;

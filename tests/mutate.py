@@ -388,7 +388,7 @@ MUTATIONS = [
     ),
     Mutation(
         "copied-gradients-are-kept", "participant/detail/shard_reducer.hpp",
-        "group.parameters[i - group.first].release_grad();", "",
+        "parameters_[i].release_grad();", "",
         "participant/sharded_data_parallel.test.cpp", "gradients become ready*",
     ),
     Mutation(

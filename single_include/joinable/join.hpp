@@ -5933,6 +5933,73 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/bucket/marks.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// @file
+/// What Reducer and its sharded counterpart do alike with the marks of a rank's backward pass. Local.
+
+namespace detail {
+
+/// Calls f(i) for each parameter that a backward pass leaves out: `unused` is a range of indices, or a
+/// predicate over those of `trained`.
+template <class Unused, class F>
+void for_each_unused(Unused const& unused, std::vector<std::size_t> const& trained, F const& f) {
+    if constexpr (std::is_invocable_r_v<bool, Unused const&, std::size_t>) {
+        for (std::size_t const i : trained) {
+            if (unused(i)) {
+                f(i);
+            }
+        }
+    } else {
+        for (auto const i : unused) {
+            f(static_cast<std::size_t>(i));
+        }
+    }
+}
+
+inline void require_in_range(std::size_t i, std::size_t count, int rank) {
+    if (i >= count) {
+        throw ContractViolation{concat(
+            "parameter ", i, " is out of range on rank ", rank, ": there are ", count, " parameters"
+        )};
+    }
+}
+
+[[noreturn]] inline void refuse_late_skip(int rank) {
+    throw ContractViolation{concat(
+        "a batch cannot be skipped on rank ",
+        rank,
+        " any more: its first bucket is on its way to the others; let the exception leave "
+        "the guard"
+    )};
+}
+
+/// `text`, and which parameters this rank did not mark, if there are any: those where is_missing(i).
+template <class F>
+[[nodiscard]] std::string concat_missing(
+    std::string_view text, ParameterList const& parameters, int rank, F const& is_missing
+) {
+    constexpr std::size_t most = 16; // a text for people; the rest is counted
+    std::size_t missing = 0;
+    std::string names;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        if (is_missing(i) && missing++ < most) {
+            names += (missing == 1 ? "" : ", ") + describe_parameter(parameters, i);
+        }
+    }
+    if (missing > most) {
+        names += concat(" and ", missing - most, " more");
+    }
+    return missing == 0 ? std::string{text}
+                        : concat(text, " (rank ", rank, " did not mark ", names, ")");
+}
+
+} // namespace detail
+
+}} // namespace joinable::v0
+
 // ---- joinable/bucket/detail/iteration.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -6164,17 +6231,7 @@ private:
     // -- what can be wrong -------------------------------------------------------------------------
 
     void require_trained(std::size_t i) const {
-        if (i >= states_.size()) {
-            throw ContractViolation{concat(
-                "parameter ",
-                i,
-                " is out of range on rank ",
-                gradients_.rank(),
-                ": there are ",
-                states_.size(),
-                " parameters"
-            )};
-        }
+        require_in_range(i, states_.size(), gradients_.rank());
         if (!gradients_.is_trained(i)) {
             throw ContractViolation{
                 gradients_.describe(i) + " was marked, but does not require a gradient"
@@ -6223,21 +6280,10 @@ private:
     }
 
     [[nodiscard]] std::string concat_missing(std::string_view text) const {
-        constexpr std::size_t most = 16; // a text for people; the rest is counted
-        std::size_t missing = 0;
-        std::string names;
-        for (std::size_t i = 0; i < states_.size(); ++i) {
-            if (gradients_.is_trained(i) && states_[i] == State::pending && missing++ < most) {
-                names +=
-                    (missing == 1 ? "" : ", ") + describe_parameter(gradients_.parameters(), i);
-            }
-        }
-        if (missing > most) {
-            names += concat(" and ", missing - most, " more");
-        }
-        return missing == 0
-                   ? std::string{text}
-                   : concat(text, " (rank ", gradients_.rank(), " did not mark ", names, ")");
+        auto const is_missing = [&](std::size_t i) {
+            return gradients_.is_trained(i) && states_[i] == State::pending;
+        };
+        return detail::concat_missing(text, gradients_.parameters(), gradients_.rank(), is_missing);
     }
 
     Gradients& gradients_;
@@ -6348,17 +6394,9 @@ public:
     template <class Unused = std::initializer_list<std::size_t>>
     void prepare_for_backward(double factor, Unused const& unused = {}, int order_source = 0) {
         begin(factor, order_source, true);
-        if constexpr (std::is_invocable_r_v<bool, Unused const&, std::size_t>) {
-            for (std::size_t const i : gradients_.trained()) {
-                if (unused(i)) {
-                    iteration_.leave_out(i);
-                }
-            }
-        } else {
-            for (auto const i : unused) {
-                iteration_.leave_out(static_cast<std::size_t>(i));
-            }
-        }
+        detail::for_each_unused(unused, gradients_.trained(), [&](std::size_t i) {
+            iteration_.leave_out(i);
+        });
         iteration_.leave_out_unrecorded();
         if (iteration_.finds_unused()) {
             launch_map();
@@ -6392,12 +6430,7 @@ public:
     void contribute_nothing() {
         iteration_.require_open("contribute_nothing()");
         if (launched_ != 0) {
-            throw ContractViolation{detail::concat(
-                "a batch cannot be skipped on rank ",
-                static_cast<int>(comm_.rank()),
-                " any more: its first bucket is on its way to the others; let the exception leave "
-                "the guard"
-            )};
+            detail::refuse_late_skip(static_cast<int>(comm_.rank()));
         }
         gradients_.device().submit(); // what was packed, before zeros take its place
         iteration_.contribute_nothing();

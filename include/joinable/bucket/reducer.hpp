@@ -15,12 +15,12 @@
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/detail/gradients.hpp>
 #include <joinable/bucket/detail/iteration.hpp>
+#include <joinable/bucket/marks.hpp>
 #include <joinable/bucket/memory.hpp>
 #include <joinable/bucket/options.hpp>
 #include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/detail/text.hpp>
 #include <joinable/device/arena.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -111,17 +111,9 @@ public:
     template <class Unused = std::initializer_list<std::size_t>>
     void prepare_for_backward(double factor, Unused const& unused = {}, int order_source = 0) {
         begin(factor, order_source, true);
-        if constexpr (std::is_invocable_r_v<bool, Unused const&, std::size_t>) {
-            for (std::size_t const i : gradients_.trained()) {
-                if (unused(i)) {
-                    iteration_.leave_out(i);
-                }
-            }
-        } else {
-            for (auto const i : unused) {
-                iteration_.leave_out(static_cast<std::size_t>(i));
-            }
-        }
+        detail::for_each_unused(unused, gradients_.trained(), [&](std::size_t i) {
+            iteration_.leave_out(i);
+        });
         iteration_.leave_out_unrecorded();
         if (iteration_.finds_unused()) {
             launch_map();
@@ -155,12 +147,7 @@ public:
     void contribute_nothing() {
         iteration_.require_open("contribute_nothing()");
         if (launched_ != 0) {
-            throw ContractViolation{detail::concat(
-                "a batch cannot be skipped on rank ",
-                static_cast<int>(comm_.rank()),
-                " any more: its first bucket is on its way to the others; let the exception leave "
-                "the guard"
-            )};
+            detail::refuse_late_skip(static_cast<int>(comm_.rank()));
         }
         gradients_.device().submit(); // what was packed, before zeros take its place
         iteration_.contribute_nothing();

@@ -203,16 +203,16 @@ private:
 
     [[nodiscard]] Reduction reduction_with(detail::ShardGroup const& group) {
         Comm& comm = Training::comm_;
-        if (sharding_ == Sharding::gradients) {
-            return Reduction{std::make_unique<detail::ShardReducer<Comm>>(
-                comm, this->groups(), group, this->arenas()
-            )};
-        }
         ParameterList all;
         for (detail::ShardGroup const& before : this->groups()) {
             append(all, before.parameters);
         }
         append(all, group.parameters);
+        if (sharding_ == Sharding::gradients) {
+            return Reduction{std::make_unique<detail::ShardReducer<Comm>>(
+                comm, std::move(all), this->groups(), group, this->arenas()
+            )};
+        }
         BucketOptions const options{
             .bucket_cap_bytes = Optimizer::optimizer_options().bucket_cap_bytes
         };

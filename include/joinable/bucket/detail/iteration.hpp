@@ -12,6 +12,7 @@
 #include <joinable/bucket/detail/gradients.hpp>
 #include <joinable/bucket/detail/static_graph.hpp>
 #include <joinable/bucket/detail/used_map.hpp>
+#include <joinable/bucket/marks.hpp>
 #include <joinable/bucket/options.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
@@ -245,17 +246,7 @@ private:
     // -- what can be wrong -------------------------------------------------------------------------
 
     void require_trained(std::size_t i) const {
-        if (i >= states_.size()) {
-            throw ContractViolation{concat(
-                "parameter ",
-                i,
-                " is out of range on rank ",
-                gradients_.rank(),
-                ": there are ",
-                states_.size(),
-                " parameters"
-            )};
-        }
+        require_in_range(i, states_.size(), gradients_.rank());
         if (!gradients_.is_trained(i)) {
             throw ContractViolation{
                 gradients_.describe(i) + " was marked, but does not require a gradient"
@@ -304,21 +295,10 @@ private:
     }
 
     [[nodiscard]] std::string concat_missing(std::string_view text) const {
-        constexpr std::size_t most = 16; // a text for people; the rest is counted
-        std::size_t missing = 0;
-        std::string names;
-        for (std::size_t i = 0; i < states_.size(); ++i) {
-            if (gradients_.is_trained(i) && states_[i] == State::pending && missing++ < most) {
-                names +=
-                    (missing == 1 ? "" : ", ") + describe_parameter(gradients_.parameters(), i);
-            }
-        }
-        if (missing > most) {
-            names += concat(" and ", missing - most, " more");
-        }
-        return missing == 0
-                   ? std::string{text}
-                   : concat(text, " (rank ", gradients_.rank(), " did not mark ", names, ")");
+        auto const is_missing = [&](std::size_t i) {
+            return gradients_.is_trained(i) && states_[i] == State::pending;
+        };
+        return detail::concat_missing(text, gradients_.parameters(), gradients_.rank(), is_missing);
     }
 
     Gradients& gradients_;

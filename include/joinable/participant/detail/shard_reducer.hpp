@@ -7,10 +7,10 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include <joinable/bucket/marks.hpp>
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/work.hpp>
 #include <joinable/detail/text.hpp>
@@ -31,15 +31,16 @@ namespace joinable { inline namespace v0 { namespace detail {
 template <Communicator Comm>
 class ShardReducer {
 public:
-    /// Local. `groups` is the list that the participant keeps, `next` a group that it is about to add, and
-    /// `arenas` memory that nobody else uses while gradients are reduced.
+    /// Local. `parameters` are those of all groups: of the list `groups` that the participant keeps, and of
+    /// `next`, which it is about to add. Nobody else uses `arenas` while gradients are reduced.
     ShardReducer(
         Comm& comm,
+        ParameterList parameters,
         std::vector<ShardGroup> const& groups,
         ShardGroup const& next,
         BucketArenas& arenas
     )
-        : comm_{comm}, groups_{groups}, arenas_{arenas} {
+        : comm_{comm}, parameters_{std::move(parameters)}, groups_{groups}, arenas_{arenas} {
         for (std::size_t k = 0; k <= groups.size(); ++k) {
             list(k, k == groups.size() ? next : groups[k]);
         }
@@ -66,18 +67,10 @@ public:
     template <class Unused>
     void prepare_for_backward(double factor, Unused const& unused, int /*order_source*/) {
         begin(factor);
-        if constexpr (std::is_invocable_r_v<bool, Unused const&, std::size_t>) {
-            for (std::size_t i = 0; i < states_.size(); ++i) {
-                if (states_[i] != State::frozen && unused(i)) {
-                    settle(i, State::unused);
-                }
-            }
-        } else {
-            for (auto const i : unused) {
-                require(static_cast<std::size_t>(i), " was said to be unused twice");
-                settle(static_cast<std::size_t>(i), State::unused);
-            }
-        }
+        for_each_unused(unused, order_, [&](std::size_t i) {
+            require(i, " was said to be unused twice");
+            settle(i, State::unused);
+        });
         advance();
     }
 
@@ -106,12 +99,7 @@ public:
     /// From here on this rank contributes zeros.
     void contribute_nothing() {
         if (launched_ != 0) {
-            throw ContractViolation{concat(
-                "a batch cannot be skipped on rank ",
-                static_cast<int>(comm_.rank()),
-                " any more: its first bucket is on its way to the others; let the exception leave "
-                "the guard"
-            )};
+            refuse_late_skip(static_cast<int>(comm_.rank()));
         }
         for (State& state : states_) {
             state = state == State::frozen ? state : State::unused;
@@ -142,7 +130,7 @@ public:
         begin(factor);
         for (std::size_t const i : order_) {
             take(i);
-            if (AnyView const gradient = parameter(i).grad(); gradient && has_joined) {
+            if (AnyView const gradient = parameters_[i].grad(); gradient && has_joined) {
                 fill_zero(gradient);
             }
             advance();
@@ -200,18 +188,6 @@ private:
     [[nodiscard]] OptimizerShard const& shard_of(Slot const& bucket) const {
         return groups_[bucket.group].shards[bucket.shard];
     }
-    [[nodiscard]] ShardGroup const& group_of(std::size_t i) const {
-        std::size_t k = groups_.size() - 1;
-        while (groups_[k].first > i) {
-            --k;
-        }
-        return groups_[k];
-    }
-    [[nodiscard]] AnyParameter const& parameter(std::size_t i) const {
-        ShardGroup const& group = group_of(i);
-        return group.parameters[i - group.first];
-    }
-
     // The course of an iteration.
 
     void begin(double factor) {
@@ -243,7 +219,7 @@ private:
         Slot& bucket = buckets_[bucket_of_[i]];
         ShardGroup const& group = groups_[bucket.group];
         shard_of(bucket).pack_gradient(group.parameters, piece_of_[i], factor_, memory_of(bucket));
-        group.parameters[i - group.first].release_grad();
+        parameters_[i].release_grad();
         settle(i, State::ready);
     }
 
@@ -289,21 +265,10 @@ private:
     // What can be wrong.
 
     [[nodiscard]] std::string describe(std::size_t i) const {
-        ShardGroup const& group = group_of(i);
-        return describe_parameter(group.parameters, i - group.first);
+        return describe_parameter(parameters_, i);
     }
     void require_trained(std::size_t i) const {
-        if (i >= states_.size()) {
-            throw ContractViolation{concat(
-                "parameter ",
-                i,
-                " is out of range on rank ",
-                static_cast<int>(comm_.rank()),
-                ": there are ",
-                states_.size(),
-                " parameters"
-            )};
-        }
+        require_in_range(i, states_.size(), static_cast<int>(comm_.rank()));
         if (states_[i] == State::frozen) {
             throw ContractViolation{describe(i) + " was marked, but does not require a gradient"};
         }
@@ -315,28 +280,20 @@ private:
         }
     }
     void require_all() const {
-        constexpr std::size_t most = 16; // a text for people; the rest is counted
-        std::size_t missing = 0;
-        std::string names;
-        for (std::size_t i = 0; i < states_.size(); ++i) {
-            if (states_[i] == State::pending && missing++ < most) {
-                names += (missing == 1 ? "" : ", ") + describe(i);
-            }
-        }
-        if (missing != 0) {
-            throw ContractViolation{concat(
+        auto const is_missing = [&](std::size_t i) { return states_[i] == State::pending; };
+        if (std::any_of(order_.begin(), order_.end(), is_missing)) {
+            throw ContractViolation{concat_missing(
                 "not all gradients became ready; mark every trainable parameter in each iteration, or give "
-                "those that the pass does not use to backward() as unused (rank ",
+                "those that the pass does not use to backward() as unused",
+                parameters_,
                 static_cast<int>(comm_.rank()),
-                " did not mark ",
-                names,
-                missing > most ? concat(" and ", missing - most, " more") : "",
-                ")"
+                is_missing
             )};
         }
     }
 
     Comm& comm_;
+    ParameterList parameters_;
     std::vector<ShardGroup> const& groups_;
     BucketArenas& arenas_;
     std::vector<State> states_;          ///< of each parameter of all groups

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/parameters.hpp>
+
+namespace joinable { inline namespace v0 {
+
+/// @file
+/// What Reducer and its sharded counterpart do alike with the marks of a rank's backward pass. Local.
+
+namespace detail {
+
+/// Calls f(i) for each parameter that a backward pass leaves out: `unused` is a range of indices, or a
+/// predicate over those of `trained`.
+template <class Unused, class F>
+void for_each_unused(Unused const& unused, std::vector<std::size_t> const& trained, F const& f) {
+    if constexpr (std::is_invocable_r_v<bool, Unused const&, std::size_t>) {
+        for (std::size_t const i : trained) {
+            if (unused(i)) {
+                f(i);
+            }
+        }
+    } else {
+        for (auto const i : unused) {
+            f(static_cast<std::size_t>(i));
+        }
+    }
+}
+
+inline void require_in_range(std::size_t i, std::size_t count, int rank) {
+    if (i >= count) {
+        throw ContractViolation{concat(
+            "parameter ", i, " is out of range on rank ", rank, ": there are ", count, " parameters"
+        )};
+    }
+}
+
+[[noreturn]] inline void refuse_late_skip(int rank) {
+    throw ContractViolation{concat(
+        "a batch cannot be skipped on rank ",
+        rank,
+        " any more: its first bucket is on its way to the others; let the exception leave "
+        "the guard"
+    )};
+}
+
+/// `text`, and which parameters this rank did not mark, if there are any: those where is_missing(i).
+template <class F>
+[[nodiscard]] std::string concat_missing(
+    std::string_view text, ParameterList const& parameters, int rank, F const& is_missing
+) {
+    constexpr std::size_t most = 16; // a text for people; the rest is counted
+    std::size_t missing = 0;
+    std::string names;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        if (is_missing(i) && missing++ < most) {
+            names += (missing == 1 ? "" : ", ") + describe_parameter(parameters, i);
+        }
+    }
+    if (missing > most) {
+        names += concat(" and ", missing - most, " more");
+    }
+    return missing == 0 ? std::string{text}
+                        : concat(text, " (rank ", rank, " did not mark ", names, ")");
+}
+
+} // namespace detail
+
+}} // namespace joinable::v0

@@ -3674,6 +3674,18 @@ concept has_scaled_all_reduce = requires(C& comm, Buffer buffer, ReduceOp op, do
     { comm.all_reduce(buffer, op, factor) } -> Work;
 };
 template <class C>
+concept has_scaled_reduce_scatter = requires(
+    C& comm,
+    ConstBuffer in,
+    Buffer out,
+    ReduceOp op,
+    double factor,
+    std::span<std::size_t const> counts
+) {
+    { comm.reduce_scatter(in, out, op, factor) } -> Work;
+    { comm.reduce_scatter(in, out, op, factor, counts) } -> Work;
+};
+template <class C>
 concept has_allocate = requires(C& comm, std::size_t bytes, std::size_t alignment) {
     { comm.allocate(bytes, alignment) } -> std::same_as<Arena>;
 };
@@ -3777,6 +3789,16 @@ concept Splits = Communicator<C> && detail::has_split<C>;
 /// |                                         |        | is of a floating-point dtype, in place    |
 template <class C>
 concept ScalesSums = Communicator<C> && detail::has_scaled_all_reduce<C>;
+
+/// A communicator that does the same with sums of which each rank gets a part.
+///
+/// | expression                                         | result | meaning                               |
+/// |----------------------------------------------------|--------|---------------------------------------|
+/// | `comm.reduce_scatter(in, out, op, factor)`         | Work   | as ReduceScatters has them, of        |
+/// | `comm.reduce_scatter(in, out, op, factor, counts)` | Work   | `factor * in`; `op` is sum            |
+template <class C>
+concept ScalesScatteredSums =
+    ScalesSums<C> && ReduceScatters<C> && detail::has_scaled_reduce_scatter<C>;
 
 /// A communicator that has memory from which it moves buffers without copies of its own. Not
 /// collective. Where a program may also run over others, make_arena() takes their place.
@@ -12195,7 +12217,7 @@ inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
 inline void check_scaled(ConstBuffer buffer, ReduceOp op) {
     if (op != ReduceOp::sum || !is_floating_point(buffer.dtype)) {
         throw ContractViolation{concat(
-            "an all-reduce with a factor is a sum of floating-point numbers, but was given ",
+            "a reduction with a factor is a sum of floating-point numbers, but was given ",
             name_of(op),
             " of ",
             name_of(buffer.dtype),
@@ -12398,6 +12420,7 @@ enum class Collective : std::uint8_t {
     scatter,
     all_to_all,
     scaled_all_reduce,
+    scaled_reduce_scatter,
 };
 
 [[nodiscard]] constexpr std::string_view name_of(Collective collective) noexcept {
@@ -12412,8 +12435,14 @@ enum class Collective : std::uint8_t {
         "scatter",
         "all_to_all",
         "scaled all_reduce",
+        "scaled reduce_scatter",
     };
     return names[static_cast<std::size_t>(collective)];
+}
+
+[[nodiscard]] constexpr bool is_scaled(Collective collective) noexcept {
+    return collective == Collective::scaled_all_reduce ||
+           collective == Collective::scaled_reduce_scatter;
 }
 
 /// What a rank says that it is about to do; all ranks must say the same.
@@ -12453,8 +12482,7 @@ struct Descriptor {
 
     [[nodiscard]] bool is_reduction() const noexcept {
         return collective == Collective::all_reduce || collective == Collective::reduce ||
-               collective == Collective::reduce_scatter ||
-               collective == Collective::scaled_all_reduce;
+               collective == Collective::reduce_scatter || is_scaled(collective);
     }
 
     [[nodiscard]] std::string text() const {
@@ -12600,6 +12628,15 @@ struct RequestsOf {
             PartSizes::equal(out.count)
         };
     }
+    [[nodiscard]] Request reduce_scatter(
+        ConstBuffer in, Buffer out, ReduceOp op, double factor, Tables counts = {}
+    ) const {
+        check_scaled(in, op);
+        Request request = reduce_scatter(in, out, op, counts);
+        request.signature.collective = Collective::scaled_reduce_scatter;
+        request.signature.factor = factor;
+        return request;
+    }
     [[nodiscard]] Request gather(ConstBuffer in, Buffer out, int root, Tables counts = {}) const {
         check_memory(in);
         check_root(root, size);
@@ -12737,6 +12774,16 @@ public:
     /// Rank r receives counts[r] elements; the same counts on every rank.
     Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, Counts counts) {
         return this->start(this->requests().reduce_scatter(in, out, op, counts));
+    }
+
+    /// The sum of each rank's `in` times a factor of its own, of a floating-point dtype. `op` is sum. On all
+    /// ranks or none.
+    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, double factor) {
+        return this->start(this->requests().reduce_scatter(in, out, op, factor));
+    }
+    /// Rank r receives counts[r] elements; the same counts on every rank.
+    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, double factor, Counts counts) {
+        return this->start(this->requests().reduce_scatter(in, out, op, factor, counts));
     }
 
     /// At the root `out` is `size()` times `in`, and `in` may be its part; elsewhere `out` is not
@@ -14208,7 +14255,8 @@ public:
         switch (said_.collective) {
         case Collective::all_gather: return share(b, 0);
         case Collective::gather: return share(b, said_.root);
-        case Collective::reduce_scatter: return share(0, b);
+        case Collective::reduce_scatter:
+        case Collective::scaled_reduce_scatter: return share(0, b);
         case Collective::scatter: return share(said_.root, b);
         case Collective::all_to_all: return share(b / board_.size(), b % board_.size());
         default: return said_.count;
@@ -14230,7 +14278,8 @@ public:
         case Collective::reduce: return {size, every_rank, said_.root};
         case Collective::all_gather: return {size, b, every_rank, 0, before()};
         case Collective::gather: return {size, b, said_.root, 0, before()};
-        case Collective::reduce_scatter: return {size, every_rank, b, before(), 0};
+        case Collective::reduce_scatter:
+        case Collective::scaled_reduce_scatter: return {size, every_rank, b, before(), 0};
         case Collective::scatter: return {size, said_.root, b, before(), 0};
         case Collective::all_to_all: {
             Block found{size, b / board_.size(), b % board_.size()};
@@ -14292,8 +14341,8 @@ private:
         };
         auto const ranks = static_cast<std::size_t>(board_.size());
         std::size_t const outputs = block.to == every_rank ? ranks : 1;
-        bool const is_scaled = said_.collective == Collective::scaled_all_reduce;
-        if (ranks == 1 && from(0) == to(0) && !is_scaled) {
+        bool const scales = is_scaled(said_.collective);
+        if (ranks == 1 && from(0) == to(0) && !scales) {
             return; // a sum over one rank is there already
         }
         if (block.from == every_rank) {
@@ -14308,7 +14357,7 @@ private:
                 {ranks, from},
                 {outputs, to},
                 end - begin,
-                {is_scaled ? ranks : 0, factor}
+                {scales ? ranks : 0, factor}
             );
             return;
         }
@@ -18476,9 +18525,11 @@ private:
     [[nodiscard]] CompletedWork post(detail::Request const& request) const {
         auto const& [said, in, out, sends, expects] = request;
         throw_if_aborted();
-        if (said.collective == detail::Collective::scaled_all_reduce) {
-            AnyView const elements{out.data, out.dtype, {out.count}, {1}};
-            scale_copy(elements, said.factor, elements);
+        if (detail::is_scaled(said.collective)) {
+            auto const view = [](void const* data, Buffer const& like) {
+                return AnyView{const_cast<void*>(data), like.dtype, {like.count}, {1}};
+            };
+            scale_copy(view(in.data, out), said.factor, view(out.data, out));
         } else if (in.count != 0 && in.data != out.data) {
             std::memcpy(out.data, in.data, in.bytes());
         }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSL-1.0
 // A step of Adam on every rank: of the whole model by itself; sharded, with the exchange of parameters; and
 // sharded with one broadcast for each parameter, as PyTorch's ZeroRedundancyOptimizer exchanges them. Beside them the
-// time to copy the bytes that each has to move at least. zero_torch.py measures PyTorch's own.
+// time to read and write the bytes that each has to move at least. Then whole rounds: gradients are averaged, too.
+// zero_torch.py measures PyTorch's own.
 #include <benchmark/benchmark.h>
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -107,6 +107,54 @@ void sharded(benchmark::State& state) {
     });
 }
 
+/// A round of a training without passes: gradients are averaged and stepped.
+template <class Passes, class Optimizer>
+auto round_of(
+    std::vector<Weights> const& model,
+    std::unique_ptr<Passes> passes,
+    std::unique_ptr<Optimizer> optimizer
+) {
+    return [&model, passes = std::move(passes), optimizer = std::move(optimizer)] {
+        passes->forward([] {});
+        passes->backward([&](auto ready) {
+            for (std::size_t i = model.size(); i-- > 0;) {
+                ready(i);
+            }
+        });
+        if constexpr (std::is_same_v<Optimizer, std::nullptr_t>) {
+            passes->step();
+        } else {
+            optimizer->step();
+        }
+    };
+}
+
+void round_beside_a_model(benchmark::State& state) {
+    measure(state, [](auto& comm, auto& model) {
+        using Comm = std::remove_reference_t<decltype(comm)>;
+        using Zero = joinable::ZeroRedundancyOptimizer<Comm, joinable::Adam>;
+        return round_of(
+            model,
+            std::make_unique<joinable::DistributedDataParallel<Comm>>(comm, model),
+            std::make_unique<Zero>(comm, model, joinable::Adam{})
+        );
+    });
+}
+
+template <joinable::Sharding sharding>
+void round_sharded(benchmark::State& state) {
+    measure(state, [](auto& comm, auto& model) {
+        using Comm = std::remove_reference_t<decltype(comm)>;
+        using Sharded = joinable::ShardedDataParallel<Comm, joinable::Adam>;
+        joinable::ShardedOptions const options{.sharding = sharding};
+        return round_of(
+            model,
+            std::make_unique<Sharded>(comm, model, joinable::Adam{}, options),
+            std::unique_ptr<std::nullptr_t>{}
+        );
+    });
+}
+
 void sharded_by_broadcasts(benchmark::State& state) {
     measure(state, [](auto& comm, auto& model) {
         std::vector<std::size_t> sizes;
@@ -141,18 +189,27 @@ void sharded_by_broadcasts(benchmark::State& state) {
 }
 
 /// The least that a rank has to move: gradient and state of its share in, state and values out, and the values of
-/// the others. Copies of as many bytes.
+/// the others. It reads and writes as many words as a step does, in as many places at a time, and adds them: a
+/// copy would read its target, too.
 template <bool is_whole>
 void limit(benchmark::State& state) {
     measure(state, [&](auto& comm, auto& model) {
-        std::size_t const elements = model.size() / 2 * ((std::size_t{1} << 18U) + 512);
-        std::size_t const share =
-            is_whole ? elements : elements / static_cast<std::size_t>(comm.size());
-        // 16 bytes read and 12 written for each element that is stepped, 4 and 4 for each other.
-        std::size_t const bytes = (28 * share + 8 * (elements - share)) / 2;
-        return [from = std::vector<char>(bytes, 1), to = std::vector<char>(bytes, 2)]() mutable {
-            std::memcpy(to.data(), from.data(), to.size());
-            benchmark::DoNotOptimize(to.data());
+        std::size_t const words = model.size() / 2 * ((std::size_t{1} << 18U) + 512) / 2;
+        std::size_t const share = is_whole ? words : words / static_cast<std::size_t>(comm.size());
+        using Words = std::vector<std::uint64_t>;
+        return [gradient = Words(share, 1),
+                first = Words(share, 1),
+                second = Words(share, 1),
+                value = Words(words, 1)]() mutable {
+            for (std::size_t i = 0; i < gradient.size(); ++i) {
+                first[i] += gradient[i];
+                second[i] += gradient[i];
+                value[i] += gradient[i];
+            }
+            for (std::size_t i = gradient.size(); i < value.size(); ++i) {
+                value[i] += 1;
+            }
+            benchmark::DoNotOptimize(value.data());
             benchmark::ClobberMemory();
         };
     });
@@ -175,5 +232,12 @@ BENCHMARK(sharded<joinable::Partition::by_parameters>)
     ->Name("sharded_by_parameters");
 BENCHMARK(sharded<joinable::Partition::flat>)->Apply(with_sizes)->Name("sharded_flat");
 BENCHMARK(sharded_by_broadcasts)->Apply(with_sizes);
+BENCHMARK(round_beside_a_model)->Apply(with_sizes);
+BENCHMARK(round_sharded<joinable::Sharding::optimizer>)
+    ->Apply(with_sizes)
+    ->Name("round_sharded_optimizer");
+BENCHMARK(round_sharded<joinable::Sharding::gradients>)
+    ->Apply(with_sizes)
+    ->Name("round_sharded_gradients");
 
 } // namespace

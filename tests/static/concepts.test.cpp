@@ -168,6 +168,22 @@ struct ScalingWithoutWork : Core {
     void all_reduce(Buffer, ReduceOp, double factor);
 };
 static_assert(ScalesSums<Scaling> && !ScalesSums<ScalingWithoutWork> && !ScalesSums<Core>);
+struct ScalingParts : All {
+    using All::all_reduce;
+    using All::reduce_scatter;
+    CompletedWork all_reduce(Buffer, ReduceOp, double factor);
+    CompletedWork reduce_scatter(ConstBuffer, Buffer, ReduceOp, double factor);
+    CompletedWork reduce_scatter(ConstBuffer, Buffer, ReduceOp, double factor, Counts);
+};
+struct ScalingEqualParts : All {
+    using All::all_reduce;
+    using All::reduce_scatter;
+    CompletedWork all_reduce(Buffer, ReduceOp, double factor);
+    CompletedWork reduce_scatter(ConstBuffer, Buffer, ReduceOp, double factor);
+};
+static_assert(ScalesScatteredSums<ScalingParts> && !ScalesScatteredSums<ScalingEqualParts>);
+static_assert(ScalesScatteredSums<ThreadCommunicator> && ScalesScatteredSums<SelfCommunicator>);
+static_assert(!ScalesScatteredSums<Scaling> && !ScalesScatteredSums<All>);
 struct Allocating : Core {
     Arena allocate(std::size_t bytes, std::size_t alignment);
 };

@@ -72,6 +72,18 @@ concept has_scaled_all_reduce = requires(C& comm, Buffer buffer, ReduceOp op, do
     { comm.all_reduce(buffer, op, factor) } -> Work;
 };
 template <class C>
+concept has_scaled_reduce_scatter = requires(
+    C& comm,
+    ConstBuffer in,
+    Buffer out,
+    ReduceOp op,
+    double factor,
+    std::span<std::size_t const> counts
+) {
+    { comm.reduce_scatter(in, out, op, factor) } -> Work;
+    { comm.reduce_scatter(in, out, op, factor, counts) } -> Work;
+};
+template <class C>
 concept has_allocate = requires(C& comm, std::size_t bytes, std::size_t alignment) {
     { comm.allocate(bytes, alignment) } -> std::same_as<Arena>;
 };
@@ -175,6 +187,16 @@ concept Splits = Communicator<C> && detail::has_split<C>;
 /// |                                         |        | is of a floating-point dtype, in place    |
 template <class C>
 concept ScalesSums = Communicator<C> && detail::has_scaled_all_reduce<C>;
+
+/// A communicator that does the same with sums of which each rank gets a part.
+///
+/// | expression                                         | result | meaning                               |
+/// |----------------------------------------------------|--------|---------------------------------------|
+/// | `comm.reduce_scatter(in, out, op, factor)`         | Work   | as ReduceScatters has them, of        |
+/// | `comm.reduce_scatter(in, out, op, factor, counts)` | Work   | `factor * in`; `op` is sum            |
+template <class C>
+concept ScalesScatteredSums =
+    ScalesSums<C> && ReduceScatters<C> && detail::has_scaled_reduce_scatter<C>;
 
 /// A communicator that has memory from which it moves buffers without copies of its own. Not
 /// collective. Where a program may also run over others, make_arena() takes their place.

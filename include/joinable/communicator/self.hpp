@@ -49,9 +49,11 @@ private:
     [[nodiscard]] CompletedWork post(detail::Request const& request) const {
         auto const& [said, in, out, sends, expects] = request;
         throw_if_aborted();
-        if (said.collective == detail::Collective::scaled_all_reduce) {
-            AnyView const elements{out.data, out.dtype, {out.count}, {1}};
-            scale_copy(elements, said.factor, elements);
+        if (detail::is_scaled(said.collective)) {
+            auto const view = [](void const* data, Buffer const& like) {
+                return AnyView{const_cast<void*>(data), like.dtype, {like.count}, {1}};
+            };
+            scale_copy(view(in.data, out), said.factor, view(out.data, out));
         } else if (in.count != 0 && in.data != out.data) {
             std::memcpy(out.data, in.data, in.bytes());
         }

@@ -42,10 +42,11 @@ namespace joinable { inline namespace v0 {
 /// @endcode
 ///
 /// The values are those of the whole optimizer on every rank, bit for bit, in whatever round a rank runs out
-/// of inputs. With Sharding::gradients a gradient of 16 bits is divided before the sum, so it is equal to
-/// rounding. There a parameter's own gradient stays what the pass wrote, is released where parameter_traits
-/// have `release_grad`, and counts as zeros where the pass does not use the parameter; averages are for
-/// ShardedOptions::before_step to see. Zero gradients before the pass or after the step.
+/// of inputs; to rounding where gradients of 16 bits go over a communicator that does not model
+/// ScalesScatteredSums. With Sharding::gradients a parameter's own gradient stays what the pass wrote, is
+/// released where parameter_traits have `release_grad`, and counts as zeros where the pass does not use the
+/// parameter; averages are for ShardedOptions::before_step to see. Zero gradients before the pass or after
+/// the step.
 ///
 /// `Rule` is an UpdateRule, or a LocalOptimizer.
 template <class Comm, class Rule>

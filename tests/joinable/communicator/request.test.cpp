@@ -94,6 +94,12 @@ TEST_CASE("a request for a scaled sum carries this rank's factor, which is not c
     CHECK(half.signature.factor == 0.5);
     CHECK(half.signature == RequestsOf{1, ranks}.all_reduce(buffer, ReduceOp::sum, 2.0).signature);
     CHECK(!(half.signature == RequestsOf{0, ranks}.all_reduce(buffer, ReduceOp::sum).signature));
+    std::array<double, 6> inputs{};
+    Buffer const in{inputs.data(), 6, DType::f64};
+    Request const part = RequestsOf{0, ranks}.reduce_scatter(in, buffer, ReduceOp::sum, 0.5);
+    CHECK(part.signature.collective == Collective::scaled_reduce_scatter);
+    CHECK(part.signature.factor == 0.5);
+    CHECK(sizes_of(part.sends) == Sizes{2, 2, 2});
 }
 
 TEST_CASE("equal parts are told by one size, and unequal ones by the caller's table") {
@@ -214,7 +220,7 @@ public:
 };
 
 static_assert(joinable::models_communicator<Recorder>());
-static_assert(joinable::ScalesSums<Recorder>);
+static_assert(joinable::ScalesSums<Recorder> && joinable::ScalesScatteredSums<Recorder>);
 static_assert(joinable::Reduces<Recorder>);
 static_assert(joinable::AllGathers<Recorder>);
 static_assert(joinable::ReduceScatters<Recorder>);
@@ -246,6 +252,8 @@ TEST_CASE("a transport with one post() has all collectives, each with and withou
     (void)comm.all_gather(input, output, counts);
     (void)comm.reduce_scatter(input, output, ReduceOp::sum);
     (void)comm.reduce_scatter(input, output, ReduceOp::sum, counts);
+    (void)comm.reduce_scatter(input, output, ReduceOp::sum, 0.5);
+    (void)comm.reduce_scatter(input, output, ReduceOp::sum, 0.5, counts);
     (void)comm.gather(input, output, 0);
     (void)comm.gather(input, output, 0, counts);
     (void)comm.scatter(input, output, 0);
@@ -265,6 +273,8 @@ TEST_CASE("a transport with one post() has all collectives, each with and withou
             Collective::all_gather,
             Collective::reduce_scatter,
             Collective::reduce_scatter,
+            Collective::scaled_reduce_scatter,
+            Collective::scaled_reduce_scatter,
             Collective::gather,
             Collective::gather,
             Collective::scatter,
@@ -310,7 +320,10 @@ TEST_CASE("a descriptor is read from its word as it was written, with any root")
         }
     }
     Descriptor const widest{
-        Collective::scaled_all_reduce, DType::u64, ReduceOp::bit_or, joinable::detail::max_ranks - 1
+        Collective::scaled_reduce_scatter,
+        DType::u64,
+        ReduceOp::bit_or,
+        joinable::detail::max_ranks - 1
     };
     CHECK(widest.word() < std::uint64_t{1} << 24U);
 }

@@ -107,10 +107,9 @@ Shape draw_strides(Draw& draw, Shape const& extents) {
     return draw.one_in(2) ? Shape{1, extents[0]} : Shape{extents[1] + 2, 1};
 }
 
-ParameterPlan draw_parameter(Draw& draw, bool has_halves) {
+ParameterPlan draw_parameter(Draw& draw) {
     ParameterPlan plan;
-    plan.dtype = has_halves ? draw.one_of({DType::f32, DType::f64, DType::f16, DType::bf16})
-                            : draw.one_of({DType::f32, DType::f64});
+    plan.dtype = draw.one_of({DType::f32, DType::f64, DType::f16, DType::bf16});
     std::size_t const rows = draw.one_in(9) ? 0 : draw.between(1, 40);
     plan.extents = draw.one_in(2) ? Shape{rows} : Shape{rows, draw.between(1, 5)};
     plan.value_strides = draw_strides(draw, plan.extents);
@@ -151,16 +150,13 @@ TrainingPlan<Rule> draw_training(Draw& draw) {
         );
     };
     std::vector<Way> ways;
-    bool has_halves = true; // where weights are rounded as in the whole training
     for (std::size_t epochs = draw.between(1, 3); epochs > 0; --epochs) {
         ways.push_back(draw_way());
-        has_halves =
-            has_halves && ways.back() != Way::alone && ways.back() != Way::sharded_gradients;
     }
     for (std::size_t groups = draw.between(1, 3); groups > 0; --groups) {
         auto& group = plan.groups.emplace_back();
         for (std::size_t count = draw.between(1, 5); count > 0; --count) {
-            group.push_back(draw_parameter(draw, has_halves));
+            group.push_back(draw_parameter(draw));
         }
         group[draw.below(group.size())].is_trained = true;
         plan.rules.push_back(draw_rule<Rule>(draw));

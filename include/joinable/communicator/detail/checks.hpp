@@ -35,7 +35,7 @@ inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
 inline void check_scaled(ConstBuffer buffer, ReduceOp op) {
     if (op != ReduceOp::sum || !is_floating_point(buffer.dtype)) {
         throw ContractViolation{concat(
-            "an all-reduce with a factor is a sum of floating-point numbers, but was given ",
+            "a reduction with a factor is a sum of floating-point numbers, but was given ",
             name_of(op),
             " of ",
             name_of(buffer.dtype),

@@ -69,6 +69,16 @@ public:
         return this->start(this->requests().reduce_scatter(in, out, op, counts));
     }
 
+    /// The sum of each rank's `in` times a factor of its own, of a floating-point dtype. `op` is sum. On all
+    /// ranks or none.
+    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, double factor) {
+        return this->start(this->requests().reduce_scatter(in, out, op, factor));
+    }
+    /// Rank r receives counts[r] elements; the same counts on every rank.
+    Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, double factor, Counts counts) {
+        return this->start(this->requests().reduce_scatter(in, out, op, factor, counts));
+    }
+
     /// At the root `out` is `size()` times `in`, and `in` may be its part; elsewhere `out` is not
     /// looked at.
     Work gather(ConstBuffer in, Buffer out, int root) {

@@ -26,6 +26,7 @@ enum class Collective : std::uint8_t {
     scatter,
     all_to_all,
     scaled_all_reduce,
+    scaled_reduce_scatter,
 };
 
 [[nodiscard]] constexpr std::string_view name_of(Collective collective) noexcept {
@@ -40,8 +41,14 @@ enum class Collective : std::uint8_t {
         "scatter",
         "all_to_all",
         "scaled all_reduce",
+        "scaled reduce_scatter",
     };
     return names[static_cast<std::size_t>(collective)];
+}
+
+[[nodiscard]] constexpr bool is_scaled(Collective collective) noexcept {
+    return collective == Collective::scaled_all_reduce ||
+           collective == Collective::scaled_reduce_scatter;
 }
 
 /// What a rank says that it is about to do; all ranks must say the same.
@@ -81,8 +88,7 @@ struct Descriptor {
 
     [[nodiscard]] bool is_reduction() const noexcept {
         return collective == Collective::all_reduce || collective == Collective::reduce ||
-               collective == Collective::reduce_scatter ||
-               collective == Collective::scaled_all_reduce;
+               collective == Collective::reduce_scatter || is_scaled(collective);
     }
 
     [[nodiscard]] std::string text() const {

@@ -130,6 +130,15 @@ struct RequestsOf {
             PartSizes::equal(out.count)
         };
     }
+    [[nodiscard]] Request reduce_scatter(
+        ConstBuffer in, Buffer out, ReduceOp op, double factor, Tables counts = {}
+    ) const {
+        check_scaled(in, op);
+        Request request = reduce_scatter(in, out, op, counts);
+        request.signature.collective = Collective::scaled_reduce_scatter;
+        request.signature.factor = factor;
+        return request;
+    }
     [[nodiscard]] Request gather(ConstBuffer in, Buffer out, int root, Tables counts = {}) const {
         check_memory(in);
         check_root(root, size);

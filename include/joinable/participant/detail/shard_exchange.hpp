@@ -42,14 +42,31 @@ template <Communicator Comm>
     }
 }
 
+/// By what gradients are multiplied as they are packed, and as they are summed.
+struct ShardFactors {
+    double packed = 0; ///< with 0 zeros are packed
+    double summed = 1;
+
+    /// Sums round once less where they scale.
+    template <Communicator Comm>
+    [[nodiscard]] static ShardFactors of(Comm const&, double factor) noexcept {
+        bool const is_summed = ScalesScatteredSums<Comm> && factor != 0.0;
+        return is_summed ? ShardFactors{1.0, factor} : ShardFactors{factor, 1.0};
+    }
+};
+
 /// Starts to sum a bucket of gradients, of which each rank gets its part: where the communicator does not
 /// reduce-scatter, by an all-reduce, see take_part().
 template <Communicator Comm>
-[[nodiscard]] auto start_parts(Comm& comm, OptimizerShard const& shard, std::byte* bucket) {
+[[nodiscard]] auto start_parts(
+    Comm& comm, OptimizerShard const& shard, std::byte* bucket, [[maybe_unused]] double factor
+) {
     ShardBucket const& layout = shard.bucket();
     Buffer const whole{bucket, layout.count(), layout.dtype};
-    if constexpr (ReduceScatters<Comm>) {
-        Buffer const part{shard.gradients(), shard.part(), layout.dtype};
+    [[maybe_unused]] Buffer const part{shard.gradients(), shard.part(), layout.dtype};
+    if constexpr (ScalesScatteredSums<Comm>) { // also with zeros: all ranks run the same collective
+        return comm.reduce_scatter(whole, part, ReduceOp::sum, factor, layout.counts);
+    } else if constexpr (ReduceScatters<Comm>) {
         return comm.reduce_scatter(whole, part, ReduceOp::sum, layout.counts);
     } else {
         return comm.all_reduce(whole, ReduceOp::sum);

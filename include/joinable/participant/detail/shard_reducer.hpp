@@ -146,9 +146,9 @@ public:
 private:
     enum class State : std::uint8_t { frozen, pending, ready, unused };
 
-    using BucketWork =
-        decltype(start_parts(std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr)
-        );
+    using BucketWork = decltype(start_parts(
+        std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr, 1.0
+    ));
 
     /// How many buckets have memory, unless more fill at the same time: one travels while the next one fills.
     static constexpr std::size_t overlapping = 2;
@@ -197,7 +197,7 @@ private:
             };
         }
         is_open_ = true;
-        factor_ = factor;
+        factors_ = ShardFactors::of(comm_, factor);
         launched_ = finished_ = 0;
         free_.clear();
         arenas_in_use_ = 0;
@@ -218,7 +218,9 @@ private:
     void take(std::size_t i) {
         Slot& bucket = buckets_[bucket_of_[i]];
         ShardGroup const& group = groups_[bucket.group];
-        shard_of(bucket).pack_gradient(group.parameters, piece_of_[i], factor_, memory_of(bucket));
+        shard_of(bucket).pack_gradient(
+            group.parameters, piece_of_[i], factors_.packed, memory_of(bucket)
+        );
         parameters_[i].release_grad();
         settle(i, State::ready);
     }
@@ -249,7 +251,9 @@ private:
                     shard.pack_gradient(group.parameters, piece_of_[i], 0.0, memory);
                 }
             }
-            static_cast<void>(works_[launched_++].emplace(start_parts(comm_, shard, memory)));
+            static_cast<void>(
+                works_[launched_++].emplace(start_parts(comm_, shard, memory, factors_.summed))
+            );
         }
     }
 
@@ -303,7 +307,7 @@ private:
     std::size_t largest_ = 0;            ///< bucket, in bytes
     std::size_t arenas_in_use_ = 0;      ///< or free
     std::vector<std::size_t> free_;      ///< arenas
-    double factor_ = 0;
+    ShardFactors factors_;
     std::size_t launched_ = 0;
     std::size_t finished_ = 0;
     bool is_open_ = false;

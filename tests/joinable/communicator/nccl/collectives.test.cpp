@@ -151,6 +151,34 @@ TEST_CASE("collectives with a root are right for every element type") {
     });
 }
 
+TEST_CASE("a sum of which ranks get parts multiplies what each rank has by its own factor") {
+    run_nccl_ranks({1, 2, 3, 4, 8}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {
+        int const n = comm.size();
+        std::vector<std::size_t> counts;
+        for (int rank = 0; rank < n; ++rank) {
+            counts.push_back(static_cast<std::size_t>(rank) + 1);
+        }
+        auto const me = static_cast<std::size_t>(comm.rank());
+        for (bool const has_counts : {false, true}) {
+            auto const ranks = static_cast<std::size_t>(n);
+            std::size_t const all = has_counts ? ranks * (ranks + 1) / 2 : ranks;
+            // Rank r has r + 1, twice, or as often as its factor takes back.
+            int const times = 2 << comm.rank() % 2;
+            std::vector<int> const own(all, times * (comm.rank() + 1));
+            DeviceArray<float> const in{numbers<float>(own), stream};
+            DeviceArray<float> const out{has_counts ? counts[me] : 1};
+            if (has_counts) {
+                comm.reduce_scatter(in.buffer(), out.buffer(), ReduceOp::sum, 1.0 / times, counts)
+                    .wait();
+            } else {
+                comm.reduce_scatter(in.buffer(), out.buffer(), ReduceOp::sum, 1.0 / times).wait();
+            }
+            std::vector<int> const sums(has_counts ? counts[me] : 1, n * (n + 1) / 2);
+            CHECK(out.read(comm, stream) == numbers<float>(sums));
+        }
+    });
+}
+
 template <class T>
 void check_all_to_all(NcclCommunicator& comm, cudaStream_t stream) {
     int const n = comm.size();

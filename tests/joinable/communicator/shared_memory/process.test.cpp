@@ -58,7 +58,7 @@ static_assert(joinable::RenewsDeadline<ProcessCommunicator>);
 static_assert(joinable::ReportsMissing<ProcessCommunicator>);
 static_assert(joinable::SendsAndReceives<ProcessCommunicator>);
 static_assert(joinable::Splits<ProcessCommunicator>);
-static_assert(joinable::ScalesSums<ProcessCommunicator>);
+static_assert(joinable::ScalesScatteredSums<ProcessCommunicator>);
 
 /// How many memory mappings of this process have `text` in their line of /proc/self/maps.
 int mappings_with(std::string const& text) {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -163,14 +164,61 @@ void check_scaled_sums(auto& comm) {
     }
 }
 
+/// The same, of which rank r gets r + n elements, or all get n.
+template <class T>
+void check_scattered_scaled_sums(auto& comm) {
+    auto const factor_of = [](int rank) { return 1.0 / (rank + 3); };
+    for (std::size_t const n : sizes) {
+        for (bool const has_counts : {false, true}) {
+            std::vector<std::size_t> counts;
+            for (int rank = 0; rank < comm.size(); ++rank) {
+                counts.push_back(n + (has_counts ? static_cast<std::size_t>(rank) : 0));
+            }
+            auto const own = static_cast<std::size_t>(comm.rank());
+            auto const offset = std::accumulate(counts.begin(), counts.begin() + comm.rank(), 0UL);
+            std::vector<T> values(std::accumulate(counts.begin(), counts.end(), 0UL));
+            for (std::size_t i = 0; i < values.size(); ++i) {
+                values[i] = static_cast<T>(i % 7) + static_cast<T>(comm.rank());
+            }
+            std::vector<T> const given = values;
+            std::vector<T> part(counts[own]);
+            joinable::ConstBuffer const in{values.data(), values.size(), joinable::dtype_of<T>};
+            joinable::Buffer const out{part.data(), part.size(), joinable::dtype_of<T>};
+            double const factor = factor_of(comm.rank());
+            if (has_counts) {
+                comm.reduce_scatter(in, out, ReduceOp::sum, factor, counts).wait();
+            } else {
+                comm.reduce_scatter(in, out, ReduceOp::sum, factor).wait();
+            }
+            std::size_t wrong = 0;
+            for (std::size_t i = 0; i < part.size(); ++i) {
+                T sum = 0;
+                for (int rank = 0; rank < comm.size(); ++rank) {
+                    T const volatile product =
+                        (static_cast<T>((offset + i) % 7) + static_cast<T>(rank)) *
+                        static_cast<T>(factor_of(rank));
+                    sum = rank == 0 ? product : sum + product;
+                }
+                wrong += part[i] == sum ? 0U : 1U;
+            }
+            CAPTURE(n);
+            CHECK(wrong == 0);
+            CHECK(values == given);
+        }
+    }
+}
+
 TEST_CASE("a scaled sum multiplies what each rank has by that rank's own factor, at every size") {
     run_all_ranks({1, 2, 3, 4, 8}, [](auto& comm) {
         check_scaled_sums<float>(comm);
         check_scaled_sums<double>(comm);
+        check_scattered_scaled_sums<float>(comm);
+        check_scattered_scaled_sums<double>(comm);
     });
     joinable::SelfCommunicator alone;
     check_scaled_sums<float>(alone);
     check_scaled_sums<double>(alone);
+    check_scattered_scaled_sums<float>(alone);
 }
 
 TEST_CASE("a scaled sum is of floating-point elements, and is no plain one") {
@@ -180,13 +228,13 @@ TEST_CASE("a scaled sum is of floating-point elements, and is no plain one") {
         joinable::Buffer const buffer{values.data(), 3, DType::f32};
         CHECK_THROWS_WITH_AS(
             (void)comm.all_reduce({integers.data(), 3, DType::i32}, ReduceOp::sum, 0.5),
-            "an all-reduce with a factor is a sum of floating-point numbers, but was given sum of "
+            "a reduction with a factor is a sum of floating-point numbers, but was given sum of "
             "i32; leave the factor out, or convert the buffer",
             joinable::ContractViolation
         );
         CHECK_THROWS_WITH_AS(
             (void)comm.all_reduce(buffer, ReduceOp::max, 0.5),
-            "an all-reduce with a factor is a sum of floating-point numbers, but was given max of "
+            "a reduction with a factor is a sum of floating-point numbers, but was given max of "
             "f32; leave the factor out, or convert the buffer",
             joinable::ContractViolation
         );

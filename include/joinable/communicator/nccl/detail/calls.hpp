@@ -97,10 +97,11 @@ public:
         case Collective::all_gather:
             return said.has_counts ? exchange(request, Sends::same)
                                    : ncclAllGather(in, out, count, type, comm_, stream_);
-        case Collective::reduce_scatter:
-            return said.has_counts
-                       ? reduce_to_each(request)
-                       : ncclReduceScatter(in, out, count, type, nccl_op(said.op), comm_, stream_);
+        case Collective::reduce_scatter: return reduce_parts(request, nccl_op(said.op));
+        case Collective::scaled_reduce_scatter: {
+            NcclScaledSum const sum{comm_, said.dtype, said.factor};
+            return sum.result() != ncclSuccess ? sum.result() : reduce_parts(request, sum.op());
+        }
         case Collective::gather: return exchange(request, Sends::same);
         default: return exchange(request, Sends::parts);
         }
@@ -165,10 +166,14 @@ private:
         });
     }
     /// A reduction to each rank, which NCCL has for equal parts only.
-    [[nodiscard]] ncclResult_t reduce_to_each(Request const& request) const {
+    [[nodiscard]] ncclResult_t reduce_parts(Request const& request, ncclRedOp_t op) const {
         Descriptor const& said = request.signature;
-        ncclRedOp_t const op = nccl_op(said.op);
         auto const* part = static_cast<std::byte const*>(request.in.data);
+        if (!said.has_counts) {
+            void* const out = request.out.data;
+            ncclDataType_t const type = nccl_type(said.dtype);
+            return ncclReduceScatter(part, out, said.count, type, op, comm_, stream_);
+        }
         return for_each_rank([&](int root, auto const& note) {
             if (std::size_t const count = request.sends[root]; count != 0) {
                 note(ncclReduce(

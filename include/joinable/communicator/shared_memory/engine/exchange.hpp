@@ -65,7 +65,8 @@ public:
         switch (said_.collective) {
         case Collective::all_gather: return share(b, 0);
         case Collective::gather: return share(b, said_.root);
-        case Collective::reduce_scatter: return share(0, b);
+        case Collective::reduce_scatter:
+        case Collective::scaled_reduce_scatter: return share(0, b);
         case Collective::scatter: return share(said_.root, b);
         case Collective::all_to_all: return share(b / board_.size(), b % board_.size());
         default: return said_.count;
@@ -87,7 +88,8 @@ public:
         case Collective::reduce: return {size, every_rank, said_.root};
         case Collective::all_gather: return {size, b, every_rank, 0, before()};
         case Collective::gather: return {size, b, said_.root, 0, before()};
-        case Collective::reduce_scatter: return {size, every_rank, b, before(), 0};
+        case Collective::reduce_scatter:
+        case Collective::scaled_reduce_scatter: return {size, every_rank, b, before(), 0};
         case Collective::scatter: return {size, said_.root, b, before(), 0};
         case Collective::all_to_all: {
             Block found{size, b / board_.size(), b % board_.size()};
@@ -149,8 +151,8 @@ private:
         };
         auto const ranks = static_cast<std::size_t>(board_.size());
         std::size_t const outputs = block.to == every_rank ? ranks : 1;
-        bool const is_scaled = said_.collective == Collective::scaled_all_reduce;
-        if (ranks == 1 && from(0) == to(0) && !is_scaled) {
+        bool const scales = is_scaled(said_.collective);
+        if (ranks == 1 && from(0) == to(0) && !scales) {
             return; // a sum over one rank is there already
         }
         if (block.from == every_rank) {
@@ -165,7 +167,7 @@ private:
                 {ranks, from},
                 {outputs, to},
                 end - begin,
-                {is_scaled ? ranks : 0, factor}
+                {scales ? ranks : 0, factor}
             );
             return;
         }

@@ -392,6 +392,16 @@ MUTATIONS = [
         "participant/sharded_data_parallel.test.cpp", "gradients become ready*",
     ),
     Mutation(
+        "a-part-of-a-sum-is-not-scaled", "communicator/shared_memory/engine/exchange.hpp",
+        "{scales ? ranks : 0, factor}", "{scales && block.to == every_rank ? ranks : 0, factor}",
+        "communicator/shared_memory/thread.test.cpp", "a scaled sum multiplies*",
+    ),
+    Mutation(
+        "gradients-of-16-bits-are-rounded-twice", "participant/detail/shard_exchange.hpp",
+        "ScalesScatteredSums<Comm> && factor != 0.0", "false",
+        "participant/sharded_data_parallel.test.cpp", "every dtype*trains sharded",
+    ),
+    Mutation(
         "each-bucket-has-memory-of-its-own", "participant/detail/shard_reducer.hpp",
         "arenas_in_use_ >= overlapping && finished_", "arenas_in_use_ >= buckets_.size() && finished_",
         "participant/sharded_data_parallel.test.cpp", "gradients become ready*",

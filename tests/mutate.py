@@ -392,13 +392,43 @@ MUTATIONS = [
         "participant/sharded_data_parallel.test.cpp", "gradients become ready*",
     ),
     Mutation(
+        "values-stay-after-their-use", "participant/detail/sharded_units.hpp",
+        "group.parameters[i - group.first].release_value();", "",
+        "participant/sharded_parameters.test.cpp", "two units have memory*",
+    ),
+    Mutation(
+        "gradients-go-before-the-next-gather", "participant/detail/sharded_units.hpp",
+        "(std::min)(reduced_ + 2, units_.size())", "reduced_",
+        "participant/sharded_parameters.test.cpp", "units are gathered once*",
+    ),
+    Mutation(
+        "a-gather-goes-before-older-gradients", "participant/detail/sharded_units.hpp",
+        "reduces_ && reduced_ + 1 < launched_", "false",
+        "participant/sharded_parameters.test.cpp", "units are gathered once*",
+    ),
+    Mutation(
+        "a-unit-goes-with-its-first-value", "participant/detail/sharded_units.hpp",
+        "holders == 0 && unit != current_", "holders == 0",
+        "participant/sharded_parameters.test.cpp", "sharded values are those*",
+    ),
+    Mutation(
+        "values-are-held-through-a-step", "participant/detail/sharded_units.hpp",
+        "units_[k].holders != 0", "false",
+        "participant/sharded_parameters.test.cpp", "what a pass does wrong*",
+    ),
+    Mutation(
+        "joined-ranks-shadow-a-backward-pass-of-evaluations", "participant/sharded_data_parallel.hpp",
+        "finish_passes(round.phase() == Phase::train)", "finish_passes(true)",
+        "participant/sharded_parameters.test.cpp", "rounds that evaluate*",
+    ),
+    Mutation(
         "a-part-of-a-sum-is-not-scaled", "communicator/shared_memory/engine/exchange.hpp",
         "{scales ? ranks : 0, factor}", "{scales && block.to == every_rank ? ranks : 0, factor}",
         "communicator/shared_memory/thread.test.cpp", "a scaled sum multiplies*",
     ),
     Mutation(
         "gradients-of-16-bits-are-rounded-twice", "participant/detail/shard_exchange.hpp",
-        "ScalesScatteredSums<Comm> && factor != 0.0", "false",
+        "scales_parts<Comm> && factor != 0.0", "false",
         "participant/sharded_data_parallel.test.cpp", "every dtype*trains sharded",
     ),
     Mutation(

@@ -149,7 +149,8 @@ inline void add_training_options(CLI::App& app, Options& options) {
     std::map<std::string, Sharding> const shardings{
         {"none", Sharding::none},
         {"optimizer", Sharding::optimizer},
-        {"gradients", Sharding::gradients}
+        {"gradients", Sharding::gradients},
+        {"parameters", Sharding::parameters}
     };
     group
         .add(
@@ -158,7 +159,8 @@ inline void add_training_options(CLI::App& app, Options& options) {
             "WORD",
             "none: each rank has the whole state of the optimizer. optimizer: each has\n"
             "a part, and steps what it belongs to. gradients: it gets averages of this\n"
-            "part only. All train to the same numbers. Default: none."
+            "part only. parameters: it keeps values of this part only. All train to the\n"
+            "same numbers. Default: none."
         )
         .transform(one_of(shardings));
     group
@@ -186,7 +188,7 @@ inline void add_training_options(CLI::App& app, Options& options) {
 }
 
 inline void add_save_options(CLI::App& app, Options& options) {
-    OptionGroup const group{app, "Checkpoints, with --sharding optimizer or gradients"};
+    OptionGroup const group{app, "Checkpoints, with --sharding"};
     group.add(
         "--checkpoint",
         options.save.file,

@@ -8,8 +8,11 @@
 #include <array>
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/parameter.hpp>
 #include <joinable/tensor/traits.hpp>
 
 namespace train_text {
@@ -42,6 +45,32 @@ struct Parameter {
     Matrix grad;
     std::string name;
 };
+
+/// Where every parameter has its value all the time, a pass waits for none.
+struct AllValues {
+    struct Held {
+        ~Held() {} // so that compilers see a use of it
+    };
+    Held operator()(std::size_t) const { return {}; }
+};
+
+} // namespace train_text
+
+/// The value can be taken away, and given back as numbers to copy.
+template <>
+struct joinable::parameter_traits<train_text::Parameter> {
+    using P = train_text::Parameter;
+    static train_text::Matrix* value(P& p) { return &p.value; }
+    static train_text::Matrix* grad(P& p) { return &p.grad; }
+    static std::string_view name(P const& p) { return p.name; }
+    static void set_value(P& p, joinable::AnyView const& view) {
+        auto const* const numbers = static_cast<float const*>(view.data());
+        p.value.numbers.assign(numbers, numbers + view.numel());
+    }
+    static void release_value(P& p) { p.value.numbers = {}; }
+};
+
+namespace train_text {
 
 /// out += a * b. The inner loop runs along rows, which are contiguous, so that it vectorises.
 inline void multiply_add(Matrix const& a, Matrix const& b, Matrix& out) {

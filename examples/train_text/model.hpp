@@ -53,14 +53,21 @@ public:
         return text;
     }
 
-    /// Predicts the bytes of `text` at `positions`.
-    void forward(std::span<std::uint8_t const> text, std::span<std::size_t const> positions) {
+    /// Predicts the bytes of `text` at `positions`. `use(i)` waits for the value of parameter i, which is there
+    /// while what it returns lives.
+    template <class Use = AllValues>
+    void forward(
+        std::span<std::uint8_t const> text,
+        std::span<std::size_t const> positions,
+        Use const& use = {}
+    ) {
         std::size_t const batch = positions.size();
         input_ = Matrix{batch, context * width};
         activation_ = Matrix{batch, hidden};
         probability_ = Matrix{batch, symbols};
         contexts_.assign(batch * context, 0);
         targets_.resize(batch);
+        auto const table = use(embedding);
         for (std::size_t i = 0; i < batch; ++i) {
             targets_[i] = text[positions[i]];
             for (std::size_t c = 0; c < context; ++c) {
@@ -71,14 +78,12 @@ public:
                 float const* const from = value(embedding).row(symbol);
                 std::copy(from, from + width, input_.row(i) + c * width);
             }
-            copy_bias(value(hidden_bias), activation_.row(i));
-            copy_bias(value(output_bias), probability_.row(i));
         }
-        multiply_add(input_, value(hidden_weight), activation_);
+        apply(hidden_weight, hidden_bias, input_, activation_, use);
         for (float& number : activation_.numbers) {
             number = std::tanh(number);
         }
-        multiply_add(activation_, value(output_weight), probability_);
+        apply(output_weight, output_bias, activation_, probability_, use);
         double bits = 0;
         for (std::size_t i = 0; i < batch; ++i) {
             bits -= std::log2(static_cast<double>(softmax(probability_.row(i), targets_[i])));
@@ -89,9 +94,9 @@ public:
     [[nodiscard]] double loss() const { return loss_; }
 
     /// Gradients of the mean loss of the last forward pass, in nats, the last layer first; `ready(i)`
-    /// says that the gradient of parameter i is final.
-    template <class Ready>
-    void backward(Ready const& ready) {
+    /// says that the gradient of parameter i is final. `use` as in forward().
+    template <class Ready, class Use = AllValues>
+    void backward(Ready const& ready, Use const& use = {}) {
         std::size_t const batch = targets_.size();
         Matrix delta = probability_; // of the logits: probability minus target, over the batch
         for (std::size_t i = 0; i < batch; ++i) {
@@ -106,7 +111,7 @@ public:
         ready(output_weight);
 
         Matrix hidden_delta{batch, hidden};
-        multiply_add(delta, transposed(value(output_weight)), hidden_delta);
+        multiply_by_transposed(delta, output_weight, hidden_delta, use);
         for (std::size_t i = 0; i < hidden_delta.numbers.size(); ++i) {
             float const a = activation_.numbers[i];
             hidden_delta.numbers[i] *= 1.0F - a * a;
@@ -117,7 +122,7 @@ public:
         ready(hidden_weight);
 
         Matrix input_delta{batch, context * width};
-        multiply_add(hidden_delta, transposed(value(hidden_weight)), input_delta);
+        multiply_by_transposed(hidden_delta, hidden_weight, input_delta, use);
         Matrix& table = grad(embedding);
         table.numbers.assign(table.numbers.size(), 0.0F);
         for (std::size_t i = 0; i < batch; ++i) {
@@ -136,8 +141,22 @@ private:
     [[nodiscard]] Matrix& value(std::size_t i) { return parameters_[i].value; }
     [[nodiscard]] Matrix& grad(std::size_t i) { return parameters_[i].grad; }
 
-    static void copy_bias(Matrix const& bias, float* row) {
-        std::copy(bias.numbers.begin(), bias.numbers.end(), row);
+    /// out = in * weight + bias
+    template <class Use>
+    void
+    apply(std::size_t weight, std::size_t bias, Matrix const& in, Matrix& out, Use const& use) {
+        auto const held_weight = use(weight);
+        auto const held_bias = use(bias);
+        for (std::size_t i = 0; i < out.rows; ++i) {
+            std::copy(value(bias).numbers.begin(), value(bias).numbers.end(), out.row(i));
+        }
+        multiply_add(in, value(weight), out);
+    }
+    /// out += in * transpose(weight)
+    template <class Use>
+    void multiply_by_transposed(Matrix const& in, std::size_t weight, Matrix& out, Use const& use) {
+        auto const held = use(weight);
+        multiply_add(in, transposed(value(weight)), out);
     }
 
     /// Turns a row of logits into probabilities; returns that of `target`.

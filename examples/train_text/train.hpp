@@ -29,7 +29,7 @@ enum class Mode { join, drop, even };
 enum class Kind { thread, process }; ///< what ranks are
 enum class Where { host, cuda };     ///< what they compute on
 enum class Rule { sgd, adam, adamw };
-enum class Sharding { none, optimizer, gradients }; ///< what each rank has a part of
+enum class Sharding { none, optimizer, gradients, parameters }; ///< what each rank has a part of
 
 struct Options {
     std::vector<std::string> paths;
@@ -117,6 +117,16 @@ inline std::uint64_t digest_of(std::vector<std::vector<float>> const& state) {
     return hash_of(bytes);
 }
 
+/// Has every value on every rank while what it returns lives. Collective.
+template <class Passes>
+auto all_values(Passes& passes) {
+    if constexpr (requires { passes.use_all(); }) {
+        return passes.use_all();
+    } else {
+        return AllValues{};
+    }
+}
+
 /// Until what a rank's device was asked for is done. With a deadline: other ranks are part of it.
 template <class Comm>
 void wait_for_device(Comm& comm) {
@@ -173,8 +183,11 @@ Findings train(
     Options const& options = job.options;
     auto const rank = static_cast<std::uint64_t>(comm.rank());
     Findings findings{};
-    if (rank == 0) {
-        findings.bits_before = bits_per_byte(model, job.held_out);
+    {
+        [[maybe_unused]] auto const values = all_values(trainer.passes);
+        if (rank == 0) {
+            findings.bits_before = bits_per_byte(model, job.held_out);
+        }
     }
     auto const& text = model.load(job.text);
     std::optional<ProgressDisplay> display;
@@ -199,8 +212,13 @@ Findings train(
             trainer.participants(), joinable::control(hosts), {.enable = !options.without_join}
         };
         for (auto const& batch : std::span{batches}.subspan(had)) {
-            trainer.passes.forward([&] { model.forward(text, batch); }, {.weight = batch.size()});
-            trainer.passes.backward([&](auto ready) { model.backward(ready); });
+            trainer.passes.forward(
+                [&](auto const&... use) { model.forward(text, batch, use...); },
+                {.weight = batch.size()}
+            );
+            trainer.passes.backward([&](auto const& ready, auto const&... use) {
+                model.backward(ready, use...);
+            });
             trainer.prepare(round++);
             trainer.optimizer.step();
             trainer.save.step();
@@ -219,6 +237,7 @@ Findings train(
     findings.seconds = taken.count();
     display.reset();
 
+    [[maybe_unused]] auto const values = all_values(trainer.passes);
     findings.digest = digest_of(values_of(model));
     trainer.finish(findings);
     if (rank == 0) {
@@ -280,8 +299,10 @@ Findings train_sharded(Comm& comm, Model& model, ChosenRule const& rule, Job con
         model.parameters(),
         rule,
         joinable::ShardedOptions{
-            .sharding = job.options.sharding == Sharding::gradients ? joinable::Sharding::gradients
-                                                                    : joinable::Sharding::optimizer,
+            .sharding =
+                job.options.sharding == Sharding::parameters  ? joinable::Sharding::parameters
+                : job.options.sharding == Sharding::gradients ? joinable::Sharding::gradients
+                                                              : joinable::Sharding::optimizer,
             .bucket_cap_bytes = job.options.bucket_bytes,
             .sync_at_end = false,
         }

@@ -2713,6 +2713,9 @@ concept has_value_and_grad_members = requires(P& p) {
 /// |                                               | gradients as bucket views                        |
 /// | `static void release_grad(P& p)`              | optional; frees the gradient, which is averaged: |
 /// |                                               | grad(p) is empty until the next backward pass    |
+/// | `static void set_value(P& p, AnyView view)`   | optional, with the next: makes `view` the value  |
+/// | `static void release_value(P& p)`             | frees the value, or forgets the view that it is: |
+/// |                                               | ranks keep parts of values                       |
 /// | `static constexpr bool is_handle = true`      | optional; copies of P share storage              |
 ///
 /// The default serves every class with members `value` and `grad` (which may be a std::optional)
@@ -2766,6 +2769,11 @@ concept has_set_grad = requires(std::remove_cvref_t<P>& p, AnyView& view) {
 template <class P>
 concept has_release_grad =
     requires(std::remove_cvref_t<P>& p) { parameter_traits_of<P>::release_grad(p); };
+template <class P>
+concept has_set_value = requires(std::remove_cvref_t<P>& p, AnyView& view) {
+    parameter_traits_of<P>::set_value(p, view);
+    parameter_traits_of<P>::release_value(p);
+};
 template <class P>
 concept has_name = requires(std::remove_cvref_t<P> const& p) {
     { parameter_traits_of<P>::name(p) } -> std::convertible_to<std::string_view>;
@@ -3016,6 +3024,10 @@ public:
             functions_->release_grad(object_);
         }
     }
+    [[nodiscard]] bool can_set_value() const noexcept { return functions_->set_value != nullptr; }
+    /// Makes `view` the value, and frees it or forgets it. Where can_set_value().
+    void set_value(AnyView const& view) const { functions_->set_value(object_, view); }
+    void release_value() const { functions_->release_value(object_); }
     [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
     /// Empty where the parameter has no name.
     [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
@@ -3032,8 +3044,10 @@ private:
     struct Functions {
         AnyView (*value)(void*);
         AnyView (*grad)(void*);
-        void (*set_grad)(void*, AnyView const&); ///< null: there is none
-        void (*release_grad)(void*);             ///< or null
+        void (*set_grad)(void*, AnyView const&);  ///< null: there is none
+        void (*release_grad)(void*);              ///< or null
+        void (*set_value)(void*, AnyView const&); ///< null, as the next one: there is none
+        void (*release_value)(void*);
         bool (*requires_grad)(void*);
         std::string_view (*name)(void*);
     };
@@ -3058,6 +3072,14 @@ private:
         if constexpr (detail::has_release_grad<P>) {
             functions.release_grad = [](void* p) {
                 Traits::release_grad(*static_cast<Object*>(p));
+            };
+        }
+        if constexpr (detail::has_set_value<P>) {
+            functions.set_value = [](void* p, AnyView const& view) {
+                Traits::set_value(*static_cast<Object*>(p), view);
+            };
+            functions.release_value = [](void* p) {
+                Traits::release_value(*static_cast<Object*>(p));
             };
         }
         functions.requires_grad = [](void* p) -> bool {
@@ -10696,7 +10718,7 @@ public:
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
         prepare_for_forward(notice);
         try {
-            return guarded(std::forward<F>(pass));
+            return guarded([&]() -> decltype(auto) { return run(std::forward<F>(pass)); });
         } catch (...) {
             if (stage_ == Stage::idle) {
                 stage_ = Stage::failed;
@@ -10721,7 +10743,7 @@ public:
     template <class F, class Unused = std::initializer_list<std::size_t>>
     void backward(F&& pass, Unused const& unused = {}) {
         auto const ready = [this](std::size_t i) { mark_ready(i); };
-        constexpr bool takes_ready = std::invocable<F, decltype(ready)>;
+        constexpr bool takes_ready = takes<F, decltype(ready)>();
         static_assert(
             takes_ready,
             "backward: the pass takes a callable, as in ddp.backward([&](auto ready) { ... }), and calls ready(i) "
@@ -10729,7 +10751,7 @@ public:
         );
         if constexpr (takes_ready) {
             prepare_for_backward(unused);
-            guarded([&] { std::forward<F>(pass)(ready); });
+            guarded([&] { run(std::forward<F>(pass), ready); });
             finalize_backward();
         }
     }
@@ -10762,6 +10784,9 @@ public:
         guarded([&] {
             if (stage_ == Stage::unsynced) {
                 has_accumulated_ = true;
+                if constexpr (gathers) {
+                    reducer_->begin_accumulating();
+                }
                 return;
             }
             if (stage_ != Stage::forward) {
@@ -10797,6 +10822,7 @@ public:
     void finalize_backward() {
         guarded([&] {
             if (stage_ == Stage::unsynced) {
+                end_unsynced(true);
                 stage_ = Stage::idle;
                 round_range_.reset();
             } else {
@@ -10858,6 +10884,7 @@ public:
                 end_reduction();
             }
             if (stage_ != Stage::reduced) {
+                end_unsynced(round_.phase() == Phase::train);
                 stage_ = Stage::idle;
             }
             round_range_.reset();
@@ -10869,6 +10896,36 @@ public:
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
 
 protected:
+    friend GradientReducer;
+
+    /// Whether `GradientReducer` may gather values for passes, as detail::ShardedReduction does: then it gives
+    /// them `use`, too.
+    static constexpr bool gathers = requires(GradientReducer& reducer) { reducer.begin_forward(); };
+
+    /// Whether a pass takes these.
+    template <class F, class... Args>
+    [[nodiscard]] static consteval bool takes() {
+        if constexpr (gathers) {
+            return GradientReducer::template takes<Passes, F, Args...>();
+        } else {
+            return std::invocable<F, Args...>;
+        }
+    }
+    template <class F, class... Args>
+    decltype(auto) run(F&& pass, Args const&... args) {
+        if constexpr (gathers) {
+            return GradientReducer::run(*this, pass, args...);
+        } else {
+            return std::forward<F>(pass)(args...);
+        }
+    }
+    [[nodiscard]] bool gathers_values() const noexcept {
+        if constexpr (gathers) {
+            return reducer_->gathers_values();
+        }
+        return false;
+    }
+
     /// `state` is the participant's. `steps`: who derives calls end_round() when it has stepped, else the
     /// round ends with the reduction.
     Passes(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
@@ -10908,14 +10965,15 @@ protected:
         }
         pending_ = PendingRound{state_, comm_.size(), notice};
         bool syncs = pending_.will_sync();
-        if (!syncs || module_->syncs_before_forward() || pending_.is_answered()) {
+        bool const holds = gathers_values();
+        if (!syncs || holds || module_->syncs_before_forward() || pending_.is_answered()) {
             round_ = pending_.wait();
             syncs = round_.will_sync();
-            if (!syncs) {
+            if (!syncs && !holds) {
                 round_.done(); // nothing is reduced: the part ends here
             } else {
                 round_.hold(); // until the gradients are reduced nobody else communicates
-                if (module_->syncs_before_forward()) {
+                if (syncs && module_->syncs_before_forward()) {
                     module_->sync_buffers(round_);
                 }
             }
@@ -10928,6 +10986,9 @@ protected:
     void begin_reduction() {
         round_ = pending_.wait();
         round_.hold();
+        if constexpr (gathers) {
+            reducer_->finish_forward();
+        }
         if (!module_->syncs_before_forward()) {
             module_->sync_buffers(round_);
         }
@@ -10943,6 +11004,21 @@ protected:
     void end_round() {
         stage_ = Stage::idle;
         round_.done();
+    }
+    void end_forward() {
+        reducer_->finish_forward();
+        if (stage_ == Stage::idle) { // an evaluation
+            end_unsynced(false);
+        }
+    }
+    /// A round that reduces nothing has been held where its passes gather values.
+    void end_unsynced([[maybe_unused]] bool trains) {
+        if constexpr (gathers) {
+            if (reducer_->gathers_values()) {
+                reducer_->finish_passes(trains);
+                round_.done();
+            }
+        }
     }
     /// A round has failed: nothing of it is shown as under way any more.
     void end_ranges() noexcept {
@@ -10974,6 +11050,11 @@ protected:
     }
     /// What joined ranks run in place of the passes of a round that syncs.
     void shadow(Round const& round) {
+        if constexpr (gathers) {
+            if (!module_->syncs_before_forward()) {
+                reducer_->finish_forward();
+            }
+        }
         module_->sync_buffers(round);
         contribute_without_pass(round);
     }

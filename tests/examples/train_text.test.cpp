@@ -165,7 +165,8 @@ TEST_CASE(
             options.rule = rule;
             std::vector<Findings> const whole = train_ranks(options, texts, text);
             options.communicator = rule == train_text::Rule::adam ? Kind::process : Kind::thread;
-            for (Sharding const sharding : {Sharding::optimizer, Sharding::gradients}) {
+            for (Sharding const sharding :
+                 {Sharding::optimizer, Sharding::gradients, Sharding::parameters}) {
                 options.sharding = sharding;
                 std::vector<Findings> const sharded = train_ranks(options, texts, text);
                 std::size_t bytes = 0;
@@ -196,12 +197,16 @@ TEST_CASE(
         options.ranks = ranks;
         options.epochs = 2; // of 16 rounds
         options.rule = train_text::Rule::adam;
-        options.sharding = ranks % 2 == 0 ? Sharding::gradients : Sharding::optimizer;
+        Sharding const shardings[] = {
+            Sharding::optimizer, Sharding::gradients, Sharding::parameters
+        };
+        options.sharding = shardings[ranks % 3];
         options.communicator = ranks == 2 ? Kind::process : Kind::thread;
         std::vector<Findings> const whole = train_ranks(options, texts, text);
         options.save = {folder.file("model"), 27, ""}; // once, when some ranks have run out
         CHECK(train_ranks(options, texts, text)[0].digest == whole[0].digest);
         options.save = {"", 1, folder.file("model")};
+        options.sharding = shardings[(ranks + 1) % 3];
         std::vector<Findings> const resumed = train_ranks(options, texts, text);
         CHECK(resumed[0].rounds == 5);
         CHECK(resumed[0].bits_before != whole[0].bits_before);

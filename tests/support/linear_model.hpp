@@ -37,9 +37,9 @@ std::vector<Param<T>> make_params(std::vector<std::size_t> const& sizes, T start
 }
 
 /// As set_to_none does.
-template <class T>
-void drop_gradients(std::vector<Param<T>>& params) {
-    for (Param<T>& param : params) {
+template <class P>
+void drop_gradients(std::vector<P>& params) {
+    for (P& param : params) {
         param.grad = {};
     }
 }

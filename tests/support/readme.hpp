@@ -134,11 +134,27 @@ public:
         numbers_[0].grad[0] += numbers_[0].value[0] - 1;
         ready(0);
     }
+    [[nodiscard]] std::size_t layers() const { return numbers_.size(); }
+    void forward_layer(std::size_t, Batch const&) const {}
+    void backward_layer(std::size_t i) { numbers_[i].grad[0] += numbers_[i].value.at(0) - 1; }
     void descend() { numbers_[0].value[0] -= 0.5F * numbers_[0].grad[0]; }
     [[nodiscard]] bool is_good_enough() const { return numbers_[0].value[0] > 0.7F; }
 
 private:
     std::vector<Number> numbers_{1};
+};
+
+/// Values can be taken away: they are copied into what is there.
+template <>
+struct joinable::parameter_traits<Model::Number> {
+    using P = Model::Number;
+    static std::vector<float>* value(P& p) { return &p.value; }
+    static std::vector<float>* grad(P& p) { return &p.grad; }
+    static void set_value(P& p, AnyView const& view) {
+        auto const* const data = static_cast<float const*>(view.data());
+        p.value.assign(data, data + view.numel());
+    }
+    static void release_value(P& p) { p.value = {}; }
 };
 
 inline void train(joinable::ThreadCommunicator& comm) {

@@ -13,6 +13,7 @@
 
 #include <doctest/doctest.h>
 #include <support/all_reducer.hpp>
+#include <support/gathered_param.hpp>
 #include <support/linear_model.hpp>
 #include <support/ranks.hpp>
 
@@ -386,9 +387,13 @@ TEST_CASE("a sharded step allocates nothing once warm, nor while it shadows") {
 
 TEST_CASE("a sharded training allocates nothing once warm, nor while it shadows") {
     using joinable::Sharding;
-    for (Sharding const sharding : {Sharding::optimizer, Sharding::gradients}) {
+    for (Sharding const sharding :
+         {Sharding::optimizer, Sharding::gradients, Sharding::parameters}) {
         run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
-            std::vector<Param<float>> params = make_params<float>({100, 5000, 3, 7});
+            std::vector<joinable_tests::CopyingParam> params;
+            for (std::size_t const size : {100U, 5000U, 3U, 7U}) {
+                params.emplace_back(size);
+            }
             for (auto& param : params) {
                 add_gradient(param, 1.0);
             }
@@ -409,9 +414,14 @@ TEST_CASE("a sharded training allocates nothing once warm, nor while it shadows"
             joinable::ShardedDataParallel sharded{comm, params, joinable::AdamW{}, options};
             joinable::Join guard{joinable::participants(sharded)};
             for (int i = 0; i < 10 * (comm.rank() + 1); ++i) {
-                sharded.forward([] {});
-                sharded.backward([&](auto ready) {
+                sharded.forward([&](auto const& use) {
+                    for (std::size_t k = 0; k < params.size(); ++k) {
+                        static_cast<void>(use(k));
+                    }
+                });
+                sharded.backward([&](auto const& ready, auto const& use) {
                     for (std::size_t k = params.size(); k-- > 0;) {
+                        static_cast<void>(use(k));
                         ready(k);
                     }
                 });
@@ -541,11 +551,16 @@ TEST_CASE("a model or an optimizer that is out of memory on one rank is refused 
         CHECK(gathered > 5);
         CHECK(loaded > 1);
         using joinable::Sharding;
-        for (Sharding const sharding : {Sharding::optimizer, Sharding::gradients}) {
+        for (Sharding const sharding :
+             {Sharding::optimizer, Sharding::gradients, Sharding::parameters}) {
             joinable::ShardedOptions const options{.sharding = sharding};
+            std::vector<joinable_tests::CopyingParam> copying;
+            for (std::size_t const size : {100U, 5000U, 3U, 7U}) {
+                copying.emplace_back(size);
+            }
             std::size_t const allocated = fail_each_allocation(comm, [&] {
                 joinable::ShardedDataParallel const sharded{
-                    comm, params, joinable::Adam{}, options
+                    comm, copying, joinable::Adam{}, options
                 };
             });
             CHECK(allocated > 20);

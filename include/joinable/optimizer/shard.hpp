@@ -82,6 +82,12 @@ public:
     [[nodiscard]] std::byte* gradients() const noexcept { return gradients_.data(); }
     [[nodiscard]] bool reduces() const noexcept { return gradients_.bytes() != 0; }
 
+    /// Where the elements of a parameter are that begins at `data` in a bucket, or in scratch: dense.
+    [[nodiscard]] static AnyView place_of(AnyView const& value, std::byte* data) {
+        Shape const& extents = value.extents();
+        return {data, value.dtype(), extents, detail::dense_strides(extents, value.strides())};
+    }
+
     /// Writes all gradients into a bucket, each element times `factor`: zeros where that is 0, or where
     /// there is no gradient.
     void pack_gradients(ParameterList const& parameters, double factor, std::byte* bucket) const {
@@ -257,11 +263,6 @@ private:
     }
     [[nodiscard]] static bool is_whole(ShardPiece const& piece, AnyView const& value) {
         return piece.size == value.numel();
-    }
-    /// Where the elements of a parameter are in a bucket, or in scratch.
-    [[nodiscard]] static AnyView place_of(AnyView const& value, std::byte* data) {
-        Shape const& extents = value.extents();
-        return {data, value.dtype(), extents, detail::dense_strides(extents, value.strides())};
     }
     [[nodiscard]] AnyView run(std::byte* data, ShardPiece const& piece) const {
         return {data, bucket_.dtype, Shape{piece.size}, Shape{1}};

@@ -62,7 +62,7 @@ public:
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
         prepare_for_forward(notice);
         try {
-            return guarded(std::forward<F>(pass));
+            return guarded([&]() -> decltype(auto) { return run(std::forward<F>(pass)); });
         } catch (...) {
             if (stage_ == Stage::idle) {
                 stage_ = Stage::failed;
@@ -87,7 +87,7 @@ public:
     template <class F, class Unused = std::initializer_list<std::size_t>>
     void backward(F&& pass, Unused const& unused = {}) {
         auto const ready = [this](std::size_t i) { mark_ready(i); };
-        constexpr bool takes_ready = std::invocable<F, decltype(ready)>;
+        constexpr bool takes_ready = takes<F, decltype(ready)>();
         static_assert(
             takes_ready,
             "backward: the pass takes a callable, as in ddp.backward([&](auto ready) { ... }), and calls ready(i) "
@@ -95,7 +95,7 @@ public:
         );
         if constexpr (takes_ready) {
             prepare_for_backward(unused);
-            guarded([&] { std::forward<F>(pass)(ready); });
+            guarded([&] { run(std::forward<F>(pass), ready); });
             finalize_backward();
         }
     }
@@ -128,6 +128,9 @@ public:
         guarded([&] {
             if (stage_ == Stage::unsynced) {
                 has_accumulated_ = true;
+                if constexpr (gathers) {
+                    reducer_->begin_accumulating();
+                }
                 return;
             }
             if (stage_ != Stage::forward) {
@@ -163,6 +166,7 @@ public:
     void finalize_backward() {
         guarded([&] {
             if (stage_ == Stage::unsynced) {
+                end_unsynced(true);
                 stage_ = Stage::idle;
                 round_range_.reset();
             } else {
@@ -224,6 +228,7 @@ public:
                 end_reduction();
             }
             if (stage_ != Stage::reduced) {
+                end_unsynced(round_.phase() == Phase::train);
                 stage_ = Stage::idle;
             }
             round_range_.reset();
@@ -235,6 +240,36 @@ public:
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
 
 protected:
+    friend GradientReducer;
+
+    /// Whether `GradientReducer` may gather values for passes, as detail::ShardedReduction does: then it gives
+    /// them `use`, too.
+    static constexpr bool gathers = requires(GradientReducer& reducer) { reducer.begin_forward(); };
+
+    /// Whether a pass takes these.
+    template <class F, class... Args>
+    [[nodiscard]] static consteval bool takes() {
+        if constexpr (gathers) {
+            return GradientReducer::template takes<Passes, F, Args...>();
+        } else {
+            return std::invocable<F, Args...>;
+        }
+    }
+    template <class F, class... Args>
+    decltype(auto) run(F&& pass, Args const&... args) {
+        if constexpr (gathers) {
+            return GradientReducer::run(*this, pass, args...);
+        } else {
+            return std::forward<F>(pass)(args...);
+        }
+    }
+    [[nodiscard]] bool gathers_values() const noexcept {
+        if constexpr (gathers) {
+            return reducer_->gathers_values();
+        }
+        return false;
+    }
+
     /// `state` is the participant's. `steps`: who derives calls end_round() when it has stepped, else the
     /// round ends with the reduction.
     Passes(Comm& comm, JoinState& state, GradientKind kind, bool steps) noexcept
@@ -274,14 +309,15 @@ protected:
         }
         pending_ = PendingRound{state_, comm_.size(), notice};
         bool syncs = pending_.will_sync();
-        if (!syncs || module_->syncs_before_forward() || pending_.is_answered()) {
+        bool const holds = gathers_values();
+        if (!syncs || holds || module_->syncs_before_forward() || pending_.is_answered()) {
             round_ = pending_.wait();
             syncs = round_.will_sync();
-            if (!syncs) {
+            if (!syncs && !holds) {
                 round_.done(); // nothing is reduced: the part ends here
             } else {
                 round_.hold(); // until the gradients are reduced nobody else communicates
-                if (module_->syncs_before_forward()) {
+                if (syncs && module_->syncs_before_forward()) {
                     module_->sync_buffers(round_);
                 }
             }
@@ -294,6 +330,9 @@ protected:
     void begin_reduction() {
         round_ = pending_.wait();
         round_.hold();
+        if constexpr (gathers) {
+            reducer_->finish_forward();
+        }
         if (!module_->syncs_before_forward()) {
             module_->sync_buffers(round_);
         }
@@ -309,6 +348,21 @@ protected:
     void end_round() {
         stage_ = Stage::idle;
         round_.done();
+    }
+    void end_forward() {
+        reducer_->finish_forward();
+        if (stage_ == Stage::idle) { // an evaluation
+            end_unsynced(false);
+        }
+    }
+    /// A round that reduces nothing has been held where its passes gather values.
+    void end_unsynced([[maybe_unused]] bool trains) {
+        if constexpr (gathers) {
+            if (reducer_->gathers_values()) {
+                reducer_->finish_passes(trains);
+                round_.done();
+            }
+        }
     }
     /// A round has failed: nothing of it is shown as under way any more.
     void end_ranges() noexcept {
@@ -340,6 +394,11 @@ protected:
     }
     /// What joined ranks run in place of the passes of a round that syncs.
     void shadow(Round const& round) {
+        if constexpr (gathers) {
+            if (!module_->syncs_before_forward()) {
+                reducer_->finish_forward();
+            }
+        }
         module_->sync_buffers(round);
         contribute_without_pass(round);
     }

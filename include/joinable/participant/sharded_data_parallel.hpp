@@ -25,8 +25,8 @@
 namespace joinable { inline namespace v0 {
 
 /// Trains replicas of a model of which each rank keeps a part: the state of the optimizer, or the averages of
-/// gradients as well (ShardedOptions::sharding; the stages 1 and 2 of ZeRO, Rajbhandari et al., 2020). What
-/// DistributedDataParallel and ZeroRedundancyOptimizer are together, as one participant.
+/// gradients as well, or the values, too (ShardedOptions::sharding; the stages 1, 2 and 3 of ZeRO, Rajbhandari
+/// et al., 2020). What DistributedDataParallel and ZeroRedundancyOptimizer are together, as one participant.
 ///
 /// @code
 /// joinable::ShardedDataParallel sharded{
@@ -48,6 +48,22 @@ namespace joinable { inline namespace v0 {
 /// parameter; averages are for ShardedOptions::before_step to see. Zero gradients before the pass or after
 /// the step.
 ///
+/// With Sharding::parameters a pass takes `use`, too, and `use(i)` waits for value i, which is there while what
+/// it returns lives:
+/// @code
+/// sharded.forward([&](auto use) {
+///     for (std::size_t i = 0; i < layers; ++i) {
+///         auto const held = use(i);
+///         model.forward(i, batch);
+///     }
+/// });
+/// sharded.backward([&](auto ready, auto use) { ... });
+/// @endcode
+/// Units of parameters are gathered in ascending order in a forward pass and in descending order in a backward
+/// pass, once each, by all ranks; joined ranks follow. A value that is used again is held in between. The
+/// gradients of a unit are ready before the backward pass needs the second unit after it. Values are released
+/// from construction on, and when it is destroyed: read them while what use_all() returns lives.
+///
 /// `Rule` is an UpdateRule, or a LocalOptimizer.
 template <class Comm, class Rule>
 class ShardedDataParallel : public ShardedOptimizer<Comm, Rule>, // outlives gradients on their way
@@ -56,11 +72,14 @@ class ShardedDataParallel : public ShardedOptimizer<Comm, Rule>, // outlives gra
     using Optimizer = ShardedOptimizer<Comm, Rule>;
 
 public:
+    /// What use() returns to a pass: values are there while it lives, or until its let_go(). Move-only.
+    using HeldValues = typename detail::ShardedUnits<Comm>::Held;
+
     /// Collective. `parameters` is a range that joinable::parameters() takes, `buffers` what
     /// joinable::buffers() returns. All ranks agree on them, on the rule and on the options, then take rank
     /// 0's values. The parameters must outlive it.
-    /// @throws ContractViolation  as ZeroRedundancyOptimizer and DistributedDataParallel throw it; the other
-    ///         ranks throw PeerFailed.
+    /// @throws ContractViolation  as ZeroRedundancyOptimizer and DistributedDataParallel throw it; with
+    ///         Sharding::parameters a value cannot be set. The other ranks throw PeerFailed.
     /// @throws Mismatch  ranks differ; the text names the first parameter or setting that does.
     template <class Parameters>
     ShardedDataParallel(
@@ -70,7 +89,7 @@ public:
         Rule rule,
         ShardedOptions const& options = {}
     )
-        : Optimizer{comm, zero_options(options)},
+        : Optimizer{comm, zero_options(options), options.sharding == Sharding::parameters},
           Training{comm, Optimizer::join_state(), options.gradient_kind, true},
           sharding_{options.sharding} {
         std::optional<CoalescedBroadcast> start;
@@ -113,6 +132,17 @@ public:
         add(std::forward<Parameters>(parameters), std::move(rule), owners, nothing, [] {});
     }
 
+    /// Collective, outside a guard. Gathers all values, which are there until what it returns is gone: to read
+    /// them where ranks keep parts of them. Nothing with another sharding. Let go of it before the next pass.
+    /// @throws ContractViolation  in a guard.
+    [[nodiscard]] auto use_all() {
+        Training::require_outside("use_all()");
+        return this->reducer_->use_all();
+    }
+
+    /// Bytes of the memory in which passes gather values. Local.
+    [[nodiscard]] std::size_t unit_bytes() const noexcept { return this->reducer_->unit_bytes(); }
+
     /// Steps what this rank owns and exchanges it: once after each backward pass that syncs, and after each
     /// skip(). Collective; blocks until all parameters are written. Throws what
     /// ZeroRedundancyOptimizer::step() throws.
@@ -150,6 +180,8 @@ public:
             if (round.will_sync()) {
                 sharded_.shadow(round);
                 sharded_.run(round);
+            } else {
+                sharded_.reducer_->finish_passes(round.phase() == Phase::train);
             }
         }
         void post_hook(JoinResult const& result) { sharded_.sync_at_end(result); }
@@ -179,9 +211,7 @@ public:
 private:
     using Reduction = detail::ShardedReduction<Comm>;
 
-    void compare_sharding(AgreementList& list) const {
-        list.add("sharding", sharding_ == Sharding::gradients ? "gradients" : "optimizer");
-    }
+    void compare_sharding(AgreementList& list) const { list.add("sharding", name_of(sharding_)); }
 
     template <class Parameters, class Compare, class F>
     void
@@ -209,9 +239,13 @@ private:
             append(all, before.parameters);
         }
         append(all, group.parameters);
-        if (sharding_ == Sharding::gradients) {
+        if (sharding_ != Sharding::optimizer) {
+            std::unique_ptr<detail::ShardedUnits<Comm>> values;
+            if (sharding_ == Sharding::parameters) {
+                values = std::make_unique<detail::ShardedUnits<Comm>>(comm, this->groups(), group);
+            }
             return Reduction{std::make_unique<detail::ShardReducer<Comm>>(
-                comm, std::move(all), this->groups(), group, this->arenas()
+                comm, std::move(all), this->groups(), group, this->arenas(), std::move(values)
             )};
         }
         BucketOptions const options{

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -35,6 +36,7 @@
 #include <joinable/participant/detail/shard_exchange.hpp>
 #include <joinable/participant/detail/shard_group.hpp>
 #include <joinable/participant/detail/shard_plan.hpp>
+#include <joinable/participant/detail/sharded_values.hpp>
 #include <joinable/participant/detail/verify.hpp>
 #include <joinable/participant/zero_options.hpp>
 #include <joinable/tensor/parameters.hpp>
@@ -221,6 +223,14 @@ public:
         });
         return bytes;
     }
+    /// Bytes of the values that this rank keeps, where it keeps its part alone. Local.
+    [[nodiscard]] std::size_t value_bytes() const noexcept {
+        std::size_t bytes = 0;
+        for (Group const& group : groups_) {
+            bytes += group.values ? group.values->bytes() : 0;
+        }
+        return bytes;
+    }
     /// Bytes of the buckets in which they and the values travel. Local.
     [[nodiscard]] std::size_t bucket_bytes() const noexcept { return arenas_.bytes(); }
     /// Bytes of optimizer state on this rank, masters included. Local.
@@ -244,8 +254,9 @@ public:
 protected:
     using Group = detail::ShardGroup;
 
-    ShardedOptimizer(Comm& comm, ZeroOptions options)
-        : comm_{comm}, host_{comm}, options_{std::move(options)},
+    /// `shards_values`: ranks keep what they own of the values, and do not exchange them after a step.
+    ShardedOptimizer(Comm& comm, ZeroOptions options, bool shards_values = false)
+        : comm_{comm}, host_{comm}, options_{std::move(options)}, shards_values_{shards_values},
           loads_(static_cast<std::size_t>(comm.size())), arenas_{BufferMemory{comm}} {}
     ShardedOptimizer(ShardedOptimizer const&) = delete;
     ShardedOptimizer& operator=(ShardedOptimizer const&) = delete;
@@ -274,10 +285,17 @@ protected:
         std::optional<CoalescedBroadcast> start;
         std::vector<std::size_t> loads;
         Group group;
+        ParameterList kept;
         auto const prepare = [&] {
             group.parameters = joinable::parameters(std::forward<Parameters>(parameters));
             compare(compared);
             plan(group, rule, owners, loads, compared);
+            if (shards_values_) {
+                BufferMemory const memory{comm_};
+                group.values =
+                    std::make_shared<detail::ShardedValues>(group.parameters, group.shards, memory);
+                kept = detail::ShardedValues::list(group.values);
+            }
             also(group);
             std::vector<AnyView> values;
             for (AnyParameter const& parameter : group.parameters) {
@@ -294,6 +312,10 @@ protected:
         start->run(comm_, 0);
         for (OptimizerShard const& shard : group.shards) {
             shard.load_masters(group.parameters, scratch_[0]);
+        }
+        if (shards_values_) {
+            group.values->take(group.shards, scratch_[0]);
+            group.parameters = std::move(kept);
         }
         loads_ = std::move(loads);
         rules_.push_back(std::move(rule));
@@ -413,7 +435,7 @@ private:
         group.first = parameter_count();
         group.steps.resize(group.parameters.size());
         loads = loads_;
-        detail::cut_group(group, rule, owners, loads, options_, comm_.rank());
+        detail::cut_group(group, rule, owners, loads, options_, shards_values_, comm_.rank());
         make_arenas(group);
         rules_.reserve(rules_.size() + 1);
         groups_.reserve(groups_.size() + 1);
@@ -429,7 +451,7 @@ private:
         std::size_t packed = 0;
         for (OptimizerShard const& shard : group.shards) {
             reduced = (std::max)(reduced, options_.reduces_gradients ? shard.bucket_bytes() : 0);
-            packed = (std::max)(packed, packed_bytes(group, shard));
+            packed = (std::max)(packed, shards_values_ ? 0 : packed_bytes(group, shard));
         }
         arenas_.reserve(1, (std::max)(reduced, packed));
         arenas_.reserve(2, packed);
@@ -487,7 +509,7 @@ private:
         return options_.before_step(ShardGradients{owned_, parameter_count(), sum});
     }
 
-    /// While a bucket travels, the next one is stepped.
+    /// While a bucket travels, the next one is stepped. Where values are sharded, the passes exchange them.
     void step_and_exchange() {
         std::array<std::optional<detail::ShardExchange<Comm>>, 2> exchanges;
         std::size_t turn = 0;
@@ -500,16 +522,18 @@ private:
         for (std::size_t k = 0; k < groups_.size(); ++k) {
             Group& group = groups_[k];
             for (OptimizerShard const& shard : group.shards) {
-                std::byte* const bucket = arenas_.data(turn % 2, packed_bytes(group, shard));
                 if constexpr (LocalOptimizer<Rule>) {
                     shard.step_whole(group.parameters, rules_[k], group.steps, group.first);
                 } else {
                     shard.step(group.parameters, rules_[k], group.steps, scratch_);
                 }
-                static_cast<void>(
-                    exchanges[turn % 2].emplace(comm_, group.parameters, shard, bucket, scratch_[0])
-                );
-                finish();
+                if (!shards_values_) {
+                    std::byte* const bucket = arenas_.data(turn % 2, packed_bytes(group, shard));
+                    static_cast<void>(exchanges[turn % 2].emplace(
+                        comm_, group.parameters, shard, bucket, scratch_[0]
+                    ));
+                    finish();
+                }
             }
         }
         finish();
@@ -518,6 +542,7 @@ private:
     Comm& comm_;
     detail::HostCollectives<Comm> host_;
     ZeroOptions options_;
+    bool shards_values_;
     std::vector<Rule> rules_; ///< of the groups
     std::vector<Group> groups_;
     std::vector<std::size_t> loads_; ///< elements of each rank, by the rule of by_parameters

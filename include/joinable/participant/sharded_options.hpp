@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string_view>
 #include <vector>
 
 #include <joinable/optimizer/before_step.hpp>
@@ -17,7 +18,15 @@ namespace joinable { inline namespace v0 {
 enum class Sharding : std::uint8_t {
     optimizer, ///< the state of the optimizer; gradients are averaged on all ranks: the first stage of ZeRO
     gradients, ///< the averages of gradients, too: each goes to its owner alone, the second stage
+    /// The values, too: a pass gathers them while it uses them, the third stage. Needs `set_value` and
+    /// `release_value` in parameter_traits.
+    parameters,
 };
+
+[[nodiscard]] constexpr std::string_view name_of(Sharding sharding) noexcept {
+    constexpr std::string_view names[] = {"optimizer", "gradients", "parameters"};
+    return names[static_cast<std::size_t>(sharding)];
+}
 
 /// Of a ShardedDataParallel. All but `before_step` the same on every rank.
 struct ShardedOptions {
@@ -25,8 +34,10 @@ struct ShardedOptions {
     Partition partition = Partition::by_parameters;
     /// The owner of each parameter of the constructor's list, in place of the rule of by_parameters.
     std::vector<int> owners = {};
-    /// Gradients and values travel in buckets, which close when they reach this. With Sharding::gradients a
-    /// rank has memory for two of them, and for as many more as fill at the same time.
+    /// Gradients and values travel in buckets, which close when they reach this. From Sharding::gradients on a
+    /// rank has memory for two of them, and for as many more as fill at the same time. With
+    /// Sharding::parameters such a run of parameters is a unit, of which two have their values at a time, and
+    /// those that a pass keeps longer.
     std::size_t bucket_cap_bytes = std::size_t{25} << 20U;
     GradientKind gradient_kind = GradientKind::mean;
     /// As in DataParallelOptions.
@@ -44,7 +55,7 @@ struct ShardedOptions {
         .partition = options.partition,
         .owners = options.owners,
         .bucket_cap_bytes = options.bucket_cap_bytes,
-        .reduces_gradients = options.sharding == Sharding::gradients,
+        .reduces_gradients = options.sharding != Sharding::optimizer,
         .before_step = options.before_step,
         .shared = options.shared,
     };

@@ -53,6 +53,9 @@ concept has_value_and_grad_members = requires(P& p) {
 /// |                                               | gradients as bucket views                        |
 /// | `static void release_grad(P& p)`              | optional; frees the gradient, which is averaged: |
 /// |                                               | grad(p) is empty until the next backward pass    |
+/// | `static void set_value(P& p, AnyView view)`   | optional, with the next: makes `view` the value  |
+/// | `static void release_value(P& p)`             | frees the value, or forgets the view that it is: |
+/// |                                               | ranks keep parts of values                       |
 /// | `static constexpr bool is_handle = true`      | optional; copies of P share storage              |
 ///
 /// The default serves every class with members `value` and `grad` (which may be a std::optional)
@@ -106,6 +109,11 @@ concept has_set_grad = requires(std::remove_cvref_t<P>& p, AnyView& view) {
 template <class P>
 concept has_release_grad =
     requires(std::remove_cvref_t<P>& p) { parameter_traits_of<P>::release_grad(p); };
+template <class P>
+concept has_set_value = requires(std::remove_cvref_t<P>& p, AnyView& view) {
+    parameter_traits_of<P>::set_value(p, view);
+    parameter_traits_of<P>::release_value(p);
+};
 template <class P>
 concept has_name = requires(std::remove_cvref_t<P> const& p) {
     { parameter_traits_of<P>::name(p) } -> std::convertible_to<std::string_view>;

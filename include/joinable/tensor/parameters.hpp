@@ -51,6 +51,10 @@ public:
             functions_->release_grad(object_);
         }
     }
+    [[nodiscard]] bool can_set_value() const noexcept { return functions_->set_value != nullptr; }
+    /// Makes `view` the value, and frees it or forgets it. Where can_set_value().
+    void set_value(AnyView const& view) const { functions_->set_value(object_, view); }
+    void release_value() const { functions_->release_value(object_); }
     [[nodiscard]] bool requires_grad() const { return functions_->requires_grad(object_); }
     /// Empty where the parameter has no name.
     [[nodiscard]] std::string_view name() const { return functions_->name(object_); }
@@ -67,8 +71,10 @@ private:
     struct Functions {
         AnyView (*value)(void*);
         AnyView (*grad)(void*);
-        void (*set_grad)(void*, AnyView const&); ///< null: there is none
-        void (*release_grad)(void*);             ///< or null
+        void (*set_grad)(void*, AnyView const&);  ///< null: there is none
+        void (*release_grad)(void*);              ///< or null
+        void (*set_value)(void*, AnyView const&); ///< null, as the next one: there is none
+        void (*release_value)(void*);
         bool (*requires_grad)(void*);
         std::string_view (*name)(void*);
     };
@@ -93,6 +99,14 @@ private:
         if constexpr (detail::has_release_grad<P>) {
             functions.release_grad = [](void* p) {
                 Traits::release_grad(*static_cast<Object*>(p));
+            };
+        }
+        if constexpr (detail::has_set_value<P>) {
+            functions.set_value = [](void* p, AnyView const& view) {
+                Traits::set_value(*static_cast<Object*>(p), view);
+            };
+            functions.release_value = [](void* p) {
+                Traits::release_value(*static_cast<Object*>(p));
             };
         }
         functions.requires_grad = [](void* p) -> bool {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <support/gathered_param.hpp>
 #include <support/linear_model.hpp>
 #include <support/process_ranks.hpp>
 #include <support/shared.hpp>
@@ -65,12 +66,16 @@ struct Deadly {
 /// Ranks of even numbers have one input, the others three.
 void train(ProcessCommunicator& comm, Deadly const& deadly) {
     auto const world = static_cast<std::size_t>(comm.size());
-    auto params = make_params<float>(std::vector<std::size_t>(2 * world, 3));
+    std::vector<CopyingParam> params;
+    for (std::size_t i = 0; i < 2 * world; ++i) {
+        params.emplace_back(std::size_t{3});
+    }
     auto const train_in = [&](auto&& guard, auto& model, auto& optimizer) {
         for (int round = 0; round < (comm.rank() % 2 == 0 ? 1 : 3); ++round) {
-            model.forward([] {});
-            model.backward([&](auto ready) {
+            model.forward([](auto const&...) {});
+            model.backward([&](auto const& ready, auto const&... use) {
                 for (std::size_t i = params.size(); i-- > 0;) {
+                    (static_cast<void>(use(i)), ...);
                     add_gradient(params[i], 1.0);
                     ready(i);
                 }
@@ -84,7 +89,10 @@ void train(ProcessCommunicator& comm, Deadly const& deadly) {
         ZeroRedundancyOptimizer zero{comm, params, deadly, {.bucket_cap_bytes = 24}};
         train_in(Join{participants(ddp, zero)}, ddp, zero);
     } else {
-        ShardedOptions const options{.sharding = Sharding::gradients, .bucket_cap_bytes = 24};
+        ShardedOptions const options{
+            .sharding = deadly.index % 4 == 1 ? Sharding::gradients : Sharding::parameters,
+            .bucket_cap_bytes = 24
+        };
         ShardedDataParallel sharded{comm, params, deadly, options};
         train_in(Join{participants(sharded)}, sharded, sharded);
     }

@@ -14,6 +14,7 @@
 #include <doctest/doctest.h>
 
 #include <over_ranks.hpp>
+#include <support/gathered_param.hpp>
 #include <support/linear_model.hpp>
 #include <support/numbers.hpp>
 #include <support/recording_communicator.hpp>
@@ -571,13 +572,17 @@ TEST_CASE("shardings and buffers that ranks give differently are named on all of
 /// A throw at each place of a round, on each rank, active or joined.
 TEST_CASE("what is thrown in a sharded round on one rank is PeerFailed on all others") {
     enum class Place { forward, first_gradient, last_gradient, step };
-    for (Sharding const sharding : {Sharding::optimizer, Sharding::gradients}) {
+    for (Sharding const sharding :
+         {Sharding::optimizer, Sharding::gradients, Sharding::parameters}) {
         for (Place const place :
              {Place::forward, Place::first_gradient, Place::last_gradient, Place::step}) {
             for (int const culprit : {0, 1, 2}) {
                 for (int const round_of_failure : {0, 1, 3}) {
                     over_ranks({3}, [&](RankCommunicator& comm) {
-                        std::vector<Param<float>> params = make_params<float>({300, 400, 500});
+                        std::vector<CopyingParam> params;
+                        for (std::size_t const size : {300U, 400U, 500U}) {
+                            params.emplace_back(size);
+                        }
                         int steps = 0;
                         int round = 0;
                         auto const fail_at = [&](Place here) {
@@ -603,10 +608,14 @@ TEST_CASE("what is thrown in a sharded round on one rank is PeerFailed on all ot
                             Join guard{participants(sharded)};
                             for (; round < 2 + comm.rank(); ++round) {
                                 drop_gradients(params);
-                                sharded.forward([&] { fail_at(Place::forward); });
-                                sharded.backward([&](auto ready) {
+                                sharded.forward([&](auto const& use) {
+                                    static_cast<void>(use(1));
+                                    fail_at(Place::forward);
+                                });
+                                sharded.backward([&](auto const& ready, auto const& use) {
                                     fail_at(Place::first_gradient);
                                     for (std::size_t k = 3; k-- > 0;) {
+                                        static_cast<void>(use(k));
                                         add_gradient(params[k], 1.0);
                                         ready(k);
                                     }

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <optional>
 #include <sstream>
 #include <utility>
@@ -17,6 +18,7 @@
 
 #include <over_ranks.hpp>
 #include <support/draw.hpp>
+#include <support/gathered_param.hpp>
 #include <support/numbers.hpp>
 #include <support/strided_param.hpp>
 #include <support/volume.hpp>
@@ -59,7 +61,7 @@ struct ParameterPlan {
     Shape gradient_strides;
     bool is_trained;
 };
-enum class Way { beside_a_model, alone, sharded_optimizer, sharded_gradients };
+enum class Way { beside_a_model, alone, sharded_optimizer, sharded_gradients, sharded_parameters };
 struct EpochPlan {
     Way way;
     ZeroOptions options;
@@ -146,7 +148,11 @@ TrainingPlan<Rule> draw_training(Draw& draw) {
     plan.world = draw.one_of({1, 2, 3, 4, 8});
     auto const draw_way = [&] {
         return draw.one_of(
-            {Way::beside_a_model, Way::alone, Way::sharded_optimizer, Way::sharded_gradients}
+            {Way::beside_a_model,
+             Way::alone,
+             Way::sharded_optimizer,
+             Way::sharded_gradients,
+             Way::sharded_parameters}
         );
     };
     std::vector<Way> ways;
@@ -224,9 +230,9 @@ public:
         OptimizerState<Rule> state;
         std::vector<std::vector<Numbers>> values;
         for (EpochPlan const& epoch : plan_.epochs) {
-            auto const train_epoch = [&](auto& optimizer, auto const& train) {
-                for (std::size_t g = 1; g < groups_.size(); ++g) {
-                    optimizer.add_parameter_group(groups_[g], plan_.rules[g]);
+            auto const train_epoch = [&](auto& optimizer, auto& groups, auto const& train) {
+                for (std::size_t g = 1; g < groups.size(); ++g) {
+                    optimizer.add_parameter_group(groups[g], plan_.rules[g]);
                 }
                 if (!values.empty()) {
                     optimizer.load(state, (&epoch - 1)->state_root);
@@ -243,24 +249,45 @@ public:
             };
             if (epoch.way == Way::beside_a_model || epoch.way == Way::alone) {
                 ZeroRedundancyOptimizer zero{comm_, groups_[0], plan_.rules[0], epoch.options};
-                train_epoch(zero, [&](auto const& set_rates) {
+                train_epoch(zero, groups_, [&](auto const& set_rates) {
                     epoch.way == Way::alone ? train_alone(epoch, zero, set_rates)
                                             : train_by_model(epoch, zero, set_rates);
                 });
             } else {
                 ShardedOptions const options{
-                    .sharding = epoch.way == Way::sharded_gradients ? Sharding::gradients
-                                                                    : Sharding::optimizer,
+                    .sharding = epoch.way == Way::sharded_optimizer   ? Sharding::optimizer
+                                : epoch.way == Way::sharded_gradients ? Sharding::gradients
+                                                                      : Sharding::parameters,
                     .partition = epoch.options.partition,
                     .bucket_cap_bytes = epoch.options.bucket_cap_bytes,
                 };
-                ShardedDataParallel sharded{comm_, groups_[0], plan_.rules[0], options};
-                train_epoch(sharded, [&](auto const& set_rates) {
+                // They may have values in memory of the library.
+                std::vector<std::vector<GatheredParam>> parameters(groups_.size());
+                for (std::size_t g = 0; g < groups_.size(); ++g) {
+                    for (StridedParam& param : groups_[g]) {
+                        parameters[g].emplace_back(
+                            std::shared_ptr<StridedParam>{std::shared_ptr<void>{}, &param}
+                        );
+                    }
+                }
+                ShardedDataParallel sharded{comm_, parameters[0], plan_.rules[0], options};
+                train_epoch(sharded, parameters, [&](auto const& set_rates) {
                     reset_gradients(false);
-                    Join guard{
-                        participants(sharded), divide_by_initial_world_size = epoch.divides_by_all
-                    };
-                    train_in(guard, epoch, sharded, sharded, set_rates);
+                    {
+                        Join guard{
+                            participants(sharded),
+                            divide_by_initial_world_size = epoch.divides_by_all
+                        };
+                        train_in(guard, epoch, sharded, sharded, set_rates);
+                    }
+                    auto const held = sharded.use_all();
+                    for (auto& group : parameters) {
+                        for (GatheredParam& param : group) {
+                            if (param.sets != 0) {
+                                write(param.own->value.view(), read(param.value));
+                            }
+                        }
+                    }
                 });
             }
         }
@@ -279,6 +306,11 @@ private:
         return notice;
     }
 
+    void use_values(auto const&... use) const {
+        for (std::size_t i = 0; i < all_.size(); i += 1 + all_.size() / 4) { // not all
+            (static_cast<void>(use(i)), ...);
+        }
+    }
     template <class Ready>
     void backward(int round, Ready const& ready) {
         for (std::size_t i = all_.size(); i-- > 0;) {
@@ -335,8 +367,13 @@ private:
             if (epoch.skips[turn]) {
                 model.skip();
             } else {
-                model.forward([] {}, notice);
-                model.backward([&](auto ready) { backward(round, ready); });
+                model.forward([&](auto const&... use) { use_values(use...); }, notice);
+                model.backward([&](auto const& ready, auto const&... use) {
+                    backward(round, [&](std::size_t i) {
+                        (static_cast<void>(use(i)), ...);
+                        ready(i);
+                    });
+                });
             }
             if (notice.will_sync) {
                 set_rates(guard.round().number());

@@ -134,8 +134,11 @@ public:
         }
         return parts;
     }
-    /// All values, whole.
+    /// All values, whole; where ranks keep parts of them, those of this rank.
     [[nodiscard]] std::vector<TensorPart> values() const {
+        if (!groups_.empty() && groups_.front().values) {
+            return own_values(true);
+        }
         std::vector<TensorPart> parts;
         for (ShardGroup const& group : groups_) {
             for (std::size_t i = 0; i < group.parameters.size(); ++i) {

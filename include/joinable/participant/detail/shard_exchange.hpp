@@ -20,19 +20,23 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Starts to fill a bucket, of which this rank has packed its part, with the parts of all others: by one
-/// all-gather where the communicator has it, else by one broadcast for each owner.
+/// Starts to fill a bucket with the parts of all ranks, of which this rank's is at `own`, which may be its
+/// place in the bucket: by one all-gather where the communicator has it, else by one broadcast for each owner.
 template <Communicator Comm>
-[[nodiscard]] auto gather_parts(Comm& comm, OptimizerShard const& shard, std::byte* bucket) {
+[[nodiscard]] auto
+gather_parts(Comm& comm, OptimizerShard const& shard, std::byte const* own, std::byte* bucket) {
     ShardBucket const& layout = shard.bucket();
-    auto const part = [&](int rank) {
-        std::byte* const begin = bucket + layout.offset_of(rank) * shard.element();
-        return Buffer{begin, layout.counts[static_cast<std::size_t>(rank)], layout.dtype};
-    };
     if constexpr (AllGathers<Comm>) {
         Buffer const whole{bucket, layout.count(), layout.dtype};
-        return comm.all_gather(part(comm.rank()), whole, layout.counts);
+        return comm.all_gather(ConstBuffer{own, shard.part(), layout.dtype}, whole, layout.counts);
     } else {
+        auto const part = [&](int rank) {
+            std::byte* const begin = bucket + layout.offset_of(rank) * shard.element();
+            return Buffer{begin, layout.counts[static_cast<std::size_t>(rank)], layout.dtype};
+        };
+        if (std::byte* const mine = bucket + shard.part_offset() * shard.element(); mine != own) {
+            copy_bytes(mine, own, shard.part() * shard.element());
+        }
         for (int rank = 0; rank < comm.size(); ++rank) {
             if (part(rank).count != 0) {
                 comm.broadcast(part(rank), rank).wait();
@@ -42,6 +46,11 @@ template <Communicator Comm>
     }
 }
 
+/// Whether what sums buckets of gradients takes a factor of each rank.
+template <Communicator Comm>
+inline constexpr bool scales_parts =
+    ReduceScatters<Comm> ? ScalesScatteredSums<Comm> : ScalesSums<Comm>;
+
 /// By what gradients are multiplied as they are packed, and as they are summed.
 struct ShardFactors {
     double packed = 0; ///< with 0 zeros are packed
@@ -50,7 +59,7 @@ struct ShardFactors {
     /// Sums round once less where they scale.
     template <Communicator Comm>
     [[nodiscard]] static ShardFactors of(Comm const&, double factor) noexcept {
-        bool const is_summed = ScalesScatteredSums<Comm> && factor != 0.0;
+        bool const is_summed = scales_parts<Comm> && factor != 0.0;
         return is_summed ? ShardFactors{1.0, factor} : ShardFactors{factor, 1.0};
     }
 };
@@ -68,6 +77,8 @@ template <Communicator Comm>
         return comm.reduce_scatter(whole, part, ReduceOp::sum, factor, layout.counts);
     } else if constexpr (ReduceScatters<Comm>) {
         return comm.reduce_scatter(whole, part, ReduceOp::sum, layout.counts);
+    } else if constexpr (ScalesSums<Comm>) {
+        return comm.all_reduce(whole, ReduceOp::sum, factor);
     } else {
         return comm.all_reduce(whole, ReduceOp::sum);
     }
@@ -102,7 +113,8 @@ public:
             );
         } else {
             shard.pack_own(parameters, bucket, scratch);
-            static_cast<void>(parts_.emplace(gather_parts(comm, shard, bucket)));
+            std::byte const* const own = bucket + shard.part_offset() * shard.element();
+            static_cast<void>(parts_.emplace(gather_parts(comm, shard, own, bucket)));
         }
     }
 
@@ -122,7 +134,7 @@ private:
     std::optional<std::remove_cvref_t<decltype(std::declval<Comm&>().broadcast(Buffer{}, 0))>>
         lone_;
     std::optional<decltype(gather_parts(
-        std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr
+        std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr, nullptr
     ))>
         parts_;
 };

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,6 +19,7 @@
 #include <joinable/optimizer/optimizer_state.hpp>
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/optimizer/update_rule.hpp>
+#include <joinable/participant/detail/sharded_values.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/parameters.hpp>
 #include <joinable/tensor/reduce_op.hpp>
@@ -31,6 +33,10 @@ struct ShardGroup {
     std::vector<OptimizerShard> shards = {};
     std::vector<std::uint64_t> steps = {}; ///< of each parameter of which this rank owns something
     std::vector<std::size_t> frozen = {};  ///< parameters that need no gradient
+    std::vector<std::size_t> units = {
+    }; ///< where each begins among the shards, if values are sharded
+    /// Then it has them, and `parameters` are stand-ins.
+    std::shared_ptr<ShardedValues> values = {};
 };
 
 /// Names of the arrays of a shard, masters last.

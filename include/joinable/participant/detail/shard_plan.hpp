@@ -60,7 +60,9 @@ void check_group(
     check_parameters(list, {});
     ParameterList all;
     for (ShardGroup const& group : groups) {
-        append(all, group.parameters);
+        if (!group.values) { // else the engine has no memory of them
+            append(all, group.parameters);
+        }
     }
     append(all, list);
     check_distinct(all, "of all groups, ", [](AnyParameter const& parameter) {
@@ -85,7 +87,7 @@ void check_group(
     }
 }
 
-/// Cuts the parameters of a group into the buckets of `rank`. `loads` are elements of each rank by groups
+/// Cuts the parameters of a group into the buckets of `rank`, and into units if it `shards_values`. `loads` are elements of each rank by groups
 /// before, and then by this one, too.
 template <class Rule>
 void cut_group(
@@ -94,6 +96,7 @@ void cut_group(
     std::vector<int> const& owners,
     std::vector<std::size_t>& loads,
     ZeroOptions const& options,
+    bool shards_values,
     int rank
 ) {
     std::vector<std::size_t> trained;
@@ -124,18 +127,36 @@ void cut_group(
             all_owners[trained[k]] = chosen[k];
         }
     }
-    // A flat bucket is as large as it can be: each has parts of whole cache lines.
-    std::size_t const alone = is_flat(options) ? std::size_t(-1) : lone_bytes;
-    for (auto const& run :
-         runs_by_size(group.parameters, trained, options.bucket_cap_bytes, alone)) {
-        group.shards.emplace_back(
-            is_flat(options) ? flat_bucket(group.parameters, run, loads.size())
-                             : bucket_by_owners(group.parameters, run, all_owners, loads.size()),
-            rank,
-            state_names_of(rule).size(),
-            UpdateRule<Rule>,
-            options.reduces_gradients
-        );
+    auto const cut = [&](std::span<std::size_t const> chosen, std::size_t cap, std::size_t alone) {
+        for (auto const& run : runs_by_size(group.parameters, chosen, cap, alone)) {
+            group.shards.emplace_back(
+                is_flat(options)
+                    ? flat_bucket(group.parameters, run, loads.size())
+                    : bucket_by_owners(group.parameters, run, all_owners, loads.size()),
+                rank,
+                state_names_of(rule).size(),
+                UpdateRule<Rule>,
+                options.reduces_gradients
+            );
+        }
+    };
+    std::size_t const none = std::size_t(-1);
+    if (!shards_values) {
+        // A flat bucket is as large as it can be: each has parts of whole cache lines.
+        cut(trained, options.bucket_cap_bytes, is_flat(options) ? none : lone_bytes);
+        return;
+    }
+    // A unit is a run of parameters, of whatever dtypes.
+    for (std::size_t begin = 0; begin < trained.size();) {
+        std::size_t end = begin;
+        for (std::size_t bytes = 0; end < trained.size() && bytes < options.bucket_cap_bytes;
+             ++end) {
+            AnyView const value = group.parameters[trained[end]].value();
+            bytes += value.numel() * size_of(value.dtype());
+        }
+        group.units.push_back(group.shards.size());
+        cut(std::span{trained}.subspan(begin, end - begin), none, none);
+        begin = end;
     }
 }
 

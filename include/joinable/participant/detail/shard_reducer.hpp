@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,6 +20,7 @@
 #include <joinable/participant/detail/bucket_arenas.hpp>
 #include <joinable/participant/detail/shard_exchange.hpp>
 #include <joinable/participant/detail/shard_group.hpp>
+#include <joinable/participant/detail/sharded_units.hpp>
 #include <joinable/tensor/parameters.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -27,20 +29,24 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// runs: what Reducer is where gradients are sharded. A bucket has memory from its first gradient until its
 /// sum is with the owners. The collectives of an iteration, on every rank: a reduce-scatter of each bucket,
 /// always in the same order, that in which they fill when gradients become ready from the last one to the
-/// first. A parameter that the pass does not use counts as zeros.
+/// first. A parameter that the pass does not use counts as zeros. Where ranks have parts of the values, too,
+/// the passes gather them: see ShardedUnits.
 template <Communicator Comm>
 class ShardReducer {
 public:
     /// Local. `parameters` are those of all groups: of the list `groups` that the participant keeps, and of
-    /// `next`, which it is about to add. Nobody else uses `arenas` while gradients are reduced.
+    /// `next`, which it is about to add. Nobody else uses `arenas` while gradients are reduced. `values` is null
+    /// where each rank has all values.
     ShardReducer(
         Comm& comm,
         ParameterList parameters,
         std::vector<ShardGroup> const& groups,
         ShardGroup const& next,
-        BucketArenas& arenas
+        BucketArenas& arenas,
+        std::unique_ptr<ShardedUnits<Comm>> values
     )
-        : comm_{comm}, parameters_{std::move(parameters)}, groups_{groups}, arenas_{arenas} {
+        : comm_{comm}, parameters_{std::move(parameters)}, groups_{groups}, arenas_{arenas},
+          values_{std::move(values)} {
         for (std::size_t k = 0; k <= groups.size(); ++k) {
             list(k, k == groups.size() ? next : groups[k]);
         }
@@ -51,6 +57,7 @@ public:
             for (std::size_t const i : buckets_[b].parameters) {
                 bucket_of_[i] = b;
             }
+            buckets_[b].unit = values_ ? values_->unit_of(buckets_[b].first) : 0;
         }
         for (std::size_t i = states_.size(); i-- > 0;) {
             if (states_[i] != State::frozen) {
@@ -63,6 +70,74 @@ public:
     }
     ShardReducer(ShardReducer const&) = delete;
     ShardReducer& operator=(ShardReducer const&) = delete;
+
+    // Passes that gather values; nothing where each rank has them. See ShardedUnits.
+
+    [[nodiscard]] bool gathers_values() const noexcept { return values_ != nullptr; }
+    void begin_forward() {
+        if (values_) {
+            values_->begin_forward();
+            advance();
+        }
+    }
+    void finish_forward() {
+        if (values_) {
+            values_->finish_forward();
+        }
+    }
+    /// The backward pass of a round whose gradients accumulate.
+    void begin_accumulating() {
+        if (values_) {
+            values_->begin_backward(false);
+            advance();
+        }
+    }
+    /// What is left of the passes of a round that reduces nothing: a training round has both.
+    void finish_passes(bool trains) {
+        if (values_) {
+            values_->finish_forward();
+            if (trains && !values_->is_in_backward()) {
+                values_->begin_backward(false);
+            }
+            values_->finish_passes();
+        }
+    }
+    /// Waits for the value of parameter `i`, and keeps it until what it returns is gone.
+    [[nodiscard]] typename ShardedUnits<Comm>::Held use(std::size_t i) {
+        require_in_range(i, states_.size(), static_cast<int>(comm_.rank()));
+        if (!values_ || !values_->has(i)) {
+            return {};
+        }
+        while (!values_->is_present(i)) {
+            if (!values_->approach(i)) {
+                throw ContractViolation{concat_missing(
+                    concat(
+                        "the backward pass uses ",
+                        values_->describe(values_->unit_of(i)),
+                        " before the gradients of units before it are ready; mark them before the pass "
+                        "needs the second unit after theirs, and where the backward pass uses a value early, "
+                        "keep what use() returned in the forward pass"
+                    ),
+                    parameters_,
+                    static_cast<int>(comm_.rank()),
+                    [&](std::size_t k) {
+                        return states_[k] == State::pending &&
+                               values_->unit_of(k) > values_->unit_of(i) + 1;
+                    }
+                )};
+            }
+            advance();
+        }
+        return values_->hold(i);
+    }
+    /// All values, outside of passes.
+    [[nodiscard]] std::vector<typename ShardedUnits<Comm>::Held> use_all() {
+        return values_ ? values_->hold_all() : std::vector<typename ShardedUnits<Comm>::Held>{};
+    }
+    /// Bytes of the memory in which values are gathered.
+    [[nodiscard]] std::size_t unit_bytes() const noexcept { return values_ ? values_->bytes() : 0; }
+
+    // Gradients.
 
     template <class Unused>
     void prepare_for_backward(double factor, Unused const& unused, int /*order_source*/) {
@@ -107,16 +182,21 @@ public:
         for (Slot& bucket : buckets_) {
             bucket.pending = 0;
         }
+        is_unattended_ = true;
         advance();
     }
 
     void finalize_backward() {
         require_all();
+        is_unattended_ = true;
         advance();
         while (finished_ < launched_) {
             finish_oldest();
         }
         is_open_ = false;
+        if (values_) {
+            values_->finish_passes();
+        }
     }
 
     void contribute_zeros(int /*order_source*/ = 0, bool /*has_joined*/ = false) {
@@ -128,6 +208,7 @@ public:
     /// What a rank accumulated in earlier rounds. One that has joined has no pass that zeroes it afterwards.
     void contribute_accumulated(double factor, int /*order_source*/ = 0, bool has_joined = false) {
         begin(factor);
+        is_unattended_ = true;
         for (std::size_t const i : order_) {
             take(i);
             if (AnyView const gradient = parameters_[i].grad(); gradient && has_joined) {
@@ -139,7 +220,12 @@ public:
     }
 
     void register_memory() const noexcept {}
-    void begin_guard() noexcept { is_open_ = false; }
+    void begin_guard() noexcept {
+        is_open_ = false;
+        if (values_) {
+            values_->reset();
+        }
+    }
     void end_guard() const noexcept {}
     void end_ranges() const noexcept {}
 
@@ -160,6 +246,7 @@ private:
         std::size_t shard;
         std::vector<std::size_t> parameters; ///< indices among those of all groups
         std::size_t first;                   ///< the lowest of them, whose gradient comes last
+        std::size_t unit = 0;                ///< in which its values are gathered
         std::size_t pending = 0;             ///< gradients that are not in their place
         std::size_t arena = nowhere;
     };
@@ -196,7 +283,11 @@ private:
                 "the previous iteration was not finalized; call finalize_backward() first"
             };
         }
+        if (values_) {
+            values_->begin_backward(true);
+        }
         is_open_ = true;
+        is_unattended_ = false;
         factors_ = ShardFactors::of(comm_, factor);
         launched_ = finished_ = 0;
         free_.clear();
@@ -240,8 +331,16 @@ private:
         return arenas_.data(bucket.arena, shard_of(bucket).bucket_bytes());
     }
 
+    /// Starts what is ready and has its turn.
     void advance() {
-        while (launched_ < buckets_.size() && buckets_[launched_].pending == 0) {
+        do {
+            launch_full();
+        } while (values_ &&
+                 (values_->prefetch() || (is_unattended_ && is_open_ && values_->pass_by())));
+    }
+    void launch_full() {
+        while (is_open_ && launched_ < buckets_.size() && buckets_[launched_].pending == 0 &&
+               (!values_ || values_->may_reduce())) {
             Slot& bucket = buckets_[launched_];
             OptimizerShard const& shard = shard_of(bucket);
             ShardGroup const& group = groups_[bucket.group];
@@ -254,6 +353,10 @@ private:
             static_cast<void>(
                 works_[launched_++].emplace(start_parts(comm_, shard, memory, factors_.summed))
             );
+            if (values_ &&
+                (launched_ == buckets_.size() || buckets_[launched_].unit != bucket.unit)) {
+                values_->note_reduced();
+            }
         }
     }
 
@@ -300,6 +403,7 @@ private:
     ParameterList parameters_;
     std::vector<ShardGroup> const& groups_;
     BucketArenas& arenas_;
+    std::unique_ptr<ShardedUnits<Comm>> values_;
     std::vector<State> states_;          ///< of each parameter of all groups
     std::vector<std::size_t> bucket_of_; ///< likewise
     std::vector<std::size_t> piece_of_;  ///< likewise: the beginning, in its bucket
@@ -311,7 +415,8 @@ private:
     std::size_t launched_ = 0;
     std::size_t finished_ = 0;
     bool is_open_ = false;
-    std::vector<Slot> buckets_;                    ///< in the order of their launch
+    bool is_unattended_ = false; ///< the pass uses no values any more, or there is none
+    std::vector<Slot> buckets_;  ///< in the order of their launch
     std::vector<std::optional<BucketWork>> works_; ///< of the buckets; destroyed first
 };
 

@@ -1,18 +1,26 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <memory>
+#include <string_view>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/bucket/timeline.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
 #include <joinable/participant/detail/shard_reducer.hpp>
+#include <joinable/participant/detail/sharded_units.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Averages gradients on all ranks, or to their owners: a Reducer or a ShardReducer.
+/// Averages gradients on all ranks, or to their owners, and then may gather values: a Reducer or a
+/// ShardReducer.
 template <Communicator Comm>
 class ShardedReduction {
 public:
@@ -54,9 +62,96 @@ public:
     void end_ranges() noexcept {
         visit([](auto& r) { r.end_ranges(); });
     }
+
+    // Passes, which may take `use` last. It waits for values where they are sharded.
+
+    /// What a pass takes as `use`.
+    template <class Passes>
+    class Use {
+    public:
+        explicit Use(Passes& passes) noexcept : passes_{passes} {}
+        [[nodiscard]] auto operator()(std::size_t i) const {
+            return passes_.guarded([&] {
+                ShardedReduction& reduction = *passes_.reducer_;
+                return reduction.parts_ ? reduction.parts_->use(i) : Held{};
+            });
+        }
+
+    private:
+        Passes& passes_;
+    };
+    template <class Passes, class F, class... Args>
+    [[nodiscard]] static consteval bool takes() {
+        return std::invocable<F, Args..., Use<Passes>> || std::invocable<F, Args...>;
+    }
+    /// Runs a backward pass, or a forward pass, which has no arguments.
+    template <class Passes, class F, class... Args>
+    static decltype(auto) run(Passes& passes, F& pass, Args const&... args) {
+        constexpr bool is_forward = sizeof...(Args) == 0;
+        if constexpr (!std::invocable<F&, Args..., Use<Passes>>) {
+            passes.reducer_->require_no_use(is_forward ? "forward" : "backward");
+            return pass(args...);
+        } else if constexpr (!is_forward) {
+            pass(args..., Use<Passes>{passes});
+        } else {
+            using Result = std::invoke_result_t<F&, Use<Passes>>;
+            passes.reducer_->begin_forward();
+            if constexpr (std::is_void_v<Result>) {
+                pass(Use<Passes>{passes});
+                passes.end_forward();
+            } else {
+                decltype(auto) result = pass(Use<Passes>{passes});
+                passes.end_forward();
+                return static_cast<Result>(result);
+            }
+        }
+    }
+
+    // Where values are sharded, see ShardReducer; else nothing.
+
+    [[nodiscard]] bool gathers_values() const noexcept {
+        return parts_ && parts_->gathers_values();
+    }
+    void begin_forward() {
+        if (parts_) {
+            parts_->begin_forward();
+        }
+    }
+    void finish_forward() {
+        if (parts_) {
+            parts_->finish_forward();
+        }
+    }
+    void begin_accumulating() {
+        if (parts_) {
+            parts_->begin_accumulating();
+        }
+    }
+    void finish_passes(bool trains) {
+        if (parts_) {
+            parts_->finish_passes(trains);
+        }
+    }
+    [[nodiscard]] auto use_all() { return parts_ ? parts_->use_all() : std::vector<Held>{}; }
+    [[nodiscard]] std::size_t unit_bytes() const noexcept {
+        return parts_ ? parts_->unit_bytes() : 0;
+    }
+
     [[nodiscard]] NoTimeline& timeline() noexcept { return timeline_; }
 
 private:
+    using Held = typename ShardedUnits<Comm>::Held;
+
+    void require_no_use(std::string_view verb) const {
+        if (gathers_values()) {
+            throw ContractViolation{concat(
+                verb,
+                ": with Sharding::parameters values are there while the pass uses them; it takes 'use' last, and "
+                "calls 'auto const held = use(i);' before it reads value i"
+            )};
+        }
+    }
+
     template <class F>
     void visit(F const& f) {
         whole_ ? f(*whole_) : f(*parts_);

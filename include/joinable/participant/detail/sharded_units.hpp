@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <joinable/bucket/memory.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/optimizer/shard.hpp>
+#include <joinable/participant/detail/bucket_arenas.hpp>
+#include <joinable/participant/detail/shard_exchange.hpp>
+#include <joinable/participant/detail/shard_group.hpp>
+#include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/parameters.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Gathers values of which ranks have parts, a unit of parameters at a time, and lets go of them when the
+/// pass is past them. The collectives of a pass, on every rank: an all-gather of each unit, once, from the
+/// first unit to the last in a forward pass and back in a backward pass. There they take turns with the
+/// reductions of gradients: those of a unit come after the gather of the unit that the pass needs next, and
+/// before the gather of the one after that. A unit that is kept from one pass to the next is gathered all the
+/// same, since joined ranks do not know of it.
+template <Communicator Comm>
+class ShardedUnits {
+public:
+    /// Keeps the values of a unit where they are while it lives.
+    class [[nodiscard("values are gone when what use() returns is gone")]] Held {
+    public:
+        Held() = default;
+        Held(Held&& other) noexcept
+            : gathers_{std::exchange(other.gathers_, nullptr)}, unit_{other.unit_} {}
+        Held& operator=(Held&& other) noexcept { // not by value: clang 14 forgets to destroy it
+            ShardedUnits* const taken = std::exchange(other.gathers_, nullptr);
+            let_go();
+            gathers_ = taken;
+            unit_ = other.unit_;
+            return *this;
+        }
+        ~Held() { let_go(); }
+
+        /// Keeps them no longer.
+        void let_go() noexcept {
+            if (gathers_ != nullptr) {
+                std::exchange(gathers_, nullptr)->let_go(unit_);
+            }
+        }
+
+    private:
+        friend ShardedUnits;
+        Held(ShardedUnits& gathers, std::size_t unit) noexcept : gathers_{&gathers}, unit_{unit} {}
+
+        ShardedUnits* gathers_ = nullptr;
+        std::size_t unit_ = 0;
+    };
+
+    /// Local. Of the list `groups` that the participant keeps, and of `next`, which it is about to add.
+    ShardedUnits(Comm& comm, std::vector<ShardGroup> const& groups, ShardGroup const& next)
+        : comm_{comm}, groups_{groups}, arenas_{BufferMemory{comm}} {
+        for (std::size_t k = 0; k <= groups.size(); ++k) {
+            list(k, k == groups.size() ? next : groups[k]);
+        }
+        free_.reserve(2 * units_.size()); // as many as there can be: what frees one does not throw
+        arenas_.reserve((std::min)(units_.size(), overlapping), largest_);
+    }
+    ShardedUnits(ShardedUnits const&) = delete;
+    ShardedUnits& operator=(ShardedUnits const&) = delete;
+    ~ShardedUnits() { reset(); } // values in this memory are released
+
+    // A pass.
+
+    void begin_forward() {
+        require(
+            Pass::none,
+            "a forward pass follows one without a backward pass; announce a round without one with "
+            "{.phase = Phase::evaluate}, and one that failed with skip()"
+        );
+        require_let_go();
+        begin(Pass::forward, false);
+    }
+    /// The forward pass needs no more: what it did not use is gathered all the same. All of it, where none
+    /// has begun.
+    void finish_forward() {
+        if (pass_ == Pass::none) {
+            begin_forward();
+        }
+        if (pass_ == Pass::forward) {
+            finish();
+            pass_ = Pass::between;
+        }
+    }
+    /// `reduces` if gradients are reduced during the pass.
+    void begin_backward(bool reduces) {
+        finish_forward();
+        require(Pass::between, "a backward pass begins in another one");
+        begin(Pass::backward, reduces);
+    }
+    /// The backward pass needs no more; or there is none, in an evaluation.
+    /// @throws ContractViolation  values are still held.
+    void finish_passes() {
+        if (pass_ != Pass::between) {
+            finish();
+        }
+        pass_ = Pass::none;
+        require_let_go();
+    }
+    [[nodiscard]] bool is_in_backward() const noexcept { return pass_ == Pass::backward; }
+    /// After a failure: nothing of a pass is left.
+    void reset() noexcept {
+        for (Unit& unit : units_) {
+            for (std::optional<Work>& work : unit.works) {
+                work.reset();
+            }
+            free_arena(unit.landing);
+            drop(unit);
+        }
+        pass_ = Pass::none;
+        current_ = nowhere;
+    }
+
+    // The turns of gathers and reductions.
+
+    /// Starts the next gather, where it is its turn, and the pass has come as far. Whether it did.
+    bool prefetch() { return is_open() && launched_ == arrived_ && launch(); }
+    /// Waits for the next unit without a look at its values. False where the pass has had all, or has to reduce
+    /// gradients first.
+    bool pass_by() { return is_open() && arrive(nowhere); }
+    /// Whether all gradients of the next unit may be reduced now.
+    [[nodiscard]] bool may_reduce() const noexcept {
+        return launched_ >= (std::min)(reduced_ + 2, units_.size());
+    }
+    /// They are on their way.
+    void note_reduced() noexcept { ++reduced_; }
+
+    // Values.
+
+    /// Whether parameter `i` is in a unit.
+    [[nodiscard]] bool has(std::size_t i) const noexcept { return unit_of(i) != nowhere; }
+    [[nodiscard]] std::size_t unit_of(std::size_t i) const noexcept {
+        return i < unit_of_.size() ? unit_of_[i] : nowhere;
+    }
+    /// Whether the values of the unit of parameter `i` are there.
+    /// @throws ContractViolation  the pass is past them, or there is no pass.
+    [[nodiscard]] bool is_present(std::size_t i) const {
+        Unit const& unit = units_[unit_of(i)];
+        if (unit.is_present) {
+            return true;
+        }
+        if (!is_open()) {
+            throw ContractViolation{concat(
+                "the values of ",
+                describe(unit_of(i)),
+                " are used outside a pass; call use() in the pass that forward() or backward() is given"
+            )};
+        }
+        if (position_of(unit_of(i)) < arrived_) {
+            throw ContractViolation{concat(
+                "the ",
+                pass_ == Pass::forward ? "forward" : "backward",
+                " pass is past ",
+                describe(unit_of(i)),
+                ", but uses it again: units come in ",
+                pass_ == Pass::forward ? "ascending" : "descending",
+                " order, once each; where a value is used again, keep what use() returned until then"
+            )};
+        }
+        return false;
+    }
+    /// Waits for the next unit, and shows its values if it is that of parameter `i`. False where gradients have
+    /// to be reduced before.
+    bool approach(std::size_t i) { return arrive(unit_of(i)); }
+    [[nodiscard]] Held hold(std::size_t i) {
+        ++units_[unit_of(i)].holders;
+        return {*this, unit_of(i)};
+    }
+    /// All units at once, outside of passes.
+    [[nodiscard]] std::vector<Held> hold_all() {
+        std::vector<Held> held;
+        held.reserve(units_.size());
+        begin_forward();
+        for (Unit const& unit : units_) {
+            static_cast<void>(approach(unit.parameters.front()));
+            held.push_back(hold(unit.parameters.front()));
+        }
+        pass_ = Pass::none;
+        current_ = nowhere;
+        return held;
+    }
+
+    /// "unit 2 (parameters 4 to 6)"
+    [[nodiscard]] std::string describe(std::size_t k) const {
+        return concat(
+            "unit ",
+            k,
+            " (parameters ",
+            units_[k].parameters.front(),
+            " to ",
+            units_[k].parameters.back(),
+            ")"
+        );
+    }
+    /// Of the memory in which units are gathered.
+    [[nodiscard]] std::size_t bytes() const noexcept { return arenas_.bytes(); }
+
+private:
+    enum class Pass : std::uint8_t { none, forward, between, backward };
+
+    using Work = std::remove_cvref_t<decltype(gather_parts(
+        std::declval<Comm&>(), std::declval<OptimizerShard const&>(), nullptr, nullptr
+    ))>;
+
+    /// One is used while the next one is on its way.
+    static constexpr std::size_t overlapping = 2;
+    static constexpr std::size_t nowhere = std::size_t(-1);
+
+    struct Part {
+        std::size_t shard;
+        std::size_t offset; ///< in the unit's memory, in bytes
+    };
+    /// A run of parameters of one group.
+    struct Unit {
+        std::size_t group;
+        std::vector<Part> parts = {};
+        std::vector<std::size_t> parameters = {}; ///< indices among those of all groups
+        std::size_t bytes = 0;
+        std::vector<std::optional<Work>> works = {}; ///< of the parts
+        std::size_t holders = 0;
+        std::size_t landing = nowhere; ///< the arena of a gather under way
+        std::size_t arena = nowhere;   ///< that of the values
+        bool is_present = false;       ///< its values are set
+    };
+
+    void list(std::size_t k, ShardGroup const& group) {
+        unit_of_.resize(group.first + group.parameters.size(), nowhere);
+        for (std::size_t u = 0; u < group.units.size(); ++u) {
+            Unit unit{k};
+            std::size_t const end =
+                u + 1 < group.units.size() ? group.units[u + 1] : group.shards.size();
+            for (std::size_t s = group.units[u]; s < end; ++s) {
+                OptimizerShard const& shard = group.shards[s];
+                unit.parts.push_back({s, unit.bytes});
+                unit.bytes += (shard.bucket_bytes() + 63) / 64 * 64;
+                for (ShardPiece const& piece : shard.bucket().pieces) {
+                    if (piece.begin == 0) {
+                        unit.parameters.push_back(group.first + piece.parameter);
+                        unit_of_[group.first + piece.parameter] = units_.size();
+                    }
+                }
+            }
+            std::sort(unit.parameters.begin(), unit.parameters.end());
+            unit.works = std::vector<std::optional<Work>>(unit.parts.size());
+            largest_ = (std::max)(largest_, unit.bytes);
+            units_.push_back(std::move(unit));
+        }
+    }
+
+    [[nodiscard]] bool is_open() const noexcept {
+        return pass_ == Pass::forward || pass_ == Pass::backward;
+    }
+    [[nodiscard]] std::size_t position_of(std::size_t unit) const noexcept {
+        return pass_ == Pass::backward ? units_.size() - 1 - unit : unit; // and back
+    }
+    void require(Pass pass, char const* otherwise) const {
+        if (pass_ != pass) {
+            throw ContractViolation{otherwise};
+        }
+    }
+
+    void require_let_go() const {
+        for (std::size_t k = 0; k < units_.size(); ++k) {
+            if (units_[k].holders != 0) {
+                throw ContractViolation{concat(
+                    "what use() or use_all() returned for ",
+                    describe(k),
+                    " is still held; let go of it before the last pass of its round returns, and before the "
+                    "next round begins: a step changes values"
+                )};
+            }
+        }
+    }
+
+    void begin(Pass pass, bool reduces) {
+        pass_ = pass;
+        reduces_ = reduces;
+        launched_ = arrived_ = reduced_ = 0;
+        current_ = nowhere;
+    }
+    void finish() {
+        while (pass_by()) {
+        }
+        leave_current();
+    }
+
+    bool launch() {
+        if (launched_ == units_.size() || (reduces_ && reduced_ + 1 < launched_)) {
+            return false;
+        }
+        Unit& unit = units_[position_of(launched_)];
+        if (free_.empty()) {
+            free_.push_back(arenas_in_use_++);
+        }
+        unit.landing = free_.back();
+        free_.pop_back();
+        std::byte* const memory = arenas_.data(unit.landing, largest_);
+        ShardGroup const& group = groups_[unit.group];
+        for (std::size_t k = 0; k < unit.parts.size(); ++k) {
+            Part const& part = unit.parts[k];
+            static_cast<void>(unit.works[k].emplace(gather_parts(
+                comm_,
+                group.shards[part.shard],
+                group.values->part(part.shard),
+                memory + part.offset
+            )));
+        }
+        ++launched_;
+        return true;
+    }
+
+    bool arrive(std::size_t used) {
+        if (arrived_ == units_.size() || (launched_ == arrived_ && !launch())) {
+            return false;
+        }
+        leave_current();
+        current_ = position_of(arrived_);
+        Unit& unit = units_[current_];
+        for (std::optional<Work>& work : unit.works) {
+            work->wait();
+            work.reset();
+        }
+        ++arrived_;
+        if (unit.is_present) { // kept from the pass before
+            free_arena(unit.landing);
+        } else if (unit.arena = std::exchange(unit.landing, nowhere); current_ == used) {
+            show(unit);
+        }
+        return true;
+    }
+
+    void show(Unit& unit) {
+        unit.is_present = true; // also where setting one throws
+        ShardGroup const& group = groups_[unit.group];
+        for (Part const& part : unit.parts) {
+            OptimizerShard const& shard = group.shards[part.shard];
+            std::byte* const bucket = arenas_.data(unit.arena, 0) + part.offset;
+            for (ShardPiece const& piece : shard.bucket().pieces) {
+                if (piece.begin == 0) {
+                    AnyParameter const& parameter = group.parameters[piece.parameter];
+                    std::byte* const begin = bucket + piece.offset * shard.element();
+                    parameter.set_value(OptimizerShard::place_of(parameter.value(), begin));
+                }
+            }
+        }
+    }
+    void drop(Unit& unit) noexcept {
+        if (std::exchange(unit.is_present, false)) {
+            for (std::size_t const i : unit.parameters) {
+                ShardGroup const& group = groups_[unit.group];
+                group.parameters[i - group.first].release_value();
+            }
+        }
+        free_arena(unit.arena);
+    }
+    void free_arena(std::size_t& arena) noexcept {
+        if (arena != nowhere) {
+            free_.push_back(std::exchange(arena, nowhere));
+        }
+    }
+    void leave_current() noexcept {
+        if (std::size_t const left = std::exchange(current_, nowhere);
+            left != nowhere && units_[left].holders == 0) {
+            drop(units_[left]);
+        }
+    }
+    void let_go(std::size_t unit) noexcept {
+        if (--units_[unit].holders == 0 && unit != current_) {
+            drop(units_[unit]);
+        }
+    }
+
+    Comm& comm_;
+    std::vector<ShardGroup> const& groups_;
+    BucketArenas arenas_;
+    std::vector<std::size_t> unit_of_; ///< of each parameter of all groups
+    std::size_t largest_ = 0;          ///< unit, in bytes
+    std::size_t arenas_in_use_ = 0;    ///< or free
+    std::vector<std::size_t> free_;    ///< arenas
+    Pass pass_ = Pass::none;
+    bool reduces_ = false;
+    std::size_t launched_ = 0; ///< gathers of the pass
+    std::size_t arrived_ = 0;
+    std::size_t reduced_ = 0;       ///< units whose gradients are on their way
+    std::size_t current_ = nowhere; ///< the last unit that arrived, until the pass is past it
+    std::vector<Unit> units_;       ///< in the order of their parameters; destroyed first
+};
+
+}}} // namespace joinable::v0::detail

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include <joinable/bucket/memory.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/error.hpp>
+#include <joinable/optimizer/shard.hpp>
+#include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/parameter.hpp>
+#include <joinable/tensor/parameters.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Stands for an engine's parameter of whose value this rank keeps a part: the step sees the part, and all
+/// else as the engine has it.
+struct PartOfParameter {
+    AnyParameter whole;
+    /// Has the extents of the whole, and memory for the elements that this rank owns. Empty where the
+    /// parameter is not sharded.
+    AnyView value = {};
+};
+
+}}} // namespace joinable::v0::detail
+
+template <>
+struct joinable::parameter_traits<joinable::detail::PartOfParameter> {
+    using Part = joinable::detail::PartOfParameter;
+    static std::optional<AnyView> value(Part& p) { return p.value ? p.value : p.whole.value(); }
+    static std::optional<AnyView> grad(Part& p) {
+        AnyView const gradient = p.whole.grad();
+        return gradient ? std::optional{gradient} : std::nullopt;
+    }
+    static bool requires_grad(Part const& p) { return p.whole.requires_grad(); }
+    static std::string_view name(Part const& p) { return p.whole.name(); }
+    static void release_grad(Part& p) { p.whole.release_grad(); }
+    static void set_value(Part& p, AnyView const& view) { p.whole.set_value(view); }
+    static void release_value(Part& p) { p.whole.release_value(); }
+};
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The values of a group of parameters of which this rank keeps what it owns. Local.
+class ShardedValues {
+public:
+    /// Makes room; extents and order of the values are those of now.
+    /// @throws ContractViolation  a value cannot be set.
+    ShardedValues(
+        ParameterList const& parameters,
+        std::span<OptimizerShard const> shards,
+        BufferMemory const& memory
+    )
+        : whole_{parameters} {
+        for (AnyParameter const& parameter : parameters) {
+            parameters_.push_back({parameter});
+        }
+        for (OptimizerShard const& shard : shards) {
+            std::size_t const bytes = shard.part() * shard.element();
+            Arena& part = parts_.emplace_back(bytes == 0 ? Arena{} : memory.allocate(bytes));
+            for (ShardPiece const& piece : shard.bucket().pieces) {
+                require_settable(parameters, piece.parameter);
+                AnyView& value = parameters_[piece.parameter].value;
+                if (piece.begin == 0) {
+                    value = OptimizerShard::place_of(parameters[piece.parameter].value(), nullptr);
+                }
+            }
+            for (ShardPiece const& piece : shard.own()) {
+                AnyView& value = parameters_[piece.parameter].value;
+                std::byte* const own =
+                    part.data() + (piece.offset - shard.part_offset()) * shard.element();
+                if (piece.size != 0) {
+                    value = OptimizerShard::place_of(value, own - piece.begin * shard.element());
+                }
+            }
+        }
+    }
+
+    /// Copies what this rank owns from the engine's values, which are released.
+    void take(std::span<OptimizerShard const> shards, Scratch& scratch) {
+        for (std::size_t k = 0; k < shards.size(); ++k) {
+            if (std::size_t const before = shards[k].part_offset() * shards[k].element();
+                shards[k].part() != 0) {
+                shards[k].pack_own(whole_, parts_[k].data() - before, scratch);
+            }
+        }
+        for (PartOfParameter const& parameter : parameters_) {
+            if (parameter.value) {
+                parameter.whole.release_value();
+            }
+        }
+    }
+
+    /// What this rank keeps of a shard's values.
+    [[nodiscard]] std::byte const* part(std::size_t shard) const noexcept {
+        return parts_[shard].data();
+    }
+    [[nodiscard]] std::size_t bytes() const noexcept {
+        std::size_t bytes = 0;
+        for (Arena const& part : parts_) {
+            bytes += part.bytes();
+        }
+        return bytes;
+    }
+
+    /// The parameters, of which those that are sharded are stand-ins that live as long as `self`.
+    [[nodiscard]] static ParameterList list(std::shared_ptr<ShardedValues> const& self) {
+        ParameterList list;
+        for (PartOfParameter& parameter : self->parameters_) {
+            list.push_back(AnyParameter{parameter, self});
+        }
+        return list;
+    }
+
+private:
+    static void require_settable(ParameterList const& parameters, std::size_t i) {
+        if (!parameters[i].can_set_value()) {
+            throw ContractViolation{concat(
+                "the value of ",
+                describe_parameter(parameters, i),
+                " cannot be sharded: parameter_traits of its type needs 'static void set_value(P&, AnyView)' "
+                "and 'static void release_value(P&)'; or use Sharding::gradients"
+            )};
+        }
+    }
+
+    ParameterList whole_; ///< the engine's
+    std::vector<PartOfParameter> parameters_;
+    std::vector<Arena> parts_; ///< of each shard
+};
+
+}}} // namespace joinable::v0::detail

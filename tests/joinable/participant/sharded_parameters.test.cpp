@@ -1,0 +1,545 @@
+// SPDX-License-Identifier: BSL-1.0
+// Trainings whose values are sharded, too. Gradients depend on the values that the passes see. The oracle: the
+// whole optimizer on every rank beside a DistributedDataParallel, bit for bit.
+#include <joinable/participant/sharded_data_parallel.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <over_ranks.hpp>
+#include <support/gathered_param.hpp>
+#include <support/numbers.hpp>
+#include <support/ranks.hpp>
+#include <support/recording_communicator.hpp>
+#include <support/sharded_training.hpp>
+#include <support/strided_param.hpp>
+#include <support/volume.hpp>
+
+#include <joinable/join/guard.hpp>
+#include <joinable/optimizer/rules.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::AnyView;
+using joinable::BufferSync;
+using joinable::ContractViolation;
+using joinable::Partition;
+using joinable::PeerFailed;
+using joinable::Phase;
+using joinable::ShardedDataParallel;
+using joinable::ShardedOptions;
+using joinable::Sharding;
+
+using Model = joinable_tests::Model;
+using Gathered = std::vector<GatheredParam>;
+
+ShardedOptions sharded_by(Partition partition, std::size_t cap) {
+    return {.sharding = Sharding::parameters, .partition = partition, .bucket_cap_bytes = cap};
+}
+/// One unit for each parameter or two, and one for all.
+std::vector<ShardedOptions> const all_options{
+    sharded_by(Partition::by_parameters, 64),
+    sharded_by(Partition::flat, 64),
+    sharded_by(Partition::by_parameters, 1U << 20U),
+    sharded_by(Partition::flat, 1U << 20U),
+};
+
+AnyView value_of(StridedParam const& param) {
+    return param.value.view();
+}
+AnyView value_of(GatheredParam const& param) {
+    return param.value;
+}
+StridedParam& engine_of(StridedParam& param) {
+    return param;
+}
+StridedParam& engine_of(GatheredParam& param) {
+    return *param.own;
+}
+
+/// The passes of an engine: the forward pass keeps what it reads, the backward pass reads it again.
+template <class Params>
+class Engine {
+public:
+    Engine(Params& params, int rank) : params_{params}, rank_{rank} {}
+
+    template <class Use>
+    void forward(Use const& use) {
+        seen_.clear();
+        for (std::size_t i = 0; i < params_.size(); ++i) {
+            [[maybe_unused]] auto const held = use(i);
+            seen_.push_back(read(value_of(params_[i])));
+        }
+    }
+    template <class Ready, class Use>
+    void backward(Ready const& ready, Use const& use, bool accumulates = false) {
+        for (std::size_t i = params_.size(); i-- > 0;) {
+            [[maybe_unused]] auto const held = use(i);
+            CHECK(read(value_of(params_[i])) == seen_[i]);
+            StridedParam& engine = engine_of(params_[i]);
+            if (!engine.requires_grad) {
+                continue;
+            }
+            bool const has_one = accumulates && engine.grad;
+            engine.need_grad();
+            Numbers numbers = has_one ? read(engine.grad) : Numbers(seen_[i].size());
+            for (std::size_t k = 0; k < numbers.size(); ++k) {
+                numbers[k] += gradient_of(rank_, round, i, k) + seen_[i][k] / 8;
+            }
+            write(engine.grad, numbers);
+            ready(i);
+        }
+    }
+
+    int round = 0;
+
+private:
+    Params& params_;
+    int rank_;
+    std::vector<Numbers> seen_;
+};
+
+auto const no_use = [](std::size_t) { return 0; };
+
+/// The values after a training by the whole optimizer on every rank.
+template <class Comm, class Rule>
+std::vector<Numbers>
+whole_values(Comm& comm, Model const& model, Inputs const& inputs, Rule const& rule) {
+    std::vector<StridedParam> params = make(model);
+    DistributedDataParallel ddp{comm, params};
+    WholeOptimizer<Rule> whole{params, rule};
+    Step step{comm, [&] { whole.step(); }};
+    Engine engine{params, comm.rank()};
+    Join guard{participants(ddp, step)};
+    for (; engine.round < inputs(comm.rank()); ++engine.round) {
+        ddp.forward([&] { engine.forward(no_use); });
+        ddp.backward([&](auto ready) { engine.backward(ready, no_use); });
+        step.step();
+    }
+    guard.finish();
+    return values_of(params);
+}
+
+template <class Sharded>
+std::vector<Numbers> all_values(Sharded& sharded, Gathered const& params) {
+    auto const held = sharded.use_all();
+    std::vector<Numbers> values;
+    for (GatheredParam const& param : params) {
+        values.push_back(read(param.value));
+        CHECK(param.own->value.has_its_gaps());
+    }
+    return values;
+}
+
+template <class Comm, class Rule>
+std::vector<Numbers> sharded_values(
+    Comm& comm,
+    Model const& model,
+    Inputs const& inputs,
+    Rule const& rule,
+    ShardedOptions const& options
+) {
+    Gathered params = gathered(make(model));
+    ShardedDataParallel sharded{comm, params, rule, options};
+    Engine engine{params, comm.rank()};
+    {
+        Join guard{participants(sharded)};
+        for (; engine.round < inputs(comm.rank()); ++engine.round) {
+            sharded.forward([&](auto use) { engine.forward(use); });
+            sharded.backward([&](auto ready, auto use) { engine.backward(ready, use); });
+            sharded.step();
+        }
+        guard.finish();
+    }
+    return all_values(sharded, params);
+}
+
+TEST_CASE(
+    "sharded values are those of the whole training, bit for bit, in whatever round ranks run out"
+) {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        std::size_t turn = static_cast<std::size_t>(comm.size());
+        for (Inputs const& inputs : inputs_of) {
+            for_each_rule([&](auto const& rule) {
+                auto const whole = whole_values(comm, {}, inputs, rule);
+                for (int k = 0; k < (under_sanitizer ? 1 : 2); ++k) {
+                    ShardedOptions const& options = all_options[turn++ % all_options.size()];
+                    CHECK(sharded_values(comm, {}, inputs, rule, options) == whole);
+                }
+            });
+        }
+    });
+}
+
+TEST_CASE("every dtype, layout and choice of trained parameters has its values sharded") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        Adam const rule{.learning_rate = 0.02, .weight_decay = 0.1};
+        for (Model const& model : {
+                 Model{.dtype = DType::f64},
+                 Model{.dtype = DType::f16, .has_strides = true},
+                 Model{.dtype = DType::bf16, .frozen = 3},
+                 Model{.has_strides = true, .is_large = true, .frozen = 1},
+             }) {
+            auto const whole = whole_values(comm, model, inputs_of[1], rule);
+            for (ShardedOptions const& options : all_options) {
+                CHECK(sharded_values(comm, model, inputs_of[1], rule, options) == whole);
+            }
+        }
+    });
+}
+
+/// A model of f32 whose units are single parameters, each of another size.
+Gathered model_of_units() {
+    std::vector<StridedParam> params;
+    for (std::size_t const size : {16U, 32U, 48U, 64U}) {
+        Shape const extents{size};
+        Shape const strides{1};
+        params.push_back({{{DType::f32, extents, strides}, {DType::f32, extents, strides}, {}}});
+    }
+    return gathered(std::move(params));
+}
+ShardedOptions const by_units = sharded_by(Partition::by_parameters, 64);
+
+/// Logs what gathers values and what scatters sums, too.
+template <class Comm>
+class TurnRecorder : public RecordingCommunicator<Comm> {
+public:
+    using Counts = std::span<std::size_t const>;
+    explicit TurnRecorder(Comm& inner) : RecordingCommunicator<Comm>{inner} {}
+
+    auto all_gather(joinable::ConstBuffer in, joinable::Buffer out) {
+        return this->inner_.all_gather(in, out);
+    }
+    auto all_gather(joinable::ConstBuffer in, joinable::Buffer out, Counts counts) {
+        turns += " g" + std::to_string(out.count);
+        return this->inner_.all_gather(in, out, counts);
+    }
+    auto reduce_scatter(joinable::ConstBuffer in, joinable::Buffer out, joinable::ReduceOp op) {
+        return this->inner_.reduce_scatter(in, out, op);
+    }
+    auto reduce_scatter(
+        joinable::ConstBuffer in, joinable::Buffer out, joinable::ReduceOp op, Counts counts
+    ) {
+        turns += " r" + std::to_string(in.count);
+        return this->inner_.reduce_scatter(in, out, op, counts);
+    }
+
+    std::string turns;
+};
+
+TEST_CASE(
+    "units are gathered once in each pass, and take turns with reductions, on joined ranks too"
+) {
+    run_ranks({1, 2, 3}, [](joinable::ThreadCommunicator& inner) {
+        // How many units after its own a gradient becomes ready.
+        for (std::size_t const late : {0U, 1U}) {
+            TurnRecorder comm{inner};
+            Gathered params = model_of_units();
+            ShardedDataParallel sharded{comm, params, Sgd{}, by_units};
+            {
+                Join guard{participants(sharded)};
+                for (int round = 0; round <= comm.rank(); ++round) {
+                    sharded.forward([&](auto use) {
+                        for (std::size_t i = 0; i < params.size(); ++i) {
+                            static_cast<void>(use(i));
+                        }
+                    });
+                    sharded.backward([&](auto ready, auto use) {
+                        for (std::size_t i = params.size() + late; i-- > 0;) {
+                            if (i >= late) {
+                                static_cast<void>(use(i - late));
+                            }
+                            if (i < params.size()) {
+                                params[i].own->need_grad();
+                                ready(i);
+                            }
+                        }
+                    });
+                    sharded.step();
+                }
+                guard.finish();
+            }
+            std::string expected;
+            for (int round = 0; round < comm.size(); ++round) {
+                expected += " g16 g32 g48 g64 g64 g48 r64 g32 r48 g16 r32 r16";
+            }
+            CHECK(comm.turns == expected);
+        }
+    });
+}
+
+TEST_CASE("two units have memory at a time, and values are there while a pass uses them") {
+    over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
+        Gathered params = model_of_units();
+        ShardedDataParallel sharded{comm, params, Adam{}, by_units};
+        auto const count = [&] {
+            return std::count_if(params.begin(), params.end(), [](GatheredParam const& param) {
+                return static_cast<bool>(param.value);
+            });
+        };
+        CHECK(count() == 0);
+        {
+            Join guard{participants(sharded)};
+            for (int round = 0; round < 2 + comm.rank(); ++round) {
+                sharded.forward([&](auto use) {
+                    for (std::size_t i = 0; i < params.size(); ++i) {
+                        auto const held = use(i);
+                        CHECK(count() == 1);
+                        CHECK(params[i].value);
+                    }
+                });
+                CHECK(count() == 0);
+                sharded.backward([&](auto ready, auto use) {
+                    for (std::size_t i = params.size(); i-- > 0;) {
+                        auto const held = use(i);
+                        CHECK(count() == 1);
+                        params[i].own->need_grad();
+                        ready(i);
+                    }
+                });
+                CHECK(count() == 0);
+                sharded.step();
+            }
+            guard.finish();
+        }
+        CHECK(sharded.unit_bytes() == 2 * 64 * sizeof(float));
+        CHECK(sharded.bucket_bytes() == 2 * 64 * sizeof(float));
+        CHECK(sharded.gradient_bytes() == sharded.value_bytes());
+        CHECK(sharded.state_bytes() == 2 * sharded.value_bytes());
+        std::uint64_t sum = sharded.value_bytes();
+        comm.all_reduce({&sum, 1, DType::u64}, joinable::ReduceOp::sum).wait();
+        CHECK(sum == 160 * sizeof(float));
+        for (GatheredParam const& param : params) {
+            CHECK(param.sets == 2 * (2 + comm.rank()));
+            CHECK(param.releases == param.sets + 1);
+        }
+    });
+}
+
+TEST_CASE("a value that is used first and last is kept in between") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        Gathered params = model_of_units();
+        ShardedDataParallel sharded{comm, params, Sgd{.learning_rate = 1.0}, by_units};
+        std::vector<Numbers> seen;
+        {
+            Join guard{participants(sharded)};
+            for (int round = 0; round <= comm.rank(); ++round) {
+                typename decltype(sharded)::HeldValues tied;
+                sharded.forward([&](auto use) {
+                    tied = use(0);
+                    for (std::size_t i = 1; i < params.size(); ++i) {
+                        static_cast<void>(use(i));
+                    }
+                    seen.push_back(read(params[0].value));
+                });
+                sharded.backward([&](auto ready, auto use) {
+                    CHECK(read(params[0].value) == seen.back());
+                    for (std::size_t i = params.size(); i-- > 0;) {
+                        static_cast<void>(use(i));
+                        params[i].own->need_grad();
+                        write(params[i].own->grad, Numbers(params[i].own->grad.numel(), 1.0));
+                        ready(i);
+                    }
+                    CHECK(read(params[0].value) == seen.back());
+                    tied = {};
+                });
+                sharded.step();
+            }
+            guard.finish();
+        }
+        for (std::size_t round = 1; round < seen.size(); ++round) {
+            CHECK(seen[round] != seen[round - 1]);
+        }
+        CHECK(std::none_of(params.begin(), params.end(), [](GatheredParam const& param) {
+            return static_cast<bool>(param.value);
+        }));
+    });
+}
+
+/// Rounds that train, accumulate and evaluate, in which batches fail at different places.
+template <class Comm>
+std::vector<Numbers> train_with_failures(Comm& comm, ShardedOptions const& options) {
+    Gathered params = gathered(make({}));
+    Sgd const rule{.learning_rate = 0.1, .momentum = 0.9};
+    std::vector<std::vector<float>> buffers{{1, 2, 3}};
+    ShardedDataParallel sharded{comm, params, joinable::buffers(buffers), rule, options};
+    Engine engine{params, comm.rank()};
+    double evaluated = 0;
+    for (int epoch = 0; epoch < 2; ++epoch) {
+        Join guard{participants(sharded)};
+        for (int round = 0; round < 9 + comm.rank() * 2; ++round, ++engine.round) {
+            if (round % 4 == 3) {
+                sharded.forward(
+                    [&](auto use) {
+                        for (std::size_t i = 0; i < params.size(); i += 2) { // not all
+                            auto const held = use(i);
+                            for (double const number : read(value_of(params[i]))) {
+                                evaluated += number;
+                            }
+                        }
+                    },
+                    {.phase = Phase::evaluate}
+                );
+                continue;
+            }
+            bool const syncs = round % 4 != 1;
+            int const failure = (round * 3 + comm.rank() * 5 + epoch) % 7;
+            try {
+                if (failure == 3) {
+                    throw std::runtime_error{"before the round"};
+                }
+                sharded.forward(
+                    [&](auto use) {
+                        if (failure == 4) {
+                            throw std::runtime_error{"before values are used"};
+                        }
+                        if (failure == 5) {
+                            auto const held = use(2);
+                            throw std::runtime_error{"in the forward pass"};
+                        }
+                        engine.forward(use);
+                        buffers[0][0] += static_cast<float>(comm.rank());
+                    },
+                    {.will_sync = syncs}
+                );
+                sharded.backward([&](auto ready, auto use) {
+                    if (failure == 6) {
+                        auto const held = use(6);
+                        throw std::runtime_error{"in the backward pass"};
+                    }
+                    engine.backward(ready, use, true);
+                });
+            } catch (std::runtime_error const&) {
+                sharded.skip({.will_sync = syncs});
+            }
+            if (syncs) {
+                sharded.step();
+                for (GatheredParam& param : params) {
+                    param.own->grad = {};
+                }
+            }
+        }
+        guard.finish();
+    }
+    auto values = all_values(sharded, params);
+    values.push_back({evaluated});
+    values.emplace_back(buffers[0].begin(), buffers[0].end());
+    return values;
+}
+
+TEST_CASE("rounds that evaluate, accumulate, skip or fail give what whole values give") {
+    over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
+        for (ShardedOptions options : all_options) {
+            options.buffer_sync = options.partition == Partition::flat ? BufferSync::before_forward
+                                                                       : BufferSync::after_forward;
+            ShardedOptions whole = options;
+            whole.sharding = Sharding::gradients;
+            CHECK(train_with_failures(comm, options) == train_with_failures(comm, whole));
+        }
+    });
+}
+
+TEST_CASE("a pass outside a guard gathers values, too, and groups add units") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        Gathered first = model_of_units();
+        Gathered second = model_of_units();
+        ShardedDataParallel sharded{comm, first, Sgd{.learning_rate = 1.0}, by_units};
+        sharded.add_parameter_group(second, Sgd{.learning_rate = 0.5});
+        auto const param = [&](std::size_t i) -> GatheredParam& {
+            return i < 4 ? first[i] : second[i - 4];
+        };
+        for (int round = 0; round < 2; ++round) {
+            std::size_t const elements = sharded.forward([&](auto use) {
+                std::size_t sum = 0;
+                for (std::size_t i = 0; i < 8; ++i) {
+                    auto const held = use(i);
+                    sum += param(i).value.numel();
+                }
+                return sum;
+            });
+            CHECK(elements == 2 * 160);
+            sharded.backward([&](auto ready, auto use) {
+                for (std::size_t i = 8; i-- > 0;) {
+                    auto const held = use(i);
+                    param(i).own->need_grad();
+                    write(param(i).own->grad, Numbers(param(i).value.numel(), 1.0));
+                    ready(i);
+                }
+            });
+            sharded.step();
+        }
+        auto const held = sharded.use_all();
+        CHECK(read(first[3].value) == Numbers(64, -2.0));
+        CHECK(read(second[0].value) == Numbers(16, -1.0));
+    });
+}
+
+TEST_CASE("what a pass does wrong with values is said in a sentence") {
+    over_ranks({1}, [](RankCommunicator& comm) {
+        auto const text_of = [&](auto const& f) {
+            Gathered params = model_of_units();
+            ShardedDataParallel sharded{comm, params, Sgd{}, by_units};
+            try {
+                f(sharded);
+            } catch (ContractViolation const& error) {
+                return std::string{error.what()};
+            }
+            return std::string{"nothing"};
+        };
+        CHECK(
+            text_of([](auto& sharded) { sharded.forward([] {}); }) ==
+            "forward: with Sharding::parameters values are there while the pass uses them; it takes 'use' "
+            "last, and calls 'auto const held = use(i);' before it reads value i"
+        );
+        CHECK(
+            text_of([](auto& sharded) {
+                sharded.forward([](auto use) {
+                    static_cast<void>(use(2));
+                    static_cast<void>(use(1));
+                });
+            }) ==
+            "the forward pass is past unit 1 (parameters 1 to 1), but uses it again: units come in ascending "
+            "order, once each; where a value is used again, keep what use() returned until then"
+        );
+        CHECK(
+            text_of([](auto& sharded) {
+                sharded.forward([](auto) {});
+                sharded.backward([](auto, auto use) { static_cast<void>(use(1)); });
+            }) ==
+            "the backward pass uses unit 1 (parameters 1 to 1) before the gradients of units before it are "
+            "ready; mark them before the pass needs the second unit after theirs, and where the backward pass "
+            "uses a value early, keep what use() returned in the forward pass (rank 0 did not mark parameter 3)"
+        );
+        CHECK(text_of([](auto& sharded) {
+                  sharded.forward([](auto use) { static_cast<void>(use(4)); });
+              }) == "parameter 4 is out of range on rank 0: there are 4 parameters");
+        CHECK(
+            text_of([](auto& sharded) {
+                auto const held = sharded.use_all();
+                sharded.forward([](auto) {});
+            }) ==
+            "what use() or use_all() returned for unit 0 (parameters 0 to 0) is still held; let go of it before "
+            "the last pass of its round returns, and before the next round begins: a step changes values"
+        );
+    });
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
+        std::vector<StridedParam> params = make({});
+        CHECK_THROWS_WITH_AS(
+            (ShardedDataParallel{comm, params, Sgd{}, by_units}),
+            "the value of parameter 0 cannot be sharded: parameter_traits of its type needs 'static void "
+            "set_value(P&, AnyView)' and 'static void release_value(P&)'; or use Sharding::gradients",
+            ContractViolation
+        );
+    });
+}
+
+} // namespace

@@ -293,7 +293,7 @@ MUTATIONS = [
     ),
     Mutation(
         "engines-have-masters", "participant/detail/shard_plan.hpp",
-        "UpdateRule<Rule>,\n            options.", "true,\n            options.",
+        "UpdateRule<Rule>,", "true,",
         "participant/local_optimizer.test.cpp", "an engine's optimizer*",
     ),
     Mutation(

@@ -392,6 +392,22 @@ MUTATIONS = [
         "participant/sharded_data_parallel.test.cpp", "gradients become ready*",
     ),
     Mutation(
+        "sharded-values-are-saved-in-another-order", "checkpoint/detail/model_layout.hpp",
+        "group.values ? dense_strides(extents, value.strides()) : row_major_strides(extents)",
+        "row_major_strides(extents)",
+        "checkpoint/checkpoint.test.cpp", "values that are sharded*",
+    ),
+    Mutation(
+        "gradients-wait-for-values-that-are-kept", "participant/detail/shard_reducer.hpp",
+        "values_->is_due(i) && values_->approach(i)", "false",
+        "participant/sharded_parameters.test.cpp", "gradients travel while*",
+    ),
+    Mutation(
+        "all-values-keep-their-memory", "participant/detail/sharded_units.hpp",
+        "arenas_.keep(overlapping);", "",
+        "participant/sharded_parameters.test.cpp", "all values need memory*",
+    ),
+    Mutation(
         "values-stay-after-their-use", "participant/detail/sharded_units.hpp",
         "group.parameters[i - group.first].release_value();", "",
         "participant/sharded_parameters.test.cpp", "two units have memory*",

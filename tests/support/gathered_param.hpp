@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct GatheredParam {
     joinable::AnyView value;
     int sets = 0;
     int releases = 0;
+    bool set_fails = false;
 
     explicit GatheredParam(std::shared_ptr<StridedParam> engine)
         : own{std::move(engine)}, value{own->value.view()} {}
@@ -47,6 +49,9 @@ struct joinable::parameter_traits<joinable_tests::GatheredParam> {
     static bool requires_grad(P const& p) { return p.own->requires_grad; }
     static void set_grad(P& p, AnyView const& view) { p.own->grad = view; }
     static void set_value(P& p, AnyView const& view) {
+        if (p.set_fails) {
+            throw std::bad_alloc{};
+        }
         p.value = view;
         ++p.sets;
     }

@@ -60,7 +60,7 @@ public:
     /// is open for the others: skip() goes on with them.
     template <class F>
     decltype(auto) forward(F&& pass, RoundNotice const& notice = {}) {
-        prepare_for_forward(notice);
+        begin_forward(notice);
         try {
             return guarded([&]() -> decltype(auto) { return run(std::forward<F>(pass)); });
         } catch (...) {
@@ -105,19 +105,13 @@ public:
     /// iterate() the notice given there, else the notice given here, and never inside no_sync().
     /// @throws ContractViolation  the previous forward had no backward; see announce_round.
     void prepare_for_forward(RoundNotice notice = {}) {
-        guarded([&] {
-            // Outside a guard nothing was said of a forward pass whose outputs are not used.
-            bool const is_open = stage_ == Stage::forward && detail::session_of(state_) != nullptr;
-            require_stepped();
-            if (is_open || stage_ == Stage::backward) {
-                throw ContractViolation{
-                    "a forward pass follows one without a backward pass; announce a round without "
-                    "one with {.will_sync = false} or {.phase = Phase::evaluate}, and one that "
-                    "failed with skip()"
-                };
-            }
-            open_round(notice);
-        });
+        if (gathers_values()) {
+            throw ContractViolation{
+                "with Sharding::parameters values are there while a pass uses them; call forward(pass) and "
+                "backward(pass)"
+            };
+        }
+        begin_forward(notice);
     }
 
     /// Blocks until all ranks have opened the round. `unused` says which parameters the backward
@@ -204,6 +198,9 @@ public:
     void skip(RoundNotice notice = {}) {
         guarded([&] {
             require_stepped();
+            if constexpr (gathers) {
+                reducer_->require_let_go(); // before any collective: skip() can be called again
+            }
             detail::forget_failure(*this); // the batch's: peers need not hear of it
             auto const* const session = detail::session_of(state_);
             if (stage_ == Stage::idle && session != nullptr && session->has_announced_batch()) {
@@ -301,6 +298,27 @@ protected:
         }
     }
 
+    void begin_forward(RoundNotice notice) {
+        guarded([&] {
+            // Outside a guard nothing was said of a forward pass whose outputs are not used.
+            bool const is_open = stage_ == Stage::forward && detail::session_of(state_) != nullptr;
+            require_stepped();
+            if (gathers_values() && (stage_ == Stage::unsynced || stage_ == Stage::failed)) {
+                throw ContractViolation{
+                    "the passes of the round before have not ended, in which all ranks gather values; call "
+                    "backward(), or skip() after a failure"
+                };
+            }
+            if (is_open || stage_ == Stage::backward) {
+                throw ContractViolation{
+                    "a forward pass follows one without a backward pass; announce a round without "
+                    "one with {.will_sync = false} or {.phase = Phase::evaluate}, and one that "
+                    "failed with skip()"
+                };
+            }
+            open_round(notice);
+        });
+    }
     void open_round(RoundNotice notice) {
         notice.will_sync = notice.will_sync && !is_inside_no_sync_;
         if (notice.phase == Phase::train) {

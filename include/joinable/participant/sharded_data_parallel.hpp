@@ -128,20 +128,30 @@ public:
     void
     add_parameter_group(Parameters&& parameters, Rule rule, std::vector<int> const& owners = {}) {
         Training::require_outside("add_parameter_group()");
+        this->reducer_->require_let_go();
         auto const nothing = [](AgreementList&) {};
         add(std::forward<Parameters>(parameters), std::move(rule), owners, nothing, [] {});
     }
 
     /// Collective, outside a guard. Gathers all values, which are there until what it returns is gone: to read
-    /// them where ranks keep parts of them. Nothing with another sharding. Let go of it before the next pass.
-    /// @throws ContractViolation  in a guard.
-    [[nodiscard]] auto use_all() {
+    /// them where ranks keep parts of them, or to write them, on all ranks alike, and to call reload() then.
+    /// Nothing with another sharding. Let go of it before the next pass.
+    /// @throws ContractViolation  in a guard, or values are held. std::bad_alloc  there is no room for all of
+    ///         them; then the other ranks throw PeerFailed.
+    [[nodiscard]] std::vector<HeldValues> use_all() {
         Training::require_outside("use_all()");
-        return this->reducer_->use_all();
+        auto* const units = this->reducer_->values();
+        if (units == nullptr) {
+            return {};
+        }
+        this->fail_together("use_all()", [&] { units->reserve_all(); });
+        return units->hold_all();
     }
-
     /// Bytes of the memory in which passes gather values. Local.
-    [[nodiscard]] std::size_t unit_bytes() const noexcept { return this->reducer_->unit_bytes(); }
+    [[nodiscard]] std::size_t unit_bytes() const noexcept {
+        auto const* const units = this->reducer_->values();
+        return units == nullptr ? 0 : units->bytes();
+    }
 
     /// Steps what this rank owns and exchanges it: once after each backward pass that syncs, and after each
     /// skip(). Collective; blocks until all parameters are written. Throws what

@@ -57,9 +57,14 @@ public:
     /// ranks get those of the lowest active rank with each step. Local.
     [[nodiscard]] Rule& rule(std::size_t group = 0) { return rules_.at(group); }
 
-    /// Takes the values of 16 bits as masters again, because the engine has changed them. Local.
+    /// Takes the values of 16 bits as masters again, because the engine has changed them. Where values are
+    /// sharded it takes what this rank owns of all values: call it while what use_all() returned lives. Local.
+    /// @throws ContractViolation  values are sharded, and are not there.
     void reload() {
         for (Group const& group : groups_) {
+            if (group.values) {
+                group.values->take(group.shards, scratch_[0]);
+            }
             for (OptimizerShard const& shard : group.shards) {
                 shard.load_masters(group.parameters, scratch_[0]);
             }
@@ -272,6 +277,29 @@ protected:
         }
     }
 
+    /// What f() throws on one rank is thrown on all. Collective.
+    template <class F>
+    void fail_together(char const* verb, F const& f) {
+        AgreementList compared;
+        fail_together(compared, [&] {
+            compared.begin_section("sharded optimizers differ: ");
+            compared.add("verb", verb);
+            f();
+        });
+    }
+    /// Ranks compare what f() lists.
+    template <class F>
+    void fail_together(AgreementList const& compared, F const& f) {
+        std::exception_ptr error;
+        try {
+            f();
+        } catch (...) {
+            error = std::current_exception();
+        }
+        detail::ControlOver<Comm&> control{comm_};
+        detail::agree(control, compared, error);
+    }
+
     /// Collective. A group more. `compare(list)` adds what ranks compare beside, and `also(group)` prepares
     /// more on each rank: what they throw fails on all.
     template <class Parameters, class Compare, class F>
@@ -315,6 +343,7 @@ protected:
         }
         if (shards_values_) {
             group.values->take(group.shards, scratch_[0]);
+            group.values->release();
             group.parameters = std::move(kept);
         }
         loads_ = std::move(loads);
@@ -344,29 +373,6 @@ protected:
 private:
     using Settings = std::remove_cvref_t<decltype(detail::settings_of(std::declval<Rule&>()))>;
     using StateOfParameter = typename OptimizerState<Rule>::Parameter;
-
-    /// What f() throws on one rank is thrown on all. Collective.
-    template <class F>
-    void fail_together(char const* verb, F const& f) {
-        AgreementList compared;
-        fail_together(compared, [&] {
-            compared.begin_section("sharded optimizers differ: ");
-            compared.add("verb", verb);
-            f();
-        });
-    }
-    /// Ranks compare what f() lists.
-    template <class F>
-    void fail_together(AgreementList const& compared, F const& f) {
-        std::exception_ptr error;
-        try {
-            f();
-        } catch (...) {
-            error = std::current_exception();
-        }
-        detail::ControlOver<Comm&> control{comm_};
-        detail::agree(control, compared, error);
-    }
 
     static void require_own_state() {
         static_assert(

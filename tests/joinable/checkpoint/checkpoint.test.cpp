@@ -23,6 +23,7 @@
 #include <over_ranks.hpp>
 #include <support/checkpoint_file.hpp>
 #include <support/folder.hpp>
+#include <support/gathered_param.hpp>
 #include <support/named_param.hpp>
 #include <support/numbers.hpp>
 #include <support/strided_param.hpp>
@@ -31,6 +32,7 @@
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/rules.hpp>
 #include <joinable/participant/data_parallel.hpp>
+#include <joinable/participant/sharded_data_parallel.hpp>
 
 namespace {
 
@@ -48,6 +50,9 @@ using joinable::Partition;
 using joinable::PeerFailed;
 using joinable::Sgd;
 using joinable::Shape;
+using joinable::ShardedDataParallel;
+using joinable::ShardedOptions;
+using joinable::Sharding;
 using joinable::ZeroOptions;
 using joinable::ZeroRedundancyOptimizer;
 
@@ -226,6 +231,71 @@ TEST_CASE("every dtype, layout and partition is written and read") {
     }
     move(folder, 2, 3, {.has_gaps = true}, 0); // Partition::flat has dense values alone
     move(folder, 2, 3, {.last = 20'000}, 0);   // a parameter that travels alone
+}
+
+/// One round of a training whose values are sharded.
+template <class Sharded>
+void train_round(Sharded& sharded, std::vector<GatheredParam>& params, int rank) {
+    sharded.forward([](auto) {});
+    sharded.backward([&](auto ready, auto) {
+        for (std::size_t i = params.size(); i-- > 0;) {
+            if (!params[i].own->requires_grad) {
+                continue;
+            }
+            params[i].own->need_grad();
+            Numbers numbers(params[i].own->grad.numel());
+            for (std::size_t k = 0; k < numbers.size(); ++k) {
+                numbers[k] = static_cast<double>((i * 3 + k * 11) % 17) / 8.0 - 1.0 + rank;
+            }
+            write(params[i].own->grad, numbers);
+            ready(i);
+        }
+    });
+    sharded.step();
+}
+template <class Sharded>
+std::vector<Numbers> all_values(Sharded& sharded, std::vector<GatheredParam> const& params) {
+    auto const held = sharded.use_all();
+    std::vector<Numbers> values;
+    for (GatheredParam const& param : params) {
+        values.push_back(read(param.value));
+    }
+    return values;
+}
+
+TEST_CASE("values that are sharded are written and read, whatever their layout") {
+    Folder const folder;
+    std::string const name = folder.file("sharded");
+    std::vector<Model> all = models;
+    all.push_back({.has_gaps = true});
+    for (Model const& model : all) {
+        for (Partition const partition : {Partition::by_parameters, Partition::flat}) {
+            over_ranks({1, 2, 3}, [&](RankCommunicator& comm) {
+                AdamW const rule{.learning_rate = 0.02};
+                ShardedOptions options{
+                    .sharding = Sharding::parameters, .partition = partition, .bucket_cap_bytes = 64
+                };
+                auto params = gathered(make(model));
+                ShardedDataParallel sharded{comm, params, rule, options};
+                train_round(sharded, params, comm.rank());
+                Checkpoint{sharded, name}.write();
+                ReadFile const file = read_checkpoint(name);
+                auto const values = all_values(sharded, params);
+                for (std::size_t i = 0; i < params.size(); ++i) {
+                    CHECK(file.numbers(std::to_string(i)) == values[i]);
+                }
+                auto others = gathered(make(model, 1.5));
+                options.partition =
+                    partition == Partition::flat ? Partition::by_parameters : Partition::flat;
+                ShardedDataParallel other{comm, others, rule, options};
+                Checkpoint{other, name}.read();
+                CHECK(all_values(other, others) == values);
+                train_round(sharded, params, comm.rank());
+                train_round(other, others, comm.rank());
+                CHECK(all_values(other, others) == all_values(sharded, params));
+            });
+        }
+    }
 }
 
 TEST_CASE("groups have their rules, and integers that are frozen travel too") {

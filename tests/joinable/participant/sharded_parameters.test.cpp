@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <new>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -51,6 +53,7 @@ std::vector<ShardedOptions> const all_options{
     sharded_by(Partition::flat, 64),
     sharded_by(Partition::by_parameters, 1U << 20U),
     sharded_by(Partition::flat, 1U << 20U),
+    sharded_by(Partition::by_parameters, 0), // a unit has at least one parameter
 };
 
 AnyView value_of(StridedParam const& param) {
@@ -483,6 +486,173 @@ TEST_CASE("a pass outside a guard gathers values, too, and groups add units") {
     });
 }
 
+TEST_CASE("values that are loaded while all are there are those that train on") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        for (ShardedOptions const& options : all_options) {
+            Model const model{.dtype = DType::bf16, .has_strides = true};
+            Gathered params = gathered(make(model));
+            ShardedDataParallel sharded{comm, params, Sgd{.learning_rate = 1.0}, options};
+            CHECK_THROWS_WITH_AS(
+                sharded.reload(),
+                "the value of parameter 0 is sharded and not there; call reload() on every rank while what "
+                "use_all() returned lives",
+                ContractViolation
+            );
+            {
+                auto const held = sharded.use_all();
+                for (GatheredParam const& param : params) {
+                    write(param.value, Numbers(param.value.numel(), 3.0));
+                }
+                sharded.reload();
+            }
+            sharded.forward([](auto) {});
+            sharded.backward([&](auto ready, auto) {
+                for (std::size_t i = params.size(); i-- > 0;) {
+                    params[i].own->need_grad();
+                    write(params[i].own->grad, Numbers(params[i].own->grad.numel(), 1.0));
+                    ready(i);
+                }
+            });
+            sharded.step();
+            for (Numbers const& numbers : all_values(sharded, params)) {
+                CHECK(numbers == Numbers(numbers.size(), 2.0));
+            }
+        }
+    });
+}
+
+TEST_CASE("all values need memory while they are there, and none afterwards") {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
+        Gathered params = model_of_units();
+        typename ShardedDataParallel<RankCommunicator, Sgd>::HeldValues outlives;
+        {
+            ShardedDataParallel sharded{comm, params, Sgd{}, by_units};
+            CHECK(sharded.unit_bytes() == 2 * 256);
+            for (int k = 0; k < 2; ++k) {
+                auto held = sharded.use_all();
+                CHECK(sharded.unit_bytes() == 2 * 256 + 192 + 256);
+                CHECK_THROWS_AS((void)sharded.use_all(), ContractViolation);
+                CHECK_THROWS_AS(
+                    sharded.add_parameter_group(std::vector<GatheredParam*>{}, Sgd{}),
+                    ContractViolation
+                );
+                CHECK(std::all_of(params.begin(), params.end(), [](GatheredParam const& param) {
+                    return static_cast<bool>(param.value);
+                }));
+            }
+            CHECK(sharded.unit_bytes() == 2 * 256);
+            outlives = std::move(sharded.use_all()[1]);
+            CHECK(params[1].value);
+        }
+        CHECK(!params[1].value);
+        outlives.let_go(); // of nothing
+    });
+}
+
+TEST_CASE("skip() while values are held is refused before anything is sent, and can be called again"
+) {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        Gathered params = model_of_units();
+        ShardedDataParallel sharded{comm, params, Sgd{.learning_rate = 1.0}, by_units};
+        {
+            Join guard{participants(sharded)};
+            for (int round = 0; round < 2 + comm.rank(); ++round) {
+                typename decltype(sharded)::HeldValues tied;
+                bool const fails = round == 1 && comm.rank() == 0;
+                try {
+                    sharded.forward([&](auto use) {
+                        tied = use(0);
+                        if (fails) {
+                            throw std::runtime_error{"a bad sample"};
+                        }
+                    });
+                    sharded.backward([&](auto ready, auto use) {
+                        for (std::size_t i = params.size(); i-- > 0;) {
+                            static_cast<void>(use(i));
+                            params[i].own->need_grad();
+                            write(params[i].own->grad, Numbers(params[i].value.numel(), 1.0));
+                            ready(i);
+                        }
+                        tied.let_go();
+                    });
+                } catch (std::runtime_error const&) {
+                    CHECK_THROWS_AS(sharded.skip(), ContractViolation);
+                    tied.let_go();
+                    sharded.skip();
+                }
+                sharded.step();
+            }
+            guard.finish();
+        }
+        float const ranks = static_cast<float>(comm.size());
+        double sum = 0;
+        for (int round = 0; round <= comm.size(); ++round) {
+            for (int rank = 0; rank < comm.size(); ++rank) {
+                sum += round < 2 + rank && !(round == 1 && rank == 0) ? 1 : 0;
+            }
+        }
+        CHECK(all_values(sharded, params)[2][0] == doctest::Approx(-sum / ranks));
+    });
+}
+
+TEST_CASE("gradients travel while a pass uses values that it kept from the forward pass") {
+    run_ranks({1, 2}, [](joinable::ThreadCommunicator& inner) {
+        TurnRecorder comm{inner};
+        Gathered params = model_of_units();
+        ShardedDataParallel sharded{comm, params, Sgd{}, by_units};
+        std::vector<typename decltype(sharded)::HeldValues> kept;
+        sharded.forward([&](auto use) {
+            for (std::size_t i = 0; i < params.size(); ++i) {
+                kept.push_back(use(i));
+            }
+        });
+        std::vector<std::string> turns;
+        sharded.backward([&](auto ready, auto use) {
+            for (std::size_t i = params.size(); i-- > 0;) {
+                static_cast<void>(use(i));
+                params[i].own->need_grad();
+                ready(i);
+                kept.pop_back();
+                turns.push_back(comm.turns);
+            }
+        });
+        CHECK(turns[1] == " g16 g32 g48 g64 g64 g48 r64 g32 r48");
+        CHECK(comm.turns == " g16 g32 g48 g64 g64 g48 r64 g32 r48 g16 r32 r16");
+    });
+}
+
+TEST_CASE("all values that have no room on one rank fail there, and the training goes on") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        Gathered params = model_of_units();
+        ShardedDataParallel sharded{comm, params, Sgd{}, by_units};
+        params[2].set_fails = comm.rank() == 0;
+        bool failed = false;
+        try {
+            static_cast<void>(sharded.use_all());
+        } catch (std::bad_alloc const&) {
+            failed = true;
+        }
+        CHECK(failed == (comm.rank() == 0));
+        params[2].set_fails = false;
+        CHECK(all_values(sharded, params)[3].size() == 64);
+    });
+}
+
+TEST_CASE("what a forward pass returns is moved out of it") {
+    over_ranks({1}, [](RankCommunicator& comm) {
+        Gathered params = model_of_units();
+        ShardedDataParallel sharded{comm, params, Sgd{}, by_units};
+        int number = 5;
+        std::unique_ptr<int> const owned = sharded.forward(
+            [](auto) { return std::make_unique<int>(3); }, {.phase = Phase::evaluate}
+        );
+        int& referred =
+            sharded.forward([&](auto) -> int& { return number; }, {.phase = Phase::evaluate});
+        CHECK(*owned == 3);
+        CHECK(&referred == &number);
+    });
+}
+
 TEST_CASE("what a pass does wrong with values is said in a sentence") {
     over_ranks({1}, [](RankCommunicator& comm) {
         auto const text_of = [&](auto const& f) {
@@ -528,7 +698,21 @@ TEST_CASE("what a pass does wrong with values is said in a sentence") {
                 sharded.forward([](auto) {});
             }) ==
             "what use() or use_all() returned for unit 0 (parameters 0 to 0) is still held; let go of it before "
-            "the last pass of its round returns, and before the next round begins: a step changes values"
+            "the last pass of its round returns, before skip(), and before the next round begins: a step changes "
+            "values"
+        );
+        CHECK(
+            text_of([](auto& sharded) { sharded.prepare_for_forward(); }) ==
+            "with Sharding::parameters values are there while a pass uses them; call forward(pass) and "
+            "backward(pass)"
+        );
+        CHECK(
+            text_of([](auto& sharded) {
+                sharded.forward([](auto) {}, {.will_sync = false});
+                sharded.forward([](auto) {});
+            }) ==
+            "the passes of the round before have not ended, in which all ranks gather values; call backward(), "
+            "or skip() after a failure"
         );
     });
     over_ranks({1, 2}, [](RankCommunicator& comm) {

@@ -205,13 +205,14 @@ private:
 
     [[nodiscard]] TensorPart value_of(ShardGroup const& group, std::size_t i) const {
         AnyView const value = group.parameters[i].value();
+        Shape const& extents = value.extents();
+        // Where all ranks have all of it, a share is one run of the file; else one of the memory that it has.
         return {
             first_of_[group.first + i],
             static_cast<std::byte*>(value.data()),
             0,
             value.strides(),
-            row_major_strides(value.extents()
-            ), // all ranks have all of it: a share is one run of the file
+            group.values ? dense_strides(extents, value.strides()) : row_major_strides(extents),
             0,
             value.numel()
         };

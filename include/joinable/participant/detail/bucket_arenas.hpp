@@ -30,6 +30,12 @@ public:
         }
         return arenas_[k].data();
     }
+    /// Frees all arenas but the first `count`.
+    void keep(std::size_t count) noexcept {
+        for (std::size_t k = count; k < arenas_.size(); ++k) {
+            arenas_[k] = Arena{};
+        }
+    }
     /// Of all arenas.
     [[nodiscard]] std::size_t bytes() const noexcept {
         std::size_t bytes = 0;

@@ -149,11 +149,11 @@ void cut_group(
     // A unit is a run of parameters, of whatever dtypes.
     for (std::size_t begin = 0; begin < trained.size();) {
         std::size_t end = begin;
-        for (std::size_t bytes = 0; end < trained.size() && bytes < options.bucket_cap_bytes;
-             ++end) {
-            AnyView const value = group.parameters[trained[end]].value();
+        std::size_t bytes = 0;
+        do { // at least one
+            AnyView const value = group.parameters[trained[end++]].value();
             bytes += value.numel() * size_of(value.dtype());
-        }
+        } while (end < trained.size() && bytes < options.bucket_cap_bytes);
         group.units.push_back(group.shards.size());
         cut(std::span{trained}.subspan(begin, end - begin), none, none);
         begin = end;

@@ -108,6 +108,9 @@ public:
         if (!values_ || !values_->has(i)) {
             return {};
         }
+        if (values_->is_due(i) && values_->approach(i)) { // it was kept, and the script goes on
+            advance();
+        }
         while (!values_->is_present(i)) {
             if (!values_->approach(i)) {
                 throw ContractViolation{concat_missing(
@@ -130,12 +133,8 @@ public:
         }
         return values_->hold(i);
     }
-    /// All values, outside of passes.
-    [[nodiscard]] std::vector<typename ShardedUnits<Comm>::Held> use_all() {
-        return values_ ? values_->hold_all() : std::vector<typename ShardedUnits<Comm>::Held>{};
-    }
-    /// Bytes of the memory in which values are gathered.
-    [[nodiscard]] std::size_t unit_bytes() const noexcept { return values_ ? values_->bytes() : 0; }
+    /// Where values are gathered; null where each rank has all of them.
+    [[nodiscard]] ShardedUnits<Comm>* values() noexcept { return values_.get(); }
 
     // Gradients.
 

@@ -94,16 +94,8 @@ public:
         } else if constexpr (!is_forward) {
             pass(args..., Use<Passes>{passes});
         } else {
-            using Result = std::invoke_result_t<F&, Use<Passes>>;
             passes.reducer_->begin_forward();
-            if constexpr (std::is_void_v<Result>) {
-                pass(Use<Passes>{passes});
-                passes.end_forward();
-            } else {
-                decltype(auto) result = pass(Use<Passes>{passes});
-                passes.end_forward();
-                return static_cast<Result>(result);
-            }
+            return run_forward(passes, pass);
         }
     }
 
@@ -132,15 +124,33 @@ public:
             parts_->finish_passes(trains);
         }
     }
-    [[nodiscard]] auto use_all() { return parts_ ? parts_->use_all() : std::vector<Held>{}; }
-    [[nodiscard]] std::size_t unit_bytes() const noexcept {
-        return parts_ ? parts_->unit_bytes() : 0;
+    /// Where values are gathered; null where each rank has all of them.
+    [[nodiscard]] ShardedUnits<Comm>* values() const noexcept {
+        return parts_ ? parts_->values() : nullptr;
+    }
+    /// @throws ContractViolation  values are held.
+    void require_let_go() const {
+        if (ShardedUnits<Comm> const* const units = values()) {
+            units->require_let_go();
+        }
     }
 
     [[nodiscard]] NoTimeline& timeline() noexcept { return timeline_; }
 
 private:
     using Held = typename ShardedUnits<Comm>::Held;
+
+    template <class Passes, class F, class Result = std::invoke_result_t<F&, Use<Passes>>>
+    static Result run_forward(Passes& passes, F& pass) {
+        if constexpr (std::is_void_v<Result>) {
+            pass(Use<Passes>{passes});
+            passes.end_forward();
+        } else {
+            Result&& result = pass(Use<Passes>{passes});
+            passes.end_forward();
+            return static_cast<Result&&>(result);
+        }
+    }
 
     void require_no_use(std::string_view verb) const {
         if (gathers_values()) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -35,12 +36,11 @@ public:
     class [[nodiscard("values are gone when what use() returns is gone")]] Held {
     public:
         Held() = default;
-        Held(Held&& other) noexcept
-            : gathers_{std::exchange(other.gathers_, nullptr)}, unit_{other.unit_} {}
+        Held(Held&& other) noexcept : units_{std::move(other.units_)}, unit_{other.unit_} {}
         Held& operator=(Held&& other) noexcept { // not by value: clang 14 forgets to destroy it
-            ShardedUnits* const taken = std::exchange(other.gathers_, nullptr);
+            auto const taken = std::move(other.units_);
             let_go();
-            gathers_ = taken;
+            units_ = taken;
             unit_ = other.unit_;
             return *this;
         }
@@ -48,22 +48,24 @@ public:
 
         /// Keeps them no longer.
         void let_go() noexcept {
-            if (gathers_ != nullptr) {
-                std::exchange(gathers_, nullptr)->let_go(unit_);
+            if (auto const units = std::exchange(units_, nullptr); units && *units) {
+                (*units)->let_go(unit_);
             }
         }
 
     private:
         friend ShardedUnits;
-        Held(ShardedUnits& gathers, std::size_t unit) noexcept : gathers_{&gathers}, unit_{unit} {}
+        Held(std::shared_ptr<ShardedUnits*> units, std::size_t unit) noexcept
+            : units_{std::move(units)}, unit_{unit} {}
 
-        ShardedUnits* gathers_ = nullptr;
+        std::shared_ptr<ShardedUnits*> units_; ///< to null when they are gone
         std::size_t unit_ = 0;
     };
 
     /// Local. Of the list `groups` that the participant keeps, and of `next`, which it is about to add.
     ShardedUnits(Comm& comm, std::vector<ShardGroup> const& groups, ShardGroup const& next)
-        : comm_{comm}, groups_{groups}, arenas_{BufferMemory{comm}} {
+        : comm_{comm}, groups_{groups}, self_{std::make_shared<ShardedUnits*>(this)},
+          arenas_{BufferMemory{comm}} {
         for (std::size_t k = 0; k <= groups.size(); ++k) {
             list(k, k == groups.size() ? next : groups[k]);
         }
@@ -72,7 +74,10 @@ public:
     }
     ShardedUnits(ShardedUnits const&) = delete;
     ShardedUnits& operator=(ShardedUnits const&) = delete;
-    ~ShardedUnits() { reset(); } // values in this memory are released
+    ~ShardedUnits() { // values in this memory are released
+        reset();
+        *self_ = nullptr;
+    }
 
     // A pass.
 
@@ -108,8 +113,21 @@ public:
         if (pass_ != Pass::between) {
             finish();
         }
-        pass_ = Pass::none;
         require_let_go();
+        pass_ = Pass::none;
+    }
+    /// @throws ContractViolation  values are held.
+    void require_let_go() const {
+        for (std::size_t k = 0; k < units_.size(); ++k) {
+            if (units_[k].holders != 0) {
+                throw ContractViolation{concat(
+                    "what use() or use_all() returned for ",
+                    describe(k),
+                    " is still held; let go of it before the last pass of its round returns, before skip(), and "
+                    "before the next round begins: a step changes values"
+                )};
+            }
+        }
     }
     [[nodiscard]] bool is_in_backward() const noexcept { return pass_ == Pass::backward; }
     /// After a failure: nothing of a pass is left.
@@ -178,20 +196,41 @@ public:
     bool approach(std::size_t i) { return arrive(unit_of(i)); }
     [[nodiscard]] Held hold(std::size_t i) {
         ++units_[unit_of(i)].holders;
-        return {*this, unit_of(i)};
+        return {self_, unit_of(i)};
     }
-    /// All units at once, outside of passes.
+    /// Makes room for all units. Local.
+    void reserve_all() {
+        require_let_go();
+        for (std::size_t k = 0; k < units_.size(); ++k) {
+            static_cast<void>(arenas_.data(k, k < overlapping ? largest_ : units_[k].bytes));
+        }
+    }
+    /// All units at once, outside of passes. There is room for them.
     [[nodiscard]] std::vector<Held> hold_all() {
         std::vector<Held> held;
-        held.reserve(units_.size());
         begin_forward();
-        for (Unit const& unit : units_) {
-            static_cast<void>(approach(unit.parameters.front()));
-            held.push_back(hold(unit.parameters.front()));
+        try {
+            held.reserve(units_.size());
+            for (Unit const& unit : units_) {
+                static_cast<void>(approach(unit.parameters.front()));
+                static_cast<void>(prefetch());
+                held.push_back(hold(unit.parameters.front()));
+            }
+        } catch (...) { // the other ranks gather all
+            held.clear();
+            while (pass_by()) {
+            }
+            reset();
+            throw;
         }
         pass_ = Pass::none;
         current_ = nowhere;
+        holds_all_ = true;
         return held;
+    }
+    /// Whether the next unit of the pass is that of parameter `i`, which was kept from the pass before.
+    [[nodiscard]] bool is_due(std::size_t i) const noexcept {
+        return is_open() && units_[unit_of(i)].is_present && position_of(unit_of(i)) == arrived_;
     }
 
     /// "unit 2 (parameters 4 to 6)"
@@ -273,19 +312,6 @@ private:
         }
     }
 
-    void require_let_go() const {
-        for (std::size_t k = 0; k < units_.size(); ++k) {
-            if (units_[k].holders != 0) {
-                throw ContractViolation{concat(
-                    "what use() or use_all() returned for ",
-                    describe(k),
-                    " is still held; let go of it before the last pass of its round returns, and before the "
-                    "next round begins: a step changes values"
-                )};
-            }
-        }
-    }
-
     void begin(Pass pass, bool reduces) {
         pass_ = pass;
         reduces_ = reduces;
@@ -306,9 +332,10 @@ private:
         if (free_.empty()) {
             free_.push_back(arenas_in_use_++);
         }
-        unit.landing = free_.back();
-        free_.pop_back();
-        std::byte* const memory = arenas_.data(unit.landing, largest_);
+        auto const first = std::min_element(free_.begin(), free_.end()); // few have memory
+        unit.landing = *first;
+        free_.erase(first);
+        std::byte* const memory = arenas_.data(unit.landing, unit.bytes);
         ShardGroup const& group = groups_[unit.group];
         for (std::size_t k = 0; k < unit.parts.size(); ++k) {
             Part const& part = unit.parts[k];
@@ -382,10 +409,15 @@ private:
         if (--units_[unit].holders == 0 && unit != current_) {
             drop(units_[unit]);
         }
+        if (holds_all_ && free_.size() == arenas_in_use_) {
+            holds_all_ = false;
+            arenas_.keep(overlapping);
+        }
     }
 
     Comm& comm_;
     std::vector<ShardGroup> const& groups_;
+    std::shared_ptr<ShardedUnits*> self_; ///< for what is held
     BucketArenas arenas_;
     std::vector<std::size_t> unit_of_; ///< of each parameter of all groups
     std::size_t largest_ = 0;          ///< unit, in bytes
@@ -393,6 +425,7 @@ private:
     std::vector<std::size_t> free_;    ///< arenas
     Pass pass_ = Pass::none;
     bool reduces_ = false;
+    bool holds_all_ = false;
     std::size_t launched_ = 0; ///< gathers of the pass
     std::size_t arrived_ = 0;
     std::size_t reduced_ = 0;       ///< units whose gradients are on their way

@@ -82,14 +82,29 @@ public:
         }
     }
 
-    /// Copies what this rank owns from the engine's values, which are released.
+    /// Copies what this rank owns from the engine's values.
+    /// @throws ContractViolation  one of them is not there; then nothing was copied.
     void take(std::span<OptimizerShard const> shards, Scratch& scratch) {
+        for (std::size_t i = 0; i < parameters_.size(); ++i) {
+            AnyView const value = whole_[i].value();
+            if (parameters_[i].value &&
+                !(is_like(value, parameters_[i].value) && has_memory(value))) {
+                throw ContractViolation{concat(
+                    "the value of ",
+                    describe_parameter(whole_, i),
+                    " is sharded and not there; call reload() on every rank while what use_all() returned lives"
+                )};
+            }
+        }
         for (std::size_t k = 0; k < shards.size(); ++k) {
             if (std::size_t const before = shards[k].part_offset() * shards[k].element();
                 shards[k].part() != 0) {
                 shards[k].pack_own(whole_, parts_[k].data() - before, scratch);
             }
         }
+    }
+    /// Frees the engine's values.
+    void release() const {
         for (PartOfParameter const& parameter : parameters_) {
             if (parameter.value) {
                 parameter.whole.release_value();

@@ -71,37 +71,6 @@ public:
     ShardReducer(ShardReducer const&) = delete;
     ShardReducer& operator=(ShardReducer const&) = delete;
 
-    // Passes that gather values; nothing where each rank has them. See ShardedUnits.
-
-    [[nodiscard]] bool gathers_values() const noexcept { return values_ != nullptr; }
-    void begin_forward() {
-        if (values_) {
-            values_->begin_forward();
-            advance();
-        }
-    }
-    void finish_forward() {
-        if (values_) {
-            values_->finish_forward();
-        }
-    }
-    /// The backward pass of a round whose gradients accumulate.
-    void begin_accumulating() {
-        if (values_) {
-            values_->begin_backward(false);
-            advance();
-        }
-    }
-    /// What is left of the passes of a round that reduces nothing: a training round has both.
-    void finish_passes(bool trains) {
-        if (values_) {
-            values_->finish_forward();
-            if (trains && !values_->is_in_backward()) {
-                values_->begin_backward(false);
-            }
-            values_->finish_passes();
-        }
-    }
     /// Waits for the value of parameter `i`, and keeps it until what it returns is gone.
     [[nodiscard]] typename ShardedUnits<Comm>::Held use(std::size_t i) {
         require_in_range(i, states_.size(), static_cast<int>(comm_.rank()));
@@ -194,7 +163,7 @@ public:
         }
         is_open_ = false;
         if (values_) {
-            values_->finish_passes();
+            values_->finish_passes(true);
         }
     }
 

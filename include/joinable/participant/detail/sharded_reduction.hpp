@@ -99,29 +99,27 @@ public:
         }
     }
 
-    // Where values are sharded, see ShardReducer; else nothing.
+    // Where values are sharded, see ShardedUnits; else nothing.
 
-    [[nodiscard]] bool gathers_values() const noexcept {
-        return parts_ && parts_->gathers_values();
-    }
+    [[nodiscard]] bool gathers_values() const noexcept { return values() != nullptr; }
     void begin_forward() {
-        if (parts_) {
-            parts_->begin_forward();
+        if (auto* const units = values()) {
+            units->begin_forward();
         }
     }
     void finish_forward() {
-        if (parts_) {
-            parts_->finish_forward();
+        if (auto* const units = values()) {
+            units->finish_forward();
         }
     }
     void begin_accumulating() {
-        if (parts_) {
-            parts_->begin_accumulating();
+        if (auto* const units = values()) {
+            units->begin_backward(false);
         }
     }
     void finish_passes(bool trains) {
-        if (parts_) {
-            parts_->finish_passes(trains);
+        if (auto* const units = values()) {
+            units->finish_passes(trains);
         }
     }
     /// Where values are gathered; null where each rank has all of them.
@@ -130,7 +128,7 @@ public:
     }
     /// @throws ContractViolation  values are held.
     void require_let_go() const {
-        if (ShardedUnits<Comm> const* const units = values()) {
+        if (auto const* const units = values()) {
             units->require_let_go();
         }
     }

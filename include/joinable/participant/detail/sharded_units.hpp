@@ -107,10 +107,14 @@ public:
         require(Pass::between, "a backward pass begins in another one");
         begin(Pass::backward, reduces);
     }
-    /// The backward pass needs no more; or there is none, in an evaluation.
+    /// What is left of the passes of a round: one that trains has both, an evaluation a forward pass alone.
     /// @throws ContractViolation  values are still held.
-    void finish_passes() {
-        if (pass_ != Pass::between) {
+    void finish_passes(bool trains) {
+        finish_forward();
+        if (trains && pass_ == Pass::between) {
+            begin_backward(false);
+        }
+        if (pass_ == Pass::backward) {
             finish();
         }
         require_let_go();
@@ -129,7 +133,6 @@ public:
             }
         }
     }
-    [[nodiscard]] bool is_in_backward() const noexcept { return pass_ == Pass::backward; }
     /// After a failure: nothing of a pass is left.
     void reset() noexcept {
         for (Unit& unit : units_) {
@@ -317,6 +320,7 @@ private:
         reduces_ = reduces;
         launched_ = arrived_ = reduced_ = 0;
         current_ = nowhere;
+        static_cast<void>(launch());
     }
     void finish() {
         while (pass_by()) {

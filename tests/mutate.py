@@ -433,6 +433,21 @@ MUTATIONS = [
         "participant/sharded_parameters.test.cpp", "what a pass does wrong*",
     ),
     Mutation(
+        "a-shard-is-stepped-while-it-is-gathered", "participant/detail/shard_reducer.hpp",
+        "!values_ || values_->is_gathered(buckets_[stepped_].unit)", "true",
+        "participant/sharded_parameters.test.cpp", "a value that a pass reads late*",
+    ),
+    Mutation(
+        "early-steps-take-no-settings", "participant/sharded_data_parallel.hpp",
+        "begin = [this](Round const& round) { this->begin_step(round); };", "",
+        "participant/sharded_data_parallel.test.cpp", "buckets are stepped while*",
+    ),
+    Mutation(
+        "early-steps-wait-for-the-end-of-the-pass", "participant/detail/shard_reducer.hpp",
+        "++finished_;\n        step_reduced();", "++finished_;",
+        "participant/sharded_data_parallel.test.cpp", "buckets are stepped while*",
+    ),
+    Mutation(
         "joined-ranks-shadow-a-backward-pass-of-evaluations", "participant/sharded_data_parallel.hpp",
         "finish_passes(round.phase() == Phase::train)", "finish_passes(true)",
         "participant/sharded_parameters.test.cpp", "rounds that evaluate*",

@@ -11004,11 +11004,18 @@ protected:
     void begin_reduction() {
         round_ = pending_.wait();
         round_.hold();
+        prepare_reduction(round_);
+    }
+    /// What comes between the passes, on ranks that train and on ranks that shadow.
+    void prepare_reduction(Round const& round) {
         if constexpr (gathers) {
             reducer_->finish_forward();
         }
         if (!module_->syncs_before_forward()) {
-            module_->sync_buffers(round_);
+            module_->sync_buffers(round);
+        }
+        if constexpr (gathers) {
+            reducer_->begin_round(round);
         }
     }
     void end_reduction() {
@@ -11068,12 +11075,10 @@ protected:
     }
     /// What joined ranks run in place of the passes of a round that syncs.
     void shadow(Round const& round) {
-        if constexpr (gathers) {
-            if (!module_->syncs_before_forward()) {
-                reducer_->finish_forward();
-            }
+        if (module_->syncs_before_forward()) {
+            module_->sync_buffers(round);
         }
-        module_->sync_buffers(round);
+        prepare_reduction(round);
         contribute_without_pass(round);
     }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -91,9 +92,10 @@ public:
     )
         : Optimizer{comm, zero_options(options), options.sharding == Sharding::parameters},
           Training{comm, Optimizer::join_state(), options.gradient_kind, true},
-          sharding_{options.sharding} {
+          sharding_{options.sharding}, steps_in_backward_{options.step_in_backward} {
         std::optional<CoalescedBroadcast> start;
         auto const compare = [&](AgreementList& list) {
+            check_early_steps(options);
             list.begin_section("options differ: ");
             compare_sharding(list);
             detail::agree_on(list, data_parallel_options(options));
@@ -221,7 +223,27 @@ public:
 private:
     using Reduction = detail::ShardedReduction<Comm>;
 
-    void compare_sharding(AgreementList& list) const { list.add("sharding", name_of(sharding_)); }
+    void compare_sharding(AgreementList& list) const {
+        list.add("sharding", name_of(sharding_));
+        list.add("step_in_backward", steps_in_backward_);
+    }
+    static void check_early_steps(ShardedOptions const& options) {
+        if (!options.step_in_backward) {
+            return;
+        }
+        if (options.before_step) {
+            throw ContractViolation{
+                "step_in_backward steps a bucket before the gradients of others are there, but before_step is "
+                "to see all of them; leave one of the two out"
+            };
+        }
+        if (options.sharding == Sharding::optimizer) {
+            throw ContractViolation{
+                "step_in_backward steps buckets that are averaged to their owners, but with Sharding::optimizer "
+                "gradients are averaged on all ranks; use Sharding::gradients or Sharding::parameters"
+            };
+        }
+    }
 
     template <class Parameters, class Compare, class F>
     void
@@ -254,9 +276,24 @@ private:
             if (sharding_ == Sharding::parameters) {
                 values = std::make_unique<detail::ShardedUnits<Comm>>(comm, this->groups(), group);
             }
-            return Reduction{std::make_unique<detail::ShardReducer<Comm>>(
-                comm, std::move(all), this->groups(), group, this->arenas(), std::move(values)
-            )};
+            detail::StepShard step;
+            std::function<void(Round const&)> begin;
+            if (steps_in_backward_) {
+                step = [this](std::size_t k, OptimizerShard const& s) { this->step_shard(k, s); };
+                begin = [this](Round const& round) { this->begin_step(round); };
+            }
+            return Reduction{
+                std::make_unique<detail::ShardReducer<Comm>>(
+                    comm,
+                    std::move(all),
+                    this->groups(),
+                    group,
+                    this->arenas(),
+                    std::move(values),
+                    std::move(step)
+                ),
+                std::move(begin)
+            };
         }
         BucketOptions const options{
             .bucket_cap_bytes = Optimizer::optimizer_options().bucket_cap_bytes
@@ -266,11 +303,16 @@ private:
 
     /// The same for ranks that are active and ranks that shadow.
     void run(Round const& round) {
-        this->begin_step(round);
-        this->finish_step();
+        if (steps_in_backward_) {
+            this->finish_stepped();
+        } else {
+            this->begin_step(round);
+            this->finish_step();
+        }
     }
 
     Sharding sharding_;
+    bool steps_in_backward_;
 };
 
 template <class Comm, class Parameters, class Rule>

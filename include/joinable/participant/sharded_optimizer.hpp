@@ -366,7 +366,20 @@ protected:
     }
     void finish_step() {
         if (!options_.before_step || call_before_step()) {
-            step_and_exchange();
+            step_and_exchange([this](std::size_t k, OptimizerShard const& s) { step_shard(k, s); });
+        }
+    }
+    /// In place of finish_step() where each shard has been stepped.
+    void finish_stepped() {
+        step_and_exchange([](std::size_t, OptimizerShard const&) {});
+    }
+    /// Steps what this rank owns of a shard of group `k`, whose gradients are reduced. Local.
+    void step_shard(std::size_t k, OptimizerShard const& shard) {
+        Group& group = groups_[k];
+        if constexpr (LocalOptimizer<Rule>) {
+            shard.step_whole(group.parameters, rules_[k], group.steps, group.first);
+        } else {
+            shard.step(group.parameters, rules_[k], group.steps, scratch_);
         }
     }
 
@@ -516,7 +529,8 @@ private:
     }
 
     /// While a bucket travels, the next one is stepped. Where values are sharded, the passes exchange them.
-    void step_and_exchange() {
+    template <class F>
+    void step_and_exchange(F const& step) {
         std::array<std::optional<detail::ShardExchange<Comm>>, 2> exchanges;
         std::size_t turn = 0;
         auto const finish = [&] {
@@ -526,13 +540,9 @@ private:
             }
         };
         for (std::size_t k = 0; k < groups_.size(); ++k) {
-            Group& group = groups_[k];
+            Group const& group = groups_[k];
             for (OptimizerShard const& shard : group.shards) {
-                if constexpr (LocalOptimizer<Rule>) {
-                    shard.step_whole(group.parameters, rules_[k], group.steps, group.first);
-                } else {
-                    shard.step(group.parameters, rules_[k], group.steps, scratch_);
-                }
+                step(k, shard);
                 if (!shards_values_) {
                     std::byte* const bucket = arenas_.data(turn % 2, packed_bytes(group, shard));
                     static_cast<void>(exchanges[turn % 2].emplace(

@@ -47,6 +47,11 @@ struct ShardedOptions {
     /// As in ZeroOptions.
     std::function<bool(ShardGradients const&)> before_step = {};
     std::vector<SharedObject> shared = {};
+    /// Steps what this rank owns of a bucket as soon as its averages are there, while the backward pass still
+    /// runs: `ready(i)` says then that the pass does not read value i any more, either, and settings have
+    /// to be set before backward(). From Sharding::gradients on; not together with `before_step`, which sees
+    /// all gradients before the first step.
+    bool step_in_backward = false;
 };
 
 /// What the optimizer needs to know of them.

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -60,7 +61,7 @@ using joinable::ShardGradients;
 using joinable::Sharding;
 using joinable::ZeroRedundancyOptimizer;
 
-/// Every sharding and partition, with one bucket and with many.
+/// Every sharding and partition, with one bucket and with many, stepped after the pass and in it.
 std::vector<ShardedOptions> const all_options = [] {
     std::vector<ShardedOptions> all;
     for (Sharding const sharding : {Sharding::optimizer, Sharding::gradients}) {
@@ -69,6 +70,10 @@ std::vector<ShardedOptions> const all_options = [] {
                 all.push_back(
                     {.sharding = sharding, .partition = partition, .bucket_cap_bytes = cap}
                 );
+                if (sharding == Sharding::gradients) {
+                    all.push_back(all.back());
+                    all.back().step_in_backward = true;
+                }
             }
         }
     }
@@ -198,6 +203,84 @@ TEST_CASE(
             auto const sharded = train_sharded(comm, {}, inputs_of[1], Adam{}, options);
             CHECK(sharded == train_whole(inner, {}, inputs_of[1], Adam{}));
             CHECK(comm.has_trace_of_all());
+        }
+    });
+}
+
+TEST_CASE("buckets are stepped while the backward pass runs") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        std::vector<Param<float>> params = make_params<float>({3, 3, 3, 3, 3});
+        ShardedOptions const options{
+            .sharding = Sharding::gradients, .bucket_cap_bytes = 12, .step_in_backward = true
+        };
+        ShardedDataParallel sharded{comm, params, Sgd{.learning_rate = 8.0}, options};
+        float expected = 0;
+        Join guard{participants(sharded)};
+        for (int round = 0; round < 1 + comm.rank(); ++round) {
+            drop_gradients(params);
+            // Ranks that have joined take it from those that have not.
+            sharded.rule().learning_rate = 1.0 + round;
+            sharded.forward([] {});
+            sharded.backward([&](auto ready) {
+                for (std::size_t i = 5; i-- > 0;) {
+                    add_gradient(params[i], static_cast<double>(comm.size()));
+                    ready(i);
+                    // Two buckets have memory: that of the second after this one was waited for.
+                    std::size_t const stepped = i + 2;
+                    if (stepped < 5 && sharded.owner_of(stepped) == comm.rank()) {
+                        CHECK(params[stepped].value[0] != expected);
+                    }
+                }
+                for (std::size_t i = 0; i < 5; ++i) { // values travel later
+                    CHECK((sharded.owner_of(i) == comm.rank() || params[i].value[0] == expected));
+                }
+            });
+            sharded.step();
+            expected -= static_cast<float>((1 + round) * (comm.size() - round));
+            for (Param<float> const& param : params) {
+                CHECK(param.value == std::vector<float>(3, expected));
+            }
+        }
+        guard.finish();
+        float last = 0;
+        for (int round = 0; round < comm.size(); ++round) {
+            last -= static_cast<float>((1 + round) * (comm.size() - round));
+        }
+        for (Param<float> const& param : params) {
+            CHECK(param.value == std::vector<float>(3, last));
+        }
+    });
+}
+
+TEST_CASE("steps in the backward pass need owners, and see no gradients before") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        std::vector<Param<float>> params = make_params<float>({3});
+        auto const text_of = [&](ShardedOptions const& options) {
+            try {
+                ShardedDataParallel{comm, params, Sgd{}, options};
+            } catch (std::exception const& error) {
+                return std::string{error.what()};
+            }
+            return std::string{};
+        };
+        CHECK(
+            text_of({.step_in_backward = true}) ==
+            "step_in_backward steps buckets that are averaged to their owners, but with "
+            "Sharding::optimizer gradients are averaged on all ranks; use Sharding::gradients or "
+            "Sharding::parameters"
+        );
+        ShardedOptions options{.sharding = Sharding::gradients, .step_in_backward = true};
+        options.before_step = [](ShardGradients const&) { return true; };
+        CHECK(
+            text_of(options) ==
+            "step_in_backward steps a bucket before the gradients of others are there, but before_step is "
+            "to see all of them; leave one of the two out"
+        );
+        if (comm.size() > 1) {
+            options.before_step = {};
+            options.step_in_backward = comm.rank() == 0;
+            std::string const text = text_of(options);
+            CHECK(text.find("options differ: step_in_backward: rank 0 has ") != std::string::npos);
         }
     });
 }
@@ -387,6 +470,7 @@ TEST_CASE("an infinite gradient on one rank makes all ranks skip the step") {
             };
             ShardedOptions own = options;
             own.before_step = is_finite;
+            own.step_in_backward = false;
             std::vector<Param<float>> params = make_params<float>({3, 5});
             ShardedDataParallel sharded{comm, params, Sgd{.learning_rate = 1.0}, own};
             Join guard{participants(sharded)};
@@ -592,16 +676,17 @@ TEST_CASE("what is thrown in a sharded round on one rank is PeerFailed on all ot
                                 throw std::domain_error{"no memory for the batch"};
                             }
                         };
-                        ShardedOptions const options{
-                            .sharding = sharding,
-                            .bucket_cap_bytes = 1200,
-                            .before_step =
-                                [&](ShardGradients const&) {
-                                    fail_at(Place::step);
-                                    ++steps;
-                                    return true;
-                                },
-                        };
+                        ShardedOptions options{.sharding = sharding, .bucket_cap_bytes = 1200};
+                        if (place == Place::step) {
+                            options.before_step = [&](ShardGradients const&) {
+                                fail_at(Place::step);
+                                ++steps;
+                                return true;
+                            };
+                        } else {
+                            options.step_in_backward = sharding != Sharding::optimizer &&
+                                                       (round_of_failure + culprit) % 2 == 0;
+                        }
                         ShardedDataParallel sharded{comm, params, Adam{}, options};
                         bool failed = false;
                         try {

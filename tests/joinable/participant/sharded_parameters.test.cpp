@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <span>
@@ -47,13 +48,18 @@ using Gathered = std::vector<GatheredParam>;
 ShardedOptions sharded_by(Partition partition, std::size_t cap) {
     return {.sharding = Sharding::parameters, .partition = partition, .bucket_cap_bytes = cap};
 }
+ShardedOptions stepped_early(ShardedOptions options) {
+    options.step_in_backward = true;
+    return options;
+}
 /// One unit for each parameter or two, and one for all.
 std::vector<ShardedOptions> const all_options{
     sharded_by(Partition::by_parameters, 64),
+    stepped_early(sharded_by(Partition::flat, 64)),
     sharded_by(Partition::flat, 64),
     sharded_by(Partition::by_parameters, 1U << 20U),
+    stepped_early(sharded_by(Partition::by_parameters, 0)), // a unit has at least one parameter
     sharded_by(Partition::flat, 1U << 20U),
-    sharded_by(Partition::by_parameters, 0), // a unit has at least one parameter
 };
 
 AnyView value_of(StridedParam const& param) {
@@ -280,6 +286,99 @@ TEST_CASE(
     });
 }
 
+TEST_CASE("a shard is stepped once its unit is gathered, also where no pass waits for it") {
+    over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
+        for (std::size_t const used : {0U, 2U, 3U}) { // of four units, from the last one on
+            Gathered params = model_of_units();
+            ShardedDataParallel sharded{
+                comm, params, Sgd{.learning_rate = 1.0}, stepped_early(by_units)
+            };
+            auto const is_used = [&](std::size_t i) { return i + used >= params.size(); };
+            {
+                Join guard{participants(sharded)};
+                for (int round = 0; round < 2 + comm.rank(); ++round) {
+                    sharded.forward([](auto) {});
+                    sharded.backward(
+                        [&](auto ready, auto use) {
+                            for (std::size_t i = params.size(); i-- > 0 && is_used(i);) {
+                                auto const held = use(i);
+                                params[i].own->need_grad();
+                                Numbers const values = read(params[i].value);
+                                write(params[i].own->grad, Numbers(values.size(), comm.size()));
+                                ready(i);
+                                CHECK(read(params[i].value) == values);
+                            }
+                        },
+                        [&](std::size_t i) { return !is_used(i); }
+                    );
+                    sharded.step();
+                }
+                guard.finish();
+            }
+            double sum = 0;
+            for (int round = 0; round <= comm.size(); ++round) {
+                sum += (std::min)(comm.size(), comm.size() + 1 - round);
+            }
+            auto const values = all_values(sharded, params);
+            for (std::size_t i = 0; i < params.size(); ++i) {
+                CHECK(values[i] == Numbers(values[i].size(), is_used(i) ? -sum : 0.0));
+            }
+        }
+    });
+}
+
+/// Copies what it gathers as late as a communicator may.
+template <class Comm>
+class LateGathers : public RecordingCommunicator<Comm> {
+public:
+    struct Copy {
+        joinable::ConstBuffer in;
+        joinable::Buffer out;
+        bool is_done = false;
+        void wait() {
+            if (!std::exchange(is_done, true)) {
+                std::memcpy(out.data, in.data, in.count * size_of(in.dtype));
+            }
+        }
+        bool test() const { return is_done; }
+    };
+    explicit LateGathers(Comm& inner) : RecordingCommunicator<Comm>{inner} {}
+    Copy all_gather(joinable::ConstBuffer in, joinable::Buffer out) { return {in, out}; }
+    Copy all_gather(joinable::ConstBuffer in, joinable::Buffer out, std::span<std::size_t const>) {
+        return {in, out};
+    }
+};
+
+TEST_CASE("a value that a pass reads late is that of before the step of its unit") {
+    run_ranks({1}, [](joinable::ThreadCommunicator& inner) {
+        LateGathers comm{inner};
+        std::vector<StridedParam>
+            engine; // the first unit has two buckets, because it has two dtypes
+        for (DType const dtype : {DType::f32, DType::f64, DType::f64, DType::f64}) {
+            engine.push_back({{{dtype, {8}, {1}}, {dtype, {8}, {1}}, {}}});
+            write(engine.back().value.view(), Numbers(8, 2.0));
+        }
+        Gathered params = gathered(std::move(engine));
+        Sgd const rule{.learning_rate = 1.0, .weight_decay = 0.5};
+        ShardedDataParallel sharded{comm, params, rule, stepped_early(by_units)};
+        sharded.forward([](auto) {});
+        sharded.backward(
+            [&](auto ready, auto use) {
+                for (std::size_t i = params.size(); i-- > 2;) {
+                    auto const held = use(i);
+                    params[i].own->need_grad();
+                    ready(i);
+                }
+                auto const held = use(1);
+                CHECK(read(params[1].value) == Numbers(8, 2.0));
+            },
+            {0, 1}
+        );
+        sharded.step();
+        CHECK(all_values(sharded, params)[1] == Numbers(8, 1.0));
+    });
+}
+
 TEST_CASE("two units have memory at a time, and values are there while a pass uses them") {
     over_ranks({1, 2, 4}, [](RankCommunicator& comm) {
         Gathered params = model_of_units();
@@ -446,6 +545,7 @@ TEST_CASE("rounds that evaluate, accumulate, skip or fail give what whole values
                                                                        : BufferSync::after_forward;
             ShardedOptions whole = options;
             whole.sharding = Sharding::gradients;
+            whole.step_in_backward = false;
             CHECK(train_with_failures(comm, options) == train_with_failures(comm, whole));
         }
     });

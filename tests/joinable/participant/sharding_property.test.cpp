@@ -72,6 +72,7 @@ struct EpochPlan {
     int sync_every;
     std::vector<bool> skips; ///< by round and rank
     bool zeroes;             ///< gradients before a pass, in place of dropping them
+    bool steps_early;        ///< in the backward pass
 };
 template <class Rule>
 struct TrainingPlan {
@@ -139,6 +140,8 @@ EpochPlan draw_epoch(Draw& draw, int world, Way way) {
         plan.skips.push_back(!is_alone && plan.sync_every == 1 && draw.one_in(5));
     }
     plan.zeroes = draw.one_in(2);
+    plan.steps_early =
+        (way == Way::sharded_gradients || way == Way::sharded_parameters) && draw.one_in(2);
     return plan;
 }
 
@@ -260,6 +263,7 @@ public:
                                                                       : Sharding::parameters,
                     .partition = epoch.options.partition,
                     .bucket_cap_bytes = epoch.options.bucket_cap_bytes,
+                    .step_in_backward = epoch.steps_early,
                 };
                 // They may have values in memory of the library.
                 std::vector<std::vector<GatheredParam>> parameters(groups_.size());
@@ -364,6 +368,9 @@ private:
                 reset_gradients(epoch.zeroes);
             }
             auto const turn = static_cast<std::size_t>(round * comm_.size()) + rank;
+            if (epoch.steps_early) {
+                set_rates(static_cast<std::size_t>(round));
+            }
             if (epoch.skips[turn]) {
                 model.skip();
             } else {
@@ -376,7 +383,9 @@ private:
                 });
             }
             if (notice.will_sync) {
-                set_rates(guard.round().number());
+                if (!epoch.steps_early) {
+                    set_rates(guard.round().number());
+                }
                 optimizer.step();
             }
         }

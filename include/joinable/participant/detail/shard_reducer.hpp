@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,6 +26,9 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// Steps a shard of a group.
+using StepShard = std::function<void(std::size_t group, OptimizerShard const& shard)>;
+
 /// Averages gradients to the owners of their parameters, bucket by bucket, while the backward pass still
 /// runs: what Reducer is where gradients are sharded. A bucket has memory from its first gradient until its
 /// sum is with the owners. The collectives of an iteration, on every rank: a reduce-scatter of each bucket,
@@ -36,17 +40,19 @@ class ShardReducer {
 public:
     /// Local. `parameters` are those of all groups: of the list `groups` that the participant keeps, and of
     /// `next`, which it is about to add. Nobody else uses `arenas` while gradients are reduced. `values` is null
-    /// where each rank has all values.
+    /// where each rank has all values. `step` is called as soon as the gradients of a shard are averaged, or
+    /// empty.
     ShardReducer(
         Comm& comm,
         ParameterList parameters,
         std::vector<ShardGroup> const& groups,
         ShardGroup const& next,
         BucketArenas& arenas,
-        std::unique_ptr<ShardedUnits<Comm>> values
+        std::unique_ptr<ShardedUnits<Comm>> values,
+        StepShard step
     )
         : comm_{comm}, parameters_{std::move(parameters)}, groups_{groups}, arenas_{arenas},
-          values_{std::move(values)} {
+          values_{std::move(values)}, step_{std::move(step)} {
         for (std::size_t k = 0; k <= groups.size(); ++k) {
             list(k, k == groups.size() ? next : groups[k]);
         }
@@ -165,6 +171,7 @@ public:
         if (values_) {
             values_->finish_passes(true);
         }
+        step_reduced();
     }
 
     void contribute_zeros(int /*order_source*/ = 0, bool /*has_joined*/ = false) {
@@ -257,7 +264,7 @@ private:
         is_open_ = true;
         is_unattended_ = false;
         factors_ = ShardFactors::of(comm_, factor);
-        launched_ = finished_ = 0;
+        launched_ = finished_ = stepped_ = 0;
         free_.clear();
         arenas_in_use_ = 0;
         for (State& state : states_) {
@@ -335,6 +342,15 @@ private:
         take_part(shard_of(bucket), arenas_.data(bucket.arena, 0), comm_);
         free_.push_back(std::exchange(bucket.arena, nowhere));
         ++finished_;
+        step_reduced();
+    }
+    /// A gather reads the values that a step writes.
+    void step_reduced() {
+        while (step_ && stepped_ < finished_ &&
+               (!values_ || values_->is_gathered(buckets_[stepped_].unit))) {
+            Slot const& bucket = buckets_[stepped_++];
+            step_(bucket.group, shard_of(bucket));
+        }
     }
 
     // What can be wrong.
@@ -372,6 +388,7 @@ private:
     std::vector<ShardGroup> const& groups_;
     BucketArenas& arenas_;
     std::unique_ptr<ShardedUnits<Comm>> values_;
+    StepShard step_;
     std::vector<State> states_;          ///< of each parameter of all groups
     std::vector<std::size_t> bucket_of_; ///< likewise
     std::vector<std::size_t> piece_of_;  ///< likewise: the beginning, in its bucket
@@ -382,6 +399,7 @@ private:
     ShardFactors factors_;
     std::size_t launched_ = 0;
     std::size_t finished_ = 0;
+    std::size_t stepped_ = 0;
     bool is_open_ = false;
     bool is_unattended_ = false; ///< the pass uses no values any more, or there is none
     std::vector<Slot> buckets_;  ///< in the order of their launch

@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string_view>
 #include <type_traits>
@@ -14,6 +15,7 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
+#include <joinable/join/round.hpp>
 #include <joinable/participant/detail/shard_reducer.hpp>
 #include <joinable/participant/detail/sharded_units.hpp>
 
@@ -25,8 +27,18 @@ template <Communicator Comm>
 class ShardedReduction {
 public:
     explicit ShardedReduction(std::unique_ptr<Reducer<Comm>> whole) : whole_{std::move(whole)} {}
-    explicit ShardedReduction(std::unique_ptr<ShardReducer<Comm>> parts)
-        : parts_{std::move(parts)} {}
+    /// `begin` is called when a round is about to reduce, or empty.
+    ShardedReduction(
+        std::unique_ptr<ShardReducer<Comm>> parts, std::function<void(Round const&)> begin
+    )
+        : parts_{std::move(parts)}, begin_{std::move(begin)} {}
+
+    /// Between the passes of a round that syncs, on every rank.
+    void begin_round(Round const& round) const {
+        if (begin_) {
+            begin_(round);
+        }
+    }
 
     template <class Unused>
     void prepare_for_backward(double factor, Unused const& unused, int order_source) {
@@ -167,6 +179,7 @@ private:
 
     std::unique_ptr<Reducer<Comm>> whole_;
     std::unique_ptr<ShardReducer<Comm>> parts_;
+    std::function<void(Round const&)> begin_;
     [[no_unique_address]] NoTimeline timeline_;
 };
 

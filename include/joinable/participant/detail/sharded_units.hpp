@@ -157,6 +157,10 @@ public:
     [[nodiscard]] bool may_reduce() const noexcept {
         return launched_ >= (std::min)(reduced_ + 2, units_.size());
     }
+    /// Whether the backward pass has gathered a unit: nobody reads this rank's part of it any more.
+    [[nodiscard]] bool is_gathered(std::size_t unit) const noexcept {
+        return pass_ != Pass::backward || position_of(unit) < arrived_;
+    }
     /// They are on their way.
     void note_reduced() noexcept { ++reduced_; }
 

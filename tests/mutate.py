@@ -433,6 +433,16 @@ MUTATIONS = [
         "participant/sharded_parameters.test.cpp", "what a pass does wrong*",
     ),
     Mutation(
+        "gradients-that-all-ranks-have-are-summed", "participant/sharded_optimizer.hpp",
+        "if (sharding_ == Sharding::none) {\n                return;", "if (false) {\n                return;",
+        "participant/sharded_data_parallel.test.cpp", "an infinite gradient*",
+    ),
+    Mutation(
+        "only-owners-read-state-that-all-keep", "checkpoint/checkpoint.hpp",
+        "layout->kept_state()", "layout->own_state()",
+        "checkpoint/checkpoint.test.cpp", "what ranks wrote with one sharding*",
+    ),
+    Mutation(
         "a-shard-is-stepped-while-it-is-gathered", "participant/detail/shard_reducer.hpp",
         "!values_ || values_->is_gathered(buckets_[stepped_].unit)", "true",
         "participant/sharded_parameters.test.cpp", "a value that a pass reads late*",

@@ -271,7 +271,7 @@ private:
         check_hashes(name, control, *layout, state, data);
         detail::on_all_ranks(control, [&](AgreementList&) {
             zero_.resume(rules, state.steps);
-            for (detail::TensorPart const& part : layout->own_state()) {
+            for (detail::TensorPart const& part : layout->kept_state()) {
                 data.read(layout->tensors()[part.tensor], part);
             }
             for (detail::TensorPart const& part : layout->values()) {

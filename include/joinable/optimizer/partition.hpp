@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <numeric>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -24,6 +25,25 @@ enum class Partition : std::uint8_t {
     /// be dense, and laid out alike.
     flat,
 };
+
+/// What ranks have only a part of, beside the parameters, which all have.
+enum class Sharding : std::uint8_t {
+    none,      ///< each rank steps the whole model, by averages of gradients that all ranks have
+    optimizer, ///< the state of the optimizer: the first stage of ZeRO
+    gradients, ///< the averages of gradients, too: each goes to its owner alone, the second stage
+    /// The values, too: a pass gathers them while it uses them, the third stage. Needs `set_value` and
+    /// `release_value` in parameter_traits.
+    parameters,
+};
+
+[[nodiscard]] constexpr std::string_view name_of(Sharding sharding) noexcept {
+    constexpr std::string_view names[] = {"none", "optimizer", "gradients", "parameters"};
+    return names[static_cast<std::size_t>(sharding)];
+}
+/// Whether the average of a gradient goes to its owner alone.
+[[nodiscard]] constexpr bool reduces_to_owners(Sharding sharding) noexcept {
+    return sharding == Sharding::gradients || sharding == Sharding::parameters;
+}
 
 /// A run of elements of one parameter that one rank owns, in the order in which they lie in memory.
 struct ShardPiece {

@@ -48,11 +48,18 @@ private:
 class OptimizerShard {
 public:
     /// `names` is the number of state arrays, `has_masters` if values of 16 bits are stepped as copies of
-    /// 32, `reduces` if gradients come through the bucket, too.
-    OptimizerShard(ShardBucket bucket, int rank, std::size_t names, bool has_masters, bool reduces)
-        : bucket_{std::move(bucket)}, rank_{rank},
-          state_{bucket_.dtype, part(), names, has_masters && is_half_precision(bucket_.dtype)},
-          gradients_{reduces ? part() * element() : 0} {
+    /// 32.
+    OptimizerShard(
+        ShardBucket bucket, int rank, std::size_t names, bool has_masters, Sharding sharding
+    )
+        : bucket_{std::move(bucket)}, rank_{rank}, sharding_{sharding},
+          state_{
+              bucket_.dtype,
+              kept_count(static_cast<std::size_t>(rank)),
+              names,
+              has_masters && is_half_precision(bucket_.dtype)
+          },
+          gradients_{reduces_to_owners(sharding) ? part() * element() : 0} {
         for (ShardPiece const& piece : bucket_.pieces) {
             first_ += piece.owner < rank ? 1 : 0;
             own_ += piece.owner == rank ? 1 : 0;
@@ -61,13 +68,26 @@ public:
 
     /// The same, for a rule with another number of state arrays: zeros.
     [[nodiscard]] OptimizerShard with_state(std::size_t names) const {
-        return {bucket_, rank_, names, true, reduces()};
+        return {bucket_, rank_, names, true, sharding_};
     }
 
     [[nodiscard]] ShardBucket const& bucket() const noexcept { return bucket_; }
     [[nodiscard]] ShardState const& state() const noexcept { return state_; }
     [[nodiscard]] std::span<ShardPiece const> own() const noexcept {
         return std::span{bucket_.pieces}.subspan(first_, own_);
+    }
+    /// What this rank steps: what it owns, or all with Sharding::none.
+    [[nodiscard]] std::span<ShardPiece const> kept() const noexcept {
+        return keeps_all() ? std::span{bucket_.pieces} : own();
+    }
+    [[nodiscard]] bool keeps_all() const noexcept { return sharding_ == Sharding::none; }
+    /// The state of a piece that this rank keeps begins at this element of the arrays.
+    [[nodiscard]] std::size_t place_of_state(ShardPiece const& piece) const noexcept {
+        return piece.offset - (keeps_all() ? 0 : part_offset());
+    }
+    /// Elements of which rank `rank` keeps state.
+    [[nodiscard]] std::size_t kept_count(std::size_t rank) const noexcept {
+        return keeps_all() ? bucket_.count() : bucket_.counts[rank];
     }
     /// Of one element of values and gradients, in bytes.
     [[nodiscard]] std::size_t element() const noexcept { return size_of(bucket_.dtype); }
@@ -113,11 +133,11 @@ public:
         }
     }
 
-    /// Appends the gradients of this rank's pieces, where there are any. `shift` is added to indices.
+    /// Appends the gradients of the pieces that this rank steps, where there are any. `shift` is added to indices.
     void append_gradients(
         ParameterList const& parameters, std::size_t shift, std::vector<ShardGradient>& list
     ) const {
-        for (ShardPiece const& piece : own()) {
+        for (ShardPiece const& piece : kept()) {
             AnyView const value = parameters[piece.parameter].value();
             std::size_t const i = shift + piece.parameter;
             if (reduces()) {
@@ -147,7 +167,7 @@ public:
         }
     }
 
-    /// Steps this rank's pieces that have gradients. `steps` counts, for each parameter.
+    /// Steps the pieces that this rank keeps and that have gradients. `steps` counts, for each parameter.
     template <class Rule>
     void step(
         ParameterList const& parameters,
@@ -155,7 +175,7 @@ public:
         std::vector<std::uint64_t>& steps,
         detail::Scratch (&scratch)[2]
     ) const {
-        for (ShardPiece const& piece : own()) {
+        for (ShardPiece const& piece : kept()) {
             AnyView const value = parameters[piece.parameter].value();
             std::byte const* gradients = reduces() ? gradient_at(piece) : nullptr;
             if (!reduces()) {
@@ -171,7 +191,7 @@ public:
             std::uint64_t const step = ++steps[piece.parameter];
             detail::visit_floating(bucket_.dtype, [&]<class Stored>(std::type_identity<Stored>) {
                 detail::update_piece<Stored>(
-                    rule, values, gradients, piece.size, state_, piece.offset - part_offset(), step
+                    rule, values, gradients, piece.size, state_, place_of_state(piece), step
                 );
             });
             if (!is_dense(value)) {
@@ -180,7 +200,7 @@ public:
         }
     }
 
-    /// Has an engine's optimizer step this rank's parameters that have gradients. `shift` is added to
+    /// Has an engine's optimizer step the parameters that this rank keeps and that have gradients. `shift` is added to
     /// indices, `steps` counts, for each parameter.
     template <LocalOptimizer Optimizer>
     void step_whole(
@@ -189,7 +209,7 @@ public:
         std::vector<std::uint64_t>& steps,
         std::size_t shift
     ) const {
-        for (ShardPiece const& piece : own()) {
+        for (ShardPiece const& piece : kept()) {
             std::size_t const i = piece.parameter;
             AnyView const value = parameters[i].value();
             AnyView const gradient =
@@ -245,7 +265,7 @@ public:
         if (!state_.has_masters()) {
             return;
         }
-        for (ShardPiece const& piece : own()) {
+        for (ShardPiece const& piece : kept()) {
             AnyView const value = parameters[piece.parameter].value();
             std::byte const* const values = elements_of(value, value, piece, scratch);
             visit_sixteen_bits([&]<class Stored>(std::type_identity<Stored>) {
@@ -274,7 +294,7 @@ private:
         return gradients_.data() + (piece.offset - part_offset()) * element();
     }
     [[nodiscard]] float* masters_of(ShardPiece const& piece) const {
-        return reinterpret_cast<float*>(state_.array(state_.names(), piece.offset - part_offset()));
+        return reinterpret_cast<float*>(state_.array(state_.names(), place_of_state(piece)));
     }
 
     /// The elements of a piece in a row, in the order of the bucket: where they are, or in `scratch`.
@@ -342,6 +362,7 @@ private:
 
     ShardBucket bucket_;
     int rank_;
+    Sharding sharding_;
     std::size_t first_ = 0; ///< of the pieces, this rank's
     std::size_t own_ = 0;
     ShardState state_;

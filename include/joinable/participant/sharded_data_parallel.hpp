@@ -12,6 +12,7 @@
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/bucket/reducer.hpp>
 #include <joinable/detail/scoped_flag.hpp>
+#include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/result.hpp>
@@ -27,7 +28,7 @@ namespace joinable { inline namespace v0 {
 
 /// Trains replicas of a model of which each rank keeps a part: the state of the optimizer, or the averages of
 /// gradients as well, or the values, too (ShardedOptions::sharding; the stages 1, 2 and 3 of ZeRO, Rajbhandari
-/// et al., 2020). What DistributedDataParallel and ZeroRedundancyOptimizer are together, as one participant.
+/// et al., 2020); or nothing, for comparison. What DistributedDataParallel and ZeroRedundancyOptimizer are together, as one participant.
 ///
 /// @code
 /// joinable::ShardedDataParallel sharded{
@@ -90,7 +91,7 @@ public:
         Rule rule,
         ShardedOptions const& options = {}
     )
-        : Optimizer{comm, zero_options(options), options.sharding == Sharding::parameters},
+        : Optimizer{comm, zero_options(options), options.sharding},
           Training{comm, Optimizer::join_state(), options.gradient_kind, true},
           sharding_{options.sharding}, steps_in_backward_{options.step_in_backward} {
         std::optional<CoalescedBroadcast> start;
@@ -237,11 +238,12 @@ private:
                 "to see all of them; leave one of the two out"
             };
         }
-        if (options.sharding == Sharding::optimizer) {
-            throw ContractViolation{
-                "step_in_backward steps buckets that are averaged to their owners, but with Sharding::optimizer "
-                "gradients are averaged on all ranks; use Sharding::gradients or Sharding::parameters"
-            };
+        if (!reduces_to_owners(options.sharding)) {
+            throw ContractViolation{detail::concat(
+                "step_in_backward steps buckets that are averaged to their owners, but with Sharding::",
+                name_of(options.sharding),
+                " gradients are averaged on all ranks; use Sharding::gradients or Sharding::parameters"
+            )};
         }
     }
 
@@ -271,7 +273,7 @@ private:
             append(all, before.parameters);
         }
         append(all, group.parameters);
-        if (sharding_ != Sharding::optimizer) {
+        if (reduces_to_owners(sharding_)) {
             std::unique_ptr<detail::ShardedUnits<Comm>> values;
             if (sharding_ == Sharding::parameters) {
                 values = std::make_unique<detail::ShardedUnits<Comm>>(comm, this->groups(), group);

@@ -159,12 +159,14 @@ public:
     }
 
     /// The rank that steps parameter `i`. Local.
-    /// @throws ContractViolation  the partition is flat; `i` needs no gradient or is out of range.
+    /// @throws ContractViolation  the partition is flat; each rank steps all; `i` needs no gradient or is
+    ///         out of range.
     [[nodiscard]] int owner_of(std::size_t i) const {
+        bool const has_owners = !is_flat() && sharding_ != Sharding::none;
         for (Group const& group : groups_) {
             for (OptimizerShard const& shard : group.shards) {
                 for (ShardPiece const& piece : shard.bucket().pieces) {
-                    if (group.first + piece.parameter == i && !is_flat()) {
+                    if (group.first + piece.parameter == i && has_owners) {
                         return piece.owner;
                     }
                 }
@@ -173,8 +175,9 @@ public:
         throw ContractViolation{detail::concat(
             "parameter ",
             i,
-            is_flat() ? " has no owner: with Partition::flat ranks own runs of elements"
-                      : " has no owner: it needs no gradient, or there is none of this index"
+            has_owners  ? " has no owner: it needs no gradient, or there is none of this index"
+            : is_flat() ? " has no owner: with Partition::flat ranks own runs of elements"
+                        : " has no owner: with Sharding::none each rank steps all"
         )};
     }
 
@@ -204,7 +207,7 @@ public:
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
 
-    /// A line for each rank: elements that it owns, and bytes of its optimizer state, masters included.
+    /// A line for each rank: elements that it steps, and bytes of its optimizer state, masters included.
     /// The same text on every rank. Local.
     [[nodiscard]] std::string table() const {
         std::string text = "rank    elements  bytes of state\n";
@@ -212,7 +215,7 @@ public:
             std::size_t elements = 0;
             std::size_t bytes = 0;
             for_each_shard([&](OptimizerShard const& shard) {
-                std::size_t const count = shard.bucket().counts[rank];
+                std::size_t const count = shard.kept_count(rank);
                 elements += count;
                 bytes += count * shard.state().element_bytes();
             });
@@ -259,9 +262,8 @@ public:
 protected:
     using Group = detail::ShardGroup;
 
-    /// `shards_values`: ranks keep what they own of the values, and do not exchange them after a step.
-    ShardedOptimizer(Comm& comm, ZeroOptions options, bool shards_values = false)
-        : comm_{comm}, host_{comm}, options_{std::move(options)}, shards_values_{shards_values},
+    ShardedOptimizer(Comm& comm, ZeroOptions options, Sharding sharding)
+        : comm_{comm}, host_{comm}, options_{std::move(options)}, sharding_{sharding},
           loads_(static_cast<std::size_t>(comm.size())), arenas_{BufferMemory{comm}} {}
     ShardedOptimizer(ShardedOptimizer const&) = delete;
     ShardedOptimizer& operator=(ShardedOptimizer const&) = delete;
@@ -318,7 +320,7 @@ protected:
             group.parameters = joinable::parameters(std::forward<Parameters>(parameters));
             compare(compared);
             plan(group, rule, owners, loads, compared);
-            if (shards_values_) {
+            if (shards_values()) {
                 BufferMemory const memory{comm_};
                 group.values =
                     std::make_shared<detail::ShardedValues>(group.parameters, group.shards, memory);
@@ -341,7 +343,7 @@ protected:
         for (OptimizerShard const& shard : group.shards) {
             shard.load_masters(group.parameters, scratch_[0]);
         }
-        if (shards_values_) {
+        if (shards_values()) {
             group.values->take(group.shards, scratch_[0]);
             group.values->release();
             group.parameters = std::move(kept);
@@ -395,6 +397,11 @@ private:
         );
     }
 
+    [[nodiscard]] bool shards_values() const noexcept { return sharding_ == Sharding::parameters; }
+    /// Whether what an owner has stepped goes to the other ranks with the step.
+    [[nodiscard]] bool sends_values() const noexcept {
+        return sharding_ != Sharding::none && !shards_values();
+    }
     [[nodiscard]] bool is_flat() const noexcept { return detail::is_flat(options_); }
 
     template <class F>
@@ -454,7 +461,7 @@ private:
         group.first = parameter_count();
         group.steps.resize(group.parameters.size());
         loads = loads_;
-        detail::cut_group(group, rule, owners, loads, options_, shards_values_, comm_.rank());
+        detail::cut_group(group, rule, owners, loads, options_, sharding_, comm_.rank());
         make_arenas(group);
         rules_.reserve(rules_.size() + 1);
         groups_.reserve(groups_.size() + 1);
@@ -470,7 +477,7 @@ private:
         std::size_t packed = 0;
         for (OptimizerShard const& shard : group.shards) {
             reduced = (std::max)(reduced, options_.reduces_gradients ? shard.bucket_bytes() : 0);
-            packed = (std::max)(packed, shards_values_ ? 0 : packed_bytes(group, shard));
+            packed = (std::max)(packed, sends_values() ? packed_bytes(group, shard) : 0);
         }
         arenas_.reserve(1, (std::max)(reduced, packed));
         arenas_.reserve(2, packed);
@@ -523,6 +530,9 @@ private:
             }
         }
         ShardGradients::Sum const sum = [this](std::span<double> numbers) {
+            if (sharding_ == Sharding::none) {
+                return; // each rank has all gradients
+            }
             host_.all_reduce({numbers.data(), numbers.size(), DType::f64}, ReduceOp::sum).wait();
         };
         return options_.before_step(ShardGradients{owned_, parameter_count(), sum});
@@ -543,7 +553,7 @@ private:
             Group const& group = groups_[k];
             for (OptimizerShard const& shard : group.shards) {
                 step(k, shard);
-                if (!shards_values_) {
+                if (sends_values()) {
                     std::byte* const bucket = arenas_.data(turn % 2, packed_bytes(group, shard));
                     static_cast<void>(exchanges[turn % 2].emplace(
                         comm_, group.parameters, shard, bucket, scratch_[0]
@@ -558,7 +568,7 @@ private:
     Comm& comm_;
     detail::HostCollectives<Comm> host_;
     ZeroOptions options_;
-    bool shards_values_;
+    Sharding sharding_;
     std::vector<Rule> rules_; ///< of the groups
     std::vector<Group> groups_;
     std::vector<std::size_t> loads_; ///< elements of each rank, by the rule of by_parameters

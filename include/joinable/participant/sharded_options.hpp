@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <string_view>
 #include <vector>
 
 #include <joinable/optimizer/before_step.hpp>
@@ -13,20 +12,6 @@
 #include <joinable/participant/zero_options.hpp>
 
 namespace joinable { inline namespace v0 {
-
-/// What ranks have only a part of, beside the parameters, which all have.
-enum class Sharding : std::uint8_t {
-    optimizer, ///< the state of the optimizer; gradients are averaged on all ranks: the first stage of ZeRO
-    gradients, ///< the averages of gradients, too: each goes to its owner alone, the second stage
-    /// The values, too: a pass gathers them while it uses them, the third stage. Needs `set_value` and
-    /// `release_value` in parameter_traits.
-    parameters,
-};
-
-[[nodiscard]] constexpr std::string_view name_of(Sharding sharding) noexcept {
-    constexpr std::string_view names[] = {"optimizer", "gradients", "parameters"};
-    return names[static_cast<std::size_t>(sharding)];
-}
 
 /// Of a ShardedDataParallel. All but `before_step` the same on every rank.
 struct ShardedOptions {
@@ -57,10 +42,12 @@ struct ShardedOptions {
 /// What the optimizer needs to know of them.
 [[nodiscard]] inline ZeroOptions zero_options(ShardedOptions const& options) {
     return {
-        .partition = options.partition,
+        // Where each rank steps all, it steps whole parameters.
+        .partition =
+            options.sharding == Sharding::none ? Partition::by_parameters : options.partition,
         .owners = options.owners,
         .bucket_cap_bytes = options.bucket_cap_bytes,
-        .reduces_gradients = options.sharding != Sharding::optimizer,
+        .reduces_gradients = reduces_to_owners(options.sharding),
         .before_step = options.before_step,
         .shared = options.shared,
     };

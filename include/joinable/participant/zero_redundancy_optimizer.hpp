@@ -57,7 +57,9 @@ public:
     ZeroRedundancyOptimizer(
         Comm& comm, Parameters&& parameters, Rule rule, ZeroOptions options = {}
     )
-        : Base{comm, std::move(options)} {
+        : Base{
+              comm, options, options.reduces_gradients ? Sharding::gradients : Sharding::optimizer
+          } {
         add(std::forward<Parameters>(parameters), std::move(rule), this->optimizer_options().owners
         );
     }

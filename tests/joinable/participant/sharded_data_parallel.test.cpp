@@ -64,7 +64,7 @@ using joinable::ZeroRedundancyOptimizer;
 /// Every sharding and partition, with one bucket and with many, stepped after the pass and in it.
 std::vector<ShardedOptions> const all_options = [] {
     std::vector<ShardedOptions> all;
-    for (Sharding const sharding : {Sharding::optimizer, Sharding::gradients}) {
+    for (Sharding const sharding : {Sharding::none, Sharding::optimizer, Sharding::gradients}) {
         for (Partition const partition : {Partition::by_parameters, Partition::flat}) {
             for (std::size_t const cap : {std::size_t{64}, std::size_t{1} << 20U}) {
                 all.push_back(
@@ -164,12 +164,22 @@ TEST_CASE("each rank keeps its part of state and averages, and buckets as asked 
             ShardedDataParallel whole{comm, params, Adam{}, options};
             CHECK(whole.gradient_bytes() == 0);
             CHECK(whole.state_bytes() == sharded.state_bytes());
+            options.sharding = Sharding::none;
+            ShardedDataParallel all{comm, params, Adam{}, options};
+            CHECK(all.gradient_bytes() == 0);
+            CHECK(all.bucket_bytes() == 0);
+            CHECK(all.state_bytes() == 2 * model);
+            CHECK_THROWS_WITH_AS(
+                (void)all.owner_of(0),
+                "parameter 0 has no owner: with Sharding::none each rank steps all",
+                ContractViolation
+            );
         }
     });
 }
 
 TEST_CASE("a joined rank steps what it owns by the averages of the others") {
-    for (Sharding const sharding : {Sharding::optimizer, Sharding::gradients}) {
+    for (Sharding const sharding : {Sharding::none, Sharding::optimizer, Sharding::gradients}) {
         over_ranks({2}, [&](RankCommunicator& comm) {
             std::vector<Param<float>> params = make_params<float>({1, 1});
             ShardedDataParallel sharded{
@@ -459,14 +469,16 @@ TEST_CASE("an infinite gradient on one rank makes all ranks skip the step") {
     for (ShardedOptions options : all_options) {
         over_ranks({1, 2, 3}, [&](RankCommunicator& comm) {
             auto const is_finite = [](ShardGradients const& gradients) {
-                double found = 0;
+                double found[] = {0, 0}; // what is not finite, and elements
                 for (auto const& [parameter, view] : gradients) {
                     for (double const number : read(view)) {
-                        found += std::abs(number) < std::numeric_limits<double>::infinity() ? 0 : 1;
+                        found[0] += std::isfinite(number) ? 0 : 1;
+                        ++found[1];
                     }
                 }
-                gradients.sum({&found, 1});
-                return found == 0;
+                gradients.sum(found);
+                CHECK(found[1] == 8); // each counts once
+                return found[0] == 0;
             };
             ShardedOptions own = options;
             own.before_step = is_finite;
@@ -657,7 +669,7 @@ TEST_CASE("shardings and buffers that ranks give differently are named on all of
 TEST_CASE("what is thrown in a sharded round on one rank is PeerFailed on all others") {
     enum class Place { forward, first_gradient, last_gradient, step };
     for (Sharding const sharding :
-         {Sharding::optimizer, Sharding::gradients, Sharding::parameters}) {
+         {Sharding::none, Sharding::optimizer, Sharding::gradients, Sharding::parameters}) {
         for (Place const place :
              {Place::forward, Place::first_gradient, Place::last_gradient, Place::step}) {
             for (int const culprit : {0, 1, 2}) {
@@ -684,7 +696,7 @@ TEST_CASE("what is thrown in a sharded round on one rank is PeerFailed on all ot
                                 return true;
                             };
                         } else {
-                            options.step_in_backward = sharding != Sharding::optimizer &&
+                            options.step_in_backward = reduces_to_owners(sharding) &&
                                                        (round_of_failure + culprit) % 2 == 0;
                         }
                         ShardedDataParallel sharded{comm, params, Adam{}, options};

@@ -61,7 +61,14 @@ struct ParameterPlan {
     Shape gradient_strides;
     bool is_trained;
 };
-enum class Way { beside_a_model, alone, sharded_optimizer, sharded_gradients, sharded_parameters };
+enum class Way {
+    beside_a_model,
+    alone,
+    not_sharded,
+    sharded_optimizer,
+    sharded_gradients,
+    sharded_parameters
+};
 struct EpochPlan {
     Way way;
     ZeroOptions options;
@@ -153,6 +160,7 @@ TrainingPlan<Rule> draw_training(Draw& draw) {
         return draw.one_of(
             {Way::beside_a_model,
              Way::alone,
+             Way::not_sharded,
              Way::sharded_optimizer,
              Way::sharded_gradients,
              Way::sharded_parameters}
@@ -258,7 +266,8 @@ public:
                 });
             } else {
                 ShardedOptions const options{
-                    .sharding = epoch.way == Way::sharded_optimizer   ? Sharding::optimizer
+                    .sharding = epoch.way == Way::not_sharded         ? Sharding::none
+                                : epoch.way == Way::sharded_optimizer ? Sharding::optimizer
                                 : epoch.way == Way::sharded_gradients ? Sharding::gradients
                                                                       : Sharding::parameters,
                     .partition = epoch.options.partition,

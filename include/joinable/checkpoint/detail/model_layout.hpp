@@ -93,29 +93,10 @@ public:
         }
     }
 
-    /// What this rank owns of the optimizer's state.
-    [[nodiscard]] std::vector<TensorPart> own_state() const {
-        std::vector<TensorPart> parts;
-        for_each_own(
-            [&](ShardGroup const& group, OptimizerShard const& shard, ShardPiece const& piece) {
-                AnyView const value = group.parameters[piece.parameter].value();
-                Shape const order = dense_strides(value.extents(), value.strides());
-                std::size_t const place = piece.offset - shard.part_offset();
-                std::size_t const first = first_of_[group.first + piece.parameter] + 1;
-                for (std::size_t k = 0; k < shard.state().arrays(); ++k) {
-                    parts.push_back(
-                        {first + k,
-                         shard.state().array(k, place),
-                         piece.begin,
-                         order,
-                         order,
-                         piece.begin,
-                         piece.size}
-                    );
-                }
-            }
-        );
-        return parts;
+    /// What this rank owns of the optimizer's state, or all that it keeps.
+    [[nodiscard]] std::vector<TensorPart> own_state() const { return state(&OptimizerShard::own); }
+    [[nodiscard]] std::vector<TensorPart> kept_state() const {
+        return state(&OptimizerShard::kept);
     }
     /// As many elements of each value as this rank owns; of frozen parameters all, if it `is_first`.
     [[nodiscard]] std::vector<TensorPart> own_values(bool is_first) const {
@@ -166,6 +147,8 @@ public:
     }
 
 private:
+    using Pieces = std::span<ShardPiece const> (OptimizerShard::*)() const noexcept;
+
     void append(ShardGroup const& group, Names names) {
         std::vector<ShardState const*> states(group.parameters.size());
         for (OptimizerShard const& shard : group.shards) {
@@ -192,15 +175,44 @@ private:
         }
     }
 
+    [[nodiscard]] std::vector<TensorPart> state(Pieces which) const {
+        std::vector<TensorPart> parts;
+        for_each_piece(
+            which,
+            [&](ShardGroup const& group, OptimizerShard const& shard, ShardPiece const& piece) {
+                AnyView const value = group.parameters[piece.parameter].value();
+                Shape const order = dense_strides(value.extents(), value.strides());
+                std::size_t const place = shard.place_of_state(piece);
+                std::size_t const first = first_of_[group.first + piece.parameter] + 1;
+                for (std::size_t k = 0; k < shard.state().arrays(); ++k) {
+                    parts.push_back(
+                        {first + k,
+                         shard.state().array(k, place),
+                         piece.begin,
+                         order,
+                         order,
+                         piece.begin,
+                         piece.size}
+                    );
+                }
+            }
+        );
+        return parts;
+    }
+
     template <class F>
-    void for_each_own(F const& f) const {
+    void for_each_piece(Pieces which, F const& f) const {
         for (ShardGroup const& group : groups_) {
             for (OptimizerShard const& shard : group.shards) {
-                for (ShardPiece const& piece : shard.own()) {
+                for (ShardPiece const& piece : (shard.*which)()) {
                     f(group, shard, piece);
                 }
             }
         }
+    }
+    template <class F>
+    void for_each_own(F const& f) const {
+        for_each_piece(&OptimizerShard::own, f);
     }
 
     [[nodiscard]] TensorPart value_of(ShardGroup const& group, std::size_t i) const {

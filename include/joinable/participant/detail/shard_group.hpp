@@ -96,6 +96,10 @@ void gather_array(
     ShardState const& state = shard.state();
     DType const dtype = state.computed_in();
     std::vector<std::size_t> const& counts = shard.bucket().counts;
+    if (shard.keeps_all()) {
+        copy_bytes(whole.data(), state.array(k), shard.bucket().count() * size_of(dtype));
+        return;
+    }
     if constexpr (Gathers<Comm>) {
         Buffer const all{whole.data(), shard.bucket().count(), dtype};
         comm.gather(ConstBuffer{state.array(k), shard.part(), dtype}, all, root, counts).wait();
@@ -118,6 +122,11 @@ void scatter_array(
     ShardState const& state = shard.state();
     DType const dtype = state.computed_in();
     Buffer const all{whole.data(), shard.bucket().count(), dtype};
+    if (shard.keeps_all()) {
+        comm.broadcast(all, root).wait();
+        copy_bytes(state.array(k), whole.data(), shard.bucket().count() * size_of(dtype));
+        return;
+    }
     if constexpr (Scatters<Comm>) {
         Buffer const part{state.array(k), shard.part(), dtype};
         comm.scatter(all, part, root, shard.bucket().counts).wait();

@@ -87,8 +87,8 @@ void check_group(
     }
 }
 
-/// Cuts the parameters of a group into the buckets of `rank`, and into units if it `shards_values`. `loads` are elements of each rank by groups
-/// before, and then by this one, too.
+/// Cuts the parameters of a group into the buckets of `rank`, and into units where values are sharded. `loads` are
+/// elements of each rank by groups before, and then by this one, too.
 template <class Rule>
 void cut_group(
     ShardGroup& group,
@@ -96,7 +96,7 @@ void cut_group(
     std::vector<int> const& owners,
     std::vector<std::size_t>& loads,
     ZeroOptions const& options,
-    bool shards_values,
+    Sharding sharding,
     int rank
 ) {
     std::vector<std::size_t> trained;
@@ -136,12 +136,12 @@ void cut_group(
                 rank,
                 state_names_of(rule).size(),
                 UpdateRule<Rule>,
-                options.reduces_gradients
+                sharding
             );
         }
     };
     std::size_t const none = std::size_t(-1);
-    if (!shards_values) {
+    if (sharding != Sharding::parameters) {
         // A flat bucket is as large as it can be: each has parts of whole cache lines.
         cut(trained, options.bucket_cap_bytes, is_flat(options) ? none : lone_bytes);
         return;

@@ -443,6 +443,16 @@ MUTATIONS = [
         "checkpoint/checkpoint.test.cpp", "what ranks wrote with one sharding*",
     ),
     Mutation(
+        "some-ranks-skip-a-step", "participant/sharded_optimizer.hpp",
+        "steppers != 0 && steppers != static_cast<std::uint64_t>(comm_.size())", "false",
+        "participant/sharded_data_parallel.test.cpp", "a step that some ranks skip*",
+    ),
+    Mutation(
+        "a-missing-gradient-counts-as-zeros", "participant/detail/shard_reducer.hpp",
+        "!parameters_[i].grad() && !parameters_[i].can_set_grad()", "false",
+        "participant/sharded_data_parallel.test.cpp", "a gradient that is ready but not there*",
+    ),
+    Mutation(
         "a-shard-is-stepped-while-it-is-gathered", "participant/detail/shard_reducer.hpp",
         "!values_ || values_->is_gathered(buckets_[stepped_].unit)", "true",
         "participant/sharded_parameters.test.cpp", "a value that a pass reads late*",

@@ -26,7 +26,7 @@ enum class Partition : std::uint8_t {
     flat,
 };
 
-/// What ranks have only a part of, beside the parameters, which all have.
+/// What ranks have only a part of.
 enum class Sharding : std::uint8_t {
     none,      ///< each rank steps the whole model, by averages of gradients that all ranks have
     optimizer, ///< the state of the optimizer: the first stage of ZeRO

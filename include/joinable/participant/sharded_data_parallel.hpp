@@ -93,10 +93,11 @@ public:
     )
         : Optimizer{comm, zero_options(options), options.sharding},
           Training{comm, Optimizer::join_state(), options.gradient_kind, true},
-          sharding_{options.sharding}, steps_in_backward_{options.step_in_backward} {
+          sharding_{options.sharding}, steps_in_backward_{options.step_in_backward},
+          finds_unused_{options.find_unused} {
         std::optional<CoalescedBroadcast> start;
         auto const compare = [&](AgreementList& list) {
-            check_early_steps(options);
+            check(options);
             list.begin_section("options differ: ");
             compare_sharding(list);
             detail::agree_on(list, data_parallel_options(options));
@@ -228,7 +229,13 @@ private:
         list.add("sharding", name_of(sharding_));
         list.add("step_in_backward", steps_in_backward_);
     }
-    static void check_early_steps(ShardedOptions const& options) {
+    static void check(ShardedOptions const& options) {
+        if (options.find_unused && options.sharding == Sharding::none) {
+            throw ContractViolation{
+                "find_unused leaves the gradient of a parameter that no rank uses as each rank has it, but with "
+                "Sharding::none each rank steps by its own; use Sharding::optimizer, or leave it out"
+            };
+        }
         if (!options.step_in_backward) {
             return;
         }
@@ -298,7 +305,8 @@ private:
             };
         }
         BucketOptions const options{
-            .bucket_cap_bytes = Optimizer::optimizer_options().bucket_cap_bytes
+            .bucket_cap_bytes = Optimizer::optimizer_options().bucket_cap_bytes,
+            .find_unused = finds_unused_
         };
         return Reduction{std::make_unique<Reducer<Comm>>(comm, std::move(all), options)};
     }
@@ -315,6 +323,7 @@ private:
 
     Sharding sharding_;
     bool steps_in_backward_;
+    bool finds_unused_;
 };
 
 template <class Comm, class Parameters, class Rule>

@@ -535,7 +535,21 @@ private:
             }
             host_.all_reduce({numbers.data(), numbers.size(), DType::f64}, ReduceOp::sum).wait();
         };
-        return options_.before_step(ShardGradients{owned_, parameter_count(), sum});
+        bool const steps = options_.before_step(ShardGradients{owned_, parameter_count(), sum});
+        std::uint64_t steppers = steps ? 1 : 0;
+        host_.all_reduce({&steppers, 1, DType::u64}, ReduceOp::sum).wait();
+        if (steppers != 0 && steppers != static_cast<std::uint64_t>(comm_.size())) {
+            throw ContractViolation{detail::concat(
+                "before_step skips the step on ",
+                static_cast<std::uint64_t>(comm_.size()) - steppers,
+                " of ",
+                comm_.size(),
+                " ranks",
+                steps ? ", but not on this one" : ", on this one, too",
+                "; return the same on all, by what ShardGradients::sum() gives"
+            )};
+        }
+        return steps;
     }
 
     /// While a bucket travels, the next one is stepped. Where values are sharded, the passes exchange them.

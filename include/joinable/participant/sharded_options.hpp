@@ -37,6 +37,9 @@ struct ShardedOptions {
     /// to be set before backward(). From Sharding::gradients on; not together with `before_step`, which sees
     /// all gradients before the first step.
     bool step_in_backward = false;
+    /// As in DataParallelOptions, where all ranks have all averages. From Sharding::gradients on backward() takes
+    /// `unused` in any case, and a parameter that no rank uses is stepped by zeros.
+    bool find_unused = false;
 };
 
 /// What the optimizer needs to know of them.
@@ -56,6 +59,7 @@ struct ShardedOptions {
 [[nodiscard]] inline DataParallelOptions data_parallel_options(ShardedOptions const& options) {
     return {
         .bucket_cap_bytes = options.bucket_cap_bytes,
+        .find_unused = options.find_unused,
         .broadcast_buffers = options.broadcast_buffers,
         .gradient_kind = options.gradient_kind,
         .buffer_sync = options.buffer_sync,

@@ -190,7 +190,7 @@ TEST_CASE("misuse of the verbs names the parameter, the rank and what to do") {
             text_of([&] { reducer.finalize_backward(); }) ==
             "not all gradients became ready; mark every trainable parameter in each "
             "iteration, set requires_grad to false where there is nothing to train, or turn "
-            "DataParallelOptions::find_unused or static_graph on (rank 0 did not mark parameter 0)"
+            "the option find_unused or static_graph on (rank 0 did not mark parameter 0)"
         );
         CHECK(
             text_of([&] { reducer.prepare_for_backward(1.0); }) ==

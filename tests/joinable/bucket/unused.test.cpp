@@ -272,8 +272,8 @@ TEST_CASE("misuse of unused parameters says what to do") {
         Reducer plain{comm, joinable::parameters(params)};
         CHECK(
             text_of([&] { plain.prepare_for_backward(1.0, {0}); }) ==
-            "parameter 0 on rank 0 was said to be unused, but DataParallelOptions::find_unused is "
-            "off or static_graph finds out by itself; turn find_unused on"
+            "parameter 0 on rank 0 was said to be unused, but the option find_unused is off or "
+            "static_graph finds out by itself; turn find_unused on"
         );
         auto const with = [&](auto const& body) {
             Reducer reducer{comm, joinable::parameters(params), {.find_unused = true}};

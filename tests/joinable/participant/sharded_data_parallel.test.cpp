@@ -404,30 +404,104 @@ TEST_CASE(
     "a parameter that no pass uses is stepped by zeros, and one that some use by their average"
 ) {
     over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
-        std::vector<Param<float>> params = make_params<float>({3, 3});
-        Sgd const rule{.learning_rate = 1.0, .weight_decay = 0.5};
-        ShardedOptions const options{.sharding = Sharding::gradients};
-        ShardedDataParallel sharded{comm, params, rule, options};
-        params[0].value.assign(3, 2.0F);
-        params[1].value.assign(3, 2.0F);
-        Join guard{participants(sharded)};
-        sharded.forward([] {});
-        auto const uses = [&](std::size_t i) { return i == 1 && comm.rank() == 0; };
-        sharded.backward(
-            [&](auto ready) {
-                for (std::size_t const i : {std::size_t{1}, std::size_t{0}}) {
-                    if (uses(i)) {
-                        add_gradient(params[i], 1.0);
-                        ready(i);
+        for (Sharding const sharding : {Sharding::optimizer, Sharding::gradients}) {
+            std::vector<Param<float>> params = make_params<float>({3, 3});
+            for (Param<float>& param :
+                 params) { // else the optimizer's sharding leaves out what no rank uses
+                add_gradient(param, 0.0);
+            }
+            Sgd const rule{.learning_rate = 1.0, .weight_decay = 0.5};
+            ShardedOptions const options{.sharding = sharding, .find_unused = true};
+            ShardedDataParallel sharded{comm, params, rule, options};
+            params[0].value.assign(3, 2.0F);
+            params[1].value.assign(3, 2.0F);
+            Join guard{participants(sharded)};
+            sharded.forward([] {});
+            auto const uses = [&](std::size_t i) { return i == 1 && comm.rank() == 0; };
+            sharded.backward(
+                [&](auto ready) {
+                    for (std::size_t const i : {std::size_t{1}, std::size_t{0}}) {
+                        if (uses(i)) {
+                            add_gradient(params[i], 1.0);
+                            ready(i);
+                        }
                     }
-                }
-            },
-            [&](std::size_t i) { return !uses(i); }
+                },
+                [&](std::size_t i) { return !uses(i); }
+            );
+            sharded.step();
+            guard.finish();
+            CHECK(params[0].value[0] == 1.0F);
+            CHECK(
+                params[1].value[0] == doctest::Approx(1.0F - 1.0F / static_cast<float>(comm.size()))
+            );
+        }
+    });
+}
+
+TEST_CASE("unused parameters where each rank steps all are refused") {
+    over_ranks({1, 2}, [](RankCommunicator& comm) {
+        std::vector<Param<float>> params = make_params<float>({3});
+        ShardedOptions const options{.sharding = Sharding::none, .find_unused = true};
+        CHECK_THROWS_WITH_AS(
+            (ShardedDataParallel{comm, params, Sgd{}, options}),
+            "find_unused leaves the gradient of a parameter that no rank uses as each rank has it, but with "
+            "Sharding::none each rank steps by its own; use Sharding::optimizer, or leave it out",
+            ContractViolation
         );
-        sharded.step();
-        guard.finish();
-        CHECK(params[0].value[0] == 1.0F);
-        CHECK(params[1].value[0] == doctest::Approx(1.0F - 1.0F / static_cast<float>(comm.size())));
+    });
+}
+
+TEST_CASE("a step that some ranks skip is refused on all, with any sharding") {
+    for (Sharding const sharding :
+         {Sharding::none, Sharding::optimizer, Sharding::gradients, Sharding::parameters}) {
+        over_ranks({1, 2, 3, 4}, [&](RankCommunicator& comm) {
+            std::vector<CopyingParam> params;
+            params.emplace_back(3U);
+            params.emplace_back(3U);
+            int steps = 0;
+            ShardedOptions options{.sharding = sharding};
+            options.before_step = [&](ShardGradients const&) {
+                return steps++ == 0 || comm.rank() != 0;
+            };
+            ShardedDataParallel sharded{comm, params, Sgd{}, options};
+            std::string text;
+            try {
+                Join guard{participants(sharded)};
+                for (int round = 0; round < 2; ++round) {
+                    sharded.forward([](auto const&) {});
+                    sharded.backward([&](auto const& ready, auto const&) {
+                        for (std::size_t i = 2; i-- > 0;) {
+                            add_gradient(params[i], 1.0);
+                            ready(i);
+                        }
+                    });
+                    sharded.step();
+                }
+                guard.finish();
+            } catch (std::exception const& error) { // or PeerFailed, of a rank that was faster
+                text = error.what();
+            }
+            std::string const expected =
+                "before_step skips the step on 1 of " + std::to_string(comm.size()) + " ranks, ";
+            CHECK((text.find(expected) != std::string::npos) == (comm.size() > 1));
+        });
+    }
+}
+
+TEST_CASE("a gradient that is ready but not there is refused where it cannot be given") {
+    over_ranks({1}, [](RankCommunicator& comm) {
+        std::vector<Released> params(1, Released{{0, 0, 0}, {}});
+        ShardedDataParallel sharded{
+            comm, params, Sgd{}, ShardedOptions{.sharding = Sharding::gradients}
+        };
+        sharded.forward([] {});
+        CHECK_THROWS_WITH_AS(
+            sharded.backward([](auto ready) { ready(0); }),
+            "parameter 0 was marked ready, but has no gradient; give it one before, or give the parameter to "
+            "backward() as unused",
+            ContractViolation
+        );
     });
 }
 

@@ -138,6 +138,13 @@ public:
             " was marked ready twice in an iteration, or was said to be unused; mark a parameter once, "
             "when its last use is done"
         );
+        if (!parameters_[i].grad() && !parameters_[i].can_set_grad()) {
+            throw ContractViolation{
+                describe(i) +
+                " was marked ready, but has no gradient; give it one before, or give the parameter to "
+                "backward() as unused"
+            };
+        }
         take(i);
         advance();
         if (finished_ < launched_ && make_progress(*works_[finished_])) {

@@ -82,7 +82,8 @@ public:
     class Use {
     public:
         explicit Use(Passes& passes) noexcept : passes_{passes} {}
-        [[nodiscard]] auto operator()(std::size_t i) const {
+        [[nodiscard("the value is there while what use() returns lives")]] auto
+        operator()(std::size_t i) const {
             return passes_.guarded([&] {
                 ShardedReduction& reduction = *passes_.reducer_;
                 return reduction.parts_ ? reduction.parts_->use(i) : Held{};

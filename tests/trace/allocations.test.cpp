@@ -4,7 +4,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
+#include <memory>
 #include <new>
 #include <vector>
 
@@ -17,6 +19,7 @@
 #include <support/linear_model.hpp>
 #include <support/ranks.hpp>
 
+#include <joinable/communicator/capabilities.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/guard.hpp>
 #include <joinable/optimizer/optimizer_state.hpp>
@@ -76,8 +79,59 @@ void release(void* memory) noexcept {
 
 namespace {
 
+/// A parameter of zeros whose memory comes from operator new, and which lets go of it when it is told to.
+struct FreedParam {
+    joinable::DType dtype;
+    std::size_t numel;
+    std::unique_ptr<std::byte[]> own_value;
+    std::unique_ptr<std::byte[]> own_grad;
+    joinable::AnyView value;
+    joinable::AnyView grad;
+
+    FreedParam(joinable::DType type, std::size_t size)
+        : dtype{type}, numel{size}, own_value{std::make_unique<std::byte[]>(bytes())},
+          value{at(own_value)} {}
+    [[nodiscard]] std::size_t bytes() const { return numel * size_of(dtype); }
+    /// What the engine's backward pass does.
+    void need_grad() {
+        if (!grad) {
+            own_grad = std::make_unique<std::byte[]>(bytes());
+            grad = at(own_grad);
+        }
+    }
+
+private:
+    [[nodiscard]] joinable::AnyView at(std::unique_ptr<std::byte[]> const& memory) const {
+        return {memory.get(), dtype, joinable::Shape{numel}, joinable::Shape{1}};
+    }
+};
+
+} // namespace
+
+template <>
+struct joinable::parameter_traits<FreedParam> {
+    static AnyView* value(FreedParam& p) { return p.value ? &p.value : nullptr; }
+    static AnyView* grad(FreedParam& p) { return p.grad ? &p.grad : nullptr; }
+    static void set_grad(FreedParam& p, AnyView const& view) {
+        p.grad = view;
+        p.own_grad.reset();
+    }
+    static void release_grad(FreedParam& p) { set_grad(p, {}); }
+    static void set_value(FreedParam& p, AnyView const& view) {
+        p.value = view;
+        p.own_value.reset();
+    }
+    static void release_value(FreedParam& p) { set_value(p, {}); }
+};
+
+namespace {
+
 using namespace joinable_tests;
+using joinable::DType;
+using joinable::Sharding;
 using joinable::ThreadCommunicator;
+static_assert(!joinable::AllocatesArena<
+              ThreadCommunicator>); // so operator new sees all that ranks have
 
 TEST_CASE("nothing is allocated in an iteration, nor in a shadow round after the first") {
     run_ranks({1, 2, 3, 4}, [](ThreadCommunicator& comm) {
@@ -335,6 +389,122 @@ TEST_CASE("a sharded optimizer has its share of the state, and two buckets") {
     }
 }
 
+/// Bytes of one rank.
+struct Training {
+    std::size_t live; ///< at the end of the last round
+    std::size_t peak; ///< of all rounds
+};
+
+/// Two rounds over `count` parameters of `numel` elements each, each of which fills a bucket. `look(sharded)` sees
+/// what was trained.
+template <class F>
+Training train_sharded(
+    ThreadCommunicator& comm,
+    DType dtype,
+    std::size_t count,
+    std::size_t numel,
+    joinable::ShardedOptions options,
+    F const& look
+) {
+    options.bucket_cap_bytes = numel * size_of(dtype);
+    std::size_t const before = live_bytes;
+    std::vector<FreedParam> params;
+    params.reserve(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        params.emplace_back(dtype, numel);
+    }
+    joinable::ShardedDataParallel sharded{comm, params, joinable::Adam{}, options};
+    joinable::Join guard{joinable::participants(sharded)};
+    peak_bytes = live_bytes;
+    for (int round = 0; round < 2; ++round) {
+        sharded.forward([&](auto const& use) {
+            for (std::size_t i = 0; i < count; ++i) {
+                static_cast<void>(use(i));
+            }
+        });
+        sharded.backward([&](auto const& ready, auto const& use) {
+            for (std::size_t i = count; i-- > 0;) {
+                static_cast<void>(use(i));
+                params[i].need_grad();
+                ready(i);
+            }
+        });
+        sharded.step();
+    }
+    Training const result{live_bytes - before, peak_bytes - before};
+    guard.finish();
+    look(sharded);
+    return result;
+}
+
+// Rajbhandari et al., "ZeRO", 2020, section 3 and figure 1: with P parameters, values and gradients of 2 bytes
+// and K bytes of state, W ranks have (2 + 2 + K/W) P, (2 + (2 + K)/W) P and (2 + 2 + K)/W P.
+TEST_CASE("a rank has the bytes that ZeRO's formulas say, in all of a training round") {
+    constexpr std::size_t numel = 32 * 1024;
+    constexpr std::size_t count = 64;
+    constexpr std::size_t parameters = count * numel;
+    for (DType const dtype : {DType::f32, DType::bf16}) {
+        std::size_t const element = size_of(dtype);
+        std::size_t const state = dtype == DType::f32 ? 4 + 4 : 4 + 4 + 4; // bf16 has masters
+        for (Sharding const sharding :
+             {Sharding::optimizer, Sharding::gradients, Sharding::parameters}) {
+            run_ranks({1, 2, 4, 8}, [&](ThreadCommunicator& comm) {
+                bool const has_all_gradients = sharding == Sharding::optimizer;
+                bool const has_all_values = sharding != Sharding::parameters;
+                auto const world = static_cast<std::size_t>(comm.size());
+                auto const bytes_of = [&](bool has_all, std::size_t bytes) {
+                    return parameters * bytes / (has_all ? 1 : world);
+                };
+                std::size_t const values = bytes_of(has_all_values, element);
+                std::size_t const gradients = bytes_of(has_all_gradients, element);
+                std::size_t const states = bytes_of(false, state);
+                std::size_t const formula = values + gradients + states;
+                std::size_t listed = 0;
+                Training const found = train_sharded(
+                    comm,
+                    dtype,
+                    count,
+                    numel,
+                    {.sharding = sharding,
+                     .partition = joinable::Partition::flat,
+                     .gradient_as_bucket_view = true},
+                    [&](auto const& sharded) {
+                        CHECK(sharded.value_bytes() == (has_all_values ? 0 : values));
+                        CHECK(sharded.gradient_bytes() == (has_all_gradients ? 0 : gradients));
+                        CHECK(sharded.state_bytes() == states);
+                        listed = formula + sharded.bucket_bytes() + sharded.unit_bytes();
+                    }
+                );
+                CAPTURE(static_cast<int>(sharding));
+                CAPTURE(world);
+                // Where values are sharded: two buckets, two units, and the engine's gradient of one.
+                std::size_t const bucket = numel * element;
+                std::size_t const buckets = (has_all_values ? 1 : 5) * bucket;
+                CHECK(found.live >= formula);
+                CHECK(found.peak <= formula + formula / 20 + buckets);
+                CHECK(found.live >= listed);
+                CHECK(found.live <= listed + formula / 20);
+            });
+        }
+    }
+}
+
+TEST_CASE("a rank that keeps whole gradients has them once where they lie in buckets, else twice") {
+    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+        constexpr std::size_t numel = 32 * 1024;
+        constexpr std::size_t count = 16;
+        auto const live = [&](bool are_views) {
+            joinable::ShardedOptions const options{.gradient_as_bucket_view = are_views};
+            return train_sharded(comm, DType::f32, count, numel, options, [](auto const&) {}).live;
+        };
+        std::size_t const gradients = count * numel * sizeof(float);
+        std::size_t const once = live(true);
+        std::size_t const twice = live(false);
+        CHECK(twice >= once + gradients);
+        CHECK(twice <= once + gradients + numel); // a thirty-second of them
+    });
+}
+
 TEST_CASE("a large parameter of one owner needs no bucket") {
     run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
         constexpr std::size_t numel = 256 * 1024;
@@ -386,7 +556,6 @@ TEST_CASE("a sharded step allocates nothing once warm, nor while it shadows") {
 }
 
 TEST_CASE("a sharded training allocates nothing once warm, nor while it shadows") {
-    using joinable::Sharding;
     for (Sharding const sharding :
          {Sharding::optimizer, Sharding::gradients, Sharding::parameters}) {
         run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
@@ -550,7 +719,6 @@ TEST_CASE("a model or an optimizer that is out of memory on one rank is refused 
         CHECK(made > 10);
         CHECK(gathered > 5);
         CHECK(loaded > 1);
-        using joinable::Sharding;
         for (Sharding const sharding :
              {Sharding::optimizer, Sharding::gradients, Sharding::parameters}) {
             joinable::ShardedOptions const options{.sharding = sharding};

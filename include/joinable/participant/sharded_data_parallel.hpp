@@ -94,7 +94,7 @@ public:
         : Optimizer{comm, zero_options(options), options.sharding},
           Training{comm, Optimizer::join_state(), options.gradient_kind, true},
           sharding_{options.sharding}, steps_in_backward_{options.step_in_backward},
-          finds_unused_{options.find_unused} {
+          buckets_{bucket_options(data_parallel_options(options))} {
         std::optional<CoalescedBroadcast> start;
         auto const compare = [&](AgreementList& list) {
             check(options);
@@ -304,11 +304,7 @@ private:
                 std::move(begin)
             };
         }
-        BucketOptions const options{
-            .bucket_cap_bytes = Optimizer::optimizer_options().bucket_cap_bytes,
-            .find_unused = finds_unused_
-        };
-        return Reduction{std::make_unique<Reducer<Comm>>(comm, std::move(all), options)};
+        return Reduction{std::make_unique<Reducer<Comm>>(comm, std::move(all), buckets_)};
     }
 
     /// The same for ranks that are active and ranks that shadow.
@@ -323,7 +319,7 @@ private:
 
     Sharding sharding_;
     bool steps_in_backward_;
-    bool finds_unused_;
+    BucketOptions buckets_; ///< where all ranks have all averages
 };
 
 template <class Comm, class Parameters, class Rule>

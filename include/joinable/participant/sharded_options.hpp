@@ -40,6 +40,9 @@ struct ShardedOptions {
     /// As in DataParallelOptions, where all ranks have all averages. From Sharding::gradients on backward() takes
     /// `unused` in any case, and a parameter that no rank uses is stepped by zeros.
     bool find_unused = false;
+    /// As in DataParallelOptions, where all ranks have all averages. Off: a rank has each gradient twice, its
+    /// own and the one in a bucket.
+    bool gradient_as_bucket_view = false;
 };
 
 /// What the optimizer needs to know of them.
@@ -59,6 +62,7 @@ struct ShardedOptions {
 [[nodiscard]] inline DataParallelOptions data_parallel_options(ShardedOptions const& options) {
     return {
         .bucket_cap_bytes = options.bucket_cap_bytes,
+        .gradient_as_bucket_view = options.gradient_as_bucket_view,
         .find_unused = options.find_unused,
         .broadcast_buffers = options.broadcast_buffers,
         .gradient_kind = options.gradient_kind,

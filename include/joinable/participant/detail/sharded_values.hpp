@@ -61,9 +61,16 @@ public:
         for (AnyParameter const& parameter : parameters) {
             parameters_.push_back({parameter});
         }
+        std::size_t bytes = 0;
         for (OptimizerShard const& shard : shards) {
-            std::size_t const bytes = shard.part() * shard.element();
-            Arena& part = parts_.emplace_back(bytes == 0 ? Arena{} : memory.allocate(bytes));
+            begins_.push_back(bytes);
+            bytes += (shard.part() * shard.element() + 63) / 64 * 64;
+        }
+        if (bytes != 0) { // one arena for all, because each takes up to two pages beside
+            memory_ = memory.allocate(bytes);
+        }
+        for (std::size_t k = 0; k < shards.size(); ++k) {
+            OptimizerShard const& shard = shards[k];
             for (ShardPiece const& piece : shard.bucket().pieces) {
                 require_settable(parameters, piece.parameter);
                 AnyView& value = parameters_[piece.parameter].value;
@@ -74,7 +81,7 @@ public:
             for (ShardPiece const& piece : shard.own()) {
                 AnyView& value = parameters_[piece.parameter].value;
                 std::byte* const own =
-                    part.data() + (piece.offset - shard.part_offset()) * shard.element();
+                    at(k) + (piece.offset - shard.part_offset()) * shard.element();
                 if (piece.size != 0) {
                     value = OptimizerShard::place_of(value, own - piece.begin * shard.element());
                 }
@@ -99,7 +106,7 @@ public:
         for (std::size_t k = 0; k < shards.size(); ++k) {
             if (std::size_t const before = shards[k].part_offset() * shards[k].element();
                 shards[k].part() != 0) {
-                shards[k].pack_own(whole_, parts_[k].data() - before, scratch);
+                shards[k].pack_own(whole_, at(k) - before, scratch);
             }
         }
     }
@@ -113,16 +120,8 @@ public:
     }
 
     /// What this rank keeps of a shard's values.
-    [[nodiscard]] std::byte const* part(std::size_t shard) const noexcept {
-        return parts_[shard].data();
-    }
-    [[nodiscard]] std::size_t bytes() const noexcept {
-        std::size_t bytes = 0;
-        for (Arena const& part : parts_) {
-            bytes += part.bytes();
-        }
-        return bytes;
-    }
+    [[nodiscard]] std::byte const* part(std::size_t shard) const noexcept { return at(shard); }
+    [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }
 
     /// The parameters, of which those that are sharded are stand-ins that live as long as `self`.
     [[nodiscard]] static ParameterList list(std::shared_ptr<ShardedValues> const& self) {
@@ -134,6 +133,9 @@ public:
     }
 
 private:
+    [[nodiscard]] std::byte* at(std::size_t shard) const noexcept {
+        return memory_.data() + begins_[shard];
+    }
     static void require_settable(ParameterList const& parameters, std::size_t i) {
         if (!parameters[i].can_set_value()) {
             throw ContractViolation{concat(
@@ -147,7 +149,8 @@ private:
 
     ParameterList whole_; ///< the engine's
     std::vector<PartOfParameter> parameters_;
-    std::vector<Arena> parts_; ///< of each shard
+    Arena memory_;                    ///< of the parts
+    std::vector<std::size_t> begins_; ///< of each shard's, in bytes: at cache lines
 };
 
 }}} // namespace joinable::v0::detail

@@ -29,7 +29,9 @@ enum class Partition : std::uint8_t {
 /// What ranks have only a part of.
 enum class Sharding : std::uint8_t {
     none,      ///< each rank steps the whole model, by averages of gradients that all ranks have
-    optimizer, ///< the state of the optimizer: the first stage of ZeRO
+    /// The state of the optimizer: the first stage of ZeRO. A round sends one and a half times as many bytes as
+    /// with `gradients`.
+    optimizer,
     gradients, ///< the averages of gradients, too: each goes to its owner alone, the second stage
     /// The values, too: a pass gathers them while it uses them, the third stage. Needs `set_value` and
     /// `release_value` in parameter_traits.

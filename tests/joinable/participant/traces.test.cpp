@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: BSL-1.0
 // Which collectives a model issues, in each of its modes: on every rank the same, in this order,
-// also on one that had no input from the first round on.
+// also on one that had no input from the first round on. And how many bytes sharded trainings send.
 #include <joinable/participant/data_parallel.hpp>
+#include <joinable/participant/sharded_data_parallel.hpp>
+#include <joinable/participant/zero_redundancy_optimizer.hpp>
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
 #include <over_ranks.hpp>
+#include <support/gathered_param.hpp>
 #include <support/linear_model.hpp>
 #include <support/recording_communicator.hpp>
 
+#include <joinable/communicator/capabilities.hpp>
 #include <joinable/join/guard.hpp>
+#include <joinable/optimizer/rules.hpp>
 
 namespace {
 
@@ -144,6 +150,134 @@ TEST_CASE(
                 CHECK(trace.size() > 8);
             }
         }
+    }
+}
+
+/// Adds up the bytes of f32 that all ranks together send at least: W ranks send a buffer W - 1 times where each
+/// rank gets all of it or a part of its sum, and twice as often where each gets all of the sum.
+template <class Comm>
+class CountingCommunicator : public CoreOnly<Comm> {
+public:
+    using Counts = std::span<std::size_t const>;
+    explicit CountingCommunicator(Comm& inner) : CoreOnly<Comm>{inner} {}
+
+    auto all_reduce(joinable::Buffer buffer, joinable::ReduceOp op) {
+        add(2, buffer.count, buffer.dtype);
+        return this->inner_.all_reduce(buffer, op);
+    }
+    auto broadcast(joinable::Buffer buffer, int root) {
+        add(1, buffer.count, buffer.dtype);
+        return this->inner_.broadcast(buffer, root);
+    }
+    auto all_gather(joinable::ConstBuffer in, joinable::Buffer out)
+        requires joinable::AllGathers<Comm>
+    {
+        add(1, out.count, out.dtype);
+        return this->inner_.all_gather(in, out);
+    }
+    auto all_gather(joinable::ConstBuffer in, joinable::Buffer out, Counts counts)
+        requires joinable::AllGathers<Comm>
+    {
+        add(1, out.count, out.dtype);
+        return this->inner_.all_gather(in, out, counts);
+    }
+    auto reduce_scatter(joinable::ConstBuffer in, joinable::Buffer out, joinable::ReduceOp op)
+        requires joinable::ReduceScatters<Comm>
+    {
+        add(1, in.count, in.dtype);
+        return this->inner_.reduce_scatter(in, out, op);
+    }
+    auto reduce_scatter(
+        joinable::ConstBuffer in, joinable::Buffer out, joinable::ReduceOp op, Counts counts
+    )
+        requires joinable::ReduceScatters<Comm>
+    {
+        add(1, in.count, in.dtype);
+        return this->inner_.reduce_scatter(in, out, op, counts);
+    }
+
+    std::size_t bytes = 0;
+
+private:
+    void add(std::size_t times, std::size_t count, joinable::DType dtype) {
+        if (dtype == joinable::DType::f32) { // else it is control
+            auto const others = static_cast<std::size_t>(this->size() - 1);
+            bytes += times * others * count * sizeof(float);
+        }
+    }
+};
+
+/// Elements of parameters, of which one is sent alone if it has one owner. Parts for 1, 2, 3, 4 and 8 ranks are
+/// whole cache lines.
+constexpr std::size_t sizes[] = {384, 24 * 1024, 768, 1152, 384};
+
+/// How many times all ranks together send the model in a round. Rank r has r + 1 inputs, and shadows then.
+template <class Comm, class Participant, class Round>
+double models_sent(CountingCommunicator<Comm>& comm, Participant& participant, Round const& round) {
+    std::size_t elements = 0;
+    for (std::size_t const size : sizes) {
+        elements += size;
+    }
+    comm.bytes = 0;
+    joinable::Join guard{joinable::participants(participant)};
+    for (int i = 0; i <= comm.rank(); ++i) {
+        round();
+    }
+    guard.finish();
+    auto const model = static_cast<double>(elements * sizeof(float));
+    return static_cast<double>(comm.bytes) / (comm.size() * model);
+}
+
+// Rajbhandari et al., "ZeRO", 2020, section 7: a rank that shards states, or gradients as well, sends twice its
+// model, times (W - 1) / W; one that shards values, too, one and a half times as much. So does one that gets all
+// averages (Sharding::optimizer).
+TEST_CASE("sharded trainings send two or three models in a round, on joined ranks too") {
+    using joinable::Partition;
+    using joinable::Sharding;
+    for (Partition const partition : {Partition::by_parameters, Partition::flat}) {
+        over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& inner) {
+            CountingCommunicator comm{inner};
+            std::vector<CopyingParam> params;
+            for (std::size_t const size : sizes) {
+                params.emplace_back(size);
+            }
+            int const others = comm.size() - 1;
+            // Gradients to their owners: by an all-reduce where the communicator knows no more.
+            int const reduction = joinable::ReduceScatters<RankCommunicator> ? 1 : 2;
+            joinable::ZeroRedundancyOptimizer zero{
+                comm,
+                params,
+                joinable::Adam{},
+                {.partition = partition, .bucket_cap_bytes = 4096, .reduces_gradients = true}
+            };
+            CHECK(models_sent(comm, zero, [&] { zero.step(); }) == (reduction + 1) * others);
+            for (Sharding const sharding :
+                 {Sharding::optimizer, Sharding::gradients, Sharding::parameters}) {
+                joinable::ShardedDataParallel sharded{
+                    comm,
+                    params,
+                    joinable::Adam{},
+                    joinable::ShardedOptions{
+                        .sharding = sharding,
+                        .partition = partition,
+                        .bucket_cap_bytes = 4096,
+                        .sync_at_end = false
+                    }
+                };
+                int const models = sharding == Sharding::optimizer   ? 2 + 1
+                                   : sharding == Sharding::gradients ? reduction + 1
+                                                                     : reduction + 2;
+                CHECK(models_sent(comm, sharded, [&] {
+                          sharded.forward([](auto const&) {});
+                          sharded.backward([&](auto const& ready, auto const&) {
+                              for (std::size_t i = params.size(); i-- > 0;) {
+                                  ready(i);
+                              }
+                          });
+                          sharded.step();
+                      }) == models * others);
+            }
+        });
     }
 }
 

@@ -35,9 +35,11 @@ inline std::vector<GatheredParam> gathered(std::vector<StridedParam> params) {
 }
 
 /// A parameter that copies the value it is given.
-struct CopyingParam : Param<float> {
-    using Param<float>::Param;
+template <class T>
+struct CopyingParamOf : Param<T> {
+    using Param<T>::Param;
 };
+using CopyingParam = CopyingParamOf<float>;
 
 } // namespace joinable_tests
 
@@ -60,13 +62,14 @@ struct joinable::parameter_traits<joinable_tests::GatheredParam> {
         ++p.releases;
     }
 };
-template <>
-struct joinable::parameter_traits<joinable_tests::CopyingParam> {
-    using P = joinable_tests::CopyingParam;
-    static std::vector<float>* value(P& p) { return &p.value; }
+template <class T>
+struct joinable::parameter_traits<joinable_tests::CopyingParamOf<T>> {
+    using P = joinable_tests::CopyingParamOf<T>;
+    static std::vector<T>* value(P& p) { return &p.value; }
     static AnyView* grad(P& p) { return p.grad ? &p.grad : nullptr; }
+    static void set_grad(P& p, AnyView const& view) { p.grad = view; }
     static void set_value(P& p, AnyView const& view) {
-        auto const* const data = static_cast<float const*>(view.data());
+        auto const* const data = static_cast<T const*>(view.data());
         p.value.assign(data, data + view.numel());
     }
     static void release_value(P& p) { p.value.clear(); }

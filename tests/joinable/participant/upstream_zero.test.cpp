@@ -29,7 +29,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <list>
@@ -313,7 +312,7 @@ void train(
     auto const run_passes = [&](auto& model, int round) {
         AllNumbers gradients;
         model.forward([&](auto const&... use) {
-            auto const hold_all = [&](auto const& use_one) {
+            [[maybe_unused]] auto const hold_all = [&](auto const& use_one) {
                 std::vector<decltype(use_one(0))> held;
                 for (std::size_t k = 0; k < order.size(); ++k) {
                     held.push_back(use_one(k));

@@ -4,9 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
-#include <memory>
 #include <new>
 #include <vector>
 
@@ -83,26 +81,25 @@ namespace {
 struct FreedParam {
     joinable::DType dtype;
     std::size_t numel;
-    std::unique_ptr<std::byte[]> own_value;
-    std::unique_ptr<std::byte[]> own_grad;
+    std::vector<std::byte> own_value; // no array: sanitizers replace operator new[]
+    std::vector<std::byte> own_grad;
     joinable::AnyView value;
     joinable::AnyView grad;
 
     FreedParam(joinable::DType type, std::size_t size)
-        : dtype{type}, numel{size}, own_value{std::make_unique<std::byte[]>(bytes())},
-          value{at(own_value)} {}
+        : dtype{type}, numel{size}, own_value(bytes()), value{at(own_value)} {}
     [[nodiscard]] std::size_t bytes() const { return numel * size_of(dtype); }
     /// What the engine's backward pass does.
     void need_grad() {
         if (!grad) {
-            own_grad = std::make_unique<std::byte[]>(bytes());
+            own_grad = std::vector<std::byte>(bytes());
             grad = at(own_grad);
         }
     }
 
 private:
-    [[nodiscard]] joinable::AnyView at(std::unique_ptr<std::byte[]> const& memory) const {
-        return {memory.get(), dtype, joinable::Shape{numel}, joinable::Shape{1}};
+    [[nodiscard]] joinable::AnyView at(std::vector<std::byte>& memory) const {
+        return {memory.data(), dtype, joinable::Shape{numel}, joinable::Shape{1}};
     }
 };
 
@@ -114,12 +111,12 @@ struct joinable::parameter_traits<FreedParam> {
     static AnyView* grad(FreedParam& p) { return p.grad ? &p.grad : nullptr; }
     static void set_grad(FreedParam& p, AnyView const& view) {
         p.grad = view;
-        p.own_grad.reset();
+        p.own_grad = std::vector<std::byte>{};
     }
     static void release_grad(FreedParam& p) { set_grad(p, {}); }
     static void set_value(FreedParam& p, AnyView const& view) {
         p.value = view;
-        p.own_value.reset();
+        p.own_value = std::vector<std::byte>{};
     }
     static void release_value(FreedParam& p) { set_value(p, {}); }
 };

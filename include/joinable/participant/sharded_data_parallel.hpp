@@ -277,9 +277,9 @@ private:
         Comm& comm = Training::comm_;
         ParameterList all;
         for (detail::ShardGroup const& before : this->groups()) {
-            append(all, before.parameters);
+            append(all, before.given());
         }
-        append(all, group.parameters);
+        append(all, group.given());
         if (reduces_to_owners(sharding_)) {
             std::unique_ptr<detail::ShardedUnits<Comm>> values;
             if (sharding_ == Sharding::parameters) {

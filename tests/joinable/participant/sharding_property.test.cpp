@@ -133,6 +133,10 @@ ParameterPlan draw_parameter(Draw& draw) {
     return plan;
 }
 
+bool can_step_early(Way way) {
+    return way == Way::sharded_gradients || way == Way::sharded_parameters;
+}
+
 EpochPlan draw_epoch(Draw& draw, int world, Way way) {
     EpochPlan plan;
     plan.way = way;
@@ -152,8 +156,7 @@ EpochPlan draw_epoch(Draw& draw, int world, Way way) {
         plan.skips.push_back(!is_alone && plan.sync_every == 1 && draw.one_in(5));
     }
     plan.zeroes = draw.one_in(2);
-    plan.steps_early =
-        (way == Way::sharded_gradients || way == Way::sharded_parameters) && draw.one_in(2);
+    plan.steps_early = can_step_early(way) && draw.one_in(2);
     return plan;
 }
 
@@ -463,10 +466,21 @@ TEST_CASE("any training with a sharded optimizer has the values of the whole one
 // -- a table -----------------------------------------------------------------------------------------
 
 /// What a row of it chooses: the index of one of `choices[factor]`.
-enum Factor : std::size_t { rule, maximizes, groups, frozen, way, partition, views, world, inputs };
-using Row = std::array<std::size_t, 9>;
+enum Factor : std::size_t {
+    rule,
+    maximizes,
+    groups,
+    frozen,
+    way,
+    partition,
+    views,
+    world,
+    inputs,
+    early
+};
+using Row = std::array<std::size_t, 10>;
 /// The rules: Sgd, Adam and AdamW, then with nesterov or amsgrad. The inputs: even, uneven, one rank without.
-constexpr Row choices{6, 2, 3, 2, 5, 2, 2, 5, 3};
+constexpr Row choices{6, 2, 3, 2, 6, 2, 2, 5, 3, 2};
 
 /// Rows in which every choice of a factor meets every choice of every other one: of some that are drawn, always the
 /// one with the most pairs that no row has yet.
@@ -538,6 +552,7 @@ TrainingPlan<Rule> plan_of(Row const& row, Draw& draw) {
     if (row[inputs] == 2) {
         epoch.lengths[draw.below(epoch.lengths.size())] = 0;
     }
+    epoch.steps_early = can_step_early(epoch.way) && row[early] == 1;
     plan.epochs.push_back(epoch);
     plan.data_parallel.gradient_as_bucket_view = row[views] == 1;
     return plan;

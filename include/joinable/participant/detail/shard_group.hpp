@@ -37,6 +37,11 @@ struct ShardGroup {
     }; ///< where each begins among the shards, if values are sharded
     /// Then it has them, and `parameters` are stand-ins.
     std::shared_ptr<ShardedValues> values = {};
+
+    /// Those of the engine.
+    [[nodiscard]] ParameterList const& given() const noexcept {
+        return values ? values->given() : parameters;
+    }
 };
 
 /// Names of the arrays of a shard, masters last.

@@ -119,6 +119,7 @@ public:
         }
     }
 
+    [[nodiscard]] ParameterList const& given() const noexcept { return whole_; }
     /// What this rank keeps of a shard's values.
     [[nodiscard]] std::byte const* part(std::size_t shard) const noexcept { return at(shard); }
     [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }

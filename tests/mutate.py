@@ -56,12 +56,12 @@ MUTATIONS = [
         "participant/data_parallel.test.cpp", "*listed twice*",
     ),
     Mutation(
-        "dtypes-are-not-compared", "participant/detail/verify.hpp",
+        "dtypes-are-not-compared", "participant/detail/compared_model.hpp",
         "std::string text = to_text(value);", "std::string text = to_text(value.extents());",
         "participant/data_parallel.test.cpp", "models with another*",
     ),
     Mutation(
-        "requires-grad-is-not-compared", "participant/detail/verify.hpp",
+        "requires-grad-is-not-compared", "participant/detail/compared_model.hpp",
         'text += parameters[i].requires_grad() ? "" : ", no requires_grad";', "",
         "participant/agreement.test.cpp", "parameters that differ in requires_grad*",
     ),

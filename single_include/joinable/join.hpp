@@ -7226,7 +7226,7 @@ inline void agree(
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/join/detail/agreement.hpp
+// ---- joinable/join/detail/verdict.hpp
 
 /// @file
 /// The words of a roll call, and the verdict that every rank computes from their sum.
@@ -10432,7 +10432,7 @@ inline void check_parameters(ParameterList const& list, DeviceId device) {
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/participant/detail/verify.hpp
+// ---- joinable/participant/detail/compared_model.hpp
 
 /// @file
 /// What ranks compare of a model: see agreement/agree.hpp.

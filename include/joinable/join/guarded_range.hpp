@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <utility>
 
-#include <joinable/join/detail/agreement.hpp>
+#include <joinable/join/detail/verdict.hpp>
 #include <joinable/join/options.hpp>
 
 namespace joinable { inline namespace v0 {

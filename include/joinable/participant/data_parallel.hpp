@@ -23,7 +23,7 @@
 #include <joinable/join/result.hpp>
 #include <joinable/participant/averaging.hpp>
 #include <joinable/participant/detail/check_parameters.hpp>
-#include <joinable/participant/detail/verify.hpp>
+#include <joinable/participant/detail/compared_model.hpp>
 #include <joinable/participant/options.hpp>
 #include <joinable/participant/passes.hpp>
 

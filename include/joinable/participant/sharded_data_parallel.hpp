@@ -16,9 +16,9 @@
 #include <joinable/error.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/result.hpp>
+#include <joinable/participant/detail/compared_model.hpp>
 #include <joinable/participant/detail/shard_group.hpp>
 #include <joinable/participant/detail/sharded_reduction.hpp>
-#include <joinable/participant/detail/verify.hpp>
 #include <joinable/participant/passes.hpp>
 #include <joinable/participant/sharded_optimizer.hpp>
 #include <joinable/participant/sharded_options.hpp>

@@ -33,11 +33,11 @@
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/optimizer/update_rule.hpp>
 #include <joinable/participant/detail/bucket_arenas.hpp>
+#include <joinable/participant/detail/compared_model.hpp>
 #include <joinable/participant/detail/shard_exchange.hpp>
 #include <joinable/participant/detail/shard_group.hpp>
 #include <joinable/participant/detail/shard_plan.hpp>
 #include <joinable/participant/detail/sharded_values.hpp>
-#include <joinable/participant/detail/verify.hpp>
 #include <joinable/participant/zero_options.hpp>
 #include <joinable/tensor/parameters.hpp>
 #include <joinable/tensor/tensor_list.hpp>

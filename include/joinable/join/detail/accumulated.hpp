@@ -6,7 +6,7 @@
 
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
-#include <joinable/join/detail/agreement.hpp>
+#include <joinable/join/detail/verdict.hpp>
 #include <joinable/join/options.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {

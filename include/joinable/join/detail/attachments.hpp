@@ -13,7 +13,7 @@
 #include <joinable/agreement/control.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
-#include <joinable/join/detail/agreement.hpp>
+#include <joinable/join/detail/verdict.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/options.hpp>
 

@@ -14,8 +14,8 @@
 #include <joinable/agreement/control.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
-#include <joinable/join/detail/agreement.hpp>
 #include <joinable/join/detail/schedule.hpp>
+#include <joinable/join/detail/verdict.hpp>
 #include <joinable/join/options.hpp>
 
 /// @file

@@ -81,6 +81,12 @@ MUTATIONS = [
         "if (!has_memory(gradient)) {", "if (false) {",
         "participant/data_parallel.test.cpp", "*null pointer*,*loses its memory*",
     ),
+    # -- what rank 0 takes from ranks by TCP -----------------------------------------------------------
+    Mutation(
+        "tcp-takes-any-operation", "communicator/tcp/detail/collectives.hpp",
+        "static_cast<std::size_t>(said.op) < reduce_op_count &&", "",
+        "communicator/tcp/faults.test.cpp", "a rank that breaks the protocol*",
+    ),
     # -- unused parameters --------------------------------------------------------------------------
     Mutation(
         "graph-takes-what-no-rank-used", "bucket/detail/iteration.hpp",

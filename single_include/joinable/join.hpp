@@ -544,10 +544,20 @@ namespace joinable { inline namespace v0 {
 /// operations are for integers only.
 enum class ReduceOp : std::uint8_t { sum, product, min, max, bit_and, bit_or };
 
+namespace detail {
+
+inline constexpr std::string_view reduce_op_names[] = {
+    "sum", "product", "min", "max", "bit_and", "bit_or"
+};
+
+} // namespace detail
+
+/// How many there are: as numbers they are [0, reduce_op_count).
+inline constexpr std::size_t reduce_op_count = std::size(detail::reduce_op_names);
+
 /// The enumerator's name, for error texts.
 [[nodiscard]] constexpr std::string_view name_of(ReduceOp op) noexcept {
-    constexpr std::string_view names[] = {"sum", "product", "min", "max", "bit_and", "bit_or"};
-    return names[static_cast<std::size_t>(op)];
+    return detail::reduce_op_names[static_cast<std::size_t>(op)];
 }
 
 }} // namespace joinable::v0
@@ -12569,6 +12579,7 @@ struct Descriptor {
     /// are at most max_ranks.
     [[nodiscard]] constexpr std::uint64_t word() const noexcept {
         static_assert(dtype_count <= 16, "a dtype has four bits");
+        static_assert(reduce_op_count <= 8, "an operation has three bits");
         return static_cast<std::uint64_t>(collective) | static_cast<std::uint64_t>(dtype) << 4U |
                static_cast<std::uint64_t>(op) << 8U | static_cast<std::uint64_t>(root) << 11U;
     }

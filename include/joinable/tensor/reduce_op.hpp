@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string_view>
 
 namespace joinable { inline namespace v0 {
@@ -11,10 +12,20 @@ namespace joinable { inline namespace v0 {
 /// operations are for integers only.
 enum class ReduceOp : std::uint8_t { sum, product, min, max, bit_and, bit_or };
 
+namespace detail {
+
+inline constexpr std::string_view reduce_op_names[] = {
+    "sum", "product", "min", "max", "bit_and", "bit_or"
+};
+
+} // namespace detail
+
+/// How many there are: as numbers they are [0, reduce_op_count).
+inline constexpr std::size_t reduce_op_count = std::size(detail::reduce_op_names);
+
 /// The enumerator's name, for error texts.
 [[nodiscard]] constexpr std::string_view name_of(ReduceOp op) noexcept {
-    constexpr std::string_view names[] = {"sum", "product", "min", "max", "bit_and", "bit_or"};
-    return names[static_cast<std::size_t>(op)];
+    return detail::reduce_op_names[static_cast<std::size_t>(op)];
 }
 
 }} // namespace joinable::v0

@@ -71,6 +71,7 @@ struct Descriptor {
     /// are at most max_ranks.
     [[nodiscard]] constexpr std::uint64_t word() const noexcept {
         static_assert(dtype_count <= 16, "a dtype has four bits");
+        static_assert(reduce_op_count <= 8, "an operation has three bits");
         return static_cast<std::uint64_t>(collective) | static_cast<std::uint64_t>(dtype) << 4U |
                static_cast<std::uint64_t>(op) << 8U | static_cast<std::uint64_t>(root) << 11U;
     }

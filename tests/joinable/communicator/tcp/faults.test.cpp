@@ -579,7 +579,7 @@ TEST_CASE("a rank that breaks the protocol ends the group, and rank 0 lives on")
     using joinable::detail::FrameHeader;
     using joinable::detail::FrameKind;
     auto const headers = [] {
-        std::vector<FrameHeader> bad(8);
+        std::vector<FrameHeader> bad(9);
         bad[0].kind = static_cast<FrameKind>(77);
         for (std::size_t i = 1; i < bad.size(); ++i) {
             bad[i].kind = FrameKind::arrival;
@@ -587,11 +587,13 @@ TEST_CASE("a rank that breaks the protocol ends the group, and rank 0 lives on")
         bad[1].sequence = 5; // not the next one
         bad[2].collective = joinable::detail::Collective::all_to_all;
         bad[3].dtype = static_cast<DType>(12);
-        bad[4].op = static_cast<ReduceOp>(6);
+        bad[4].op = static_cast<ReduceOp>(joinable::reduce_op_count);
         bad[5].root = 2;
         bad[6].collective = joinable::detail::Collective::all_reduce;
         bad[6].count = ~std::uint64_t{0};
         bad[7].bytes = 8; // more than it has to give
+        bad[8].collective = joinable::detail::Collective::all_reduce;
+        bad[8].op = static_cast<ReduceOp>(255);
         return bad;
     }();
     for (FrameHeader const& header : headers) {

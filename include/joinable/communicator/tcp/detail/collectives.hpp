@@ -27,8 +27,8 @@ public:
     [[nodiscard]] bool is_arrival(FrameHeader const& said, int rank) const noexcept {
         bool const is_known = said.collective <= Collective::barrier &&
                               static_cast<std::size_t>(said.dtype) < dtype_count &&
-                              said.op <= ReduceOp::bit_or && said.root >= 0 &&
-                              static_cast<std::size_t>(said.root) < size_;
+                              static_cast<std::size_t>(said.op) < reduce_op_count &&
+                              said.root >= 0 && static_cast<std::size_t>(said.root) < size_;
         std::size_t const element = is_known ? size_of(said.dtype) : 1;
         return is_known && said.count <= most_frame_bytes / element &&
                said.sequence == first_ + place_of_next(rank) &&

@@ -3534,6 +3534,12 @@ consteval bool models_communicator() {
 namespace detail {
 /// In place of a communicator that a participant was not given: its assertion says so.
 struct NoCommunicator {};
+
+/// Whatever it is: a deduction guide that takes it is worse than others, and explains.
+struct AnyArgument {
+    template <class T>
+    AnyArgument(T&&);
+};
 } // namespace detail
 
 /// The work that `C` returns from its all-reduce.
@@ -11379,12 +11385,6 @@ DistributedDataParallel(Comm&, Parameters&&, BufferList, DataParallelOptions, Re
     -> DistributedDataParallel<Comm, Reduction>;
 
 namespace detail {
-
-/// Whatever it is: a guide that takes it is worse than others.
-struct AnyArgument {
-    template <class T>
-    AnyArgument(T&&);
-};
 
 /// In place of a communicator where options in braces have a name that they do not have.
 template <class Options>

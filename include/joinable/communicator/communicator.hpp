@@ -155,6 +155,12 @@ consteval bool models_communicator() {
 namespace detail {
 /// In place of a communicator that a participant was not given: its assertion says so.
 struct NoCommunicator {};
+
+/// Whatever it is: a deduction guide that takes it is worse than others, and explains.
+struct AnyArgument {
+    template <class T>
+    AnyArgument(T&&);
+};
 } // namespace detail
 
 /// The work that `C` returns from its all-reduce.

@@ -283,12 +283,6 @@ DistributedDataParallel(Comm&, Parameters&&, BufferList, DataParallelOptions, Re
 
 namespace detail {
 
-/// Whatever it is: a guide that takes it is worse than others.
-struct AnyArgument {
-    template <class T>
-    AnyArgument(T&&);
-};
-
 /// In place of a communicator where options in braces have a name that they do not have.
 template <class Options>
 struct MisspeltOptions {

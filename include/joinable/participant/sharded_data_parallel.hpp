@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,17 @@
 #include <joinable/tensor/parameters.hpp>
 
 namespace joinable { inline namespace v0 {
+
+namespace detail {
+
+/// Says what a communicator lacks before a base class does.
+template <class Comm>
+struct ShardedPassesOver {
+    static_assert(models_communicator<Comm>());
+    using type = Passes<Comm, ShardedReduction<Comm>>;
+};
+
+} // namespace detail
 
 /// Trains replicas of a model of which each rank keeps a part: the state of the optimizer, or the averages of
 /// gradients as well, or the values, too (ShardedOptions::sharding; the stages 1, 2 and 3 of ZeRO, Rajbhandari
@@ -69,8 +81,8 @@ namespace joinable { inline namespace v0 {
 /// `Rule` is an UpdateRule, or a LocalOptimizer.
 template <class Comm, class Rule>
 class ShardedDataParallel : public ShardedOptimizer<Comm, Rule>, // outlives gradients on their way
-                            public Passes<Comm, detail::ShardedReduction<Comm>> {
-    using Training = Passes<Comm, detail::ShardedReduction<Comm>>;
+                            public detail::ShardedPassesOver<Comm>::type {
+    using Training = typename detail::ShardedPassesOver<Comm>::type;
     using Optimizer = ShardedOptimizer<Comm, Rule>;
 
 public:
@@ -331,5 +343,22 @@ ShardedDataParallel(Comm&, Parameters&&, BufferList, Rule) -> ShardedDataParalle
 template <class Comm, class Parameters, class Rule>
 ShardedDataParallel(Comm&, Parameters&&, BufferList, Rule, ShardedOptions)
     -> ShardedDataParallel<Comm, Rule>;
+
+/// What it becomes where arguments fit no constructor: nothing but the explanation.
+template <class Options>
+class ShardedDataParallel<detail::NoCommunicator, Options> {
+    static_assert(
+        !std::is_same_v<Options, ShardedOptions>,
+        "ShardedDataParallel: expected a communicator, parameters, buffers(ranges...) if the model has any, "
+        "the optimizer as in Adam{...}, then options in braces with the names and the order of "
+        "ShardedOptions; write ShardedOptions{...} to be told which name is wrong"
+    );
+
+public:
+    explicit ShardedDataParallel(...);
+};
+/// `...` takes what is missing, too many, or in braces with a misspelt name.
+ShardedDataParallel(detail::AnyArgument, ...)
+    -> ShardedDataParallel<detail::NoCommunicator, ShardedOptions>;
 
 }} // namespace joinable::v0

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -174,5 +175,21 @@ ZeroRedundancyOptimizer(Comm&, Parameters&&, Rule) -> ZeroRedundancyOptimizer<Co
 template <class Comm, class Parameters, class Rule>
 ZeroRedundancyOptimizer(Comm&, Parameters&&, Rule, ZeroOptions)
     -> ZeroRedundancyOptimizer<Comm, Rule>;
+
+/// What it becomes where arguments fit no constructor: nothing but the explanation.
+template <class Options>
+class ZeroRedundancyOptimizer<detail::NoCommunicator, Options> {
+    static_assert(
+        !std::is_same_v<Options, ZeroOptions>,
+        "ZeroRedundancyOptimizer: expected a communicator, parameters, the optimizer as in Adam{...}, then options in "
+        "braces with the names and the order of ZeroOptions; write ZeroOptions{...} to be told which name is wrong"
+    );
+
+public:
+    explicit ZeroRedundancyOptimizer(...);
+};
+/// `...` takes what is missing, too many, or in braces with a misspelt name.
+ZeroRedundancyOptimizer(detail::AnyArgument, ...)
+    -> ZeroRedundancyOptimizer<detail::NoCommunicator, ZeroOptions>;
 
 }} // namespace joinable::v0

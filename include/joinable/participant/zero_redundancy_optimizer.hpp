@@ -181,8 +181,9 @@ template <class Options>
 class ZeroRedundancyOptimizer<detail::NoCommunicator, Options> {
     static_assert(
         !std::is_same_v<Options, ZeroOptions>,
-        "ZeroRedundancyOptimizer: expected a communicator, parameters, the optimizer as in Adam{...}, then options in "
-        "braces with the names and the order of ZeroOptions; write ZeroOptions{...} to be told which name is wrong"
+        "ZeroRedundancyOptimizer: expected a communicator, parameters, the optimizer as in Adam{...}, then "
+        "options in braces with the names and the order of ZeroOptions; write ZeroOptions{...} to be told "
+        "which name is wrong"
     );
 
 public:

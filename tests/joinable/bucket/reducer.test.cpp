@@ -13,6 +13,7 @@
 #include <doctest/doctest.h>
 #include <over_ranks.hpp>
 #include <support/linear_model.hpp>
+#include <support/named_param.hpp>
 #include <support/ranks.hpp>
 #include <support/recording_communicator.hpp>
 #include <support/wait_until.hpp>
@@ -20,6 +21,7 @@
 namespace {
 
 using namespace joinable_tests;
+using joinable::DType;
 using joinable::Reducer;
 
 TEST_CASE("a bucket is launched before the last gradient is ready, in index order") {
@@ -216,8 +218,18 @@ TEST_CASE("a model that cannot be reduced is refused at construction, by a text 
         std::vector<Plain> longer{{{1.0F}, std::vector<float>(2)}};
         CHECK(
             text_of(longer) ==
-            "the gradient of parameter 0 on rank 0 is f32 with 2 elements, but its value is f32 "
-            "with 1; both need the same dtype, extents and device"
+            "the gradient of parameter 0 on rank 0 is f32 (2), but its value is f32 (1); both need "
+            "the same dtype, extents and device"
+        );
+        std::vector<NamedParam> turned;
+        turned.push_back(
+            {{{DType::f32, {8, 4}, {4, 1}}, {DType::f32, {4, 8}, {8, 1}}, {}}, "fc.weight"}
+        );
+        turned[0].grad = turned[0].own.view();
+        CHECK(
+            text_of(turned) ==
+            "the gradient of parameter 0 (fc.weight) on rank 0 is f32 (4, 8), but its value is f32 (8, 4); "
+            "both need the same dtype, extents and device"
         );
         auto elsewhere = make_params<float>({2});
         joinable::AnyView const host = elsewhere[0].grad;
@@ -229,8 +241,9 @@ TEST_CASE("a model that cannot be reduced is refused at construction, by a text 
             joinable::DeviceId{joinable::DeviceKind::cuda, 0}
         };
         CHECK(
-            text_of(elsewhere).find("both need the same dtype, extents and device") !=
-            std::string::npos
+            text_of(elsewhere) ==
+            "the gradient of parameter 0 on rank 0 is f32 (2) on CUDA device 0, but its value is f32 (2) on "
+            "the host; both need the same dtype, extents and device"
         );
     });
 }

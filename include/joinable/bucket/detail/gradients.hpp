@@ -250,17 +250,17 @@ private:
         AnyView const& view = *places_[i].view;
         if (gradient.dtype() != view.dtype() || gradient.extents() != view.extents() ||
             gradient.device() != view.device()) {
+            bool const are_together = gradient.device() == view.device();
+            auto const text = [&](AnyView const& tensor) {
+                return to_text(tensor) + (are_together ? "" : " on " + to_text(tensor.device()));
+            };
             throw ContractViolation{concat(
                 "the gradient of ",
                 describe(i),
                 " is ",
-                name_of(gradient.dtype()),
-                " with ",
-                gradient.numel(),
-                " elements, but its value is ",
-                name_of(view.dtype()),
-                " with ",
-                view.numel(),
+                text(gradient),
+                ", but its value is ",
+                text(view),
                 "; both need the same dtype, extents and device"
             )};
         }

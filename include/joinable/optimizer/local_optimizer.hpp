@@ -47,7 +47,8 @@ concept has_settings = requires(O& optimizer) {
 /// |                             |        | in every step                                                   |
 /// | `optimizer.settings()`      | `S&`   | learning rate and what else changes between steps: joined       |
 /// |                             |        | owners get that of the lowest active rank. `S` is trivially     |
-/// |                             |        | copyable                                                        |
+/// |                             |        | copyable, and has no pointer, std::span or std::string_view:    |
+/// |                             |        | an address leads nowhere on another rank                        |
 /// | `constant.check()`          |        | optional; throws ContractViolation where the settings make no   |
 /// |                             |        | sense                                                           |
 /// | `constant.agree_on(list)`   |        | optional; adds its settings to an AgreementList, for ranks to   |

@@ -57,7 +57,9 @@ void check_rule(R const& rule) {
 /// | `rule.agree_on(list)`  |                                    | optional; adds its settings to an        |
 /// |                        |                                    | AgreementList, for ranks to compare      |
 ///
-/// R is trivially copyable: settings travel from rank to rank as they are in memory.
+/// R is trivially copyable: settings travel from rank to rank as they are in memory. Not checkable, still
+/// required: no member is a pointer, a std::span or a std::string_view, directly or within another member. On a
+/// rank that receives it an address of another process leads nowhere.
 template <class R>
 concept UpdateRule =
     std::is_trivially_copyable_v<R> && detail::has_state_names<R> && detail::has_update<R>;

@@ -13,7 +13,8 @@
 namespace joinable { inline namespace v0 {
 
 /// An object that ZeroOptions::before_step reads or changes. Where a rank has joined, it gets what the
-/// lowest active rank has before each step. Refers to the object.
+/// lowest active rank has before each step. Refers to the object, which has no pointers: an address leads
+/// nowhere on another rank.
 class SharedObject {
 public:
     template <class T>

@@ -93,6 +93,47 @@ MUTATIONS = [
         "if (graph_ && used_->is_known() && !used_->is_used(i)) {", "if (false) {",
         "bucket/unused.test.cpp", "a static graph*",
     ),
+    # -- sharded optimizers in a guard ----------------------------------------------------------------
+    Mutation(
+        "strangers-may-communicate", "join/joinable.hpp",
+        "require_unguarded(std::addressof(comm), name);", "",
+        "participant/guarded_optimizers.test.cpp", "an optimizer that the guard*,what gathers*",
+    ),
+    Mutation(
+        "strangers-are-refused-in-a-part-too", "join/detail/session.hpp",
+        "stopped_ || has_ended_ || is_shadowing_ || turns_.is_open()", "stopped_ || has_ended_",
+        "participant/guarded_optimizers.test.cpp", "what a part of*",
+    ),
+    Mutation(
+        "joined-ranks-hear-no-text-of-a-stranger", "join/detail/session.hpp",
+        "outcome_.record(text); // it is no participant, so nobody else would", "",
+        "participant/guarded_optimizers.test.cpp", "an optimizer that the guard*",
+    ),
+    Mutation(
+        "two-optimizers-step-one-parameter", "join/detail/entry.hpp",
+        "joinable.list_stepped(view.stepped);\n    }", "}",
+        "participant/guarded_optimizers.test.cpp", "two optimizers that step*",
+    ),
+    Mutation(
+        "settings-are-not-compared-at-entry", "participant/sharded_optimizer.hpp",
+        "detail::agree_on_rule(list, rules_[group]);", "",
+        "participant/guarded_optimizers.test.cpp", "settings that were changed*",
+    ),
+    Mutation(
+        "texts-of-turns-name-no-member", "join/detail/hooks.hpp",
+        "info.verb = J::join_verb;", "",
+        "participant/guarded_optimizers.test.cpp", "what is out of turn*",
+    ),
+    Mutation(
+        "texts-of-turns-give-no-order", "join/detail/turn_order.hpp",
+        "name(*expected) + order(announced)", "name(*expected)",
+        "participant/guarded_optimizers.test.cpp", "what is out of turn*",
+    ),
+    Mutation(
+        "extents-of-a-gradient-are-not-named", "bucket/detail/gradients.hpp",
+        "return to_text(tensor) + (", "return concat(name_of(tensor.dtype())) + (",
+        "bucket/reducer.test.cpp", "a model that cannot*",
+    ),
     # -- the guard's entry --------------------------------------------------------------------------
     Mutation(
         "sync-every-is-not-compared", "join/detail/entry.hpp",

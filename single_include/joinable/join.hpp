@@ -7873,6 +7873,45 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/detail/type_name.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The name of a type as the compiler prints it, for error texts only: it differs between
+/// compilers, so nothing may depend on it.
+template <class T>
+[[nodiscard]] constexpr std::string_view type_name() noexcept {
+    std::string_view const text = __PRETTY_FUNCTION__;
+    std::string_view const marker = "T = ";
+    auto const begin = text.find(marker);
+    if (begin == std::string_view::npos) {
+        return text;
+    }
+    std::string_view const rest = text.substr(begin + marker.size());
+    return rest.substr(0, rest.find_first_of(";]"));
+}
+
+/// The name that a class was declared with: without namespaces and template arguments, which compilers
+/// print differently.
+template <class T>
+[[nodiscard]] constexpr std::string_view class_name() noexcept {
+    std::string_view name = type_name<T>();
+    if (name.ends_with('>')) {
+        std::size_t depth = 0;
+        std::size_t at = name.size();
+        do {
+            --at;
+            depth += name[at] == '>' ? 1U : 0U;
+            depth -= name[at] == '<' ? 1U : 0U;
+        } while (depth != 0 && at != 0);
+        name = name.substr(0, at);
+    }
+    auto const before = name.find_last_of(": >)");
+    return before == std::string_view::npos ? name : name.substr(before + 1);
+}
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/join/detail/local_rounds.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -8269,6 +8308,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 struct ParticipantInfo {
     std::string_view name;
     bool (*takes_part)(Round const&) = nullptr; ///< null: in every round
+    std::string_view verb = {};                 ///< the member that notifies, if it says which
 };
 
 /// Whose turn it is inside a round. A participant's part begins with its notification and ends with
@@ -8313,8 +8353,8 @@ public:
                 throw_violation(takes_no_part(opener, *round_));
             }
             throw_violation(
-                name(opener) + " notified first in round " + to_text(announced.number()) +
-                ", but the first one in hook order is " + name(*expected)
+                name(opener) + notified(opener) + " first in round " + to_text(announced.number()) +
+                ", but the first one in hook order is " + name(*expected) + order(announced)
             );
         }
     }
@@ -8342,7 +8382,12 @@ public:
     bool take_turn(std::size_t position, bool loop_opens_rounds) {
         if (held_by_) {
             throw_violation(concat(
-                name(position), " notified while the part of ", name(*held_by_), " is held open"
+                name(position),
+                notified(position),
+                " while the part of ",
+                name(*held_by_),
+                " is held open",
+                round_ ? order(*round_) : ""
             ));
         }
         auto const expected = next();
@@ -8352,8 +8397,8 @@ public:
         }
         if (expected) {
             throw_violation(
-                name(position) + " notified in round " + to_text(round_->number()) +
-                ", but the next one in hook order is " + name(*expected)
+                name(position) + notified(position) + " in round " + to_text(round_->number()) +
+                ", but the next one in hook order is " + name(*expected) + order(*round_)
             );
         }
         if (loop_opens_rounds && round_ && !takes_part(position, *round_)) {
@@ -8361,12 +8406,14 @@ public:
         }
         if (loop_opens_rounds && round_) {
             throw_violation(
-                name(position) + " notified again in round " + to_text(round_->number()) +
-                "; call next() before each round"
+                name(position) + notified(position) + " again in round " +
+                to_text(round_->number()) + "; call next() before each round"
             );
         }
         if (loop_opens_rounds) {
-            throw_violation(concat(name(position), " notified before next() opened a round"));
+            throw_violation(
+                concat(name(position), notified(position), " before next() opened a round")
+            );
         }
         return false;
     }
@@ -8384,22 +8431,47 @@ public:
         }
         if (auto const missing = next()) {
             throw_violation(concat(
-                name(*missing), " takes part in round ", round_->number(), ", but did not notify"
+                name(*missing),
+                " takes part in round ",
+                round_->number(),
+                ", but did not ",
+                verb(*missing).empty() ? "notify" : "call ",
+                verb(*missing),
+                order(*round_)
             ));
         }
     }
 
+    /// Whether a participant is communicating, as far as it says when its part ends.
+    [[nodiscard]] bool is_open() const noexcept { return is_open_ || held_by_; }
     /// Whether nobody owes a collective.
     [[nodiscard]] bool are_complete() const { return !is_open_ && !held_by_ && !next(); }
 
 private:
+    [[nodiscard]] std::string_view verb(std::size_t position) const {
+        return participants_[position].verb;
+    }
+    /// As texts go on after its name.
+    [[nodiscard]] std::string notified(std::size_t position) const {
+        return verb(position).empty() ? " notified" : concat(" called ", verb(position));
+    }
+    /// Of the participants that take part in a round, as a text ends.
+    [[nodiscard]] std::string order(Round const& round) const {
+        std::string text;
+        for (auto i = first(round); i; i = first(round, *i + 1)) {
+            text += text.empty() ? "; the order of such a round is " : ", then ";
+            text += verb(*i).empty() ? name(*i) : concat(verb(*i), " of ", name(*i));
+        }
+        return text;
+    }
     [[nodiscard]] std::string takes_no_part(std::size_t position, Round const& round) const {
         return concat(
             name(position),
             " takes no part in round ",
             round.number(),
             round.will_sync() ? ", which syncs" : ", which does not sync",
-            "; notify only in rounds that concern it"
+            verb(position).empty() ? "; notify" : concat("; call ", verb(position)),
+            " only in rounds that concern it"
         );
     }
 
@@ -8506,6 +8578,22 @@ public:
         }
     }
     void done() { turns_.done(); }
+
+    /// Something that this guard does not list is about to communicate over one of its communicators.
+    /// @throws ContractViolation  joined ranks would not follow: no part of a participant is open, in
+    /// which they run its hook, and rounds have not ended.
+    void require_followed(std::string_view name) {
+        if (outcome_.is_over() || stopped_ || has_ended_ || is_shadowing_ || turns_.is_open()) {
+            return;
+        }
+        std::string const text = concat(
+            name,
+            " communicates outside the guard that its communicator is in, so joined ranks would not "
+            "follow; add it to the guard's participants(...), or call it after finish()"
+        );
+        outcome_.record(text); // it is no participant, so nobody else would
+        throw_violation(text);
+    }
 
     void record_failure(std::string_view text) { outcome_.record(text); }
     void forget_failure() noexcept { outcome_.forget(); }
@@ -8806,6 +8894,112 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/join/detail/occupation.hpp
+
+/// @file
+/// Which communicators are inside a guard.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Keeps communicators to one guard at a time: with two, the roll calls of one
+/// could meet those of the other, depending on the data. A communicator is a
+/// class of the user's, so the note that it is inside a guard is kept here, in
+/// this process.
+class Occupation {
+public:
+    Occupation() = default;
+    Occupation(Occupation const&) = delete;
+    Occupation& operator=(Occupation const&) = delete;
+    ~Occupation() { end(); }
+
+    /// @throws ContractViolation  one of them is inside a guard.
+    void begin(std::vector<ControlCommunicator*> const& communicators, Session& session) {
+        Occupied& occupied = in_guards();
+        Lock const lock{occupied.busy};
+        std::vector<Entry>& all = occupied.entries;
+        for (ControlCommunicator const* communicator : communicators) {
+            if (find(all, communicator->address()) != all.end()) {
+                throw ContractViolation{"a second Join over a communicator that is "
+                                        "inside a guard already; end that one "
+                                        "first, or split() the communicator"};
+            }
+        }
+        all.reserve(all.size() + communicators.size()); // or some could be noted and not others
+        for (ControlCommunicator const* communicator : communicators) {
+            all.push_back({communicator->address(), &session});
+        }
+        session_ = &session;
+    }
+    void end() noexcept {
+        if (session_ == nullptr) {
+            return;
+        }
+        Occupied& occupied = in_guards();
+        Lock const lock{occupied.busy};
+        std::erase_if(occupied.entries, [this](Entry const& entry) {
+            return entry.session == session_;
+        });
+        session_ = nullptr;
+    }
+
+    /// The guard that a communicator is inside of; null: none.
+    [[nodiscard]] static Session* session_over(void const* communicator) noexcept {
+        Occupied& occupied = in_guards();
+        Lock const lock{occupied.busy};
+        auto const entry = find(occupied.entries, communicator);
+        return entry == occupied.entries.end() ? nullptr : entry->session;
+    }
+
+private:
+    struct Entry {
+        void const* communicator;
+        Session* session;
+    };
+    /// The communicators that are inside guards of this process.
+    struct Occupied {
+        std::atomic_flag busy{};
+        std::vector<Entry> entries;
+    };
+    static std::vector<Entry>::const_iterator
+    find(std::vector<Entry> const& entries, void const* communicator) noexcept {
+        return std::find_if(entries.begin(), entries.end(), [&](Entry const& entry) {
+            return entry.communicator == communicator;
+        });
+    }
+    static Occupied& in_guards() noexcept {
+        static Occupied occupied;
+        return occupied;
+    }
+
+    /// Held for a few dozen instructions, at both ends of a guard.
+    class Lock {
+    public:
+        explicit Lock(std::atomic_flag& busy) noexcept : busy_{busy} {
+            while (busy_.test_and_set(std::memory_order_acquire)) {
+                cpu_relax();
+            }
+        }
+        Lock(Lock const&) = delete;
+        Lock& operator=(Lock const&) = delete;
+        ~Lock() { busy_.clear(std::memory_order_release); }
+
+    private:
+        std::atomic_flag& busy_;
+    };
+
+    Session* session_ = nullptr;
+};
+
+/// Something that no guard watches is about to communicate over `communicator`. `name` is what texts call it.
+/// @throws ContractViolation  the communicator is inside a guard, whose joined ranks would not follow.
+inline void require_unguarded(void const* communicator, std::string_view name) {
+    if (Session* const session = Occupation::session_over(communicator)) {
+        session->require_followed(name);
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/join/joinable.hpp
 
 namespace joinable { inline namespace v0 {
@@ -8871,12 +9065,24 @@ struct GuardView {
     /// not say it, by list_averaged(std::vector<void const*>&) const.
     std::vector<void const*> averaged;
     bool lists_all_averaged;
+    /// Where values are that the participants before this one step, as far as they say so, by
+    /// list_stepped(std::vector<void const*>&) const.
+    std::vector<void const*> stepped;
 };
 
 namespace detail {
 
 inline Session* session_of(JoinState const& state) noexcept {
     return state.session_;
+}
+
+/// The owner of `state` is about to communicate; texts call it `name`. @throws ContractViolation  its
+/// communicator is inside a guard, but it is not, and no part of a participant of that guard is open.
+template <class Comm>
+void require_listed(JoinState const& state, Comm const& comm, std::string_view name) {
+    if (session_of(state) == nullptr) {
+        require_unguarded(std::addressof(comm), name);
+    }
 }
 
 template <class J>
@@ -8905,6 +9111,18 @@ concept has_join_state = requires(J& joinable) {
 template <class J>
 concept has_join_name =
     requires(J const& joinable) { joinable.join_name(); } || requires { &J::join_name; };
+template <class J>
+concept has_join_verb = requires { std::string_view{J::join_verb}; };
+/// How texts call a participant. Valid as long as the participant and its name are.
+template <class J>
+std::string_view join_name_of(J const& joinable) {
+    if constexpr (has_join_name<J>) {
+        return joinable.join_name();
+    } else {
+        return class_name<J>();
+    }
+}
+
 template <class J>
 concept has_agree_on = requires(J const& joinable, AgreementList& list) {
     joinable.agree_on(list);
@@ -8945,6 +9163,8 @@ using join_communicator_t =
 /// | `joinable.join_state()`        | JoinState&    | a member that it owns                         |
 /// | `joinable.join_name()`         | string_view   | how texts call it, the same on every rank;    |
 /// | (optional, const)              |               | else it is the name of the class              |
+/// | `J::join_verb`                 | string_view   | the member that notifies, for texts, such as  |
+/// | (optional)                     |               | "step()"                                      |
 /// | `joinable.agree_on(list)`      |               | adds to an AgreementList what must be the     |
 /// | (optional, const)              |               | same on every rank that enters a guard        |
 /// | `joinable.check_guard(view)`   |               | throws where it cannot take part in a guard   |
@@ -9032,10 +9252,14 @@ private:
 /// does nothing; outside any guard it only notes what accumulates until a round syncs. With
 /// EndPolicy::throw_early it waits: a rank that has run out ends the guard before the pass.
 /// @throws ContractViolation  it is not this participant's turn, or the notice is refused; the text
-///         names the participants. With EndPolicy::throw_early what PendingRound::wait throws.
+///         names the participants. It is in no guard, but its communicator is in one, and the call is not
+///         made in a part of a participant of that guard: joined ranks would not follow. With EndPolicy::throw_early what PendingRound::wait throws.
 template <class J>
 PendingRound announce_round(J& joinable, RoundNotice notice = {}) {
     static_assert(models_joinable<J>());
+    detail::require_listed(
+        joinable.join_state(), joinable.join_communicator(), detail::join_name_of(joinable)
+    );
     return {joinable.join_state(), joinable.join_communicator().size(), notice};
 }
 
@@ -9177,45 +9401,6 @@ template <class Comm>
 
 }} // namespace joinable::v0
 
-// ---- joinable/detail/type_name.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// The name of a type as the compiler prints it, for error texts only: it differs between
-/// compilers, so nothing may depend on it.
-template <class T>
-[[nodiscard]] constexpr std::string_view type_name() noexcept {
-    std::string_view const text = __PRETTY_FUNCTION__;
-    std::string_view const marker = "T = ";
-    auto const begin = text.find(marker);
-    if (begin == std::string_view::npos) {
-        return text;
-    }
-    std::string_view const rest = text.substr(begin + marker.size());
-    return rest.substr(0, rest.find_first_of(";]"));
-}
-
-/// The name that a class was declared with: without namespaces and template arguments, which compilers
-/// print differently.
-template <class T>
-[[nodiscard]] constexpr std::string_view class_name() noexcept {
-    std::string_view name = type_name<T>();
-    if (name.ends_with('>')) {
-        std::size_t depth = 0;
-        std::size_t at = name.size();
-        do {
-            --at;
-            depth += name[at] == '>' ? 1U : 0U;
-            depth -= name[at] == '<' ? 1U : 0U;
-        } while (depth != 0 && at != 0);
-        name = name.substr(0, at);
-    }
-    auto const before = name.find_last_of(": >)");
-    return before == std::string_view::npos ? name : name.substr(before + 1);
-}
-
-}}} // namespace joinable::v0::detail
-
 // ---- joinable/detail/unwinding.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -9334,77 +9519,6 @@ private:
     std::vector<std::pair<ControlCommunicator*, std::chrono::nanoseconds>> before_;
 };
 
-/// Keeps communicators to one guard at a time: with two, the roll calls of one
-/// could meet those of the other, depending on the data. A communicator is a
-/// class of the user's, so the note that it is inside a guard is kept here, in
-/// this process.
-class Occupation {
-public:
-    Occupation() = default;
-    Occupation(Occupation const&) = delete;
-    Occupation& operator=(Occupation const&) = delete;
-    ~Occupation() { end(); }
-
-    /// @throws ContractViolation  one of them is inside a guard.
-    void begin(std::vector<ControlCommunicator*> const& communicators) {
-        std::vector<void const*> mine;
-        for (ControlCommunicator const* communicator : communicators) {
-            mine.push_back(communicator->address());
-        }
-        Occupied& occupied = in_guards();
-        Lock const lock{occupied.busy};
-        std::vector<void const*>& all = occupied.addresses;
-        if (std::find_first_of(all.begin(), all.end(), mine.begin(), mine.end()) != all.end()) {
-            throw ContractViolation{"a second Join over a communicator that is "
-                                    "inside a guard already; end that one "
-                                    "first, or split() the communicator"};
-        }
-        all.insert(all.end(), mine.begin(), mine.end());
-        mine_ = std::move(mine);
-    }
-    void end() noexcept {
-        if (mine_.empty()) {
-            return;
-        }
-        Occupied& occupied = in_guards();
-        Lock const lock{occupied.busy};
-        std::vector<void const*>& all = occupied.addresses;
-        for (void const* address : mine_) {
-            all.erase(std::find(all.begin(), all.end(), address));
-        }
-        mine_.clear();
-    }
-
-private:
-    /// The communicators that are inside guards of this process.
-    struct Occupied {
-        std::atomic_flag busy{};
-        std::vector<void const*> addresses;
-    };
-    static Occupied& in_guards() noexcept {
-        static Occupied occupied;
-        return occupied;
-    }
-
-    /// Held for a few dozen instructions, at both ends of a guard.
-    class Lock {
-    public:
-        explicit Lock(std::atomic_flag& busy) noexcept : busy_{busy} {
-            while (busy_.test_and_set(std::memory_order_acquire)) {
-                cpu_relax();
-            }
-        }
-        Lock(Lock const&) = delete;
-        Lock& operator=(Lock const&) = delete;
-        ~Lock() { busy_.clear(std::memory_order_release); }
-
-    private:
-        std::atomic_flag& busy_;
-    };
-
-    std::vector<void const*> mine_;
-};
-
 /// @throws ContractViolation  an option is out of its range.
 inline void check_options(JoinOptions const& options) {
     if (options.timeout && *options.timeout <= std::chrono::nanoseconds::zero()) {
@@ -9454,16 +9568,6 @@ inline void check_same_ranks(std::vector<ControlCommunicator*> const& communicat
 // ---- joinable/join/detail/hooks.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
-
-/// How texts call a participant. Valid as long as the participant and its name are.
-template <class J>
-std::string_view join_name_of(J const& joinable) {
-    if constexpr (has_join_name<J>) {
-        return joinable.join_name();
-    } else {
-        return class_name<J>();
-    }
-}
 
 template <std::size_t First, std::size_t... Rest>
 consteval std::size_t first_of(std::index_sequence<First, Rest...>) {
@@ -9515,13 +9619,14 @@ public:
     template <class J>
     static ParticipantInfo describe(J const& joinable) {
         using Hook = join_hook_t<J>;
+        ParticipantInfo info{join_name_of(joinable)};
         if constexpr (has_takes_part<Hook>) {
-            return {join_name_of(joinable), [](Round const& round) -> bool {
-                        return Hook::takes_part(round);
-                    }};
-        } else {
-            return {join_name_of(joinable), nullptr};
+            info.takes_part = [](Round const& round) -> bool { return Hook::takes_part(round); };
         }
+        if constexpr (has_join_verb<J>) {
+            info.verb = J::join_verb;
+        }
+        return info;
     }
 
 private:
@@ -9633,9 +9738,12 @@ void list_averaged(J const& joinable, GuardView& view) {
 }
 
 template <class J>
-void check_guard(J const& joinable, GuardView const& view) {
+void check_guard(J const& joinable, GuardView& view) {
     if constexpr (has_check_guard<J>) {
         joinable.check_guard(view);
+    }
+    if constexpr (requires { joinable.list_stepped(view.stepped); }) {
+        joinable.list_stepped(view.stepped);
     }
 }
 
@@ -10047,7 +10155,7 @@ private:
         auto const all = communicators(Sequence{});
         detail::check_options(options_);
         detail::check_same_ranks(all);
-        occupation_.begin(all);
+        occupation_.begin(all, session_);
         GuardView view{};
         view.carries_accumulated = options_.carry_accumulated;
         view.steps =
@@ -10228,6 +10336,7 @@ public:
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
     [[nodiscard]] std::string_view join_name() const noexcept { return "Action"; }
+    static constexpr std::string_view join_verb = "operator()";
 
 private:
     Comm& comm_;
@@ -10968,6 +11077,7 @@ protected:
                 verb, " was called in a guard or in a round; call it before, on every rank"
             )};
         }
+        detail::require_listed(state_, comm_, verb);
     }
 
     void begin_forward(RoundNotice notice) {
@@ -10992,6 +11102,9 @@ protected:
         });
     }
     void open_round(RoundNotice notice) {
+        detail::require_listed(
+            state_, comm_, steps_ ? "ShardedDataParallel" : "DistributedDataParallel"
+        );
         notice.will_sync = notice.will_sync && !is_inside_no_sync_;
         if (notice.phase == Phase::train) {
             round_range_.reset();
@@ -11320,6 +11433,7 @@ public:
         return Hook{*this, args.get(divide_by_initial_world_size, true)};
     }
     [[nodiscard]] std::string_view join_name() const noexcept { return "DistributedDataParallel"; }
+    static constexpr std::string_view join_verb = "forward() or skip()";
     /// Options and model: two models that ranks list in another order are told apart.
     void agree_on(AgreementList& list) const {
         detail::agree_on(list, module_->options());
@@ -11460,6 +11574,7 @@ public:
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
     [[nodiscard]] std::string_view join_name() const noexcept { return "Step"; }
+    static constexpr std::string_view join_verb = "step()";
 
 private:
     void run(Round const& round) {

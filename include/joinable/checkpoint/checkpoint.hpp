@@ -137,6 +137,7 @@ public:
     [[nodiscard]] Comm& join_communicator() noexcept { return zero_.join_communicator(); }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
     [[nodiscard]] std::string_view join_name() const noexcept { return "Checkpoint"; }
+    static constexpr std::string_view join_verb = "step()";
     void agree_on(AgreementList& list) const {
         list.add("file", file_);
         list.add("every", options_.every);

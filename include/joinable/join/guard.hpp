@@ -19,6 +19,7 @@
 #include <joinable/join/detail/attachments.hpp>
 #include <joinable/join/detail/entry.hpp>
 #include <joinable/join/detail/hooks.hpp>
+#include <joinable/join/detail/occupation.hpp>
 #include <joinable/join/guarded_range.hpp>
 #include <joinable/join/joinable.hpp>
 #include <joinable/join/participants.hpp>
@@ -301,7 +302,7 @@ private:
         auto const all = communicators(Sequence{});
         detail::check_options(options_);
         detail::check_same_ranks(all);
-        occupation_.begin(all);
+        occupation_.begin(all, session_);
         GuardView view{};
         view.carries_accumulated = options_.carry_accumulated;
         view.steps =

@@ -4,6 +4,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -11,10 +12,12 @@
 
 #include <joinable/agreement/agreement_list.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/detail/type_name.hpp>
 #include <joinable/hook/join_hook.hpp>
 #include <joinable/hook/keywords.hpp>
 #include <joinable/hook/ordering.hpp>
 #include <joinable/join/detail/local_rounds.hpp>
+#include <joinable/join/detail/occupation.hpp>
 #include <joinable/join/detail/session.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -80,12 +83,24 @@ struct GuardView {
     /// not say it, by list_averaged(std::vector<void const*>&) const.
     std::vector<void const*> averaged;
     bool lists_all_averaged;
+    /// Where values are that the participants before this one step, as far as they say so, by
+    /// list_stepped(std::vector<void const*>&) const.
+    std::vector<void const*> stepped;
 };
 
 namespace detail {
 
 inline Session* session_of(JoinState const& state) noexcept {
     return state.session_;
+}
+
+/// The owner of `state` is about to communicate; texts call it `name`. @throws ContractViolation  its
+/// communicator is inside a guard, but it is not, and no part of a participant of that guard is open.
+template <class Comm>
+void require_listed(JoinState const& state, Comm const& comm, std::string_view name) {
+    if (session_of(state) == nullptr) {
+        require_unguarded(std::addressof(comm), name);
+    }
 }
 
 template <class J>
@@ -114,6 +129,18 @@ concept has_join_state = requires(J& joinable) {
 template <class J>
 concept has_join_name =
     requires(J const& joinable) { joinable.join_name(); } || requires { &J::join_name; };
+template <class J>
+concept has_join_verb = requires { std::string_view{J::join_verb}; };
+/// How texts call a participant. Valid as long as the participant and its name are.
+template <class J>
+std::string_view join_name_of(J const& joinable) {
+    if constexpr (has_join_name<J>) {
+        return joinable.join_name();
+    } else {
+        return class_name<J>();
+    }
+}
+
 template <class J>
 concept has_agree_on = requires(J const& joinable, AgreementList& list) {
     joinable.agree_on(list);
@@ -154,6 +181,8 @@ using join_communicator_t =
 /// | `joinable.join_state()`        | JoinState&    | a member that it owns                         |
 /// | `joinable.join_name()`         | string_view   | how texts call it, the same on every rank;    |
 /// | (optional, const)              |               | else it is the name of the class              |
+/// | `J::join_verb`                 | string_view   | the member that notifies, for texts, such as  |
+/// | (optional)                     |               | "step()"                                      |
 /// | `joinable.agree_on(list)`      |               | adds to an AgreementList what must be the     |
 /// | (optional, const)              |               | same on every rank that enters a guard        |
 /// | `joinable.check_guard(view)`   |               | throws where it cannot take part in a guard   |
@@ -241,10 +270,14 @@ private:
 /// does nothing; outside any guard it only notes what accumulates until a round syncs. With
 /// EndPolicy::throw_early it waits: a rank that has run out ends the guard before the pass.
 /// @throws ContractViolation  it is not this participant's turn, or the notice is refused; the text
-///         names the participants. With EndPolicy::throw_early what PendingRound::wait throws.
+///         names the participants. It is in no guard, but its communicator is in one, and the call is not
+///         made in a part of a participant of that guard: joined ranks would not follow. With EndPolicy::throw_early what PendingRound::wait throws.
 template <class J>
 PendingRound announce_round(J& joinable, RoundNotice notice = {}) {
     static_assert(models_joinable<J>());
+    detail::require_listed(
+        joinable.join_state(), joinable.join_communicator(), detail::join_name_of(joinable)
+    );
     return {joinable.join_state(), joinable.join_communicator().size(), notice};
 }
 

@@ -57,6 +57,7 @@ public:
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
     [[nodiscard]] std::string_view join_name() const noexcept { return "Action"; }
+    static constexpr std::string_view join_verb = "operator()";
 
 private:
     Comm& comm_;

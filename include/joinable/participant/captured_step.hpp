@@ -126,6 +126,7 @@ public:
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
     [[nodiscard]] std::string_view join_name() const noexcept { return "CapturedStep"; }
+    static constexpr std::string_view join_verb = "step()";
     void agree_on(AgreementList& list) const {
         list.add("gradient_kind", averaging_.kind == GradientKind::mean ? "mean" : "sum");
         list.add("number of gradients", gradients_.size());

@@ -217,6 +217,7 @@ public:
         return Hook{*this, args.get(divide_by_initial_world_size, true)};
     }
     [[nodiscard]] std::string_view join_name() const noexcept { return "DistributedDataParallel"; }
+    static constexpr std::string_view join_verb = "forward() or skip()";
     /// Options and model: two models that ranks list in another order are told apart.
     void agree_on(AgreementList& list) const {
         detail::agree_on(list, module_->options());

@@ -296,6 +296,7 @@ protected:
                 verb, " was called in a guard or in a round; call it before, on every rank"
             )};
         }
+        detail::require_listed(state_, comm_, verb);
     }
 
     void begin_forward(RoundNotice notice) {
@@ -320,6 +321,9 @@ protected:
         });
     }
     void open_round(RoundNotice notice) {
+        detail::require_listed(
+            state_, comm_, steps_ ? "ShardedDataParallel" : "DistributedDataParallel"
+        );
         notice.will_sync = notice.will_sync && !is_inside_no_sync_;
         if (notice.phase == Phase::train) {
             round_range_.reset();

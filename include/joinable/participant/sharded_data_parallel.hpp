@@ -225,6 +225,7 @@ public:
         return Hook{*this, args.get(divide_by_initial_world_size, true)};
     }
     [[nodiscard]] std::string_view join_name() const noexcept { return "ShardedDataParallel"; }
+    static constexpr std::string_view join_verb = "forward() or skip()";
     /// Options, and the rule of each group.
     void agree_on(AgreementList& list) const {
         compare_sharding(list);

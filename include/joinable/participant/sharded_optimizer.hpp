@@ -54,7 +54,9 @@ class ShardedOptimizer {
 
 public:
     /// The settings of a group: set a learning rate here, alike on every rank that is active. Joined
-    /// ranks get those of the lowest active rank with each step. Local.
+    /// ranks get those of the lowest active rank with each step. Ranks compare them when a guard begins, as
+    /// far as the rule has agree_on(); within a guard nothing compares them, because a step has no message
+    /// in which that is free, and what the owner of an element has counts for it. Local.
     [[nodiscard]] Rule& rule(std::size_t group = 0) { return rules_.at(group); }
 
     /// Takes the values of 16 bits as masters again, because the engine has changed them. Where values are
@@ -248,6 +250,31 @@ public:
         return bytes;
     }
 
+    /// For GuardView::stepped.
+    void list_stepped(std::vector<void const*>& values) const {
+        for (Group const& group : groups_) {
+            for_each_trained(group, [&](AnyView const& value, std::size_t) {
+                values.push_back(value.data());
+            });
+        }
+    }
+    /// @throws ContractViolation  another optimizer of the guard steps one of these parameters, too.
+    void check_guard(GuardView const& guard) const {
+        std::vector<void const*> others = guard.stepped;
+        std::sort(others.begin(), others.end());
+        for (Group const& group : groups_) {
+            for_each_trained(group, [&](AnyView const& value, std::size_t i) {
+                if (std::binary_search(others.begin(), others.end(), value.data())) {
+                    throw ContractViolation{detail::concat(
+                        "two sharded optimizers of this guard step ",
+                        detail::describe_parameter(group.parameters, i),
+                        ", so it would be stepped twice in a round; give each parameter to one of them"
+                    )};
+                }
+            });
+        }
+    }
+
     /// Options, and the rule of each group.
     void agree_on(AgreementList& list) const {
         detail::agree_on_options(list, options_);
@@ -277,6 +304,7 @@ protected:
                 verb, " was called in a guard; call it before or after, on every rank"
             )};
         }
+        detail::require_listed(state_, comm_, verb);
     }
 
     /// What f() throws on one rank is thrown on all. Collective.
@@ -409,6 +437,18 @@ private:
         for (Group const& group : groups_) {
             for (OptimizerShard const& shard : group.shards) {
                 f(shard);
+            }
+        }
+    }
+
+    /// Calls f(value, i) for the parameters that a rank steps and whose elements have a place in the engine's
+    /// memory: no other optimizer has taken values that are sharded.
+    template <class F>
+    static void for_each_trained(Group const& group, F const& f) {
+        for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+            AnyView const value = group.parameters[i].value();
+            if (!group.values && group.parameters[i].requires_grad() && value.numel() != 0) {
+                f(value, i);
             }
         }
     }

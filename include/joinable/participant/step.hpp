@@ -54,6 +54,7 @@ public:
     [[nodiscard]] Comm& join_communicator() noexcept { return comm_; }
     [[nodiscard]] JoinState& join_state() noexcept { return state_; }
     [[nodiscard]] std::string_view join_name() const noexcept { return "Step"; }
+    static constexpr std::string_view join_verb = "step()";
 
 private:
     void run(Round const& round) {

@@ -116,8 +116,9 @@ public:
         return Hook{*this, args.get(divide_by_initial_world_size, true)};
     }
     [[nodiscard]] std::string_view join_name() const noexcept { return "ZeroRedundancyOptimizer"; }
+    static constexpr std::string_view join_verb = "step()";
     /// @throws ContractViolation  nobody averages the gradients of this guard, or two do, or nobody averages
-    ///         that of a parameter.
+    ///         that of a parameter; two optimizers step a parameter.
     void check_guard(GuardView const& guard) const {
         if (guard.reduces == optimizer_options().reduces_gradients) {
             throw ContractViolation{
@@ -134,6 +135,7 @@ public:
                 detail::check_averaged(group, guard.averaged);
             }
         }
+        Base::check_guard(guard);
     }
 
 private:

@@ -437,8 +437,8 @@ TEST_CASE("a participant that takes no part in a round and notifies all the same
                 };
                 CHECK_THROWS_WITH_AS(
                     train(),
-                    "participant 1 (Step) takes no part in round 0, which does not sync; notify "
-                    "only in rounds that concern it",
+                    "participant 1 (Step) takes no part in round 0, which does not sync; call "
+                    "step() only in rounds that concern it",
                     joinable::ContractViolation
                 );
             });

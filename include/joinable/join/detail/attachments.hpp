@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <initializer_list>
@@ -115,77 +114,6 @@ public:
 
 private:
     std::vector<std::pair<ControlCommunicator*, std::chrono::nanoseconds>> before_;
-};
-
-/// Keeps communicators to one guard at a time: with two, the roll calls of one
-/// could meet those of the other, depending on the data. A communicator is a
-/// class of the user's, so the note that it is inside a guard is kept here, in
-/// this process.
-class Occupation {
-public:
-    Occupation() = default;
-    Occupation(Occupation const&) = delete;
-    Occupation& operator=(Occupation const&) = delete;
-    ~Occupation() { end(); }
-
-    /// @throws ContractViolation  one of them is inside a guard.
-    void begin(std::vector<ControlCommunicator*> const& communicators) {
-        std::vector<void const*> mine;
-        for (ControlCommunicator const* communicator : communicators) {
-            mine.push_back(communicator->address());
-        }
-        Occupied& occupied = in_guards();
-        Lock const lock{occupied.busy};
-        std::vector<void const*>& all = occupied.addresses;
-        if (std::find_first_of(all.begin(), all.end(), mine.begin(), mine.end()) != all.end()) {
-            throw ContractViolation{"a second Join over a communicator that is "
-                                    "inside a guard already; end that one "
-                                    "first, or split() the communicator"};
-        }
-        all.insert(all.end(), mine.begin(), mine.end());
-        mine_ = std::move(mine);
-    }
-    void end() noexcept {
-        if (mine_.empty()) {
-            return;
-        }
-        Occupied& occupied = in_guards();
-        Lock const lock{occupied.busy};
-        std::vector<void const*>& all = occupied.addresses;
-        for (void const* address : mine_) {
-            all.erase(std::find(all.begin(), all.end(), address));
-        }
-        mine_.clear();
-    }
-
-private:
-    /// The communicators that are inside guards of this process.
-    struct Occupied {
-        std::atomic_flag busy{};
-        std::vector<void const*> addresses;
-    };
-    static Occupied& in_guards() noexcept {
-        static Occupied occupied;
-        return occupied;
-    }
-
-    /// Held for a few dozen instructions, at both ends of a guard.
-    class Lock {
-    public:
-        explicit Lock(std::atomic_flag& busy) noexcept : busy_{busy} {
-            while (busy_.test_and_set(std::memory_order_acquire)) {
-                cpu_relax();
-            }
-        }
-        Lock(Lock const&) = delete;
-        Lock& operator=(Lock const&) = delete;
-        ~Lock() { busy_.clear(std::memory_order_release); }
-
-    private:
-        std::atomic_flag& busy_;
-    };
-
-    std::vector<void const*> mine_;
 };
 
 /// @throws ContractViolation  an option is out of its range.

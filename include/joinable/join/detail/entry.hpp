@@ -84,9 +84,12 @@ void list_averaged(J const& joinable, GuardView& view) {
 }
 
 template <class J>
-void check_guard(J const& joinable, GuardView const& view) {
+void check_guard(J const& joinable, GuardView& view) {
     if constexpr (has_check_guard<J>) {
         joinable.check_guard(view);
+    }
+    if constexpr (requires { joinable.list_stepped(view.stepped); }) {
+        joinable.list_stepped(view.stepped);
     }
 }
 

@@ -2,24 +2,12 @@
 #pragma once
 
 #include <cstddef>
-#include <string_view>
 #include <tuple>
 #include <utility>
 
-#include <joinable/detail/type_name.hpp>
 #include <joinable/join/joinable.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
-
-/// How texts call a participant. Valid as long as the participant and its name are.
-template <class J>
-std::string_view join_name_of(J const& joinable) {
-    if constexpr (has_join_name<J>) {
-        return joinable.join_name();
-    } else {
-        return class_name<J>();
-    }
-}
 
 template <std::size_t First, std::size_t... Rest>
 consteval std::size_t first_of(std::index_sequence<First, Rest...>) {
@@ -71,13 +59,14 @@ public:
     template <class J>
     static ParticipantInfo describe(J const& joinable) {
         using Hook = join_hook_t<J>;
+        ParticipantInfo info{join_name_of(joinable)};
         if constexpr (has_takes_part<Hook>) {
-            return {join_name_of(joinable), [](Round const& round) -> bool {
-                        return Hook::takes_part(round);
-                    }};
-        } else {
-            return {join_name_of(joinable), nullptr};
+            info.takes_part = [](Round const& round) -> bool { return Hook::takes_part(round); };
         }
+        if constexpr (has_join_verb<J>) {
+            info.verb = J::join_verb;
+        }
+        return info;
     }
 
 private:

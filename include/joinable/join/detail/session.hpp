@@ -113,6 +113,22 @@ public:
     }
     void done() { turns_.done(); }
 
+    /// Something that this guard does not list is about to communicate over one of its communicators.
+    /// @throws ContractViolation  joined ranks would not follow: no part of a participant is open, in
+    /// which they run its hook, and rounds have not ended.
+    void require_followed(std::string_view name) {
+        if (outcome_.is_over() || stopped_ || has_ended_ || is_shadowing_ || turns_.is_open()) {
+            return;
+        }
+        std::string const text = concat(
+            name,
+            " communicates outside the guard that its communicator is in, so joined ranks would not "
+            "follow; add it to the guard's participants(...), or call it after finish()"
+        );
+        outcome_.record(text); // it is no participant, so nobody else would
+        throw_violation(text);
+    }
+
     void record_failure(std::string_view text) { outcome_.record(text); }
     void forget_failure() noexcept { outcome_.forget(); }
 

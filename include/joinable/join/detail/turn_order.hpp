@@ -22,6 +22,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 struct ParticipantInfo {
     std::string_view name;
     bool (*takes_part)(Round const&) = nullptr; ///< null: in every round
+    std::string_view verb = {};                 ///< the member that notifies, if it says which
 };
 
 /// Whose turn it is inside a round. A participant's part begins with its notification and ends with
@@ -66,8 +67,8 @@ public:
                 throw_violation(takes_no_part(opener, *round_));
             }
             throw_violation(
-                name(opener) + " notified first in round " + to_text(announced.number()) +
-                ", but the first one in hook order is " + name(*expected)
+                name(opener) + notified(opener) + " first in round " + to_text(announced.number()) +
+                ", but the first one in hook order is " + name(*expected) + order(announced)
             );
         }
     }
@@ -95,7 +96,12 @@ public:
     bool take_turn(std::size_t position, bool loop_opens_rounds) {
         if (held_by_) {
             throw_violation(concat(
-                name(position), " notified while the part of ", name(*held_by_), " is held open"
+                name(position),
+                notified(position),
+                " while the part of ",
+                name(*held_by_),
+                " is held open",
+                round_ ? order(*round_) : ""
             ));
         }
         auto const expected = next();
@@ -105,8 +111,8 @@ public:
         }
         if (expected) {
             throw_violation(
-                name(position) + " notified in round " + to_text(round_->number()) +
-                ", but the next one in hook order is " + name(*expected)
+                name(position) + notified(position) + " in round " + to_text(round_->number()) +
+                ", but the next one in hook order is " + name(*expected) + order(*round_)
             );
         }
         if (loop_opens_rounds && round_ && !takes_part(position, *round_)) {
@@ -114,12 +120,14 @@ public:
         }
         if (loop_opens_rounds && round_) {
             throw_violation(
-                name(position) + " notified again in round " + to_text(round_->number()) +
-                "; call next() before each round"
+                name(position) + notified(position) + " again in round " +
+                to_text(round_->number()) + "; call next() before each round"
             );
         }
         if (loop_opens_rounds) {
-            throw_violation(concat(name(position), " notified before next() opened a round"));
+            throw_violation(
+                concat(name(position), notified(position), " before next() opened a round")
+            );
         }
         return false;
     }
@@ -137,22 +145,47 @@ public:
         }
         if (auto const missing = next()) {
             throw_violation(concat(
-                name(*missing), " takes part in round ", round_->number(), ", but did not notify"
+                name(*missing),
+                " takes part in round ",
+                round_->number(),
+                ", but did not ",
+                verb(*missing).empty() ? "notify" : "call ",
+                verb(*missing),
+                order(*round_)
             ));
         }
     }
 
+    /// Whether a participant is communicating, as far as it says when its part ends.
+    [[nodiscard]] bool is_open() const noexcept { return is_open_ || held_by_; }
     /// Whether nobody owes a collective.
     [[nodiscard]] bool are_complete() const { return !is_open_ && !held_by_ && !next(); }
 
 private:
+    [[nodiscard]] std::string_view verb(std::size_t position) const {
+        return participants_[position].verb;
+    }
+    /// As texts go on after its name.
+    [[nodiscard]] std::string notified(std::size_t position) const {
+        return verb(position).empty() ? " notified" : concat(" called ", verb(position));
+    }
+    /// Of the participants that take part in a round, as a text ends.
+    [[nodiscard]] std::string order(Round const& round) const {
+        std::string text;
+        for (auto i = first(round); i; i = first(round, *i + 1)) {
+            text += text.empty() ? "; the order of such a round is " : ", then ";
+            text += verb(*i).empty() ? name(*i) : concat(verb(*i), " of ", name(*i));
+        }
+        return text;
+    }
     [[nodiscard]] std::string takes_no_part(std::size_t position, Round const& round) const {
         return concat(
             name(position),
             " takes no part in round ",
             round.number(),
             round.will_sync() ? ", which syncs" : ", which does not sync",
-            "; notify only in rounds that concern it"
+            verb(position).empty() ? "; notify" : concat("; call ", verb(position)),
+            " only in rounds that concern it"
         );
     }
 

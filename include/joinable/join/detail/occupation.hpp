@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <string_view>
+#include <vector>
+
+#include <joinable/agreement/control.hpp>
+#include <joinable/config.hpp>
+#include <joinable/error.hpp>
+#include <joinable/join/detail/session.hpp>
+
+/// @file
+/// Which communicators are inside a guard.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Keeps communicators to one guard at a time: with two, the roll calls of one
+/// could meet those of the other, depending on the data. A communicator is a
+/// class of the user's, so the note that it is inside a guard is kept here, in
+/// this process.
+class Occupation {
+public:
+    Occupation() = default;
+    Occupation(Occupation const&) = delete;
+    Occupation& operator=(Occupation const&) = delete;
+    ~Occupation() { end(); }
+
+    /// @throws ContractViolation  one of them is inside a guard.
+    void begin(std::vector<ControlCommunicator*> const& communicators, Session& session) {
+        Occupied& occupied = in_guards();
+        Lock const lock{occupied.busy};
+        std::vector<Entry>& all = occupied.entries;
+        for (ControlCommunicator const* communicator : communicators) {
+            if (find(all, communicator->address()) != all.end()) {
+                throw ContractViolation{"a second Join over a communicator that is "
+                                        "inside a guard already; end that one "
+                                        "first, or split() the communicator"};
+            }
+        }
+        all.reserve(all.size() + communicators.size()); // or some could be noted and not others
+        for (ControlCommunicator const* communicator : communicators) {
+            all.push_back({communicator->address(), &session});
+        }
+        session_ = &session;
+    }
+    void end() noexcept {
+        if (session_ == nullptr) {
+            return;
+        }
+        Occupied& occupied = in_guards();
+        Lock const lock{occupied.busy};
+        std::erase_if(occupied.entries, [this](Entry const& entry) {
+            return entry.session == session_;
+        });
+        session_ = nullptr;
+    }
+
+    /// The guard that a communicator is inside of; null: none.
+    [[nodiscard]] static Session* session_over(void const* communicator) noexcept {
+        Occupied& occupied = in_guards();
+        Lock const lock{occupied.busy};
+        auto const entry = find(occupied.entries, communicator);
+        return entry == occupied.entries.end() ? nullptr : entry->session;
+    }
+
+private:
+    struct Entry {
+        void const* communicator;
+        Session* session;
+    };
+    /// The communicators that are inside guards of this process.
+    struct Occupied {
+        std::atomic_flag busy{};
+        std::vector<Entry> entries;
+    };
+    static std::vector<Entry>::const_iterator
+    find(std::vector<Entry> const& entries, void const* communicator) noexcept {
+        return std::find_if(entries.begin(), entries.end(), [&](Entry const& entry) {
+            return entry.communicator == communicator;
+        });
+    }
+    static Occupied& in_guards() noexcept {
+        static Occupied occupied;
+        return occupied;
+    }
+
+    /// Held for a few dozen instructions, at both ends of a guard.
+    class Lock {
+    public:
+        explicit Lock(std::atomic_flag& busy) noexcept : busy_{busy} {
+            while (busy_.test_and_set(std::memory_order_acquire)) {
+                cpu_relax();
+            }
+        }
+        Lock(Lock const&) = delete;
+        Lock& operator=(Lock const&) = delete;
+        ~Lock() { busy_.clear(std::memory_order_release); }
+
+    private:
+        std::atomic_flag& busy_;
+    };
+
+    Session* session_ = nullptr;
+};
+
+/// Something that no guard watches is about to communicate over `communicator`. `name` is what texts call it.
+/// @throws ContractViolation  the communicator is inside a guard, whose joined ranks would not follow.
+inline void require_unguarded(void const* communicator, std::string_view name) {
+    if (Session* const session = Occupation::session_over(communicator)) {
+        session->require_followed(name);
+    }
+}
+
+}}} // namespace joinable::v0::detail

@@ -34,6 +34,11 @@ concept has_settings = requires(O& optimizer) {
     requires std::is_trivially_copyable_v<std::remove_cvref_t<decltype(optimizer.settings())>>;
 };
 
+template <class O>
+concept has_settings_without_pointer = requires(O& optimizer) {
+    requires !has_pointer<std::remove_cvref_t<decltype(optimizer.settings())>>();
+};
+
 } // namespace detail
 
 /// An optimizer of an engine that steps one whole parameter at a time and keeps its state itself. It may
@@ -56,8 +61,8 @@ concept has_settings = requires(O& optimizer) {
 ///
 /// O is movable, and no UpdateRule.
 template <class O>
-concept LocalOptimizer =
-    std::movable<O> && !UpdateRule<O> && detail::has_step<O> && detail::has_settings<O>;
+concept LocalOptimizer = std::movable<O> && !UpdateRule<O> && detail::has_step<O> &&
+                         detail::has_settings<O> && detail::has_settings_without_pointer<O>;
 
 /// Says in one sentence what a class lacks to be a LocalOptimizer.
 template <class O>
@@ -74,6 +79,11 @@ consteval bool models_local_optimizer() {
         detail::has_settings<O>,
         "LocalOptimizer: expected a member 'S& settings()' with a trivially copyable S, such as a struct "
         "with the learning rate: joined ranks get the settings of the others"
+    );
+    static_assert(
+        !detail::has_settings<O> || detail::has_settings_without_pointer<O>,
+        "LocalOptimizer: settings() has a pointer, but settings travel from rank to rank, where an address "
+        "leads nowhere; keep numbers in it"
     );
     return LocalOptimizer<O>;
 }

@@ -9,6 +9,7 @@
 
 #include <joinable/optimizer/before_step.hpp>
 #include <joinable/optimizer/partition.hpp>
+#include <joinable/optimizer/update_rule.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -23,6 +24,11 @@ public:
             std::is_trivially_copyable_v<T> && !std::is_const_v<T>,
             "SharedObject: ranks send the object as it is in memory; give one that is trivially copyable "
             "and not const, such as a struct of numbers"
+        );
+        static_assert(
+            !detail::has_pointer<T>(),
+            "SharedObject: ranks send the object as it is in memory, but it is or has a pointer, and an address "
+            "leads nowhere on another rank; give a struct of numbers"
         );
     }
 

@@ -500,6 +500,11 @@ MUTATIONS = [
         "participant/sharded_data_parallel.test.cpp", "a gradient that is ready but not there*",
     ),
     Mutation(
+        "a-step-steps-what-is-sharded", "participant/sharded_data_parallel.hpp",
+        "guard.steps && guard.lists_all_averaged && guard.averaged.empty()", "false",
+        "participant/sharded_data_parallel.test.cpp", "a Step that has nothing*",
+    ),
+    Mutation(
         "a-shard-is-stepped-while-it-is-gathered", "participant/detail/shard_reducer.hpp",
         "!values_ || values_->is_gathered(buckets_[stepped_].unit)", "true",
         "participant/sharded_parameters.test.cpp", "a value that a pass reads late*",

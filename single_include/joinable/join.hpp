@@ -6133,9 +6133,8 @@ public:
     void leave_out(std::size_t i) {
         require_trained(i);
         char const* const wrong =
-            !finds_unused_
-                ? " was said to be unused, but DataParallelOptions::find_unused is off or "
-                  "static_graph finds out by itself; turn find_unused on"
+            !finds_unused_ ? " was said to be unused, but the option find_unused is off or "
+                             "static_graph finds out by itself; turn find_unused on"
             : states_[i] != State::pending ? " was said to be unused twice"
                                            : nullptr;
         if (wrong != nullptr) {
@@ -6334,7 +6333,7 @@ private:
                       "the loss"
                     : "not all gradients became ready; mark every trainable parameter in each "
                       "iteration, set requires_grad to false where there is nothing to train, or "
-                      "turn DataParallelOptions::find_unused or static_graph on"
+                      "turn the option find_unused or static_graph on"
             )};
         }
     }

@@ -232,6 +232,17 @@ public:
         detail::agree_on(list, this->module_->options());
         Optimizer::agree_on(list);
     }
+    /// @throws ContractViolation  what else steps in this guard has no averages to step by, or steps one of
+    ///         these parameters, too.
+    void check_guard(GuardView const& guard) const {
+        if (guard.steps && guard.lists_all_averaged && guard.averaged.empty()) {
+            throw ContractViolation{
+                "another participant of this guard steps, but only ShardedDataParallel averages gradients, and it "
+                "steps by them itself; leave the other one out, or make a Step that steps nothing an Action"
+            };
+        }
+        Optimizer::check_guard(guard);
+    }
     /// For GuardView::averaged: nothing, because nobody else steps by what this averages.
     void list_averaged(std::vector<void const*>&) const noexcept {}
 

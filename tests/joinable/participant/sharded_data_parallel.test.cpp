@@ -701,6 +701,26 @@ TEST_CASE("verbs out of order are refused in a sentence") {
     });
 }
 
+TEST_CASE("a Step that has nothing to step but what is sharded is refused") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        for (Sharding const sharding : {Sharding::none, Sharding::optimizer, Sharding::gradients}) {
+            std::vector<Param<float>> params = make_params<float>({3});
+            std::vector<Param<float>> others = make_params<float>({3});
+            ShardedDataParallel sharded{comm, params, Sgd{}, ShardedOptions{.sharding = sharding}};
+            Step step{comm, [] {}};
+            CHECK_THROWS_WITH_AS(
+                (void)(Join{participants(sharded, step)}),
+                "another participant of this guard steps, but only ShardedDataParallel averages "
+                "gradients, and it steps by them itself; leave the other one out, or make a Step that "
+                "steps nothing an Action",
+                ContractViolation
+            );
+            DistributedDataParallel ddp{comm, others}; // another model
+            Join{participants(sharded, ddp, step)}.finish();
+        }
+    });
+}
+
 TEST_CASE("a ZeroRedundancyOptimizer over what is sharded already is refused") {
     over_ranks({1, 2}, [](RankCommunicator& comm) {
         std::vector<Param<float>> params = make_params<float>({3});
@@ -708,8 +728,8 @@ TEST_CASE("a ZeroRedundancyOptimizer over what is sharded already is refused") {
         ZeroRedundancyOptimizer zero{comm, params, Sgd{}};
         CHECK_THROWS_WITH_AS(
             (void)(Join{participants(sharded, zero)}),
-            "parameter 0 is stepped by ZeroRedundancyOptimizer, but no participant of this guard averages "
-            "its gradient; give DistributedDataParallel the same parameters",
+            "another participant of this guard steps, but only ShardedDataParallel averages gradients, and "
+            "it steps by them itself; leave the other one out, or make a Step that steps nothing an Action",
             ContractViolation
         );
     });

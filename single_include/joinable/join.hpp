@@ -5701,6 +5701,13 @@ public:
     Gradients(Gradients const&) = delete; // places refer to the layout
     Gradients& operator=(Gradients const&) = delete;
 
+    /// Views that another object has given out are of these buckets again.
+    void take() {
+        if (are_views_) {
+            move_into_buckets(true);
+        }
+    }
+
     [[nodiscard]] int rank() const noexcept { return rank_; }
     [[nodiscard]] ParameterList const& parameters() const noexcept { return parameters_; }
     /// The parameters that are trained, in the order in which buckets were cut.
@@ -6133,8 +6140,9 @@ public:
     void leave_out(std::size_t i) {
         require_trained(i);
         char const* const wrong =
-            !finds_unused_ ? " was said to be unused, but the option find_unused is off or "
-                             "static_graph finds out by itself; turn find_unused on"
+            !finds_unused_
+                ? " was said to be unused, but the option find_unused is off or "
+                  "static_graph finds out by itself; turn find_unused on, or mark it ready with a gradient of zeros"
             : states_[i] != State::pending ? " was said to be unused twice"
                                            : nullptr;
         if (wrong != nullptr) {
@@ -6425,6 +6433,10 @@ public:
             });
         }
     }
+
+    /// Local. Gradients that another reducer has as views of its buckets become views of this one's, where
+    /// BucketOptions::gradient_as_bucket_view says so.
+    void take_gradients() { gradients_.take(); }
 
     [[nodiscard]] ParameterList const& parameters() const noexcept {
         return gradients_.parameters();
@@ -8578,7 +8590,7 @@ public:
     }
     void done() { turns_.done(); }
 
-    /// Something that this guard does not list is about to communicate over one of its communicators.
+    /// Something that this guard does not list is about to be used over one of its communicators.
     /// @throws ContractViolation  joined ranks would not follow: no part of a participant is open, in
     /// which they run its hook, and rounds have not ended.
     void require_followed(std::string_view name) {
@@ -8587,7 +8599,7 @@ public:
         }
         std::string const text = concat(
             name,
-            " communicates outside the guard that its communicator is in, so joined ranks would not "
+            " is used while its communicator is in a guard that does not list it, so joined ranks would not "
             "follow; add it to the guard's participants(...), or call it after finish()"
         );
         outcome_.record(text); // it is no participant, so nobody else would
@@ -8927,6 +8939,7 @@ public:
         for (ControlCommunicator const* communicator : communicators) {
             all.push_back({communicator->address(), &session});
         }
+        occupied.count.store(all.size(), std::memory_order_release);
         session_ = &session;
     }
     void end() noexcept {
@@ -8938,12 +8951,16 @@ public:
         std::erase_if(occupied.entries, [this](Entry const& entry) {
             return entry.session == session_;
         });
+        occupied.count.store(occupied.entries.size(), std::memory_order_release);
         session_ = nullptr;
     }
 
     /// The guard that a communicator is inside of; null: none.
     [[nodiscard]] static Session* session_over(void const* communicator) noexcept {
         Occupied& occupied = in_guards();
+        if (occupied.count.load(std::memory_order_acquire) == 0) {
+            return nullptr;
+        }
         Lock const lock{occupied.busy};
         auto const entry = find(occupied.entries, communicator);
         return entry == occupied.entries.end() ? nullptr : entry->session;
@@ -8957,6 +8974,7 @@ private:
     /// The communicators that are inside guards of this process.
     struct Occupied {
         std::atomic_flag busy{};
+        std::atomic<std::size_t> count{0}; ///< of the entries: 0 in programs without guards
         std::vector<Entry> entries;
     };
     static std::vector<Entry>::const_iterator
@@ -8970,7 +8988,7 @@ private:
         return occupied;
     }
 
-    /// Held for a few dozen instructions, at both ends of a guard.
+    /// Held for a few dozen instructions.
     class Lock {
     public:
         explicit Lock(std::atomic_flag& busy) noexcept : busy_{busy} {
@@ -8989,7 +9007,7 @@ private:
     Session* session_ = nullptr;
 };
 
-/// Something that no guard watches is about to communicate over `communicator`. `name` is what texts call it.
+/// Something that no guard lists is about to be used over `communicator`. `name` is what texts call it.
 /// @throws ContractViolation  the communicator is inside a guard, whose joined ranks would not follow.
 inline void require_unguarded(void const* communicator, std::string_view name) {
     if (Session* const session = Occupation::session_over(communicator)) {
@@ -11101,10 +11119,12 @@ protected:
         });
     }
     void open_round(RoundNotice notice) {
-        detail::require_listed(
-            state_, comm_, steps_ ? "ShardedDataParallel" : "DistributedDataParallel"
-        );
         notice.will_sync = notice.will_sync && !is_inside_no_sync_;
+        if (gathers_values() || (notice.will_sync && notice.phase == Phase::train)) {
+            detail::require_listed(
+                state_, comm_, steps_ ? "ShardedDataParallel" : "DistributedDataParallel"
+            );
+        }
         if (notice.phase == Phase::train) {
             round_range_.reset();
             static_cast<void>(round_range_.emplace(reducer_->timeline().round(false)));
@@ -11138,12 +11158,11 @@ protected:
     void prepare_reduction(Round const& round) {
         if constexpr (gathers) {
             reducer_->finish_forward();
+            reducer_->begin_round(round
+            ); // what it refuses comes before any message, so skip() can follow
         }
         if (!module_->syncs_before_forward()) {
             module_->sync_buffers(round);
-        }
-        if constexpr (gathers) {
-            reducer_->begin_round(round);
         }
     }
     void end_reduction() {

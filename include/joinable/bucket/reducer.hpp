@@ -84,6 +84,10 @@ public:
         }
     }
 
+    /// Local. Gradients that another reducer has as views of its buckets become views of this one's, where
+    /// BucketOptions::gradient_as_bucket_view says so.
+    void take_gradients() { gradients_.take(); }
+
     [[nodiscard]] ParameterList const& parameters() const noexcept {
         return gradients_.parameters();
     }

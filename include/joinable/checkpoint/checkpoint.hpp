@@ -154,6 +154,7 @@ private:
                 " was called in a guard; call it before or after, on every rank"
             )};
         }
+        detail::require_listed(state_, join_communicator(), "Checkpoint");
     }
 
     void run() {

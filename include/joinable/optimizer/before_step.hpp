@@ -15,7 +15,7 @@
 
 namespace joinable { inline namespace v0 {
 
-/// The gradient of a piece that this rank owns: of a whole parameter, or of a run of its elements.
+/// The gradient of a piece that this rank steps: of a whole parameter, or of a run of its elements.
 struct ShardGradient {
     std::size_t parameter; ///< its index
     AnyView view;
@@ -36,7 +36,8 @@ public:
     [[nodiscard]] auto end() const noexcept { return pieces_.end(); }
     /// Of all groups, on all ranks.
     [[nodiscard]] std::size_t parameter_count() const noexcept { return parameters_; }
-    /// Sums numbers over all ranks, in place. Collective; as many on every rank.
+    /// Sums numbers over all ranks, in place: what they found in the gradients that each has here. With
+    /// Sharding::none each has all of them, and numbers stay as they are. Collective; as many on every rank.
     void sum(std::span<double> numbers) const { sum_(numbers); }
     [[nodiscard]] double sum(double number) const {
         sum_({&number, 1});

@@ -26,9 +26,11 @@ enum class Partition : std::uint8_t {
     flat,
 };
 
-/// What ranks have only a part of.
+/// What each rank has only a part of.
 enum class Sharding : std::uint8_t {
-    none,      ///< each rank steps the whole model, by averages of gradients that all ranks have
+    /// Nothing: each rank steps the whole model by averages that all ranks have, and by its own settings, which
+    /// have to be the same.
+    none,
     /// The state of the optimizer: the first stage of ZeRO. A round sends one and a half times as many bytes as
     /// with `gradients`.
     optimizer,

@@ -34,12 +34,15 @@ struct PointerMember {
     template <class T>
     operator T*() const noexcept;
 };
+/// Converts to nothing: a class that takes it takes pointers, too, and is none.
+struct NoMember {};
 template <std::size_t>
 using AnyMemberAt = AnyMember;
 
 template <class T, std::size_t... Before>
 consteval bool is_pointer_after(std::index_sequence<Before...>) {
-    return requires { T{AnyMemberAt<Before>{}..., PointerMember{}}; };
+    return requires { T{AnyMemberAt<Before>{}..., PointerMember{}}; } &&
+           !requires { T{AnyMemberAt<Before>{}..., NoMember{}}; };
 }
 template <class T, std::size_t... Counts>
 consteval bool has_pointer_after_any(std::index_sequence<Counts...>) {

@@ -321,10 +321,12 @@ protected:
         });
     }
     void open_round(RoundNotice notice) {
-        detail::require_listed(
-            state_, comm_, steps_ ? "ShardedDataParallel" : "DistributedDataParallel"
-        );
         notice.will_sync = notice.will_sync && !is_inside_no_sync_;
+        if (gathers_values() || (notice.will_sync && notice.phase == Phase::train)) {
+            detail::require_listed(
+                state_, comm_, steps_ ? "ShardedDataParallel" : "DistributedDataParallel"
+            );
+        }
         if (notice.phase == Phase::train) {
             round_range_.reset();
             static_cast<void>(round_range_.emplace(reducer_->timeline().round(false)));
@@ -358,12 +360,11 @@ protected:
     void prepare_reduction(Round const& round) {
         if constexpr (gathers) {
             reducer_->finish_forward();
+            reducer_->begin_round(round
+            ); // what it refuses comes before any message, so skip() can follow
         }
         if (!module_->syncs_before_forward()) {
             module_->sync_buffers(round);
-        }
-        if constexpr (gathers) {
-            reducer_->begin_round(round);
         }
     }
     void end_reduction() {

@@ -254,12 +254,6 @@ private:
         list.add("step_in_backward", steps_in_backward_);
     }
     static void check(ShardedOptions const& options) {
-        if (options.find_unused && options.sharding == Sharding::none) {
-            throw ContractViolation{
-                "find_unused leaves the gradient of a parameter that no rank uses as each rank has it, but with "
-                "Sharding::none each rank steps by its own; use Sharding::optimizer, or leave it out"
-            };
-        }
         if (!options.step_in_backward) {
             return;
         }
@@ -290,9 +284,19 @@ private:
             reduction.emplace(reduction_with(group));
             prepare();
         };
-        Optimizer::add(
-            std::forward<Parameters>(parameters), std::move(rule), owners, compare, also
-        );
+        try {
+            Optimizer::add(
+                std::forward<Parameters>(parameters), std::move(rule), owners, compare, also
+            );
+        } catch (...) {
+            if (reduction && this->reducer_) {
+                this->reducer_->take_gradients(); // while they are still there
+            }
+            throw;
+        }
+        if (this->reducer_ && !reduces_to_owners(sharding_)) {
+            former_.push_back(std::move(*this->reducer_)); // gradients may lie in its buckets
+        }
         this->reducer_ = std::move(reduction);
         this->reducer_->register_memory();
     }
@@ -343,7 +347,8 @@ private:
 
     Sharding sharding_;
     bool steps_in_backward_;
-    BucketOptions buckets_; ///< where all ranks have all averages
+    std::vector<Reduction> former_; ///< of before groups were added
+    BucketOptions buckets_;         ///< where all ranks have all averages
 };
 
 template <class Comm, class Parameters, class Rule>

@@ -388,11 +388,11 @@ protected:
     // between the two.
 
     void begin_step(Round const& round) {
-        consolidated_.reset(); // it is of an earlier step
-        share_settings(round);
         for (std::size_t group = 0; group < groups_.size(); ++group) {
             detail::check_before_step(groups_[group], rules_[group]);
         }
+        consolidated_.reset(); // it is of an earlier step
+        share_settings(round);
     }
     void finish_step() {
         if (!options_.before_step || call_before_step()) {

@@ -33,13 +33,11 @@ struct ShardedOptions {
     std::function<bool(ShardGradients const&)> before_step = {};
     std::vector<SharedObject> shared = {};
     /// Steps what this rank owns of a bucket as soon as its averages are there, while the backward pass still
-    /// runs: `ready(i)` says then that the pass does not read value i any more, either, and settings have
-    /// to be set before backward(). From Sharding::gradients on; not together with `before_step`, which sees
-    /// all gradients before the first step.
+    /// runs. So `ready(i)` says that the pass does not read value i any more, either, and `unused` that it
+    /// reads none of these. Settings are set before backward(). After a failure in the pass some owners have
+    /// stepped: go on from a checkpoint. From Sharding::gradients on; not together with `before_step`, which
+    /// sees all gradients before the first step.
     bool step_in_backward = false;
-    /// As in DataParallelOptions, where all ranks have all averages. From Sharding::gradients on backward() takes
-    /// `unused` in any case, and a parameter that no rank uses is stepped by zeros.
-    bool find_unused = false;
     /// As in DataParallelOptions, where all ranks have all averages. Off: a rank has each gradient twice, its
     /// own and the one in a bucket.
     bool gradient_as_bucket_view = false;
@@ -63,7 +61,6 @@ struct ShardedOptions {
     return {
         .bucket_cap_bytes = options.bucket_cap_bytes,
         .gradient_as_bucket_view = options.gradient_as_bucket_view,
-        .find_unused = options.find_unused,
         .broadcast_buffers = options.broadcast_buffers,
         .gradient_kind = options.gradient_kind,
         .buffer_sync = options.buffer_sync,

@@ -273,7 +273,7 @@ TEST_CASE("misuse of unused parameters says what to do") {
         CHECK(
             text_of([&] { plain.prepare_for_backward(1.0, {0}); }) ==
             "parameter 0 on rank 0 was said to be unused, but the option find_unused is off or "
-            "static_graph finds out by itself; turn find_unused on"
+            "static_graph finds out by itself; turn find_unused on, or mark it ready with a gradient of zeros"
         );
         auto const with = [&](auto const& body) {
             Reducer reducer{comm, joinable::parameters(params), {.find_unused = true}};

@@ -83,6 +83,22 @@ std::vector<double> train(Rule const& rule, std::size_t count, int steps) {
     return {trained.values.begin(), trained.values.end()};
 }
 
+/// It takes whatever it is given, so it takes pointers, too.
+struct Decimal {
+    template <class T>
+    Decimal(T const&) noexcept;
+};
+struct WithDecimal {
+    double rate;
+    Decimal decay;
+};
+struct WithPointer {
+    double rate;
+    double const* decay;
+};
+static_assert(!joinable::detail::has_pointer<WithDecimal>());
+static_assert(joinable::detail::has_pointer<WithPointer>());
+
 TEST_CASE("rules step as PyTorch's optimizers do") {
     for (RecordedTraining const& recorded : recorded_by_pytorch) {
         std::visit(

@@ -75,8 +75,8 @@ TEST_CASE("an optimizer that the guard of its communicator does not list is refu
                 guard.finish();
             });
             std::string const expected =
-                "ZeroRedundancyOptimizer communicates outside the guard that its communicator is in, so joined "
-                "ranks would not follow; add it to the guard's participants(...), or call it after finish()";
+                "ZeroRedundancyOptimizer is used while its communicator is in a guard that does not list it, so "
+                "joined ranks would not follow; add it to the guard's participants(...), or call it after finish()";
             CAPTURE(text);
             CHECK(text.find(expected) != std::string::npos);
             CHECK(text.starts_with(inputs == 0 ? "PeerFailed: rank" : "ZeroRedundancy"));
@@ -115,7 +115,10 @@ TEST_CASE("what gathers state is refused where a guard has the communicator") {
             Join guard{participants(ddp)};
             zero.consolidate();
         });
-        CHECK(text.find("consolidate() communicates outside the guard") != std::string::npos);
+        CHECK(
+            text.find("consolidate() is used while its communicator is in a guard") !=
+            std::string::npos
+        );
     });
     over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
         std::vector<Param<float>> params = make_params<float>({3, 4});
@@ -126,8 +129,27 @@ TEST_CASE("what gathers state is refused where a guard has the communicator") {
             other.forward([] {});
         });
         CHECK(
-            text.find("DistributedDataParallel communicates outside the guard") != std::string::npos
+            text.find("DistributedDataParallel is used while its communicator is in a guard") !=
+            std::string::npos
         );
+    });
+}
+
+TEST_CASE("a model that a guard does not list evaluates and accumulates, which sends nothing") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        std::vector<Param<float>> params = make_params<float>({3, 4});
+        std::vector<Param<float>> others = make_params<float>({3, 4});
+        DistributedDataParallel ddp{comm, params};
+        DistributedDataParallel other{comm, others};
+        Join guard{participants(ddp)};
+        for (int round = 0; round <= comm.rank(); ++round) {
+            pass(ddp, params);
+            CHECK(other.forward([] { return 7; }, {.phase = joinable::Phase::evaluate}) == 7);
+            auto const held = other.no_sync();
+            pass(other, others);
+        }
+        guard.finish();
+        CHECK(others[0].g(0) == static_cast<float>(comm.rank() + 1));
     });
 }
 

@@ -404,51 +404,80 @@ TEST_CASE(
     "a parameter that no pass uses is stepped by zeros, and one that some use by their average"
 ) {
     over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
-        for (Sharding const sharding : {Sharding::optimizer, Sharding::gradients}) {
-            std::vector<Param<float>> params = make_params<float>({3, 3});
-            for (Param<float>& param :
-                 params) { // else the optimizer's sharding leaves out what no rank uses
-                add_gradient(param, 0.0);
-            }
-            Sgd const rule{.learning_rate = 1.0, .weight_decay = 0.5};
-            ShardedOptions const options{.sharding = sharding, .find_unused = true};
-            ShardedDataParallel sharded{comm, params, rule, options};
-            params[0].value.assign(3, 2.0F);
-            params[1].value.assign(3, 2.0F);
-            Join guard{participants(sharded)};
-            sharded.forward([] {});
-            auto const uses = [&](std::size_t i) { return i == 1 && comm.rank() == 0; };
-            sharded.backward(
-                [&](auto ready) {
-                    for (std::size_t const i : {std::size_t{1}, std::size_t{0}}) {
-                        if (uses(i)) {
-                            add_gradient(params[i], 1.0);
-                            ready(i);
-                        }
+        std::vector<Param<float>> params = make_params<float>({3, 3});
+        Sgd const rule{.learning_rate = 1.0, .weight_decay = 0.5};
+        ShardedOptions const options{.sharding = Sharding::gradients};
+        ShardedDataParallel sharded{comm, params, rule, options};
+        params[0].value.assign(3, 2.0F);
+        params[1].value.assign(3, 2.0F);
+        Join guard{participants(sharded)};
+        sharded.forward([] {});
+        auto const uses = [&](std::size_t i) { return i == 1 && comm.rank() == 0; };
+        sharded.backward(
+            [&](auto ready) {
+                for (std::size_t const i : {std::size_t{1}, std::size_t{0}}) {
+                    if (uses(i)) {
+                        add_gradient(params[i], 1.0);
+                        ready(i);
                     }
-                },
-                [&](std::size_t i) { return !uses(i); }
-            );
-            sharded.step();
-            guard.finish();
-            CHECK(params[0].value[0] == 1.0F);
-            CHECK(
-                params[1].value[0] == doctest::Approx(1.0F - 1.0F / static_cast<float>(comm.size()))
-            );
-        }
+                }
+            },
+            [&](std::size_t i) { return !uses(i); }
+        );
+        sharded.step();
+        guard.finish();
+        CHECK(params[0].value[0] == 1.0F);
+        CHECK(params[1].value[0] == doctest::Approx(1.0F - 1.0F / static_cast<float>(comm.size())));
     });
 }
 
-TEST_CASE("unused parameters where each rank steps all are refused") {
-    over_ranks({1, 2}, [](RankCommunicator& comm) {
-        std::vector<Param<float>> params = make_params<float>({3});
-        ShardedOptions const options{.sharding = Sharding::none, .find_unused = true};
-        CHECK_THROWS_WITH_AS(
-            (ShardedDataParallel{comm, params, Sgd{}, options}),
-            "find_unused leaves the gradient of a parameter that no rank uses as each rank has it, but with "
-            "Sharding::none each rank steps by its own; use Sharding::optimizer, or leave it out",
-            ContractViolation
-        );
+TEST_CASE("gradients in buckets stay there when a group is added, and when that fails on a rank") {
+    over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        for (bool const are_views : {true, false}) {
+            auto params = gathered(make({}));
+            auto others = gathered(make({.frozen = 3}));
+            ShardedDataParallel sharded{
+                comm,
+                params,
+                Sgd{.learning_rate = 1.0},
+                ShardedOptions{.gradient_as_bucket_view = are_views}
+            };
+            auto const round = [&](auto&... lists) {
+                sharded.forward([](auto const&) {});
+                sharded.backward([&](auto ready, auto const&) {
+                    std::size_t i = 0;
+                    auto const pass = [&](auto& list) {
+                        for (GatheredParam& param : list) {
+                            if (param.own->requires_grad && param.own->grad) {
+                                write(param.own->grad, Numbers(param.own->grad.numel(), 1.0));
+                            }
+                            if (param.own->requires_grad) {
+                                ready(i);
+                            }
+                            ++i;
+                        }
+                    };
+                    (pass(lists), ...);
+                });
+                sharded.step();
+            };
+            round(params);
+            round(params);
+            double const last = comm.rank() == comm.size() - 1 ? -1.0 : 1.0; // refused
+            if (comm.size() > 1) {
+                CHECK_THROWS(sharded.add_parameter_group(others, Sgd{.learning_rate = last}));
+            }
+            auto const check = [&] {
+                for (GatheredParam& param : params) {
+                    CHECK(read(param.own->grad) == Numbers(param.own->grad.numel(), 1.0));
+                }
+            };
+            check();
+            sharded.add_parameter_group(others, Sgd{.learning_rate = 1.0});
+            check();
+            round(params, others);
+            check();
+        }
     });
 }
 

@@ -72,6 +72,13 @@ public:
     Gradients(Gradients const&) = delete; // places refer to the layout
     Gradients& operator=(Gradients const&) = delete;
 
+    /// Views that another object has given out are of these buckets again.
+    void take() {
+        if (are_views_) {
+            move_into_buckets(true);
+        }
+    }
+
     [[nodiscard]] int rank() const noexcept { return rank_; }
     [[nodiscard]] ParameterList const& parameters() const noexcept { return parameters_; }
     /// The parameters that are trained, in the order in which buckets were cut.

@@ -88,8 +88,9 @@ public:
     void leave_out(std::size_t i) {
         require_trained(i);
         char const* const wrong =
-            !finds_unused_ ? " was said to be unused, but the option find_unused is off or "
-                             "static_graph finds out by itself; turn find_unused on"
+            !finds_unused_
+                ? " was said to be unused, but the option find_unused is off or "
+                  "static_graph finds out by itself; turn find_unused on, or mark it ready with a gradient of zeros"
             : states_[i] != State::pending ? " was said to be unused twice"
                                            : nullptr;
         if (wrong != nullptr) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <string_view>
 #include <vector>
 
@@ -43,6 +44,7 @@ public:
         for (ControlCommunicator const* communicator : communicators) {
             all.push_back({communicator->address(), &session});
         }
+        occupied.count.store(all.size(), std::memory_order_release);
         session_ = &session;
     }
     void end() noexcept {
@@ -54,12 +56,16 @@ public:
         std::erase_if(occupied.entries, [this](Entry const& entry) {
             return entry.session == session_;
         });
+        occupied.count.store(occupied.entries.size(), std::memory_order_release);
         session_ = nullptr;
     }
 
     /// The guard that a communicator is inside of; null: none.
     [[nodiscard]] static Session* session_over(void const* communicator) noexcept {
         Occupied& occupied = in_guards();
+        if (occupied.count.load(std::memory_order_acquire) == 0) {
+            return nullptr;
+        }
         Lock const lock{occupied.busy};
         auto const entry = find(occupied.entries, communicator);
         return entry == occupied.entries.end() ? nullptr : entry->session;
@@ -73,6 +79,7 @@ private:
     /// The communicators that are inside guards of this process.
     struct Occupied {
         std::atomic_flag busy{};
+        std::atomic<std::size_t> count{0}; ///< of the entries: 0 in programs without guards
         std::vector<Entry> entries;
     };
     static std::vector<Entry>::const_iterator
@@ -86,7 +93,7 @@ private:
         return occupied;
     }
 
-    /// Held for a few dozen instructions, at both ends of a guard.
+    /// Held for a few dozen instructions.
     class Lock {
     public:
         explicit Lock(std::atomic_flag& busy) noexcept : busy_{busy} {
@@ -105,7 +112,7 @@ private:
     Session* session_ = nullptr;
 };
 
-/// Something that no guard watches is about to communicate over `communicator`. `name` is what texts call it.
+/// Something that no guard lists is about to be used over `communicator`. `name` is what texts call it.
 /// @throws ContractViolation  the communicator is inside a guard, whose joined ranks would not follow.
 inline void require_unguarded(void const* communicator, std::string_view name) {
     if (Session* const session = Occupation::session_over(communicator)) {

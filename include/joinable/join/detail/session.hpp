@@ -113,7 +113,7 @@ public:
     }
     void done() { turns_.done(); }
 
-    /// Something that this guard does not list is about to communicate over one of its communicators.
+    /// Something that this guard does not list is about to be used over one of its communicators.
     /// @throws ContractViolation  joined ranks would not follow: no part of a participant is open, in
     /// which they run its hook, and rounds have not ended.
     void require_followed(std::string_view name) {
@@ -122,7 +122,7 @@ public:
         }
         std::string const text = concat(
             name,
-            " communicates outside the guard that its communicator is in, so joined ranks would not "
+            " is used while its communicator is in a guard that does not list it, so joined ranks would not "
             "follow; add it to the guard's participants(...), or call it after finish()"
         );
         outcome_.record(text); // it is no participant, so nobody else would

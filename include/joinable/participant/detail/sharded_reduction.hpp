@@ -65,6 +65,12 @@ public:
     void register_memory() {
         visit([](auto& r) { r.register_memory(); });
     }
+    /// Gradients are views of its buckets again, where they were.
+    void take_gradients() {
+        if (whole_) {
+            whole_->take_gradients();
+        }
+    }
     void begin_guard() noexcept {
         visit([](auto& r) { r.begin_guard(); });
     }

@@ -42,6 +42,7 @@ ROOMS = {
     f"{MEMORY}/process": f"base device communicator {MEMORY}/board {MEMORY}/group",
     MEMORY: f"base device communicator {MEMORY}/board {MEMORY}/engine {MEMORY}/group {MEMORY}/process",
     "communicator/tcp": "base reduction communicator",
+    "communicator/mpi": "base tensor reduction device communicator",
     "communicator/nccl": f"base tensor device device/cuda communicator {MEMORY} agreement",
     "agreement": "base tensor device communicator",
     "optimizer": "base tensor reduction device",
@@ -53,20 +54,21 @@ ROOMS = {
     "interop": "tensor bucket data",
 }
 INNER = {"reduction", *(room for room in ROOMS if room.startswith(f"{MEMORY}/"))}
-TRANSPORTS = {MEMORY, "communicator/tcp", "communicator/nccl"}
+TRANSPORTS = {MEMORY, "communicator/tcp", "communicator/mpi", "communicator/nccl"}
 OWNED = {
     r"sys/.*|linux/.*|pthread\.h": {f"{MEMORY}/board", f"{MEMORY}/process", MEMORY, "communicator/tcp"},
     r"cuda.*": {"device/cuda", "communicator/nccl"},
     r"nccl\.h": {"communicator/nccl"},
+    r"mpi\.h": {"communicator/mpi"},
     r"nvtx3/.*|range/v3/.*": {"interop"},
     r"nlohmann/.*": {"checkpoint"},
 }
 # Nobody gets these unasked: they need other libraries, and may refuse a compiler; or a network; or would make
 # a file that shards nothing slower to compile.
 OPT_IN = re.compile(
-    r"interop/|device/cuda/|communicator/(nccl|tcp)/|participant/(captured_step|detail/captures)\.hpp|"
+    r"interop/|device/cuda/|communicator/(mpi|nccl|tcp)/|participant/(captured_step|detail/captures)\.hpp|"
     r"optimizer/|participant/(zero_|sharded_|detail/(shard_|sharded_|bucket_arenas))|checkpoint/|"
-    r"agreement/staged_collectives\.hpp|(checkpoint|cuda|nccl|nccl_graphs|nvtx|tcp|zero)\.hpp"
+    r"agreement/staged_collectives\.hpp|(checkpoint|cuda|mpi|nccl|nccl_graphs|nvtx|tcp|zero)\.hpp"
 )
 PUBLIC = r"namespace joinable \{ inline namespace v0 \{" # and what ctags understand
 # What lies beside the folders: documents lie in the room that they describe.

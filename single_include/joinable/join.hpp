@@ -13163,9 +13163,10 @@ namespace joinable { inline namespace v0 { namespace detail {
 inline constexpr std::size_t most_reason_text = 4000;
 /// What ends a text that is longer.
 inline constexpr std::string_view cut_mark = "...";
-/// How much of such a text comes before that mark: whole characters of UTF-8.
-[[nodiscard]] inline std::size_t length_before_cut(std::string_view text) noexcept {
-    std::size_t length = most_reason_text - cut_mark.size();
+/// How much of a text longer than `most` bytes comes before that mark: whole characters of UTF-8.
+[[nodiscard]] inline std::size_t
+length_before_cut(std::string_view text, std::size_t most = most_reason_text) noexcept {
+    std::size_t length = most - cut_mark.size();
     while (length != 0 && (static_cast<unsigned char>(text[length]) & 0xc0U) == 0x80U) {
         --length;
     }

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <list>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <mpi.h>
+
+#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/reasons.hpp>
+#include <joinable/communicator/mpi/detail/api.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// What ranks tell each other beside the data; the tag of the message.
+enum class MpiWord : int {
+    abort,      ///< a reason
+    leave,      ///< the last word of a rank that closes: what it has done
+    gone,       ///< the last word of a rank that does nothing more
+    keep_alive, ///< it is at work
+    question,   ///< how many collectives have you posted?
+    answer,     ///< so many
+};
+
+/// Small messages between all ranks, over a communicator of their own, so that data never holds them up.
+/// Every wait polls them. They are small enough that MPI sends them at once, whatever the others do.
+class MpiAlarm {
+public:
+    /// Some 4 KiB are what MPI implementations send without asking the receiver. A reason has a bit for
+    /// each rank, too.
+    static constexpr std::size_t most_bytes = 3800;
+
+    MpiAlarm(MPI_Comm comm, int rank, int size) : comm_{comm}, rank_{rank}, size_{size} {
+        listen();
+    }
+    MpiAlarm(MpiAlarm const&) = delete;
+    MpiAlarm& operator=(MpiAlarm const&) = delete;
+
+    [[nodiscard]] MPI_Comm comm() const noexcept { return comm_; }
+
+    void tell(int to, MpiWord word, std::span<std::byte const> body = {}) {
+        Sent& sent = sent_.emplace_back();
+        sent.body.assign(body.begin(), body.end());
+        check_mpi(
+            MPI_Isend(
+                sent.body.data(),
+                static_cast<int>(body.size()),
+                MPI_BYTE,
+                to,
+                static_cast<int>(word),
+                comm_,
+                &sent.request
+            ),
+            "MPI_Isend"
+        );
+    }
+    void tell_all(MpiWord word, std::span<std::byte const> body = {}) {
+        for (int to = 0; to < size_; ++to) {
+            if (to != rank_) {
+                tell(to, word, body);
+            }
+        }
+    }
+
+    /// Calls take(word, from, body) for each message that has come.
+    template <class Take>
+    void poll(Take const& take) {
+        while (receive_ != MPI_REQUEST_NULL) {
+            int is_there = 0;
+            MPI_Status status;
+            check_mpi(MPI_Test(&receive_, &is_there, &status), "MPI_Test");
+            if (is_there == 0) {
+                break;
+            }
+            int bytes = 0;
+            check_mpi(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
+            std::vector<std::byte> const body(received_.begin(), received_.begin() + bytes);
+            listen();
+            take(static_cast<MpiWord>(status.MPI_TAG), status.MPI_SOURCE, std::span{body});
+        }
+        if (!sent_.empty()) {
+            static_cast<void>(has_sent());
+        }
+    }
+    /// Whether all that was told is on its way.
+    [[nodiscard]] bool has_sent() {
+        sent_.remove_if([](Sent& sent) {
+            int is_done = 0;
+            check_mpi(MPI_Test(&sent.request, &is_done, MPI_STATUS_IGNORE), "MPI_Test");
+            return is_done != 0;
+        });
+        return sent_.empty();
+    }
+
+    /// Hears nothing any more.
+    void stop_listening() {
+        if (receive_ != MPI_REQUEST_NULL) {
+            check_mpi(MPI_Cancel(&receive_), "MPI_Cancel");
+            check_mpi(MPI_Wait(&receive_, MPI_STATUS_IGNORE), "MPI_Wait");
+        }
+    }
+    /// Frees the communicator. @pre all ranks have said their last word, and each has heard that of all
+    void close() {
+        stop_listening();
+        check_mpi(MPI_Comm_free(&comm_), "MPI_Comm_free");
+    }
+
+private:
+    struct Sent {
+        std::vector<std::byte> body;
+        MPI_Request request = MPI_REQUEST_NULL;
+    };
+
+    void listen() {
+        if (size_ > 1) {
+            check_mpi(
+                MPI_Irecv(
+                    received_.data(),
+                    static_cast<int>(received_.size()),
+                    MPI_BYTE,
+                    MPI_ANY_SOURCE,
+                    MPI_ANY_TAG,
+                    comm_,
+                    &receive_
+                ),
+                "MPI_Irecv"
+            );
+        }
+    }
+
+    MPI_Comm comm_;
+    int rank_;
+    int size_;
+    std::array<std::byte, most_bytes> received_{};
+    MPI_Request receive_ = MPI_REQUEST_NULL;
+    std::list<Sent> sent_; ///< a body must not move
+};
+
+/// A reason as all ranks tell it: its text is cut where it does not fit into a message.
+[[nodiscard]] inline AbortReason sendable(AbortReason reason, int size) {
+    std::size_t const room = MpiAlarm::most_bytes - 1 - (static_cast<std::size_t>(size) + 7) / 8;
+    if (reason.message.size() > room) {
+        reason.message.resize(length_before_cut(reason.message, room));
+        reason.message += cut_mark;
+    }
+    std::erase_if(reason.ranks, [&](int rank) { return rank < 0 || rank >= size; });
+    return reason;
+}
+/// Its kind, a bit for each rank, and the text.
+[[nodiscard]] inline std::vector<std::byte> packed(AbortReason const& reason, int size) {
+    std::vector<std::byte> bytes(1 + (static_cast<std::size_t>(size) + 7) / 8);
+    bytes[0] = static_cast<std::byte>(reason.kind);
+    for (int const rank : reason.ranks) {
+        auto const bit = static_cast<std::size_t>(rank);
+        bytes[1 + bit / 8] |= std::byte{1} << (bit % 8);
+    }
+    auto const text = std::as_bytes(std::span{reason.message});
+    bytes.insert(bytes.end(), text.begin(), text.end());
+    return bytes;
+}
+[[nodiscard]] inline AbortReason unpacked_reason(std::span<std::byte const> bytes, int size) {
+    AbortReason reason;
+    reason.kind = static_cast<FailureKind>(bytes[0]);
+    for (std::size_t bit = 0; bit < static_cast<std::size_t>(size); ++bit) {
+        if ((bytes[1 + bit / 8] >> (bit % 8) & std::byte{1}) != std::byte{0}) {
+            reason.ranks.push_back(static_cast<int>(bit));
+        }
+    }
+    bytes = bytes.subspan(1 + (static_cast<std::size_t>(size) + 7) / 8);
+    reason.message.assign(reinterpret_cast<char const*>(bytes.data()), bytes.size());
+    return reason;
+}
+
+/// What a rank that closes says to another one.
+struct MpiLeave {
+    /// A collective that it has posted and that is not complete.
+    struct Open {
+        std::uint64_t number = 0;
+        std::uint64_t word = 0; ///< of its Descriptor
+        std::uint64_t count = 0;
+        std::uint64_t has_counts = 0;
+
+        friend bool operator==(Open const&, Open const&) = default;
+    };
+    std::uint64_t posted = 0;   ///< collectives
+    std::uint64_t sent = 0;     ///< messages to that rank
+    std::uint64_t received = 0; ///< messages from that rank that it has asked for
+    std::vector<Open> open;
+    bool is_gone = false;
+
+    static constexpr std::size_t most_open = (MpiAlarm::most_bytes - 24) / sizeof(Open);
+
+    [[nodiscard]] std::vector<std::byte> packed() const {
+        std::vector<std::byte> bytes(24 + open.size() * sizeof(Open));
+        std::memcpy(bytes.data(), &posted, 8);
+        std::memcpy(bytes.data() + 8, &sent, 8);
+        std::memcpy(bytes.data() + 16, &received, 8);
+        if (!open.empty()) {
+            std::memcpy(bytes.data() + 24, open.data(), open.size() * sizeof(Open));
+        }
+        return bytes;
+    }
+    [[nodiscard]] static MpiLeave unpacked(std::span<std::byte const> bytes) {
+        MpiLeave leave;
+        std::memcpy(&leave.posted, bytes.data(), 8);
+        std::memcpy(&leave.sent, bytes.data() + 8, 8);
+        std::memcpy(&leave.received, bytes.data() + 16, 8);
+        leave.open.resize((bytes.size() - 24) / sizeof(Open));
+        if (!leave.open.empty()) {
+            std::memcpy(leave.open.data(), bytes.data() + 24, leave.open.size() * sizeof(Open));
+        }
+        return leave;
+    }
+};
+
+}}} // namespace joinable::v0::detail

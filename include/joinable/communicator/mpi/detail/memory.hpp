@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include <mpi.h>
+
+#include <joinable/communicator/mpi/detail/api.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/tensor/buffer.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The memory of one rank that MPI reads and writes: MPI cannot cancel a collective, so no buffer of the
+/// caller is given to it, unless it lies in an arena from here.
+class MpiMemory {
+public:
+    MpiMemory() = default;
+    MpiMemory(MpiMemory const&) = delete;
+    MpiMemory& operator=(MpiMemory const&) = delete;
+    ~MpiMemory() {
+        for (auto const& blocks : free_) {
+            for (std::byte* const block : blocks) {
+                ::operator delete(block);
+            }
+        }
+    }
+
+    /// A block for what is on its way. Blocks are used again: those of one size after another cost nothing.
+    [[nodiscard]] std::byte* take(std::size_t bytes) {
+        auto& blocks = free_[class_of(bytes)];
+        if (blocks.empty()) {
+            return static_cast<std::byte*>(::operator new(std::size_t{1} << class_of(bytes)));
+        }
+        std::byte* const block = blocks.back();
+        blocks.pop_back();
+        return block;
+    }
+    /// `bytes` are those for which it was taken.
+    void give_back(std::byte* block, std::size_t bytes) { free_[class_of(bytes)].push_back(block); }
+
+    /// Whether MPI may have the buffer itself.
+    [[nodiscard]] bool has(ConstBuffer buffer) const noexcept {
+        auto const* const data = static_cast<std::byte const*>(buffer.data);
+        return std::any_of(arenas_.begin(), arenas_.end(), [&](Allocated const& arena) {
+            return data >= arena.data && data + buffer.bytes() <= arena.data + arena.bytes;
+        });
+    }
+
+    /// From here on nothing is freed: MPI may still write there.
+    void keep() noexcept { is_kept_ = true; }
+
+    /// Zeroed memory of MPI. The arena may outlive the rank, which shares this object with it.
+    /// @throws std::bad_alloc  MPI has none.
+    [[nodiscard]] static Arena
+    allocate(std::shared_ptr<MpiMemory> const& memory, std::size_t bytes, std::size_t alignment) {
+        check_alignment(alignment);
+        if (bytes == 0) {
+            return Arena{};
+        }
+        std::size_t room = bytes + alignment;
+        void* base = nullptr;
+        if (room < bytes ||
+            MPI_Alloc_mem(static_cast<MPI_Aint>(room), MPI_INFO_NULL, &base) != MPI_SUCCESS) {
+            throw std::bad_alloc{};
+        }
+        std::unique_ptr<std::shared_ptr<MpiMemory>> owner;
+        void* start = base;
+        std::align(alignment, bytes, start, room);
+        auto* const data = static_cast<std::byte*>(start);
+        try {
+            owner = std::make_unique<std::shared_ptr<MpiMemory>>(memory);
+            memory->arenas_.push_back({base, data, bytes});
+        } catch (...) {
+            static_cast<void>(MPI_Free_mem(base));
+            throw;
+        }
+        std::memset(data, 0, bytes);
+        return Arena{data, bytes, &release, owner.release()};
+    }
+
+private:
+    struct Allocated {
+        void* base; ///< as MPI has it
+        std::byte* data;
+        std::size_t bytes;
+    };
+
+    /// Sizes are rounded up to a power of two, so that few blocks serve many sizes.
+    [[nodiscard]] static std::size_t class_of(std::size_t bytes) noexcept {
+        constexpr std::size_t least = 64;
+        return static_cast<std::size_t>(std::bit_width((std::max)(bytes, least) - 1));
+    }
+    static void release(void* context, std::byte* data, std::size_t) noexcept {
+        std::unique_ptr<std::shared_ptr<MpiMemory>> const owner{
+            static_cast<std::shared_ptr<MpiMemory>*>(context)
+        };
+        MpiMemory& memory = **owner;
+        auto const found =
+            std::find_if(memory.arenas_.begin(), memory.arenas_.end(), [&](Allocated const& arena) {
+                return arena.data == data;
+            });
+        void* const base = found->base;
+        memory.arenas_.erase(found);
+        if (!memory.is_kept_ && is_mpi_running()) {
+            static_cast<void>(MPI_Free_mem(base));
+        }
+    }
+
+    std::array<std::vector<std::byte*>, 65> free_; ///< by the logarithm of their size
+    std::vector<Allocated> arenas_;
+    bool is_kept_ = false;
+};
+
+}}} // namespace joinable::v0::detail

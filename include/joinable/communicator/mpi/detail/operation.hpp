@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <joinable/communicator/detail/checks.hpp>
+#include <joinable/communicator/detail/deadline.hpp>
+#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/mpi/detail/calls.hpp>
+#include <joinable/communicator/mpi/detail/memory.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/device/copy.hpp>
+#include <joinable/reduction/halves.hpp>
+#include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/buffer.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// One collective or message of this rank, from its post to its end. Its memory is used for later ones.
+struct MpiOperation {
+    enum class State {
+        checking,        ///< ranks tell each other what they are about to do
+        checking_counts, ///< and, in turn, their tables
+        under_way,
+        complete,
+        lost, ///< an abort came first: MPI still has it
+    };
+    /// Memory of MpiMemory.
+    struct Block {
+        std::byte* data = nullptr;
+        std::size_t bytes = 0;
+    };
+
+    State state = State::under_way;
+    MpiTransfer transfer;
+    MpiTables tables;
+    std::uint64_t number =
+        0;         ///< among this rank's collectives, or among the messages with its peer
+    int peer = -1; ///< of a message
+    bool is_send = false;
+    int tag = 0;
+    std::vector<std::uint64_t> words; ///< what all ranks say, when they compare it
+    PolledTime polled;
+    bool is_stalled = false; ///< all ranks had posted it a deadline ago
+
+    [[nodiscard]] bool is_message() const noexcept { return peer >= 0; }
+    [[nodiscard]] std::string text() const {
+        if (!is_message()) {
+            return transfer.said.text();
+        }
+        return concat(
+            is_send ? "a send to rank " : "a receive from rank ", peer, " with tag ", tag
+        );
+    }
+
+    /// Takes what MPI must not have from `memory`, and copies the inputs there. `is_wide`: numbers of 16
+    /// bits travel as f32 where they are combined.
+    void prepare(Request const& request, MpiMemory& memory, bool is_wide) {
+        auto const& [said, in, out, sends, expects] = request;
+        widens_ = is_wide && is_half_precision(said.dtype) && said.is_reduction();
+        transfer = {said, nullptr, nullptr, sends, expects};
+        transfer.said.dtype = widens_ ? DType::f32 : said.dtype;
+        if (said.has_counts) { // the caller's tables go
+            send_sizes_.resize(request_size);
+            expected_sizes_.resize(request_size);
+            sends.copy_to(std::span{send_sizes_});
+            expects.copy_to(std::span{expected_sizes_});
+            transfer.sends = PartSizes::of(send_sizes_);
+            transfer.expects = PartSizes::of(expected_sizes_);
+        }
+        bool const is_one = is_one_buffer(said.collective) && in.data == out.data;
+        // Where one buffer is a part of the other, the smaller one is not given to MPI.
+        bool const has_part = !is_one && overlap(in, out);
+        bool const keeps_in = !widens_ && memory.has(in) &&
+                              (is_one || !is_scaled(said.collective)) &&
+                              !(has_part && in.count <= out.count);
+        bool const keeps_out = !widens_ && memory.has(out) && !(has_part && out.count < in.count);
+        if (out.count != 0) {
+            transfer.out =
+                keeps_out ? static_cast<std::byte*>(out.data) : take(memory, out_, out.count);
+        }
+        if (in.count != 0) {
+            if (is_one) {
+                fill(in, transfer.out);
+                transfer.in = transfer.out;
+            } else if (keeps_in) {
+                transfer.in = static_cast<std::byte const*>(in.data);
+            } else {
+                std::byte* const copy = take(memory, in_, in.count);
+                fill(in, copy);
+                transfer.in = copy;
+            }
+        }
+        bool const is_source = said.collective == Collective::broadcast && in.count != 0;
+        result_ = keeps_out || is_source ? Buffer{} : out;
+    }
+    /// The same for a message.
+    void prepare_message(Buffer buffer, MpiMemory& memory) {
+        transfer = {};
+        transfer.said.dtype = buffer.dtype;
+        transfer.said.count = buffer.count;
+        widens_ = false;
+        bool const keeps = memory.has(buffer);
+        transfer.out = keeps || buffer.count == 0 ? static_cast<std::byte*>(buffer.data)
+                                                  : take(memory, out_, buffer.count);
+        if (is_send && !keeps) {
+            fill(buffer, transfer.out);
+        }
+        result_ = keeps || is_send ? Buffer{} : buffer;
+    }
+    /// Brings the result to the caller's buffer, and gives back what was taken.
+    void deliver(MpiMemory& memory) {
+        if (result_.count != 0) {
+            auto* const to = static_cast<std::byte*>(result_.data);
+            if (widens_) {
+                convert<Narrow>(result_.dtype, transfer.out, to, result_.count);
+            } else {
+                std::memcpy(to, transfer.out, result_.bytes());
+            }
+        }
+        tables.clear();
+        for (Block* const block : {&in_, &out_}) {
+            if (block->data != nullptr) {
+                memory.give_back(block->data, block->bytes);
+                *block = {};
+            }
+        }
+        state = State::complete;
+    }
+
+    std::size_t request_size = 0; ///< ranks
+
+private:
+    [[nodiscard]] static bool is_one_buffer(Collective collective) noexcept {
+        return collective == Collective::all_reduce ||
+               collective == Collective::scaled_all_reduce || collective == Collective::reduce ||
+               collective == Collective::broadcast;
+    }
+    [[nodiscard]] std::byte* take(MpiMemory& memory, Block& block, std::size_t count) const {
+        std::size_t const bytes = count * size_of(transfer.said.dtype);
+        block = {memory.take(bytes), bytes};
+        return block.data;
+    }
+    /// A factor is applied on the way. `to` may be the buffer itself.
+    void fill(ConstBuffer from, std::byte* to) const {
+        if (widens_) {
+            convert<Widen>(from.dtype, static_cast<std::byte const*>(from.data), to, from.count);
+            from = {to, from.count, DType::f32};
+        }
+        if (is_scaled(transfer.said.collective)) {
+            auto const view = [&](void const* data) {
+                return AnyView{const_cast<void*>(data), from.dtype, {from.count}, {1}};
+            };
+            scale_copy(view(from.data), transfer.said.factor, view(to));
+        } else if (from.data != to) {
+            std::memcpy(to, from.data, from.bytes());
+        }
+    }
+    template <template <class> class Conversion>
+    static void convert(DType dtype, std::byte const* from, std::byte* to, std::size_t count) {
+        InstructionSet const set = instruction_set();
+        auto* const function = dtype == DType::f16 ? conversion_function<Conversion<Half>>(set)
+                                                   : conversion_function<Conversion<BFloat16>>(set);
+        function(from, to, count);
+    }
+
+    Block in_;
+    Block out_;
+    Buffer result_{}; ///< where the result is copied to; empty: MPI has brought it there
+    bool widens_ = false;
+    std::vector<std::size_t> send_sizes_; ///< of a collective by counts
+    std::vector<std::size_t> expected_sizes_;
+};
+
+}}} // namespace joinable::v0::detail

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <utility>
+
+#include <joinable/communicator/mpi/detail/operation.hpp>
+#include <joinable/communicator/mpi/detail/rank.hpp>
+#include <joinable/detail/unwinding.hpp>
+
+namespace joinable { inline namespace v0 {
+
+/// A collective or a message of MPI. Destroyed unfinished it waits up to the deadline; while unwinding it
+/// aborts. When it is gone, nothing writes to this rank's buffer any more, unless that lies in an arena.
+/// The communicator is there for longer.
+class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] MpiWork {
+public:
+    MpiWork(MpiWork&& other) noexcept
+        : rank_{std::exchange(other.rank_, nullptr)}, operation_{other.operation_},
+          unwinding_{other.unwinding_} {}
+    MpiWork& operator=(MpiWork&&) = delete;
+
+    ~MpiWork() {
+        if (rank_ == nullptr) {
+            return;
+        }
+        try {
+            if (operation_->state < detail::MpiOperation::State::complete) {
+                if (unwinding_.has_begun()) {
+                    rank_->abort_for_exception(
+                        operation_->is_message() ? "a message" : "a collective"
+                    );
+                }
+                wait();
+            }
+        } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all have heard
+        }
+        rank_->release(*operation_);
+    }
+
+    /// Blocks until this rank's buffers are final. Waiting again returns at once, or throws again.
+    /// @throws Mismatch  ranks said different things, where they compare that; no data moved.
+    /// @throws TimedOut, PeerFailed, CommunicationError, ...  what the communicator was aborted with, at
+    ///         once, unless this rank's part was complete before.
+    void wait() { rank_->finish(*operation_); }
+    /// Makes progress; true once wait() would return at once. @throws as wait() does; TimedOut, while
+    /// some rank has not arrived, once the time between tests of this work, each gap counted as at
+    /// most 10 ms, adds up to the deadline, and the ranks have had 2 s to answer.
+    [[nodiscard]] bool test() { return rank_->test(*operation_); }
+    /// The same without that deadline, for a rank that waits in the end.
+    [[nodiscard]] bool progress() { return rank_->progress(*operation_); }
+
+private:
+    friend class MpiCommunicator;
+    MpiWork(detail::MpiRank& rank, detail::MpiOperation& operation) noexcept
+        : rank_{&rank}, operation_{&operation} {}
+
+    detail::MpiRank* rank_;
+    detail::MpiOperation* operation_;
+    detail::Unwinding unwinding_;
+};
+
+}} // namespace joinable::v0

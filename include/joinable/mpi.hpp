@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+/// @file
+/// Ranks of MPI, on any number of machines. Needs an MPI of version 3 or later, such as Open MPI or
+/// MPICH: link joinable::mpi, or compile with mpicxx.
+
+#include <joinable/communicator/mpi/communicator.hpp>
+#include <joinable/communicator/mpi/options.hpp>
+#include <joinable/communicator/mpi/work.hpp>

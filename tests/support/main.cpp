@@ -2,31 +2,4 @@
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
-#include <support/failed_checks.hpp>
-
-namespace {
-
-/// Counts failed assertions where a test can see it.
-struct CountFailedChecks : doctest::IReporter {
-    explicit CountFailedChecks(doctest::ContextOptions const&) {}
-    void report_query(doctest::QueryData const&) override {}
-    void test_run_start() override {}
-    void test_run_end(doctest::TestRunStats const&) override {}
-    void test_case_start(doctest::TestCaseData const&) override {}
-    void test_case_reenter(doctest::TestCaseData const&) override {}
-    void test_case_end(doctest::CurrentTestCaseStats const&) override {}
-    void test_case_exception(doctest::TestCaseException const&) override {}
-    void subcase_start(doctest::SubcaseSignature const&) override {}
-    void subcase_end() override {}
-    void log_assert(doctest::AssertData const& data) override {
-        joinable_tests::failed_checks += data.m_failed ? 1 : 0;
-    }
-    void log_message(doctest::MessageData const& data) override {
-        joinable_tests::failed_checks += data.m_severity == doctest::assertType::is_warn ? 0 : 1;
-    }
-    void test_case_skipped(doctest::TestCaseData const&) override {}
-};
-
-DOCTEST_REGISTER_LISTENER("failed checks", 1, CountFailedChecks);
-
-} // namespace
+#include <support/count_failed_checks.hpp>

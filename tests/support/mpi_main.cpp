@@ -2,17 +2,58 @@
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
+#include <cstddef>
+
 #include <mpi.h>
 #include <support/count_failed_checks.hpp>
+#include <support/shared.hpp>
+
+namespace {
+
+/// Memory of all processes, for Shared: they run the same tests, so each takes the same pieces in the same
+/// order. A piece is used again long after all have read it.
+class WorldMemory {
+public:
+    static void begin() {
+        int rank = 0;
+        MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+        MPI_Win_allocate_shared(
+            rank == 0 ? bytes : 0, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &start, &window
+        );
+        MPI_Aint size = 0;
+        int unit = 0;
+        MPI_Win_shared_query(window, 0, &size, &unit, &start);
+        joinable_tests::shared_pages = {&take, [](void*, std::size_t) {}};
+    }
+    static void end() { MPI_Win_free(&window); }
+
+private:
+    static void* take(std::size_t size) {
+        std::size_t const rounded = (size + 63) / 64 * 64;
+        taken = taken + rounded > bytes ? 0 : taken;
+        void* const piece = start + taken;
+        taken += rounded;
+        return piece;
+    }
+
+    static constexpr std::size_t bytes = 1 << 20;
+    static inline std::byte* start = nullptr;
+    static inline std::size_t taken = 0;
+    static inline MPI_Win window = MPI_WIN_NULL;
+};
+
+} // namespace
 
 /// Every process that mpirun has started runs the same tests in the same order. What fails in one of them
 /// fails the program.
 int main(int count, char** arguments) {
     int level = MPI_THREAD_SINGLE;
     MPI_Init_thread(&count, &arguments, MPI_THREAD_MULTIPLE, &level);
+    WorldMemory::begin();
     int result = doctest::Context{count, arguments}.run();
     int worst = 1;
     MPI_Allreduce(&result, &worst, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    WorldMemory::end();
     MPI_Finalize();
     return worst;
 }

@@ -1,11 +1,24 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <cstddef>
 #include <new>
 
 #include <sys/mman.h>
 
 namespace joinable_tests {
+
+/// Where Shared has its memory: pages that this process shares with those that it forks. A program whose
+/// ranks are not forked by its tests gives them other memory before the tests begin.
+struct SharedPages {
+    void* (*take)(std::size_t bytes) = [](std::size_t bytes) {
+        return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    };
+    void (*give_back)(void* pages, std::size_t bytes) = [](void* pages, std::size_t bytes) {
+        munmap(pages, bytes);
+    };
+};
+inline SharedPages shared_pages;
 
 /// A `T` that process ranks share with this process, and thread ranks anyway.
 template <class T>
@@ -13,10 +26,8 @@ class Shared {
 public:
     template <class... Arguments>
     explicit Shared(Arguments const&... arguments)
-        : value_{::new(
-              mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)
-          ) T{arguments...}} {}
-    ~Shared() { munmap(value_, sizeof(T)); }
+        : value_{::new(shared_pages.take(sizeof(T))) T{arguments...}} {}
+    ~Shared() { shared_pages.give_back(value_, sizeof(T)); }
     Shared(Shared const&) = delete;
     Shared& operator=(Shared const&) = delete;
     T& operator*() const { return *value_; }

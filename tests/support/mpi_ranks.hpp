@@ -9,6 +9,7 @@
 #include <exception>
 #include <functional>
 #include <initializer_list>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -77,8 +78,20 @@ struct MpiOutcome {
 /// Runs `body(group)` in the first `size` processes for each of these sizes, one after another, with a
 /// communicator of MPI for them; sizes above the world are left out. All processes call it. If a body
 /// throws, all throw PeerFailed, as the parent of process ranks does.
+/// Inside a body there are groups of one alone.
 inline void
 run_mpi_groups(std::initializer_list<int> sizes, std::function<void(MPI_Comm)> const& body) {
+    static bool is_inside = false;
+    if (is_inside) {
+        for (int const size : sizes) {
+            if (size != 1) {
+                throw std::logic_error{"inside a group of MPI ranks a test has groups of one alone"
+                };
+            }
+            body(MPI_COMM_SELF);
+        }
+        return;
+    }
     for (int const size : sizes) {
         if (size > mpi_world_size()) {
             continue;
@@ -89,11 +102,13 @@ run_mpi_groups(std::initializer_list<int> sizes, std::function<void(MPI_Comm)> c
         MPI_Comm_split(MPI_COMM_WORLD, is_in ? 0 : MPI_UNDEFINED, mpi_world_rank(), &group);
         std::exception_ptr error;
         if (is_in) {
+            is_inside = true;
             try {
                 body(group);
             } catch (...) {
                 error = std::current_exception();
             }
+            is_inside = false;
             MPI_Comm_free(&group);
         }
         auto const all = meet_mpi_world(mpi_outcome(error));

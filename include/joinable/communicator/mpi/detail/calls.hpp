@@ -15,6 +15,12 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// Whether its result is where its input was.
+[[nodiscard]] inline bool is_one_buffer(Collective collective) noexcept {
+    return collective == Collective::all_reduce || collective == Collective::scaled_all_reduce ||
+           collective == Collective::reduce || collective == Collective::broadcast;
+}
+
 /// A collective as MPI runs it: buffers and tables that stay until it is complete, and in which `in` is
 /// `out` or lies apart from it.
 struct MpiTransfer {

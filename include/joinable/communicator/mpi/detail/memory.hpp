@@ -55,7 +55,15 @@ public:
     }
 
     /// From here on nothing is freed: MPI may still write there.
-    void keep() noexcept { is_kept_ = true; }
+    void hold() noexcept { is_held_ = true; }
+    /// MPI is done with what was held.
+    void let_go() {
+        is_held_ = false;
+        for (void* const base : held_) {
+            check_mpi(MPI_Free_mem(base), "MPI_Free_mem");
+        }
+        held_.clear();
+    }
 
     /// Zeroed memory of MPI. The arena may outlive the rank, which shares this object with it.
     /// @throws std::bad_alloc  MPI has none.
@@ -78,6 +86,7 @@ public:
         try {
             owner = std::make_unique<std::shared_ptr<MpiMemory>>(memory);
             memory->arenas_.push_back({base, data, bytes});
+            memory->held_.reserve(memory->held_.size() + memory->arenas_.size());
         } catch (...) {
             static_cast<void>(MPI_Free_mem(base));
             throw;
@@ -109,14 +118,17 @@ private:
             });
         void* const base = found->base;
         memory.arenas_.erase(found);
-        if (!memory.is_kept_ && is_mpi_running()) {
+        if (memory.is_held_) {
+            memory.held_.push_back(base); // has room for all arenas
+        } else if (is_mpi_running()) {
             static_cast<void>(MPI_Free_mem(base));
         }
     }
 
     std::array<std::vector<std::byte*>, 65> free_; ///< by the logarithm of their size
     std::vector<Allocated> arenas_;
-    bool is_kept_ = false;
+    std::vector<void*> held_; ///< of arenas that are gone
+    bool is_held_ = false;
 };
 
 }}} // namespace joinable::v0::detail

@@ -137,11 +137,6 @@ struct MpiOperation {
     std::size_t request_size = 0; ///< ranks
 
 private:
-    [[nodiscard]] static bool is_one_buffer(Collective collective) noexcept {
-        return collective == Collective::all_reduce ||
-               collective == Collective::scaled_all_reduce || collective == Collective::reduce ||
-               collective == Collective::broadcast;
-    }
     [[nodiscard]] std::byte* take(MpiMemory& memory, Block& block, std::size_t count) const {
         std::size_t const bytes = count * size_of(transfer.said.dtype);
         block = {memory.take(bytes), bytes};

@@ -247,6 +247,7 @@ public:
                 return;
             }
             is_closed_ = true;
+            memory_->let_go();
             alarm_.close();
             check_mpi(MPI_Comm_free(&data_), "MPI_Comm_free");
         } catch (...) {
@@ -507,10 +508,13 @@ private:
     }
     /// What is open stays with MPI, but for receives.
     void lose() {
+        memory_->hold();
         for (MpiOperation* const operation : open_) {
             operation->state = MpiOperation::State::lost;
-            if (operation->is_message() && !operation->is_send) {
-                static_cast<void>(MPI_Cancel(&operation->tables.requests.front()));
+            auto& requests = operation->tables.requests;
+            if (operation->is_message() && !operation->is_send && !requests.empty() &&
+                requests.front() != MPI_REQUEST_NULL) {
+                static_cast<void>(MPI_Cancel(&requests.front()));
             }
         }
     }
@@ -701,28 +705,22 @@ private:
             });
         });
     }
-    /// Takes part in a collective of the others with zeros.
+    /// Takes part in a collective of the others with zeros. As all ranks do, it gives MPI one buffer where
+    /// that is both input and output: algorithms may depend on it.
     void shadow(Descriptor const& said) {
-        bool const is_small = said.collective == Collective::all_reduce ||
-                              said.collective == Collective::scaled_all_reduce ||
-                              said.collective == Collective::reduce ||
-                              said.collective == Collective::broadcast ||
-                              said.collective == Collective::barrier;
-        std::size_t const bytes = said.count * size_of(said.dtype) * (is_small ? 1 : index(size_));
+        bool const is_one =
+            is_one_buffer(said.collective) || said.collective == Collective::barrier;
+        std::size_t const bytes = said.count * size_of(said.dtype) * (is_one ? 1 : index(size_));
         MpiOperation& operation = next_operation();
-        operation.transfer = {
-            said,
-            zeros(bytes),
-            zeros(bytes),
-            PartSizes::equal(said.count),
-            PartSizes::equal(said.count)
-        };
+        std::byte* const in = zeros_.emplace_back(bytes).data();
+        std::byte* const out = is_one ? in : zeros_.emplace_back(bytes).data();
+        auto const parts = PartSizes::equal(said.count);
+        operation.transfer = {said, in, out, parts, parts};
         operation.number = posted_++;
         operation.state = MpiOperation::State::lost;
         open_.push_back(&operation);
         calls_.start(operation.transfer, operation.tables);
     }
-    [[nodiscard]] std::byte* zeros(std::size_t bytes) { return zeros_.emplace_back(bytes).data(); }
 
     void keep() noexcept;
 
@@ -756,7 +754,7 @@ inline std::vector<std::shared_ptr<MpiRank>>& kept_mpi_ranks() {
 }
 
 inline void MpiRank::keep() noexcept {
-    memory_->keep();
+    memory_->hold();
     try {
         kept_mpi_ranks().push_back(shared_from_this());
     } catch (...) {

@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: BSL-1.0
+// What ends ranks of MPI: a throw, a rank that leaves or never comes, and ranks that do different things.
+#include <joinable/communicator/mpi/communicator.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <support/mpi_ranks.hpp>
+#include <support/shared.hpp>
+
+#include <joinable/communicator/collectives.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::AbortReason;
+using joinable::DType;
+using joinable::FailureKind;
+using joinable::MpiCommunicator;
+using joinable::ReduceOp;
+using Clock = std::chrono::steady_clock;
+
+std::size_t kept() {
+    return joinable::detail::kept_mpi_ranks().size();
+}
+
+struct Injected : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+/// Three rounds of collectives, some in flight together, with a message around the ring. Calls step()
+/// before each.
+void run_rounds(MpiCommunicator& comm, std::function<void()> const& step) {
+    std::vector<float> small(3, 1);
+    std::vector<float> large(50'000, 1);
+    std::vector<float> all(3 * static_cast<std::size_t>(comm.size()));
+    std::vector<float> got(3);
+    for (int round = 0; round < 3; ++round) {
+        step();
+        auto first = joinable::all_reduce(comm, small);
+        step();
+        auto second = joinable::all_reduce(comm, large);
+        step();
+        auto third = joinable::all_gather(comm, std::vector<float>(3, 1), all);
+        step();
+        second.wait();
+        step();
+        first.wait();
+        third.wait();
+        step();
+        auto const sent = joinable::send(comm, small, (comm.rank() + 1) % comm.size());
+        joinable::receive(comm, got, (comm.rank() + comm.size() - 1) % comm.size()).wait();
+        step();
+        comm.barrier();
+    }
+}
+constexpr int steps = 21;
+
+TEST_CASE(
+    "a throw at any point of a rank is PeerFailed that names it on all others, within a moment"
+) {
+    for (int const world : {2, 3, 4, 8}) {
+        for (int culprit = 0; culprit < world; culprit += world == 8 ? 5 : 1) {
+            for (int point = 0; point < steps; ++point) {
+                CAPTURE(world);
+                CAPTURE(culprit);
+                CAPTURE(point);
+                run_mpi_groups({world}, [&](MPI_Comm group) {
+                    auto const start = Clock::now();
+                    std::vector<int> named;
+                    bool threw_own = false;
+                    int rank = -1;
+                    try {
+                        MpiCommunicator comm{group};
+                        rank = comm.rank();
+                        int step = 0;
+                        run_rounds(comm, [&] {
+                            if (comm.rank() == culprit && step++ == point) {
+                                throw Injected{"disk on fire"};
+                            }
+                        });
+                        comm.barrier();
+                    } catch (Injected const&) {
+                        threw_own = true;
+                    } catch (joinable::PeerFailed const& failure) {
+                        named = failure.ranks();
+                    }
+                    CHECK(threw_own == (rank == culprit));
+                    CHECK(named == (rank == culprit ? std::vector<int>{} : std::vector{culprit}));
+                    CHECK(Clock::now() - start < std::chrono::seconds{20});
+                });
+            }
+        }
+    }
+}
+
+TEST_CASE(
+    "an abort is thrown by all, in what waits and in what comes after, and by groups split off"
+) {
+    run_mpi_groups({2, 3, 4, 8}, [](MPI_Comm group) {
+        MpiCommunicator comm{group};
+        auto pair = comm.split(comm.rank() / 2, 0);
+        AbortReason const reason{FailureKind::mismatch, {1}, "a reason " + std::string(5000, 'x')};
+        float x = 1;
+        auto const expect = [&](auto const& call) {
+            try {
+                call();
+                CHECK(false);
+            } catch (joinable::Mismatch const& failure) {
+                CHECK(failure.ranks() == std::vector{1});
+                CHECK(std::string{failure.what()}.substr(0, 12) == "a reason xxx");
+                CHECK(std::string{failure.what()}.size() < 4000);
+            }
+        };
+        {
+            auto work = comm.all_reduce({&x, 1, DType::f32}, ReduceOp::sum);
+            work.wait();
+            MPI_Barrier(group); // or the abort may come first
+            if (comm.rank() == 1) {
+                comm.abort(reason);
+                comm.abort({FailureKind::contract, {}, "the second does not count"});
+                CHECK(comm.is_aborted());
+            } else {
+                expect([&] { comm.barrier(); });
+            }
+            work.wait(); // what was complete stays so
+        }
+        expect([&] { comm.barrier(); });
+        expect([&] { (void)comm.all_reduce({&x, 1, DType::f32}, ReduceOp::sum); });
+        expect([&] { pair.barrier(); });
+    });
+}
+
+TEST_CASE("an abort of a group does not reach the one that it was split from") {
+    run_mpi_ranks({2, 3, 4, 8}, [](MpiCommunicator& comm) {
+        {
+            auto group = comm.split(0, 0);
+            if (group.rank() == 0) {
+                group.abort({FailureKind::communication, {}, "over"});
+            }
+            CHECK_THROWS_AS(group.barrier(), joinable::CommunicationError);
+        }
+        std::vector<int> ones{1};
+        joinable::all_reduce(comm, ones).wait();
+        CHECK(ones[0] == comm.size());
+    });
+}
+
+TEST_CASE("what an abort has cut off is completed for each other, so that MPI keeps nothing") {
+    run_mpi_groups({2, 3, 4, 8}, [](MPI_Comm group) {
+        std::size_t const before = kept();
+        {
+            MpiCommunicator comm{group};
+            auto arena = comm.allocate(1000 * sizeof(float));
+            joinable::Buffer const buffer{arena.data(), 1000, DType::f32};
+            std::vector<float> more(100'000);
+            try {
+                if (comm.rank() != 1) {
+                    auto first = comm.all_reduce(buffer, ReduceOp::sum);
+                    auto second = joinable::all_reduce(comm, more);
+                    if (comm.rank() == 0) {
+                        auto third = joinable::broadcast(comm, more, 1);
+                        third.wait();
+                    }
+                    first.wait();
+                    CHECK(false);
+                } else {
+                    comm.abort({FailureKind::peer_failed, {1}, "enough"});
+                }
+            } catch (joinable::PeerFailed const& failure) {
+                CHECK(failure.rank() == 1);
+            }
+        }
+        CHECK(kept() == before);
+    });
+}
+
+TEST_CASE("where a rank is gone, the others keep what MPI has, and end at once") {
+    run_mpi_groups({2, 3, 4, 8}, [](MPI_Comm group) {
+        std::size_t const before = kept();
+        auto const start = Clock::now();
+        try {
+            MpiCommunicator comm{group};
+            if (comm.rank() == 0) {
+                throw Injected{"disk on fire"};
+            }
+            CHECK_THROWS_AS(comm.barrier(), joinable::PeerFailed);
+        } catch (Injected const&) {
+        }
+        CHECK(kept() == before + 1);
+        CHECK(Clock::now() - start < std::chrono::seconds{10});
+    });
+}
+
+TEST_CASE("a rank that leaves while others wait for it is PeerFailed at once") {
+    run_mpi_groups({2, 3, 4, 8}, [](MPI_Comm group) {
+        MpiCommunicator comm{group};
+        comm.barrier();
+        if (comm.rank() == 1) {
+            return;
+        }
+        try {
+            comm.barrier();
+            CHECK(false);
+        } catch (joinable::PeerFailed const& failure) {
+            CHECK(failure.rank() == 1);
+        }
+    });
+    run_mpi_groups({2, 3, 4}, [](MPI_Comm group) { // the same in a message
+        MpiCommunicator comm{group};
+        int x = 0;
+        if (comm.rank() == 0) {
+            comm.send({&x, 1, DType::i32}, 1).wait();
+        } else if (comm.rank() == 1) {
+            comm.receive({&x, 1, DType::i32}, 0).wait();
+            CHECK_THROWS_AS(comm.receive({&x, 1, DType::i32}, 0).wait(), joinable::PeerFailed);
+        } else {
+            CHECK_THROWS_AS(comm.barrier(), joinable::PeerFailed);
+        }
+    });
+}
+
+TEST_CASE("a rank that does not come is named after the deadline, by waits and by tests") {
+    for (bool const tests : {false, true}) {
+        run_mpi_groups({2, 3, 4}, [&](MPI_Comm group) {
+            MpiCommunicator comm{group, {.deadline = std::chrono::milliseconds{300}}};
+            if (comm.rank() == comm.size() - 1) {
+                while (!comm.is_aborted()) { // it hears, but posts nothing
+                    std::this_thread::sleep_for(std::chrono::milliseconds{1});
+                }
+                return;
+            }
+            int x = 1;
+            auto work = comm.all_reduce({&x, 1, DType::i32}, ReduceOp::sum);
+            CHECK(comm.missing_ranks() == std::vector{comm.size() - 1});
+            auto const start = Clock::now();
+            try {
+                if (tests) {
+                    while (!work.test()) {
+                        std::this_thread::yield();
+                    }
+                } else {
+                    work.wait();
+                }
+                CHECK(false);
+            } catch (joinable::TimedOut const& failure) {
+                CHECK(failure.missing() == std::vector{comm.size() - 1});
+            }
+            CHECK(Clock::now() - start < std::chrono::seconds{10});
+        });
+    }
+}
+
+TEST_CASE("ranks wait for one that says that it is at work") {
+    run_mpi_groups({2, 3, 4}, [](MPI_Comm group) {
+        MpiCommunicator comm{group, {.deadline = std::chrono::milliseconds{400}}};
+        if (comm.rank() == 0) {
+            auto const end = Clock::now() + std::chrono::milliseconds{1200};
+            while (Clock::now() < end) {
+                comm.keep_alive();
+                std::this_thread::sleep_for(std::chrono::milliseconds{50});
+            }
+        }
+        int x = 1;
+        CHECK_NOTHROW(comm.all_reduce({&x, 1, DType::i32}, ReduceOp::sum).wait());
+        CHECK(x == comm.size());
+        comm.set_deadline(std::chrono::seconds{20});
+        comm.barrier();
+    });
+}
+
+TEST_CASE(
+    "ranks that say different things throw the same Mismatch before data moves, where they compare it"
+) {
+    joinable::MpiOptions const options{.deadline = std::chrono::seconds{20}, .check = true};
+    run_mpi_groups({2, 3, 4, 8}, [&](MPI_Comm group) {
+        MpiCommunicator comm{group, options};
+        std::vector<float> x(10, 1);
+        auto const differs = static_cast<std::size_t>(comm.rank() == 1 ? 9 : 10);
+        try {
+            comm.all_reduce({x.data(), differs, DType::f32}, ReduceOp::sum).wait();
+            CHECK(false);
+        } catch (joinable::Mismatch const& failure) {
+            CHECK(failure.ranks() == std::vector{1});
+            CHECK(
+                std::string{failure.what()} ==
+                "ranks run different collectives: rank 0 all_reduce of 10 f32 with sum, rank 1 "
+                "all_reduce of 9 f32 with sum"
+            );
+        }
+        CHECK(x == std::vector<float>(10, 1));
+    });
+    run_mpi_groups({2, 3, 4, 8}, [&](MPI_Comm group) {
+        MpiCommunicator comm{group, options};
+        auto const size = static_cast<std::size_t>(comm.size());
+        std::vector<std::size_t> counts(size, 2);
+        if (comm.rank() == 1) {
+            counts[0] = 3;
+        }
+        std::vector<float> in(2);
+        std::vector<float> out(2 * size + (comm.rank() == 1 ? 1 : 0));
+        CHECK_THROWS_WITH_AS(
+            joinable::all_gather(comm, in, out, counts).wait(),
+            "counts differ in all_gather by counts of f32: rank 0 has 2 elements for rank 1, which "
+            "expects 3",
+            joinable::Mismatch
+        );
+    });
+}
+
+TEST_CASE("a message of another size than expected is Mismatch") {
+    for (std::size_t const sent : {1U, 5U}) {
+        run_mpi_groups({2, 3}, [&](MPI_Comm group) {
+            MpiCommunicator comm{group, {.deadline = std::chrono::seconds{20}}};
+            std::vector<int> x(5);
+            if (comm.rank() == 0) {
+                comm.send({x.data(), sent, DType::i32}, 1).wait();
+                CHECK_THROWS_AS(comm.barrier(), joinable::Mismatch);
+            } else if (comm.rank() == 1) {
+                CHECK_THROWS_AS(
+                    comm.receive({x.data(), 3, DType::i32}, 0).wait(), joinable::Mismatch
+                );
+            } else {
+                CHECK_THROWS_AS(comm.barrier(), joinable::Mismatch);
+            }
+        });
+    }
+}
+
+TEST_CASE("ranks that are not all there end at the deadline of the constructor") {
+    run_mpi_groups({2, 3}, [](MPI_Comm group) {
+        MPI_Comm own = MPI_COMM_NULL;
+        MPI_Comm_dup(group, &own); // in which a barrier stays open
+        int rank = 0;
+        MPI_Comm_rank(group, &rank);
+        if (rank != 0) {
+            auto const make = [&] {
+                MpiCommunicator comm{own, {.deadline = std::chrono::milliseconds{200}}};
+            };
+            CHECK_THROWS_AS(make(), joinable::TimedOut);
+        }
+    });
+}
+
+TEST_CASE("an exception of one rank reaches the others while a work is destroyed") {
+    run_mpi_groups({2, 4}, [](MPI_Comm group) {
+        bool threw_own = false;
+        try {
+            MpiCommunicator comm{group, {.deadline = std::chrono::seconds{20}}};
+            std::vector<float> x(1000);
+            auto const work = joinable::all_reduce(comm, x);
+            if (comm.rank() == 1) {
+                throw Injected{"disk on fire"};
+            }
+            CHECK_THROWS_AS(comm.barrier(), joinable::PeerFailed);
+        } catch (Injected const&) {
+            threw_own = true;
+        }
+        int rank = 0;
+        MPI_Comm_rank(group, &rank);
+        CHECK(threw_own == (rank == 1));
+    });
+}
+
+} // namespace

@@ -52,7 +52,8 @@ namespace joinable { inline namespace v0 {
 /// All members that take buffers throw ContractViolation before any data moves when counts or dtypes do
 /// not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit by bit. Buffers
 /// are the caller's until the work has been waited for; spans of counts are copied. Errors of MPI in
-/// here are CommunicationError, with MPI's text. One thread at a time uses an object; where several use
+/// here are CommunicationError, with MPI's text. MPICH raises those of a wait at MPI_COMM_WORLD, which
+/// ends the job unless the program has given that MPI_ERRORS_RETURN. One thread at a time uses an object; where several use
 /// objects of this process, or MPI, it must have been started with MPI_THREAD_MULTIPLE.
 class MpiCommunicator : public detail::Collectives<MpiCommunicator, MpiWork> {
 public:

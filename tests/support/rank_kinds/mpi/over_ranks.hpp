@@ -14,6 +14,7 @@ namespace joinable_tests {
 
 using RankCommunicator = joinable::MpiCommunicator;
 inline constexpr bool ranks_share_memory = false;
+inline constexpr bool sums_in_rank_order = false;
 
 /// Runs `body(comm)` over groups of these sizes, one after another. What a body throws is PeerFailed.
 inline void

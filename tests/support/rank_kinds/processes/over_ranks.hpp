@@ -15,6 +15,7 @@ namespace joinable_tests {
 
 using RankCommunicator = joinable::ProcessCommunicator;
 inline constexpr bool ranks_share_memory = false;
+inline constexpr bool sums_in_rank_order = true;
 
 /// Runs `body(comm)` over groups of these sizes, one after another. A CHECK that fails in one of them
 /// fails here.

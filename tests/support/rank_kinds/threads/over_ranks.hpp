@@ -19,6 +19,8 @@ using RankCommunicator = joinable::ThreadCommunicator;
 /// Whether a body may write to variables of its test. Where ranks are processes, tests whose bodies do are
 /// skipped: only what is Shared, and failed checks, come back from there.
 inline constexpr bool ranks_share_memory = true;
+/// Whether sums have the bits of a sum in rank order. Tests that compare them with such sums are skipped elsewhere.
+inline constexpr bool sums_in_rank_order = true;
 
 /// Runs `body(comm)` over groups of these sizes, one after another. What a body throws is rethrown.
 inline void

@@ -5,14 +5,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <deque>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -24,38 +21,17 @@
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/mpi/detail/alarm.hpp>
 #include <joinable/communicator/mpi/detail/calls.hpp>
+#include <joinable/communicator/mpi/detail/check.hpp>
 #include <joinable/communicator/mpi/detail/memory.hpp>
 #include <joinable/communicator/mpi/detail/operation.hpp>
+#include <joinable/communicator/mpi/detail/pause.hpp>
+#include <joinable/communicator/mpi/detail/peers.hpp>
 #include <joinable/communicator/mpi/options.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
-
-/// How long a rank waits for answers, for its last words to be taken, and for what others complete for it.
-inline constexpr std::chrono::seconds mpi_patience{2};
-
-/// Between two looks of a wait: at first it only yields, because the others may need this core.
-class MpiPause {
-public:
-    void operator()() {
-        if (turn_ < spins) {
-            ++turn_;
-        } else if (auto const now = std::chrono::steady_clock::now(); now < sleeps_at_) {
-            std::this_thread::yield();
-        } else if (sleeps_at_ == std::chrono::steady_clock::time_point{}) {
-            sleeps_at_ = now + std::chrono::milliseconds{10};
-        } else {
-            std::this_thread::sleep_for(std::chrono::microseconds{50});
-        }
-    }
-
-private:
-    static constexpr int spins = 20;
-    int turn_ = 0;
-    std::chrono::steady_clock::time_point sleeps_at_{};
-};
 
 /// One rank of an MPI communicator: what it has posted, what it hears from the others, and how it ends.
 /// It lives on until the process ends where MPI may still use its memory: keep().
@@ -72,8 +48,7 @@ public:
         std::shared_ptr<MpiRank> parent
     )
         : data_{data}, rank_{rank}, size_{size}, options_{options}, limits_{limits},
-          calls_{data, rank, size, limits}, alarm_{alarm, rank, size}, parent_{std::move(parent)},
-          others_(static_cast<std::size_t>(size)) {}
+          calls_{data, rank, size, limits}, peers_{alarm, rank, size}, parent_{std::move(parent)} {}
     MpiRank(MpiRank const&) = delete;
     MpiRank& operator=(MpiRank const&) = delete;
 
@@ -97,7 +72,7 @@ public:
         open_.push_back(&operation);
         if (options_.check) {
             operation.state = MpiOperation::State::checking;
-            require([&] { say(operation); });
+            require([&] { gather_said(operation, size_, peers_.comm()); });
         } else {
             operation.state = MpiOperation::State::under_way;
             require([&] { calls_.start(operation.transfer, operation.tables); });
@@ -110,8 +85,7 @@ public:
         operation.is_send = is_send;
         operation.peer = peer;
         operation.tag = tag;
-        Other& other = others_[index(peer)];
-        operation.number = is_send ? other.sent++ : other.received++;
+        operation.number = peers_.count_message(peer, is_send);
         operation.prepare_message(buffer, *memory_);
         operation.state = MpiOperation::State::under_way;
         open_.push_back(&operation);
@@ -149,7 +123,9 @@ public:
                 return true;
             }
             poll();
-            require_peers(operation);
+            if (auto const rank = peers_.deserter(operation); rank && !failure_) {
+                fail(reason_of_leaving(*rank));
+            }
         }
         throw_if_aborted();
         return false;
@@ -172,12 +148,12 @@ public:
             return {};
         }
         MpiOperation& operation = **oldest;
-        ask(operation);
-        for (MpiPause pause; !is_answered() && !failure_; pause()) {
+        peers_.ask(operation);
+        for (MpiPause pause; !peers_.has_answers() && !failure_; pause()) {
             poll();
         }
-        asked_for_ = nullptr;
-        return failure_ || advance(operation) ? std::vector<int>{} : missing(operation);
+        std::vector<int> missing = peers_.missing(operation);
+        return failure_ || advance(operation) ? std::vector<int>{} : missing;
     }
 
     // -- the end ----------------------------------------------------------------------------------
@@ -187,8 +163,8 @@ public:
         if (!failure_) {
             failure_ = sendable(reason, size_);
             lose();
-            alarm_.tell_all(MpiWord::abort, packed(*failure_, size_));
-            static_cast<void>(alarm_.has_sent());
+            peers_.tell_all(MpiWord::abort, packed(*failure_, size_));
+            static_cast<void>(peers_.has_sent());
         }
     }
     void abort_for_exception(std::string const& what) {
@@ -212,7 +188,7 @@ public:
     }
     void keep_alive() {
         if (!failure_) {
-            alarm_.tell_all(MpiWord::keep_alive);
+            peers_.tell_all(MpiWord::keep_alive);
         }
     }
     /// Runs f(). What MPI refuses ends all ranks.
@@ -240,15 +216,13 @@ public:
             bool const is_staying = !is_unwinding && can_leave();
             say_last_word(is_staying);
             if (!is_staying || !hear_last_words() || !drain()) {
-                wait_for([&] { return alarm_.has_sent(); });
-                is_closed_ = true;
+                wait_for_a_moment([&] { return peers_.has_sent(); });
                 keep();
-                alarm_.stop_listening();
+                peers_.stop_listening();
                 return;
             }
-            is_closed_ = true;
             memory_->let_go();
-            alarm_.close();
+            peers_.close();
             check_mpi(MPI_Comm_free(&data_), "MPI_Comm_free");
         } catch (...) {
             keep();
@@ -256,18 +230,6 @@ public:
     }
 
 private:
-    using Clock = std::chrono::steady_clock;
-
-    /// What this rank knows of another one.
-    struct Other {
-        std::uint64_t posted = 0; ///< collectives, by its last answer
-        bool has_answered = false;
-        Clock::time_point alive_at{}; ///< its last sign; none yet: the clock's epoch
-        std::optional<MpiLeave> left;
-        std::uint64_t sent = 0; ///< messages from here to there
-        std::uint64_t received = 0;
-    };
-
     [[nodiscard]] static std::size_t index(int rank) noexcept {
         return static_cast<std::size_t>(rank);
     }
@@ -312,26 +274,6 @@ private:
                 "MPI_Irecv"
             );
         }
-    }
-    /// Tells the others what this rank is about to do.
-    void say(MpiOperation& operation) {
-        auto const& said = operation.transfer.said;
-        operation.words.assign(3 * (index(size_) + 1), 0);
-        operation.words[0] = said.word();
-        operation.words[1] = said.count;
-        operation.words[2] = said.has_counts ? 1 : 0;
-        gather_words(operation, 3, alarm_.comm());
-    }
-    /// Of each rank the first `count` words, behind them in rank order.
-    void gather_words(MpiOperation& operation, int count, MPI_Comm comm) {
-        std::uint64_t* const words = operation.words.data();
-        MPI_Request& request = operation.tables.requests.emplace_back(MPI_REQUEST_NULL);
-        check_mpi(
-            MPI_Iallgather(
-                words, count, MPI_UINT64_T, words + count, count, MPI_UINT64_T, comm, &request
-            ),
-            "MPI_Iallgather"
-        );
     }
     [[nodiscard]] static bool has_ended(MpiTables& tables) {
         int is_done = 0;
@@ -416,46 +358,19 @@ private:
             return false;
         }
         operation.tables.requests.clear();
-        auto const& transfer = operation.transfer;
-        if (operation.state == MpiOperation::State::checking) {
-            require_agreement([&] {
-                return find_difference(size_, [&](int rank) {
-                    auto const* const said = &operation.words[3 * (index(rank) + 1)];
-                    return Descriptor::of_word(said[0], said[1], said[2] != 0);
-                });
-            });
-            if (transfer.said.has_counts) {
-                operation.words.assign(2 * index(size_) * (index(size_) + 1), 0);
-                for (int rank = 0; rank < size_; ++rank) {
-                    operation.words[index(rank)] = transfer.sends[rank];
-                    operation.words[index(size_ + rank)] = transfer.expects[rank];
-                }
-                operation.state = MpiOperation::State::checking_counts;
-                require([&] { gather_words(operation, 2 * size_, data_); });
-                return false;
-            }
-        } else {
-            require_agreement([&] {
-                auto const count = [&](int of, int offset) {
-                    return operation.words[index(2 * size_ * (of + 1) + offset)];
-                };
-                return find_difference_of_counts(
-                    size_,
-                    transfer.said,
-                    [&](int from, int to) { return count(from, to); },
-                    [&](int from, int to) { return count(to, size_ + from); }
-                );
-            });
-        }
-        operation.state = MpiOperation::State::under_way;
-        require([&] { calls_.start(transfer, operation.tables); });
-        return true;
-    }
-    template <class Find>
-    void require_agreement(Find const& find) {
-        if (auto const reason = find()) {
+        bool const has_tables = operation.state == MpiOperation::State::checking_counts;
+        if (auto const reason = has_tables ? difference_of_tables(operation, size_)
+                                           : difference_of_said(operation, size_)) {
             fail(*reason);
         }
+        if (operation.transfer.said.has_counts && !has_tables) {
+            operation.state = MpiOperation::State::checking_counts;
+            require([&] { gather_tables(operation, size_, data_); });
+            return false;
+        }
+        operation.state = MpiOperation::State::under_way;
+        require([&] { calls_.start(operation.transfer, operation.tables); });
+        return true;
     }
 
     // -- what the others say ----------------------------------------------------------------------
@@ -468,37 +383,7 @@ private:
                 take_over(*parent_->failure_);
             }
         }
-        if (!is_closed_) {
-            alarm_.poll([this](MpiWord word, int from, std::span<std::byte const> body) {
-                take(word, others_[index(from)], from, body);
-            });
-        }
-    }
-    void take(MpiWord word, Other& other, int from, std::span<std::byte const> body) {
-        switch (word) {
-        case MpiWord::abort: take_over(unpacked_reason(body, size_)); break;
-        case MpiWord::leave:
-            other.left = MpiLeave::unpacked(body);
-            other.posted = other.left->posted;
-            has_any_left_ = true;
-            break;
-        case MpiWord::gone:
-            other.left = MpiLeave{};
-            other.left->is_gone = true;
-            has_any_left_ = true;
-            break;
-        case MpiWord::keep_alive: other.alive_at = Clock::now(); break;
-        case MpiWord::question:
-            if (!failure_ && !has_said_last_word_) {
-                std::uint64_t const posted = posted_;
-                alarm_.tell(from, MpiWord::answer, std::as_bytes(std::span{&posted, 1}));
-            }
-            break;
-        case MpiWord::answer:
-            std::memcpy(&other.posted, body.data(), sizeof other.posted);
-            other.has_answered = true;
-            break;
-        }
+        peers_.poll(posted_, !failure_, [this](AbortReason const& reason) { take_over(reason); });
     }
     void take_over(AbortReason const& reason) {
         if (!failure_) {
@@ -518,67 +403,14 @@ private:
             }
         }
     }
-    /// Of a rank that has left, nothing more comes.
-    void require_peers(MpiOperation const& operation) {
-        if (!has_any_left_ || failure_) {
-            return;
-        }
-        for (int rank = 0; rank < size_; ++rank) {
-            auto const& left = others_[index(rank)].left;
-            if (!left || (operation.is_message() && rank != operation.peer)) {
-                continue;
-            }
-            std::uint64_t const last = !operation.is_message() ? left->posted
-                                       : operation.is_send     ? left->received
-                                                               : left->sent;
-            if (operation.number >= last) {
-                fail(reason_of_leaving(rank));
-            }
-        }
-    }
-
-    // -- the deadline -----------------------------------------------------------------------------
-
-    void ask(MpiOperation const& operation) {
-        asked_for_ = &operation;
-        asked_at_ = Clock::now();
-        for (Other& other : others_) {
-            other.has_answered = false;
-        }
-        alarm_.tell_all(MpiWord::question);
-    }
-    [[nodiscard]] bool is_answered() const {
-        bool is_answered = true;
-        for (int rank = 0; rank < size_; ++rank) {
-            Other const& other = others_[index(rank)];
-            is_answered = is_answered && (rank == rank_ || other.has_answered || other.left);
-        }
-        return is_answered || Clock::now() - asked_at_ >= mpi_patience;
-    }
-    /// As far as ranks have answered.
-    [[nodiscard]] std::vector<int> missing(MpiOperation const& operation) const {
-        std::vector<int> ranks;
-        for (int rank = 0; rank < size_; ++rank) {
-            Other const& other = others_[index(rank)];
-            bool const is_here =
-                (other.has_answered || other.left) && other.posted > operation.number;
-            if (operation.is_message() ? rank == operation.peer : rank != rank_ && !is_here) {
-                ranks.push_back(rank);
-            }
-        }
-        return ranks;
-    }
     /// At the deadline: for how much longer to wait. Nothing: that is not known yet.
     /// @throws TimedOut
     [[nodiscard]] std::optional<std::chrono::nanoseconds> more_time(MpiOperation& operation) {
-        if (asked_for_ != &operation) {
-            ask(operation);
-        }
-        if (!is_answered()) {
+        peers_.ask(operation);
+        if (!peers_.has_answers()) {
             return std::nullopt;
         }
-        asked_for_ = nullptr;
-        std::vector<int> overdue = missing(operation);
+        std::vector<int> overdue = peers_.missing(operation);
         if (overdue.empty()) { // all have come, and MPI is at work
             if (std::exchange(operation.is_stalled, true)) {
                 fail(
@@ -595,12 +427,7 @@ private:
             }
             return options_.deadline;
         }
-        auto const now = Clock::now();
-        auto const left = take_ranks_at_work(overdue, options_.deadline, [&](int rank) {
-            auto const alive_at = others_[index(rank)].alive_at;
-            return alive_at == Clock::time_point{} ? options_.deadline
-                                                   : std::chrono::nanoseconds{now - alive_at};
-        });
+        auto const left = peers_.take_at_work(overdue, options_.deadline);
         if (!overdue.empty()) {
             fail(reason_of_delay(
                 overdue, "arrive", options_.deadline, rank_, "waits in " + operation.text()
@@ -611,17 +438,6 @@ private:
 
     // -- closing ----------------------------------------------------------------------------------
 
-    /// Polls until `is_so()`, for a moment. Whether it came to be.
-    template <class IsSo>
-    bool wait_for(IsSo const& is_so) {
-        auto const end = Clock::now() + mpi_patience;
-        for (MpiPause pause; !is_so(); pause()) {
-            if (Clock::now() >= end) {
-                return false;
-            }
-        }
-        return true;
-    }
     /// Whether the others can complete for this rank what is open here.
     [[nodiscard]] bool can_leave() const noexcept {
         return open_.size() <= MpiLeave::most_open && (open_.empty() || !options_.check) &&
@@ -630,76 +446,50 @@ private:
                });
     }
     void say_last_word(bool is_staying) {
-        MpiLeave& own = others_[index(rank_)].left.emplace();
-        own.is_gone = !is_staying;
-        own.posted = posted_;
+        MpiLeave leave{posted_, 0, 0, {}, !is_staying};
         for (MpiOperation const* const operation : open_) {
             auto const& said = operation->transfer.said;
             if (is_staying && !operation->is_message()) {
-                own.open.push_back(
+                leave.open.push_back(
                     {operation->number, said.word(), said.count, said.has_counts ? 1U : 0U}
                 );
             }
         }
-        for (int to = 0; to < size_; ++to) {
-            if (to == rank_) {
-                continue;
-            }
-            own.sent = others_[index(to)].sent;
-            own.received = others_[index(to)].received;
-            alarm_.tell(
-                to,
-                is_staying ? MpiWord::leave : MpiWord::gone,
-                is_staying ? own.packed() : std::vector<std::byte>{}
-            );
-        }
-        has_said_last_word_ = true;
+        peers_.say_last_word(std::move(leave));
     }
     /// Whether all ranks have left in time, and none of them is gone.
     [[nodiscard]] bool hear_last_words() {
         auto end = end_of_wait(options_.deadline);
         bool is_short = false;
-        auto const is_gone = [](Other const& other) { return other.left && other.left->is_gone; };
-        auto const has_left = [](Other const& other) { return other.left.has_value(); };
-        for (MpiPause pause; !std::all_of(others_.begin(), others_.end(), has_left); pause()) {
+        for (MpiPause pause; !peers_.have_all_left(); pause()) {
             poll();
+            auto const now = std::chrono::steady_clock::now();
             if (failure_ && !std::exchange(is_short, true)) {
-                end = (std::min)(end, Clock::now() + mpi_patience);
+                end = (std::min)(end, end_of_wait(mpi_patience, now));
             }
-            if (Clock::now() >= end || std::any_of(others_.begin(), others_.end(), is_gone)) {
+            if (now >= end || peers_.is_any_gone()) {
                 return false;
             }
         }
-        return std::none_of(others_.begin(), others_.end(), is_gone);
+        return !peers_.is_any_gone();
     }
-    /// Completes what is open on any rank: ranks that have not posted it do, with zeros. All ranks know
+    /// Completes what is open on any rank: ranks that have not posted it do, with zeros. All ranks have heard
     /// the same words, so all decide alike.
     [[nodiscard]] bool drain() {
-        std::uint64_t most = 0;
-        std::vector<MpiLeave::Open> open;
-        for (Other const& other : others_) {
-            most = (std::max)(most, other.left->posted);
-            open.insert(open.end(), other.left->open.begin(), other.left->open.end());
+        auto const open = peers_.open();
+        if (!open) {
+            return false;
         }
-        auto const by_number = [](auto const& a, auto const& b) { return a.number < b.number; };
-        std::sort(open.begin(), open.end(), by_number);
-        for (std::size_t i = 0; i < open.size(); ++i) {
-            bool const differs =
-                i != 0 && open[i].number == open[i - 1].number && open[i] != open[i - 1];
-            if (open[i].has_counts != 0 || differs) {
-                return false;
-            }
-        }
-        for (std::uint64_t number = posted_; number < most; ++number) {
-            auto const found = std::lower_bound(
-                open.begin(), open.end(), MpiLeave::Open{number, 0, 0, 0}, by_number
-            );
-            if (found == open.end() || found->number != number) {
+        for (std::uint64_t const most = peers_.most_posted(); posted_ < most;) {
+            auto const found = std::find_if(open->begin(), open->end(), [&](auto const& one) {
+                return one.number == posted_;
+            });
+            if (found == open->end()) {
                 return false;
             }
             shadow(Descriptor::of_word(found->word, found->count, false));
         }
-        return wait_for([&] {
+        return wait_for_a_moment([&] {
             return std::all_of(open_.begin(), open_.end(), [](MpiOperation* const operation) {
                 return has_ended(operation->tables);
             });
@@ -730,20 +520,14 @@ private:
     MpiOptions options_;
     MpiLimits limits_;
     MpiCalls calls_;
-    MpiAlarm alarm_;
+    MpiPeers peers_;
     std::shared_ptr<MpiRank> parent_;
     std::shared_ptr<MpiMemory> memory_ = std::make_shared<MpiMemory>();
-    std::vector<Other> others_;
     std::vector<std::unique_ptr<MpiOperation>> operations_;
     std::vector<MpiOperation*> free_;
     std::deque<MpiOperation*> open_; ///< in the order of their posts
     std::uint64_t posted_ = 0;       ///< collectives
     std::optional<AbortReason> failure_;
-    bool has_any_left_ = false;
-    bool has_said_last_word_ = false;
-    bool is_closed_ = false;
-    MpiOperation const* asked_for_ = nullptr; ///< about which the others were asked
-    Clock::time_point asked_at_{};
     std::deque<std::vector<std::byte>> zeros_; ///< of collectives that only the others wanted
 };
 

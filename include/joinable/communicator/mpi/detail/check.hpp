@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include <mpi.h>
+
+#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/reasons.hpp>
+#include <joinable/communicator/mpi/detail/api.hpp>
+#include <joinable/communicator/mpi/detail/operation.hpp>
+#include <joinable/error.hpp>
+
+/// @file
+/// What ranks compare before data moves, where they are asked to: first what all must say alike, then, in a
+/// collective by counts, their tables.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Gathers the first `count` words of each rank behind them, in rank order.
+inline void gather_words(MpiOperation& operation, int count, MPI_Comm comm) {
+    std::uint64_t* const words = operation.words.data();
+    MPI_Request& request = operation.tables.requests.emplace_back(MPI_REQUEST_NULL);
+    check_mpi(
+        MPI_Iallgather(
+            words, count, MPI_UINT64_T, words + count, count, MPI_UINT64_T, comm, &request
+        ),
+        "MPI_Iallgather"
+    );
+}
+
+inline constexpr int mpi_said_words = 3;
+
+inline void gather_said(MpiOperation& operation, int size, MPI_Comm comm) {
+    auto const& said = operation.transfer.said;
+    operation.words.assign(mpi_said_words * (static_cast<std::size_t>(size) + 1), 0);
+    operation.words[0] = said.word();
+    operation.words[1] = said.count;
+    operation.words[2] = said.has_counts ? 1 : 0;
+    gather_words(operation, mpi_said_words, comm);
+}
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_said(MpiOperation const& operation, int size) {
+    return find_difference(size, [&](int rank) {
+        auto const at = static_cast<std::size_t>(mpi_said_words * (rank + 1));
+        auto const* const said = &operation.words[at];
+        return Descriptor::of_word(said[0], said[1], said[2] != 0);
+    });
+}
+
+/// The tables of a rank: what it sends to each one, then what it expects of each one.
+inline void gather_tables(MpiOperation& operation, int size, MPI_Comm comm) {
+    auto const ranks = static_cast<std::size_t>(size);
+    operation.words.assign(2 * ranks * (ranks + 1), 0);
+    for (int rank = 0; rank < size; ++rank) {
+        operation.words[static_cast<std::size_t>(rank)] = operation.transfer.sends[rank];
+        operation.words[static_cast<std::size_t>(size + rank)] = operation.transfer.expects[rank];
+    }
+    gather_words(operation, 2 * size, comm);
+}
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_tables(MpiOperation const& operation, int size) {
+    auto const word = [&](int of, int place) {
+        return operation.words[static_cast<std::size_t>(2 * size * (of + 1) + place)];
+    };
+    return find_difference_of_counts(
+        size,
+        operation.transfer.said,
+        [&](int from, int to) { return word(from, to); },
+        [&](int from, int to) { return word(to, size + from); }
+    );
+}
+
+}}} // namespace joinable::v0::detail

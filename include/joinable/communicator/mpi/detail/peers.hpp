@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <mpi.h>
+
+#include <joinable/communicator/detail/deadline.hpp>
+#include <joinable/communicator/mpi/detail/alarm.hpp>
+#include <joinable/communicator/mpi/detail/operation.hpp>
+#include <joinable/communicator/mpi/detail/pause.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// What one rank knows of the others, and tells them, beside the data.
+class MpiPeers {
+public:
+    MpiPeers(MPI_Comm comm, int rank, int size)
+        : alarm_{comm, rank, size}, rank_{rank}, others_(static_cast<std::size_t>(size)) {}
+
+    [[nodiscard]] MPI_Comm comm() const noexcept { return alarm_.comm(); }
+    [[nodiscard]] int size() const noexcept { return static_cast<int>(others_.size()); }
+
+    void tell_all(MpiWord word, std::span<std::byte const> body = {}) {
+        alarm_.tell_all(word, body);
+    }
+    [[nodiscard]] bool has_sent() { return alarm_.has_sent(); }
+
+    /// Hears what has come, and answers, as long as `answers`, that this rank has posted `posted`
+    /// collectives. Calls end(reason) for the reason of an abort.
+    template <class End>
+    void poll(std::uint64_t posted, bool answers, End const& end) {
+        if (is_closed_) {
+            return;
+        }
+        alarm_.poll([&](MpiWord word, int from, std::span<std::byte const> body) {
+            Other& other = others_[index(from)];
+            switch (word) {
+            case MpiWord::abort: end(unpacked_reason(body, size())); break;
+            case MpiWord::leave: take_leave(other, MpiLeave::unpacked(body)); break;
+            case MpiWord::gone: take_leave(other, MpiLeave{0, 0, 0, {}, true}); break;
+            case MpiWord::keep_alive: other.alive_at = Clock::now(); break;
+            case MpiWord::question:
+                if (answers && !has_said_last_word_) {
+                    alarm_.tell(from, MpiWord::answer, std::as_bytes(std::span{&posted, 1}));
+                }
+                break;
+            case MpiWord::answer:
+                std::memcpy(&other.posted, body.data(), sizeof other.posted);
+                other.has_answered = true;
+                break;
+            }
+        });
+    }
+
+    /// The number of the next message to or from that rank.
+    [[nodiscard]] std::uint64_t count_message(int peer, bool is_send) noexcept {
+        Other& other = others_[index(peer)];
+        return is_send ? other.sent++ : other.received++;
+    }
+
+    /// A rank that has left without its part of the operation, if there is one.
+    [[nodiscard]] std::optional<int> deserter(MpiOperation const& operation) const noexcept {
+        for (int rank = 0; has_any_left_ && rank < size(); ++rank) {
+            auto const& left = others_[index(rank)].left;
+            if (!left || (operation.is_message() && rank != operation.peer)) {
+                continue;
+            }
+            std::uint64_t const last = !operation.is_message() ? left->posted
+                                       : operation.is_send     ? left->received
+                                                               : left->sent;
+            if (operation.number >= last) {
+                return rank;
+            }
+        }
+        return std::nullopt;
+    }
+
+    // -- the deadline -----------------------------------------------------------------------------
+
+    /// Asks the others what they have posted, unless that is under way for this operation.
+    void ask(MpiOperation const& operation) {
+        if (asked_for_ == &operation) {
+            return;
+        }
+        asked_for_ = &operation;
+        asked_at_ = Clock::now();
+        for (Other& other : others_) {
+            other.has_answered = false;
+        }
+        alarm_.tell_all(MpiWord::question);
+    }
+    /// Whether all have answered, or had their time.
+    [[nodiscard]] bool has_answers() const {
+        bool has_all = true;
+        for (int rank = 0; rank < size(); ++rank) {
+            Other const& other = others_[index(rank)];
+            has_all = has_all && (rank == rank_ || other.has_answered || other.left);
+        }
+        return has_all || Clock::now() - asked_at_ >= mpi_patience;
+    }
+    /// The ranks that have not said that they have posted the operation. The next ask() asks anew.
+    [[nodiscard]] std::vector<int> missing(MpiOperation const& operation) {
+        asked_for_ = nullptr;
+        std::vector<int> ranks;
+        for (int rank = 0; rank < size(); ++rank) {
+            Other const& other = others_[index(rank)];
+            bool const is_here =
+                (other.has_answered || other.left) && other.posted > operation.number;
+            if (operation.is_message() ? rank == operation.peer : rank != rank_ && !is_here) {
+                ranks.push_back(rank);
+            }
+        }
+        return ranks;
+    }
+    /// See detail::take_ranks_at_work.
+    [[nodiscard]] std::chrono::nanoseconds
+    take_at_work(std::vector<int>& overdue, std::chrono::nanoseconds deadline) const {
+        auto const now = Clock::now();
+        return take_ranks_at_work(overdue, deadline, [&](int rank) {
+            auto const alive_at = others_[index(rank)].alive_at;
+            return alive_at == Clock::time_point{} ? deadline
+                                                   : std::chrono::nanoseconds{now - alive_at};
+        });
+    }
+
+    // -- closing ----------------------------------------------------------------------------------
+
+    /// Tells all ranks what this one leaves behind. It says nothing more after that.
+    void say_last_word(MpiLeave leave) {
+        for (int to = 0; to < size(); ++to) {
+            if (to != rank_) {
+                leave.sent = others_[index(to)].sent;
+                leave.received = others_[index(to)].received;
+                alarm_.tell(
+                    to,
+                    leave.is_gone ? MpiWord::gone : MpiWord::leave,
+                    leave.is_gone ? std::vector<std::byte>{} : leave.packed()
+                );
+            }
+        }
+        others_[index(rank_)].left = std::move(leave);
+        has_said_last_word_ = true;
+    }
+    [[nodiscard]] bool have_all_left() const noexcept {
+        return std::all_of(others_.begin(), others_.end(), [](Other const& other) {
+            return other.left.has_value();
+        });
+    }
+    [[nodiscard]] bool is_any_gone() const noexcept {
+        return std::any_of(others_.begin(), others_.end(), [](Other const& other) {
+            return other.left && other.left->is_gone;
+        });
+    }
+    /// How many collectives the furthest rank has posted. @pre have_all_left()
+    [[nodiscard]] std::uint64_t most_posted() const noexcept {
+        std::uint64_t most = 0;
+        for (Other const& other : others_) {
+            most = (std::max)(most, other.left->posted);
+        }
+        return most;
+    }
+    /// What is open on any rank, by number; nothing where ranks have different collectives of one number, or
+    /// some by counts, which nobody else knows. All ranks find the same. @pre have_all_left()
+    [[nodiscard]] std::optional<std::vector<MpiLeave::Open>> open() const {
+        std::vector<MpiLeave::Open> open;
+        for (Other const& other : others_) {
+            open.insert(open.end(), other.left->open.begin(), other.left->open.end());
+        }
+        std::sort(open.begin(), open.end(), [](auto const& a, auto const& b) {
+            return a.number < b.number;
+        });
+        for (std::size_t i = 0; i < open.size(); ++i) {
+            bool const is_new = i == 0 || open[i].number != open[i - 1].number;
+            if (open[i].has_counts != 0 || (!is_new && open[i] != open[i - 1])) {
+                return std::nullopt;
+            }
+        }
+        open.erase(std::unique(open.begin(), open.end()), open.end());
+        return open;
+    }
+    /// Frees the communicator. @pre have_all_left()
+    void close() {
+        is_closed_ = true;
+        alarm_.close();
+    }
+    /// Hears nothing any more, but leaves the communicator to those that do.
+    void stop_listening() {
+        is_closed_ = true;
+        alarm_.stop_listening();
+    }
+
+private:
+    using Clock = std::chrono::steady_clock;
+
+    struct Other {
+        std::uint64_t posted = 0; ///< collectives, by its last answer
+        bool has_answered = false;
+        Clock::time_point alive_at{}; ///< its last sign; none yet: the clock's epoch
+        std::optional<MpiLeave> left;
+        std::uint64_t sent = 0; ///< messages from here to there
+        std::uint64_t received = 0;
+    };
+
+    [[nodiscard]] static std::size_t index(int rank) noexcept {
+        return static_cast<std::size_t>(rank);
+    }
+    void take_leave(Other& other, MpiLeave leave) {
+        other.posted = leave.posted;
+        other.left = std::move(leave);
+        has_any_left_ = true;
+    }
+
+    MpiAlarm alarm_;
+    int rank_;
+    std::vector<Other> others_; ///< and this one
+    bool has_any_left_ = false;
+    bool has_said_last_word_ = false;
+    bool is_closed_ = false;
+    MpiOperation const* asked_for_ = nullptr; ///< about which the others were asked
+    Clock::time_point asked_at_{};
+};
+
+}}} // namespace joinable::v0::detail

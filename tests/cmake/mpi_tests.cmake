@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: BSL-1.0
+# Tests over every MPI that is here: the one that CMake finds, and on Debian, where several can be installed
+# side by side, each of them by its own compiler wrapper and mpirun.
+
+# The target of an MPI by its wrapper mpicxx.NAME; not defined where there is none.
+function(joinable_find_mpi name)
+    find_program(JOINABLE_MPICXX_${name} mpicxx.${name})
+    find_program(JOINABLE_MPIRUN_${name} mpirun.${name})
+    mark_as_advanced(JOINABLE_MPICXX_${name} JOINABLE_MPIRUN_${name})
+    if(NOT JOINABLE_MPICXX_${name} OR NOT JOINABLE_MPIRUN_${name})
+        return()
+    endif()
+    execute_process(
+        COMMAND ${JOINABLE_MPICXX_${name}} -show
+        OUTPUT_VARIABLE line OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE result
+    )
+    if(NOT result EQUAL 0)
+        return()
+    endif()
+    separate_arguments(words UNIX_COMMAND "${line}")
+    add_library(joinable_mpi_${name} INTERFACE)
+    target_compile_definitions(joinable_mpi_${name} INTERFACE MPICH_SKIP_MPICXX OMPI_SKIP_MPICXX)
+    foreach(word ${words})
+        if(word MATCHES "^-I(.+)")
+            target_include_directories(joinable_mpi_${name} SYSTEM INTERFACE ${CMAKE_MATCH_1})
+        elseif(word MATCHES "^-L(.+)")
+            target_link_directories(joinable_mpi_${name} INTERFACE ${CMAKE_MATCH_1})
+        elseif(word MATCHES "^-l(.+)" AND NOT word MATCHES "cxx") # without the C++ bindings of old
+            target_link_libraries(joinable_mpi_${name} INTERFACE ${CMAKE_MATCH_1})
+        endif()
+    endforeach()
+endfunction()
+
+# A program of `sources` over an MPI, and a test for each number of processes.
+function(joinable_test_mpi program target mpirun numbers) # sources...
+    add_executable(${program} support/mpi_main.cpp ${ARGN})
+    target_include_directories(
+        ${program} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} support/rank_kinds/mpi
+    )
+    target_link_libraries(${program} PRIVATE joinable_dev doctest::doctest rapidcheck ${target})
+    if(nlohmann_json_FOUND)
+        target_link_libraries(${program} PRIVATE nlohmann_json::nlohmann_json)
+    endif()
+    target_compile_options(${program} PRIVATE ${JOINABLE_TEST_OPTIONS})
+    set(options)
+    execute_process(COMMAND ${mpirun} --version OUTPUT_VARIABLE version ERROR_QUIET)
+    if(version MATCHES "Open MPI|OpenRTE")
+        set(options --oversubscribe --allow-run-as-root --bind-to none --mca btl self,vader)
+    endif()
+    foreach(number ${numbers})
+        add_test(
+            NAME ${program}/${number}
+            COMMAND ${mpirun} ${options} -n ${number} $<TARGET_FILE:${program}> --no-colors
+        )
+        set_tests_properties(${program}/${number} PROPERTIES TIMEOUT 600 PROCESSORS 2)
+    endforeach()
+endfunction()
+
+set(names)
+foreach(name openmpi mpich)
+    joinable_find_mpi(${name})
+    if(TARGET joinable_mpi_${name})
+        list(APPEND names ${name})
+    endif()
+endforeach()
+if("openmpi" IN_LIST names)
+    joinable_test_mpi(test_openmpi joinable_mpi_openmpi ${JOINABLE_MPIRUN_openmpi} "3;8" ${mpi_sources})
+endif()
+if("mpich" IN_LIST names) # its processes never yield a core to each other
+    joinable_test_mpi(test_mpich joinable_mpi_mpich ${JOINABLE_MPIRUN_mpich} "2" ${mpi_sources})
+endif()
+if(NOT names AND TARGET joinable::mpi)
+    joinable_test_mpi(test_mpi joinable::mpi ${MPIEXEC_EXECUTABLE} "3;8" ${mpi_sources})
+elseif(NOT names)
+    message(STATUS "skipped: no MPI is found, so nothing tests joinable/mpi.hpp")
+endif()
+if(JOINABLE_TEST_OVER_MPI AND "openmpi" IN_LIST names)
+    joinable_find_sources_over(over_sources)
+    joinable_test_units(over_sources test_over_mpi ${over_sources})
+    joinable_test_mpi(test_over_mpi joinable_mpi_openmpi ${JOINABLE_MPIRUN_openmpi} "8" ${over_sources})
+endif()

@@ -40,6 +40,8 @@ install ca-certificates cmake ninja-build g++ python3 doctest-dev librapidcheck-
     libbenchmark-dev librange-v3-dev nlohmann-json3-dev
 if $all; then
     install doxygen
+    install_optional mpirun.openmpi openmpi-bin libopenmpi-dev || true
+    install_optional mpirun.mpich mpich libmpich-dev || true
     step "layers and their picture"
     python3 tests/layers.py
     step "links of the pages"
@@ -64,6 +66,10 @@ if $all; then
         if ! echo '#include <nccl.h>' | nvcc -x cu -E - >/dev/null 2>&1; then
             echo "skipped: NCCL's header is not installed, so its communicators are not compiled"
             left_out+=(! -name 'nccl*.hpp' ! -path '*/nccl/*' ! -name 'captured_step.hpp')
+        fi
+        if ! echo '#include <mpi.h>' | nvcc -x cu -E - >/dev/null 2>&1; then # mostly in a folder of its own
+            echo "skipped: nvcc does not find MPI's header, so its communicator is not compiled"
+            left_out+=(! -name 'mpi.hpp' ! -path '*/mpi/*')
         fi
         find include -name '*.hpp' "${left_out[@]}" -printf '#include <%P>
 ' | sort >build/nvcc/all.cu

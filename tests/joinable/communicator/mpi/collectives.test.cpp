@@ -14,6 +14,7 @@
 #include <doctest/doctest.h>
 #include <support/mpi_ranks.hpp>
 
+#include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/collectives.hpp>
 #include <joinable/communicator/shared_buffer.hpp>
 #include <joinable/tensor/dtype.hpp>
@@ -26,6 +27,15 @@ using joinable::ConstBuffer;
 using joinable::DType;
 using joinable::MpiCommunicator;
 using joinable::ReduceOp;
+
+static_assert(joinable::AllGathers<MpiCommunicator> && joinable::ReduceScatters<MpiCommunicator>);
+static_assert(joinable::Reduces<MpiCommunicator> && joinable::AllToAlls<MpiCommunicator>);
+static_assert(joinable::Gathers<MpiCommunicator> && joinable::Scatters<MpiCommunicator>);
+static_assert(joinable::SendsAndReceives<MpiCommunicator> && joinable::Splits<MpiCommunicator>);
+static_assert(joinable::Aborts<MpiCommunicator> && joinable::RenewsDeadline<MpiCommunicator>);
+static_assert(joinable::ReportsMissing<MpiCommunicator> && joinable::SharesMemory<MpiCommunicator>);
+static_assert(joinable::AllocatesArena<MpiCommunicator>);
+static_assert(joinable::ScalesScatteredSums<MpiCommunicator>);
 
 constexpr auto deadline = std::chrono::seconds{60};
 
@@ -74,7 +84,7 @@ public:
     std::size_t wrong(Value const& value) {
         std::size_t wrong = 0;
         for (std::size_t i = 0; i < count_; ++i) {
-            wrong += static_cast<float>(data()[i]) != static_cast<float>(value(i)) ? 1 : 0;
+            wrong += static_cast<float>(data()[i]) != static_cast<float>(value(i)) ? 1U : 0U;
         }
         return wrong;
     }

@@ -9,30 +9,25 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// How long a rank waits for answers, for its last words to be taken, and for what others complete for it.
 inline constexpr std::chrono::seconds mpi_patience{2};
 
-/// Between two looks of a wait. It looks at once at first, then yields, because other ranks may need this
-/// core, and after 10 ms it sleeps.
+/// Between two looks of a wait. For a millisecond it looks again at once: each look moves data, and MPI itself
+/// yields where it knows that ranks share cores. Then it yields, because others may need this core, and after
+/// 10 ms it sleeps.
 class MpiPause {
 public:
     void operator()() {
-        if (turn_ < spins) {
-            ++turn_;
-            return;
-        }
         auto const now = std::chrono::steady_clock::now();
-        if (sleeps_at_ == std::chrono::steady_clock::time_point{}) {
-            sleeps_at_ = now + std::chrono::milliseconds{10};
+        if (began_at_ == std::chrono::steady_clock::time_point{}) {
+            began_at_ = now;
         }
-        if (now < sleeps_at_) {
-            std::this_thread::yield();
-        } else {
+        if (now - began_at_ >= std::chrono::milliseconds{10}) {
             std::this_thread::sleep_for(std::chrono::microseconds{50});
+        } else if (now - began_at_ >= std::chrono::milliseconds{1}) {
+            std::this_thread::yield();
         }
     }
 
 private:
-    static constexpr int spins = 20;
-    int turn_ = 0;
-    std::chrono::steady_clock::time_point sleeps_at_{};
+    std::chrono::steady_clock::time_point began_at_{};
 };
 
 /// Polls until `is_so()`, for a moment. Whether it came to be.

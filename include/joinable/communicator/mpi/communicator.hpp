@@ -52,9 +52,10 @@ namespace joinable { inline namespace v0 {
 /// All members that take buffers throw ContractViolation before any data moves when counts or dtypes do
 /// not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit by bit. Buffers
 /// are the caller's until the work has been waited for; spans of counts are copied. Errors of MPI in
-/// here are CommunicationError, with MPI's text. MPICH raises those of a wait at MPI_COMM_WORLD, which
-/// ends the job unless the program has given that MPI_ERRORS_RETURN. One thread at a time uses an object; where several use
-/// objects of this process, or MPI, it must have been started with MPI_THREAD_MULTIPLE.
+/// here are CommunicationError, with MPI's text. But Open MPI and MPICH raise some of those that waits
+/// meet at MPI_COMM_WORLD, and that ends the job unless the program has given it MPI_ERRORS_RETURN. One
+/// thread at a time uses an object. Where several threads use MPI, it must have been started with
+/// MPI_THREAD_MULTIPLE.
 class MpiCommunicator : public detail::Collectives<MpiCommunicator, MpiWork> {
 public:
     /// Collective, blocks. Works on duplicates of `comm`, which stays the caller's.

@@ -10,9 +10,9 @@ namespace joinable { inline namespace v0 {
 /// How an MPI communicator behaves. The same on all ranks.
 struct MpiOptions {
     std::chrono::nanoseconds deadline = default_deadline; ///< to find each other, and of all waits
-    /// Ranks compare what they are about to do before data moves, and throw Mismatch on all of them. That
-    /// costs a small collective more for each. Without it MPI may report an error, give wrong numbers, or
-    /// never finish, which ends two deadlines later.
+    /// Ranks compare what they are about to do before data moves, and throw Mismatch on all of them. Each
+    /// collective then has a small one before it. Without the comparison MPI may report an error, give wrong
+    /// numbers, crash, or never finish; the last ends in CommunicationError two deadlines later.
     bool check = false;
     /// Reductions of f16 and bf16 send f32, and round once. Without it MPI sends 16 bits and rounds each
     /// combination of two.

@@ -124,6 +124,11 @@ struct MpiOperation {
                 std::memcpy(to, transfer.out, result_.bytes());
             }
         }
+        give_back(memory);
+        state = State::complete;
+    }
+    /// Gives back what was taken. @pre MPI is done with it
+    void give_back(MpiMemory& memory) {
         tables.clear();
         for (Block* const block : {&in_, &out_}) {
             if (block->data != nullptr) {
@@ -131,7 +136,6 @@ struct MpiOperation {
                 *block = {};
             }
         }
-        state = State::complete;
     }
 
     std::size_t request_size = 0; ///< ranks

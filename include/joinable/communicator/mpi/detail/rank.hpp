@@ -489,11 +489,17 @@ private:
             }
             shadow(Descriptor::of_word(found->word, found->count, false));
         }
-        return wait_for_a_moment([&] {
+        bool const is_over = wait_for_a_moment([&] {
             return std::all_of(open_.begin(), open_.end(), [](MpiOperation* const operation) {
                 return has_ended(operation->tables);
             });
         });
+        for (MpiOperation* const operation : open_) {
+            if (is_over) {
+                operation->give_back(*memory_);
+            }
+        }
+        return is_over;
     }
     /// Takes part in a collective of the others with zeros. As all ranks do, it gives MPI one buffer where
     /// that is both input and output: algorithms may depend on it.

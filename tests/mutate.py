@@ -309,7 +309,7 @@ MUTATIONS = [
     # -- sharded optimizers ---------------------------------------------------------------------------
     Mutation(
         "joined-owners-keep-their-settings", "participant/sharded_optimizer.hpp",
-        "share_settings(round);\n        for", "for",
+        "share_settings(round);\n    }\n    void finish_step", "}\n    void finish_step",
         "participant/zero_redundancy_optimizer.test.cpp", "learning rates*",
     ),
     Mutation(

@@ -57,6 +57,9 @@ private:
     bool is_double_;
 };
 
+struct Weights {
+    std::vector<float> value, gradient;
+};
 struct Weight {
     std::string name;
     Tensor numbers;

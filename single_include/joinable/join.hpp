@@ -9270,7 +9270,8 @@ private:
 /// EndPolicy::throw_early it waits: a rank that has run out ends the guard before the pass.
 /// @throws ContractViolation  it is not this participant's turn, or the notice is refused; the text
 ///         names the participants. It is in no guard, but its communicator is in one, and the call is not
-///         made in a part of a participant of that guard: joined ranks would not follow. With EndPolicy::throw_early what PendingRound::wait throws.
+///         made in a part of a participant of that guard: joined ranks would not follow. With
+///         EndPolicy::throw_early what PendingRound::wait throws.
 template <class J>
 PendingRound announce_round(J& joinable, RoundNotice notice = {}) {
     static_assert(models_joinable<J>());

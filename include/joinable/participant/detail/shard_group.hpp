@@ -102,7 +102,9 @@ void gather_array(
     DType const dtype = state.computed_in();
     std::vector<std::size_t> const& counts = shard.bucket().counts;
     if (shard.keeps_all()) {
-        copy_bytes(whole.data(), state.array(k), shard.bucket().count() * size_of(dtype));
+        if (comm.rank() == root) {
+            copy_bytes(whole.data(), state.array(k), shard.bucket().count() * size_of(dtype));
+        }
         return;
     }
     if constexpr (Gathers<Comm>) {

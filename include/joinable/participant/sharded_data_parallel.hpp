@@ -40,7 +40,8 @@ struct ShardedPassesOver {
 
 /// Trains replicas of a model of which each rank keeps a part: the state of the optimizer, or the averages of
 /// gradients as well, or the values, too (ShardedOptions::sharding; the stages 1, 2 and 3 of ZeRO, Rajbhandari
-/// et al., 2020); or nothing, for comparison. What DistributedDataParallel and ZeroRedundancyOptimizer are together, as one participant.
+/// et al., 2020); or nothing, for comparison. What DistributedDataParallel and ZeroRedundancyOptimizer are
+/// together, as one participant.
 ///
 /// @code
 /// joinable::ShardedDataParallel sharded{

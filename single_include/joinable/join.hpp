@@ -5645,6 +5645,9 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// When gradients move into buckets: when these are made, or by take_gradients(), when all ranks have made theirs.
+enum class TakeGradients : bool { now, later };
+
 /// The gradients of a model and their places in buckets: packs, delivers, moves. Knows nothing of
 /// communicators and iterations; all members are local. Gradients of a device stay in their memory
 /// from pack() until device().submit().
@@ -5656,11 +5659,14 @@ public:
         ParameterList parameters,
         BucketOptions const& options,
         int rank,
-        BufferMemory const& memory = {}
+        BufferMemory const& memory = {},
+        TakeGradients take_them = TakeGradients::now
     )
         : parameters_{std::move(parameters)}, memory_{memory}, rank_{rank},
-          are_views_{options.gradient_as_bucket_view}, joined_{options.joined_gradients},
-          limits_{bucket_limits(options)}, trained_{expected_ready_order(parameters_)},
+          are_views_{options.gradient_as_bucket_view},
+          only_existing_{options.find_unused || options.static_graph},
+          joined_{options.joined_gradients}, limits_{bucket_limits(options)},
+          trained_{expected_ready_order(parameters_)},
           layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_, memory},
           backup_{
               needs_backup() ? BucketLayout{parameters_, trained_, one_bucket(), memory}
@@ -5692,19 +5698,19 @@ public:
                 )};
             }
         }
-        if (are_views_) {
-            // Where parameters may go unused, one without a gradient stays so until it gets one.
-            move_into_buckets(options.find_unused || options.static_graph);
+        if (take_them == TakeGradients::now) {
+            take();
         }
     }
 
     Gradients(Gradients const&) = delete; // places refer to the layout
     Gradients& operator=(Gradients const&) = delete;
 
-    /// Views that another object has given out are of these buckets again.
+    /// Moves gradients into the buckets, where they are to be views. Where parameters may go unused, one
+    /// without a gradient stays so until it gets one.
     void take() {
         if (are_views_) {
-            move_into_buckets(true);
+            move_into_buckets(only_existing_);
         }
     }
 
@@ -5906,6 +5912,7 @@ private:
     BufferMemory memory_;
     int rank_;
     bool are_views_;
+    bool only_existing_;
     JoinedGradients joined_;
     bool has_joined_ = false; ///< in this iteration
     std::vector<std::size_t> limits_;
@@ -6408,12 +6415,17 @@ public:
         Comm& comm,
         ParameterList parameters,
         BucketOptions const& options = {},
-        Reduction reduction = {}
+        Reduction reduction = {},
+        detail::TakeGradients take = detail::TakeGradients::now
     )
         : comm_{comm}, host_{comm}, reduction_{std::move(reduction)},
           reduction_scales_{scales(comm, reduction_)},
           gradients_{
-              std::move(parameters), options, static_cast<int>(comm.rank()), BufferMemory{comm}
+              std::move(parameters),
+              options,
+              static_cast<int>(comm.rank()),
+              BufferMemory{comm},
+              take
           },
           iteration_{gradients_, options}, is_rebuild_due_{detail::rebuilds(options)} {
         order_message_.resize(is_rebuild_due_ ? gradients_.trained().size() + 1 : 0);
@@ -6434,8 +6446,8 @@ public:
         }
     }
 
-    /// Local. Gradients that another reducer has as views of its buckets become views of this one's, where
-    /// BucketOptions::gradient_as_bucket_view says so.
+    /// Local. Gradients become views of the buckets, where BucketOptions::gradient_as_bucket_view says so: for
+    /// what was made to take them later, or after another reducer has taken them.
     void take_gradients() { gradients_.take(); }
 
     [[nodiscard]] ParameterList const& parameters() const noexcept {
@@ -11333,7 +11345,13 @@ public:
             model_ = detail::agree_on(compared, list);
             detail::agree_on(compared, buffers, "buffer");
             model_ += detail::concat(", hash ", compared.hash_from(first));
-            reducer_.emplace(comm, list, bucket_options(options), std::move(reduction));
+            reducer_.emplace(
+                comm,
+                list,
+                bucket_options(options),
+                std::move(reduction),
+                detail::TakeGradients::later // a rank may refuse the model
+            );
             module_.emplace(comm, list, std::move(buffers), options);
             if (options.verify_ready) {
                 ready_check_.emplace(list, detail::device_of(comm).id());
@@ -11346,6 +11364,7 @@ public:
         }
         detail::ControlOver<Comm&> control{comm};
         detail::agree(control, compared, error);
+        reducer_->take_gradients();
         reducer_->register_memory();
         if (start) {
             start->run(comm, 0);

@@ -58,12 +58,17 @@ public:
         Comm& comm,
         ParameterList parameters,
         BucketOptions const& options = {},
-        Reduction reduction = {}
+        Reduction reduction = {},
+        detail::TakeGradients take = detail::TakeGradients::now
     )
         : comm_{comm}, host_{comm}, reduction_{std::move(reduction)},
           reduction_scales_{scales(comm, reduction_)},
           gradients_{
-              std::move(parameters), options, static_cast<int>(comm.rank()), BufferMemory{comm}
+              std::move(parameters),
+              options,
+              static_cast<int>(comm.rank()),
+              BufferMemory{comm},
+              take
           },
           iteration_{gradients_, options}, is_rebuild_due_{detail::rebuilds(options)} {
         order_message_.resize(is_rebuild_due_ ? gradients_.trained().size() + 1 : 0);
@@ -84,8 +89,8 @@ public:
         }
     }
 
-    /// Local. Gradients that another reducer has as views of its buckets become views of this one's, where
-    /// BucketOptions::gradient_as_bucket_view says so.
+    /// Local. Gradients become views of the buckets, where BucketOptions::gradient_as_bucket_view says so: for
+    /// what was made to take them later, or after another reducer has taken them.
     void take_gradients() { gradients_.take(); }
 
     [[nodiscard]] ParameterList const& parameters() const noexcept {

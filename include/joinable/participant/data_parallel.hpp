@@ -98,7 +98,13 @@ public:
             model_ = detail::agree_on(compared, list);
             detail::agree_on(compared, buffers, "buffer");
             model_ += detail::concat(", hash ", compared.hash_from(first));
-            reducer_.emplace(comm, list, bucket_options(options), std::move(reduction));
+            reducer_.emplace(
+                comm,
+                list,
+                bucket_options(options),
+                std::move(reduction),
+                detail::TakeGradients::later // a rank may refuse the model
+            );
             module_.emplace(comm, list, std::move(buffers), options);
             if (options.verify_ready) {
                 ready_check_.emplace(list, detail::device_of(comm).id());
@@ -111,6 +117,7 @@ public:
         }
         detail::ControlOver<Comm&> control{comm};
         detail::agree(control, compared, error);
+        reducer_->take_gradients();
         reducer_->register_memory();
         if (start) {
             start->run(comm, 0);

@@ -285,20 +285,14 @@ private:
             reduction.emplace(reduction_with(group));
             prepare();
         };
-        try {
-            Optimizer::add(
-                std::forward<Parameters>(parameters), std::move(rule), owners, compare, also
-            );
-        } catch (...) {
-            if (reduction && this->reducer_) {
-                this->reducer_->take_gradients(); // while they are still there
-            }
-            throw;
-        }
+        Optimizer::add(
+            std::forward<Parameters>(parameters), std::move(rule), owners, compare, also
+        );
         if (this->reducer_ && !reduces_to_owners(sharding_)) {
             former_.push_back(std::move(*this->reducer_)); // gradients may lie in its buckets
         }
         this->reducer_ = std::move(reduction);
+        this->reducer_->take_gradients();
         this->reducer_->register_memory();
     }
 
@@ -333,7 +327,9 @@ private:
                 std::move(begin)
             };
         }
-        return Reduction{std::make_unique<Reducer<Comm>>(comm, std::move(all), buckets_)};
+        return Reduction{std::make_unique<Reducer<Comm>>(
+            comm, std::move(all), buckets_, AllReduce{}, detail::TakeGradients::later
+        )};
     }
 
     /// The same for ranks that are active and ranks that shadow.

@@ -16,6 +16,9 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
+/// When gradients move into buckets: when these are made, or by take_gradients(), when all ranks have made theirs.
+enum class TakeGradients : bool { now, later };
+
 /// The gradients of a model and their places in buckets: packs, delivers, moves. Knows nothing of
 /// communicators and iterations; all members are local. Gradients of a device stay in their memory
 /// from pack() until device().submit().
@@ -27,11 +30,14 @@ public:
         ParameterList parameters,
         BucketOptions const& options,
         int rank,
-        BufferMemory const& memory = {}
+        BufferMemory const& memory = {},
+        TakeGradients take_them = TakeGradients::now
     )
         : parameters_{std::move(parameters)}, memory_{memory}, rank_{rank},
-          are_views_{options.gradient_as_bucket_view}, joined_{options.joined_gradients},
-          limits_{bucket_limits(options)}, trained_{expected_ready_order(parameters_)},
+          are_views_{options.gradient_as_bucket_view},
+          only_existing_{options.find_unused || options.static_graph},
+          joined_{options.joined_gradients}, limits_{bucket_limits(options)},
+          trained_{expected_ready_order(parameters_)},
           layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_, memory},
           backup_{
               needs_backup() ? BucketLayout{parameters_, trained_, one_bucket(), memory}
@@ -63,19 +69,19 @@ public:
                 )};
             }
         }
-        if (are_views_) {
-            // Where parameters may go unused, one without a gradient stays so until it gets one.
-            move_into_buckets(options.find_unused || options.static_graph);
+        if (take_them == TakeGradients::now) {
+            take();
         }
     }
 
     Gradients(Gradients const&) = delete; // places refer to the layout
     Gradients& operator=(Gradients const&) = delete;
 
-    /// Views that another object has given out are of these buckets again.
+    /// Moves gradients into the buckets, where they are to be views. Where parameters may go unused, one
+    /// without a gradient stays so until it gets one.
     void take() {
         if (are_views_) {
-            move_into_buckets(true);
+            move_into_buckets(only_existing_);
         }
     }
 
@@ -277,6 +283,7 @@ private:
     BufferMemory memory_;
     int rank_;
     bool are_views_;
+    bool only_existing_;
     JoinedGradients joined_;
     bool has_joined_ = false; ///< in this iteration
     std::vector<std::size_t> limits_;

@@ -65,7 +65,7 @@ public:
     void register_memory() {
         visit([](auto& r) { r.register_memory(); });
     }
-    /// Gradients are views of its buckets again, where they were.
+    /// See Reducer::take_gradients().
     void take_gradients() {
         if (whole_) {
             whole_->take_gradients();

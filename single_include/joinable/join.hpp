@@ -6447,7 +6447,7 @@ public:
     }
 
     /// Local. Gradients become views of the buckets, where BucketOptions::gradient_as_bucket_view says so: for
-    /// what was made to take them later, or after another reducer has taken them.
+    /// what was made with TakeGradients::later.
     void take_gradients() { gradients_.take(); }
 
     [[nodiscard]] ParameterList const& parameters() const noexcept {
@@ -11171,8 +11171,8 @@ protected:
     void prepare_reduction(Round const& round) {
         if constexpr (gathers) {
             reducer_->finish_forward();
-            reducer_->begin_round(round
-            ); // what it refuses comes before any message, so skip() can follow
+            // What it refuses comes before any message, so skip() can follow.
+            reducer_->begin_round(round);
         }
         if (!module_->syncs_before_forward()) {
             module_->sync_buffers(round);

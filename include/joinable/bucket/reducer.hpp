@@ -90,7 +90,7 @@ public:
     }
 
     /// Local. Gradients become views of the buckets, where BucketOptions::gradient_as_bucket_view says so: for
-    /// what was made to take them later, or after another reducer has taken them.
+    /// what was made with TakeGradients::later.
     void take_gradients() { gradients_.take(); }
 
     [[nodiscard]] ParameterList const& parameters() const noexcept {

@@ -360,8 +360,8 @@ protected:
     void prepare_reduction(Round const& round) {
         if constexpr (gathers) {
             reducer_->finish_forward();
-            reducer_->begin_round(round
-            ); // what it refuses comes before any message, so skip() can follow
+            // What it refuses comes before any message, so skip() can follow.
+            reducer_->begin_round(round);
         }
         if (!module_->syncs_before_forward()) {
             module_->sync_buffers(round);

@@ -106,7 +106,7 @@ public:
     )
         : Optimizer{comm, zero_options(options), options.sharding},
           Training{comm, Optimizer::join_state(), options.gradient_kind, true},
-          sharding_{options.sharding}, steps_in_backward_{options.step_in_backward},
+          steps_in_backward_{options.step_in_backward},
           buckets_{bucket_options(data_parallel_options(options))} {
         std::optional<CoalescedBroadcast> start;
         auto const compare = [&](AgreementList& list) {
@@ -251,7 +251,7 @@ private:
     using Reduction = detail::ShardedReduction<Comm>;
 
     void compare_sharding(AgreementList& list) const {
-        list.add("sharding", name_of(sharding_));
+        list.add("sharding", name_of(this->sharding()));
         list.add("step_in_backward", steps_in_backward_);
     }
     static void check(ShardedOptions const& options) {
@@ -288,7 +288,7 @@ private:
         Optimizer::add(
             std::forward<Parameters>(parameters), std::move(rule), owners, compare, also
         );
-        if (this->reducer_ && !reduces_to_owners(sharding_)) {
+        if (this->reducer_ && !reduces_to_owners(this->sharding())) {
             former_.push_back(std::move(*this->reducer_)); // gradients may lie in its buckets
         }
         this->reducer_ = std::move(reduction);
@@ -303,9 +303,9 @@ private:
             append(all, before.given());
         }
         append(all, group.given());
-        if (reduces_to_owners(sharding_)) {
+        if (reduces_to_owners(this->sharding())) {
             std::unique_ptr<detail::ShardedUnits<Comm>> values;
-            if (sharding_ == Sharding::parameters) {
+            if (this->sharding() == Sharding::parameters) {
                 values = std::make_unique<detail::ShardedUnits<Comm>>(comm, this->groups(), group);
             }
             detail::StepShard step;
@@ -342,7 +342,6 @@ private:
         }
     }
 
-    Sharding sharding_;
     bool steps_in_backward_;
     std::vector<Reduction> former_; ///< of before groups were added
     BucketOptions buckets_;         ///< where all ranks have all averages

@@ -297,6 +297,7 @@ protected:
     ~ShardedOptimizer() = default;
 
     [[nodiscard]] ZeroOptions const& optimizer_options() const noexcept { return options_; }
+    [[nodiscard]] Sharding sharding() const noexcept { return sharding_; }
 
     void require_outside(std::string_view verb) const {
         if (detail::session_of(state_) != nullptr) {
@@ -516,7 +517,7 @@ private:
         std::size_t reduced = 0;
         std::size_t packed = 0;
         for (OptimizerShard const& shard : group.shards) {
-            reduced = (std::max)(reduced, options_.reduces_gradients ? shard.bucket_bytes() : 0);
+            reduced = (std::max)(reduced, reduces_to_owners(sharding_) ? shard.bucket_bytes() : 0);
             packed = (std::max)(packed, sends_values() ? packed_bytes(group, shard) : 0);
         }
         arenas_.reserve(1, (std::max)(reduced, packed));

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSL-1.0
 """Tests of the scripts that check the project: each must fail on a copy that was made wrong."""
+import concurrent.futures
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -326,5 +328,16 @@ class Gpu(unittest.TestCase):
         self.assertEqual(run("", "--fast")[0], 2)
 
 
+def main():
+    """Without arguments all classes, each in a process of its own, as many at once as there are cores."""
+    if len(sys.argv) > 1:
+        unittest.main()
+    cases = unittest.defaultTestLoader.loadTestsFromModule(sys.modules["__main__"])
+    names = sorted({type(test).__name__ for case in cases for test in case})
+    run = lambda name: subprocess.run([sys.executable, __file__, name], check=False).returncode
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        sys.exit(max(pool.map(run, names)))
+
+
 if __name__ == "__main__":
-    unittest.main()
+    main()

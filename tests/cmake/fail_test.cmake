@@ -24,15 +24,15 @@ else()
     endif()
     list(APPEND options -fsyntax-only -Werror)
 endif()
-# In PRECOMPILED lies <joinable/join.hpp> already parsed. What the compiler says stays the same: of the
+# In PRECOMPILED lie <joinable/join.hpp> and <joinable/zero.hpp> already parsed. What the compiler says stays the same: of the
 # lines that say who includes the header, g++ names the file there in place of SOURCE.
 set(most_lines 3)
 file(STRINGS ${SOURCE} first REGEX "^#include" LIMIT_COUNT 1)
-if(PRECOMPILED AND first STREQUAL "#include <joinable/join.hpp>")
+if(PRECOMPILED AND first MATCHES "<joinable/(join|zero).hpp>")
     if(kind STREQUAL "g\\+\\+")
         list(PREPEND options -I${PRECOMPILED})
     else()
-        list(APPEND options -include-pch ${PRECOMPILED}/join.pch)
+        list(APPEND options -include-pch ${PRECOMPILED}/${CMAKE_MATCH_1}.pch)
     endif()
 endif()
 set(ENV{LC_ALL} C)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSL-1.0
 # Sets OUT to what to compile for these test files: the files themselves or, with JOINABLE_TEST_UNITS,
-# few translation units that include about 200 kB of them each. What tests instantiate is mostly the
+# few translation units that include about 400 kB of them each. What tests instantiate is mostly the
 # same, and most of the time of a file goes there: a unit instantiates it once.
 #
 # Each file is included in a namespace of its own, so files may use the same names. What a file
@@ -28,7 +28,7 @@ function(joinable_test_units out name)
         file(SIZE ${CMAKE_CURRENT_SOURCE_DIR}/${source} size)
         math(EXPR bytes "${bytes} + ${size}")
     endforeach()
-    math(EXPR limit "${bytes} / (${bytes} / 250000 + 1)")
+    math(EXPR limit "${bytes} / (${bytes} / 500000 + 1)")
     set(units)
     while(together OR specialising)
         set(bytes 0)

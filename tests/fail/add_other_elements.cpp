@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // EXPECT: copy, scale_copy and add: source and target must have the same type of elements
+#include <joinable/join.hpp>
+
 #include <support/misuse.hpp>
 
 int main() {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // EXPECT: narrow
+#include <joinable/join.hpp>
+
 #include <support/misuse.hpp>
 
 int main() {

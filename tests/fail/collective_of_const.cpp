@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 // EXPECT: a collective writes this tensor: give it one whose data() is a pointer to non-const
-#include <vector>
-
 #include <joinable/join.hpp>
+
+#include <vector>
 
 #include <support/misuse.hpp>
 

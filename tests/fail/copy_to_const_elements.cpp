@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // EXPECT: copy, scale_copy and add: the elements of the target must not be const
+#include <joinable/join.hpp>
+
 #include <support/misuse.hpp>
 
 int main() {

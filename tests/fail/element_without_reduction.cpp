@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 // EXPECT: Tensor: the elements have no DType; use float, double, Half, BFloat16 or an integer of 1, 4 or 8 bytes
-#include <vector>
-
 #include <joinable/join.hpp>
+
+#include <vector>
 
 #include <support/misuse.hpp>
 

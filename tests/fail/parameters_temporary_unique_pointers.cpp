@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 // EXPECT: parameters, buffers: a temporary range of unique pointers would take its objects with it;
 // EXPECT: give the range a name, or use shared pointers
-#include <memory>
-
 #include <joinable/join.hpp>
+
+#include <memory>
 
 #include <support/misuse.hpp>
 

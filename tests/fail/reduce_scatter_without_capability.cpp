@@ -2,9 +2,9 @@
 // EXPECT: reduce_scatter: this communicator has no member 'Work reduce_scatter(ConstBuffer in,
 // EXPECT: Buffer out, ReduceOp)' without and with counts; add it, or use one that models
 // EXPECT: ReduceScatters
-#include <vector>
-
 #include <joinable/join.hpp>
+
+#include <vector>
 
 #include <support/misuse.hpp>
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // EXPECT: scale_copy: integers cannot be scaled, only floating-point elements can
+#include <joinable/join.hpp>
+
 #include <support/misuse.hpp>
 
 int main() {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 // EXPECT: shard_by_weight: the weight of an element must be an integer or a floating-point number
-#include <string>
-
 #include <joinable/join.hpp>
+
+#include <string>
 
 int main() {
     std::vector<std::string> const names{"a", "b"};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 // EXPECT: Tensor: tensor_traits needs 'static U* data(T&)' for this type
-#include <array>
-
 #include <joinable/join.hpp>
+
+#include <array>
 
 #include <support/misuse.hpp>
 

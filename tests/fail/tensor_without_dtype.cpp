@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 // EXPECT: Tensor: tensor_traits needs value_type (an element type that has a DType) or 'static
 // EXPECT: DType dtype(T const&)'
-#include <array>
-
 #include <joinable/join.hpp>
+
+#include <array>
 
 #include <support/misuse.hpp>
 

@@ -215,7 +215,9 @@ TEST_CASE("what some ranks wrote, any number of ranks reads, with either partiti
     std::size_t turn = 0;
     for (int const from : {1, 2, 3, 4, 8}) {
         for (int const to : {1, 2, 3, 4, 8}) {
-            move(folder, from, to, models[turn % models.size()], turn);
+            if (!is_left_out(turn, 2, 0)) {
+                move(folder, from, to, models[turn % models.size()], turn);
+            }
             ++turn;
         }
     }
@@ -361,8 +363,12 @@ TEST_CASE(
     std::string const name = folder.file("model.safetensors");
     over_ranks({1, 2, 3, 4, 8}, [&](RankCommunicator& comm) {
         std::uint64_t const most = most_inputs(comm.size());
+        std::size_t turn = 0;
         for (Model const& model : models) {
             for (ZeroOptions const& options : {all_options[1], all_options[3]}) {
+                if (is_left_out(turn++, 3, comm.size())) {
+                    continue;
+                }
                 Adam const rule{.learning_rate = 0.02};
                 auto whole = make(model);
                 {

@@ -191,6 +191,7 @@ TEST_CASE(
 
 TEST_CASE("every dtype, layout and choice of trained parameters has its values sharded") {
     over_ranks({1, 2, 3}, [](RankCommunicator& comm) {
+        std::size_t turn = 0;
         Adam const rule{.learning_rate = 0.02, .weight_decay = 0.1};
         for (Model const& model : {
                  Model{.dtype = DType::f64},
@@ -200,6 +201,9 @@ TEST_CASE("every dtype, layout and choice of trained parameters has its values s
              }) {
             auto const whole = whole_values(comm, model, inputs_of[1], rule);
             for (ShardedOptions const& options : all_options) {
+                if (is_left_out(turn++, 3, comm.size())) {
+                    continue;
+                }
                 CHECK(sharded_values(comm, model, inputs_of[1], rule, options) == whole);
             }
         }
@@ -540,7 +544,11 @@ std::vector<Numbers> train_with_failures(Comm& comm, ShardedOptions const& optio
 
 TEST_CASE("rounds that evaluate, accumulate, skip or fail give what whole values give") {
     over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
+        std::size_t turn = 0;
         for (ShardedOptions options : all_options) {
+            if (is_left_out(turn++, 3, comm.size())) {
+                continue;
+            }
             options.buffer_sync = options.partition == Partition::flat ? BufferSync::before_forward
                                                                        : BufferSync::after_forward;
             ShardedOptions whole = options;

@@ -105,10 +105,14 @@ TEST_CASE("every dtype, layout and choice of trained parameters is sharded") {
             {.dtype = DType::f64, .frozen = 1},
             {.is_large = true},
         };
+        std::size_t turn = 0;
         for (Model const& model : models) {
             Adam const rule{.learning_rate = 0.02};
             auto const whole = train_whole(comm, model, inputs_of[1], rule);
             for (ZeroOptions const& options : all_options) {
+                if (is_left_out(turn++, 3, comm.size())) {
+                    continue;
+                }
                 CHECK(train_sharded(comm, model, inputs_of[1], rule, options) == whole);
             }
         }
@@ -598,8 +602,12 @@ TEST_CASE("a flat partition gives every rank as much, but for a cache line of ea
 
 TEST_CASE("state moves to any number of ranks and any partition, in the middle of a training") {
     over_ranks({1, 2, 3, 4}, [](RankCommunicator& comm) {
+        std::size_t turn = 0;
         for (DType const dtype : {DType::f32, DType::f64, DType::bf16}) {
             for (ZeroOptions const& options : all_options) {
+                if (is_left_out(turn++, 3, comm.size())) {
+                    continue;
+                }
                 Adam const rule{.learning_rate = 0.05, .amsgrad = true};
                 Model const model{.dtype = dtype, .has_strides = true};
                 std::vector<StridedParam> expected = make(model);

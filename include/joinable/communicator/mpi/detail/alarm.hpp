@@ -27,8 +27,8 @@ enum class MpiWord : int {
     leave,      ///< the last word of a rank that closes: what it has done
     gone,       ///< the last word of a rank that does nothing more
     keep_alive, ///< it is at work
-    question,   ///< how many collectives have you posted?
-    answer,     ///< so many
+    question,   ///< how many collectives have you posted? With a number of its own
+    answer,     ///< that number, and how many
 };
 
 /// Small messages between all ranks, over a communicator of their own, so that data never holds them up.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -21,6 +22,12 @@
 #include <joinable/tensor/buffer.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
+
+/// A question to all other ranks what they have posted.
+struct MpiQuestion {
+    std::uint64_t number = 0; ///< they count from 1; 0: none is under way
+    std::chrono::steady_clock::time_point asked_at{};
+};
 
 /// One collective or message of this rank, from its post to its end. Its memory is used for later ones.
 struct MpiOperation {
@@ -47,6 +54,7 @@ struct MpiOperation {
     int tag = 0;
     std::vector<std::uint64_t> words; ///< what all ranks say, when they compare it
     PolledTime polled;
+    MpiQuestion question;    ///< since its deadline
     bool is_stalled = false; ///< all ranks had posted it a deadline ago
 
     [[nodiscard]] bool is_message() const noexcept { return peer >= 0; }

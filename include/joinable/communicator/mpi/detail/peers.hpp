@@ -51,13 +51,18 @@ public:
             case MpiWord::keep_alive: other.alive_at = Clock::now(); break;
             case MpiWord::question:
                 if (answers && !has_said_last_word_) {
-                    alarm_.tell(from, MpiWord::answer, std::as_bytes(std::span{&posted, 1}));
+                    Answer answer{0, posted};
+                    std::memcpy(&answer.question, body.data(), sizeof answer.question);
+                    alarm_.tell(from, MpiWord::answer, std::as_bytes(std::span{&answer, 1}));
                 }
                 break;
-            case MpiWord::answer:
-                std::memcpy(&other.posted, body.data(), sizeof other.posted);
-                other.has_answered = true;
+            case MpiWord::answer: {
+                Answer answer;
+                std::memcpy(&answer, body.data(), sizeof answer);
+                other.posted = answer.posted;
+                other.answered = answer.question;
                 break;
+            }
             }
         });
     }
@@ -87,35 +92,30 @@ public:
 
     // -- the deadline -----------------------------------------------------------------------------
 
-    /// Asks the others what they have posted, unless that is under way for this operation.
-    void ask(MpiOperation const& operation) {
-        if (asked_for_ == &operation) {
-            return;
+    /// Asks the others what they have posted, unless that is under way for this operation. Each operation has
+    /// a question of its own: the answers to an earlier one may be older than its deadline.
+    void ask(MpiOperation& operation) {
+        if (operation.question.number == 0) {
+            operation.question = {++asked_, Clock::now()};
+            alarm_.tell_all(MpiWord::question, std::as_bytes(std::span{&asked_, 1}));
         }
-        asked_for_ = &operation;
-        asked_at_ = Clock::now();
-        for (Other& other : others_) {
-            other.has_answered = false;
-        }
-        alarm_.tell_all(MpiWord::question);
     }
     /// Whether all have answered, or had their time.
-    [[nodiscard]] bool has_answers() const {
+    [[nodiscard]] bool has_answers(MpiOperation const& operation) const {
+        auto const& [question, asked_at] = operation.question;
         bool has_all = true;
         for (int rank = 0; rank < size(); ++rank) {
             Other const& other = others_[index(rank)];
-            has_all = has_all && (rank == rank_ || other.has_answered || other.left);
+            has_all = has_all && (rank == rank_ || other.answered >= question || other.left);
         }
-        return has_all || Clock::now() - asked_at_ >= mpi_patience;
+        return has_all || Clock::now() - asked_at >= mpi_patience;
     }
     /// The ranks that have not said that they have posted the operation. The next ask() asks anew.
-    [[nodiscard]] std::vector<int> missing(MpiOperation const& operation) {
-        asked_for_ = nullptr;
+    [[nodiscard]] std::vector<int> missing(MpiOperation& operation) const {
+        operation.question = {};
         std::vector<int> ranks;
         for (int rank = 0; rank < size(); ++rank) {
-            Other const& other = others_[index(rank)];
-            bool const is_here =
-                (other.has_answered || other.left) && other.posted > operation.number;
+            bool const is_here = others_[index(rank)].posted > operation.number;
             if (operation.is_message() ? rank == operation.peer : rank != rank_ && !is_here) {
                 ranks.push_back(rank);
             }
@@ -202,9 +202,13 @@ public:
 private:
     using Clock = std::chrono::steady_clock;
 
+    struct Answer {
+        std::uint64_t question = 0;
+        std::uint64_t posted = 0; ///< collectives
+    };
     struct Other {
-        std::uint64_t posted = 0; ///< collectives, by its last answer
-        bool has_answered = false;
+        std::uint64_t posted = 0;     ///< collectives, by what it said last
+        std::uint64_t answered = 0;   ///< our last question that it has answered
         Clock::time_point alive_at{}; ///< its last sign; none yet: the clock's epoch
         std::optional<MpiLeave> left;
         std::uint64_t sent = 0; ///< messages from here to there
@@ -226,8 +230,7 @@ private:
     bool has_any_left_ = false;
     bool has_said_last_word_ = false;
     bool is_closed_ = false;
-    MpiOperation const* asked_for_ = nullptr; ///< about which the others were asked
-    Clock::time_point asked_at_{};
+    std::uint64_t asked_ = 0; ///< questions
 };
 
 }}} // namespace joinable::v0::detail

@@ -149,7 +149,7 @@ public:
         }
         MpiOperation& operation = **oldest;
         peers_.ask(operation);
-        for (MpiPause pause; !peers_.has_answers() && !failure_; pause()) {
+        for (MpiPause pause; !peers_.has_answers(operation) && !failure_; pause()) {
             poll();
         }
         std::vector<int> missing = peers_.missing(operation);
@@ -245,6 +245,7 @@ private:
         free_.pop_back();
         operation.peer = -1;
         operation.polled = {};
+        operation.question = {};
         operation.is_stalled = false;
         return operation;
     }
@@ -407,7 +408,7 @@ private:
     /// @throws TimedOut
     [[nodiscard]] std::optional<std::chrono::nanoseconds> more_time(MpiOperation& operation) {
         peers_.ask(operation);
-        if (!peers_.has_answers()) {
+        if (!peers_.has_answers(operation)) {
             return std::nullopt;
         }
         std::vector<int> overdue = peers_.missing(operation);

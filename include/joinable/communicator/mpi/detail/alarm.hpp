@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -77,7 +78,11 @@ public:
         while (receive_ != MPI_REQUEST_NULL) {
             int is_there = 0;
             MPI_Status status;
-            check_mpi(MPI_Test(&receive_, &is_there, &status), "MPI_Test");
+            int const code = MPI_Test(&receive_, &is_there, &status);
+            if (code != MPI_SUCCESS) {
+                receive_ = MPI_REQUEST_NULL; // it must not be asked again: MPI may have freed it
+            }
+            check_mpi(code, "MPI_Test");
             if (is_there == 0) {
                 break;
             }
@@ -147,7 +152,7 @@ private:
 
 /// A reason as all ranks tell it: its text is cut where it does not fit into a message.
 [[nodiscard]] inline AbortReason sendable(AbortReason reason, int size) {
-    std::size_t const room = MpiAlarm::most_bytes - 1 - (static_cast<std::size_t>(size) + 7) / 8;
+    std::size_t const room = MpiAlarm::most_bytes - 3 - (static_cast<std::size_t>(size) + 7) / 8;
     if (reason.message.size() > room) {
         reason.message.resize(length_before_cut(reason.message, room));
         reason.message += cut_mark;
@@ -155,27 +160,34 @@ private:
     std::erase_if(reason.ranks, [&](int rank) { return rank < 0 || rank >= size; });
     return reason;
 }
-/// Its kind, a bit for each rank, and the text.
-[[nodiscard]] inline std::vector<std::byte> packed(AbortReason const& reason, int size) {
-    std::vector<std::byte> bytes(1 + (static_cast<std::size_t>(size) + 7) / 8);
-    bytes[0] = static_cast<std::byte>(reason.kind);
+/// Its kind, how many bytes have a bit for each rank, these bytes, and the text. A group may be told a reason
+/// of the one around it, which names ranks that the group does not have.
+[[nodiscard]] inline std::vector<std::byte> packed(AbortReason const& reason) {
+    std::vector<std::byte> bytes(3);
     for (int const rank : reason.ranks) {
         auto const bit = static_cast<std::size_t>(rank);
-        bytes[1 + bit / 8] |= std::byte{1} << (bit % 8);
+        bytes.resize((std::max)(bytes.size(), 3 + bit / 8 + 1));
+        bytes[3 + bit / 8] |= std::byte{1} << (bit % 8);
     }
+    auto const mask = static_cast<std::uint16_t>(bytes.size() - 3);
+    bytes[0] = static_cast<std::byte>(reason.kind);
+    std::memcpy(&bytes[1], &mask, sizeof mask);
     auto const text = std::as_bytes(std::span{reason.message});
     bytes.insert(bytes.end(), text.begin(), text.end());
     return bytes;
 }
-[[nodiscard]] inline AbortReason unpacked_reason(std::span<std::byte const> bytes, int size) {
+[[nodiscard]] inline AbortReason unpacked_reason(std::span<std::byte const> bytes) {
     AbortReason reason;
     reason.kind = static_cast<FailureKind>(bytes[0]);
-    for (std::size_t bit = 0; bit < static_cast<std::size_t>(size); ++bit) {
-        if ((bytes[1 + bit / 8] >> (bit % 8) & std::byte{1}) != std::byte{0}) {
+    std::uint16_t mask = 0;
+    std::memcpy(&mask, &bytes[1], sizeof mask);
+    bytes = bytes.subspan(3);
+    for (std::size_t bit = 0; bit < 8 * std::size_t{mask}; ++bit) {
+        if ((bytes[bit / 8] >> (bit % 8) & std::byte{1}) != std::byte{0}) {
             reason.ranks.push_back(static_cast<int>(bit));
         }
     }
-    bytes = bytes.subspan(1 + (static_cast<std::size_t>(size) + 7) / 8);
+    bytes = bytes.subspan(mask);
     reason.message.assign(reinterpret_cast<char const*>(bytes.data()), bytes.size());
     return reason;
 }

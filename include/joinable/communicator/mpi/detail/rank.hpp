@@ -148,7 +148,7 @@ public:
             return {};
         }
         MpiOperation& operation = **oldest;
-        peers_.ask(operation);
+        require([&] { peers_.ask(operation); });
         for (MpiPause pause; !peers_.has_answers(operation) && !failure_; pause()) {
             poll();
         }
@@ -159,12 +159,12 @@ public:
     // -- the end ----------------------------------------------------------------------------------
 
     void abort(AbortReason const& reason) {
-        poll();
         if (!failure_) {
-            failure_ = sendable(reason, size_);
-            lose();
-            peers_.tell_all(MpiWord::abort, packed(*failure_, size_));
-            static_cast<void>(peers_.has_sent());
+            poll();
+        }
+        if (!failure_) {
+            take_over(sendable(reason, size_));
+            tell_reason();
         }
     }
     void abort_for_exception(std::string const& what) {
@@ -188,7 +188,7 @@ public:
     }
     void keep_alive() {
         if (!failure_) {
-            peers_.tell_all(MpiWord::keep_alive);
+            require([&] { peers_.tell_all(MpiWord::keep_alive); });
         }
     }
     /// Runs f(). What MPI refuses ends all ranks.
@@ -197,7 +197,7 @@ public:
         try {
             f();
         } catch (CommunicationError const& error) {
-            fail({FailureKind::communication, {}, concat("rank ", rank_, ": ", error.what())});
+            fail(reason_of(error));
         }
     }
 
@@ -212,6 +212,10 @@ public:
         try {
             if (is_unwinding) {
                 abort_for_exception("the scope of its communicator");
+            }
+            poll();
+            if (failure_ && !has_told_) { // or others may hear first that this rank has left
+                tell_reason();
             }
             bool const is_staying = !is_unwinding && can_leave();
             say_last_word(is_staying);
@@ -376,7 +380,7 @@ private:
 
     // -- what the others say ----------------------------------------------------------------------
 
-    /// Hears what has come, here and in the groups around this one.
+    /// Hears what has come, here and in the groups around this one. An error of MPI there ends this rank.
     void poll() {
         if (parent_ != nullptr) {
             parent_->poll();
@@ -384,7 +388,29 @@ private:
                 take_over(*parent_->failure_);
             }
         }
-        peers_.poll(posted_, !failure_, [this](AbortReason const& reason) { take_over(reason); });
+        try {
+            peers_.poll(posted_, !failure_, [this](AbortReason const& reason) {
+                take_over(reason);
+            });
+        } catch (CommunicationError const& error) {
+            if (!failure_) {
+                take_over(sendable(reason_of(error), size_));
+                tell_reason();
+            }
+        }
+    }
+    [[nodiscard]] AbortReason reason_of(CommunicationError const& error) const {
+        return {FailureKind::communication, {}, concat("rank ", rank_, ": ", error.what())};
+    }
+    /// Tells the others why this rank has failed, as far as MPI can: a rank that hears nothing hears later
+    /// that this one has left.
+    void tell_reason() noexcept {
+        has_told_ = true;
+        try {
+            peers_.tell_all(MpiWord::abort, packed(*failure_));
+            static_cast<void>(peers_.has_sent());
+        } catch (...) { // NOLINT(bugprone-empty-catch): this rank's own failure is known
+        }
     }
     void take_over(AbortReason const& reason) {
         if (!failure_) {
@@ -407,7 +433,7 @@ private:
     /// At the deadline: for how much longer to wait. Nothing: that is not known yet.
     /// @throws TimedOut
     [[nodiscard]] std::optional<std::chrono::nanoseconds> more_time(MpiOperation& operation) {
-        peers_.ask(operation);
+        require([&] { peers_.ask(operation); });
         if (!peers_.has_answers(operation)) {
             return std::nullopt;
         }
@@ -535,6 +561,7 @@ private:
     std::deque<MpiOperation*> open_; ///< in the order of their posts
     std::uint64_t posted_ = 0;       ///< collectives
     std::optional<AbortReason> failure_;
+    bool has_told_ = false;                    ///< the others why
     std::deque<std::vector<std::byte>> zeros_; ///< of collectives that only the others wanted
 };
 

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: BSL-1.0
+// What ranks of MPI tell each other beside the data, when it comes late, in pieces, or not at all.
+#include <joinable/communicator/mpi/communicator.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <support/mpi_ranks.hpp>
+
+namespace {
+
+using namespace joinable_tests;
+using joinable::AbortReason;
+using joinable::FailureKind;
+using joinable::MpiOptions;
+using joinable::detail::MpiRank;
+using joinable::detail::MpiWord;
+
+[[nodiscard]] MPI_Comm duplicate(MPI_Comm comm) {
+    MPI_Comm made = MPI_COMM_NULL;
+    MPI_Comm_dup(comm, &made);
+    MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN);
+    return made;
+}
+
+/// Communicators of a rank, on which a test can say what a rank would, to some ranks only.
+struct Wires {
+    explicit Wires(MPI_Comm group) : data{duplicate(group)}, alarm{duplicate(group)} {
+        MPI_Comm_rank(group, &rank);
+        MPI_Comm_size(group, &size);
+    }
+
+    [[nodiscard]] std::shared_ptr<MpiRank>
+    make_rank(std::shared_ptr<MpiRank> parent = nullptr) const {
+        MpiOptions const options{.deadline = std::chrono::seconds{20}};
+        return std::make_shared<MpiRank>(
+            data, alarm, rank, size, options, joinable::detail::MpiLimits{}, std::move(parent)
+        );
+    }
+    void tell(int to, MpiWord word, std::vector<std::byte> const& body) const {
+        MPI_Send(
+            body.data(), static_cast<int>(body.size()), MPI_BYTE, to, static_cast<int>(word), alarm
+        );
+    }
+
+    MPI_Comm data;
+    MPI_Comm alarm;
+    int rank = 0;
+    int size = 0;
+};
+
+void wait_in_barrier(MpiRank& rank) {
+    rank.finish(rank.post({}));
+}
+void wait_for_abort(MpiRank& rank) {
+    while (!rank.is_aborted()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds{1});
+    }
+}
+
+TEST_CASE("ranks throw the reason of an abort also where they hear first that a rank has left") {
+    run_mpi_groups({3, 4, 8}, [](MPI_Comm group) {
+        Wires const wires{group};
+        int const last = wires.size - 1;
+        AbortReason const reason{FailureKind::mismatch, {last}, "rank 0 hears it alone"};
+        if (wires.rank == last) {
+            wires.tell(0, MpiWord::abort, joinable::detail::packed(reason));
+            return;
+        }
+        auto const rank = wires.make_rank();
+        if (wires.rank == 0) {
+            wait_for_abort(*rank);
+        } else {
+            CHECK_THROWS_WITH_AS(
+                wait_in_barrier(*rank), "rank 0 hears it alone", joinable::Mismatch
+            );
+        }
+        rank->close(false);
+    });
+}
+
+TEST_CASE("and where a rank leaves a group because the communicator around that is aborted") {
+    run_mpi_groups({3, 4, 8}, [](MPI_Comm group) {
+        Wires const wires{group};
+        int const last = wires.size - 1;
+        MPI_Comm inner = MPI_COMM_NULL;
+        MPI_Comm_split(group, wires.rank == last ? MPI_UNDEFINED : 0, wires.rank, &inner);
+        if (wires.rank == last) { // no rank of the inner group
+            AbortReason const reason{FailureKind::peer_failed, {last}, "rank 0 hears it alone"};
+            wires.tell(0, MpiWord::abort, joinable::detail::packed(reason));
+            return;
+        }
+        auto const outer = wires.make_rank();
+        auto const rank = Wires{inner}.make_rank(outer);
+        if (wires.rank == 0) {
+            wait_for_abort(*outer);
+        } else {
+            try {
+                wait_in_barrier(*rank);
+                CHECK(false);
+            } catch (joinable::PeerFailed const& failure) {
+                CHECK(failure.ranks() == std::vector{last});
+                CHECK(std::string{failure.what()} == "rank 0 hears it alone");
+            }
+        }
+        rank->close(false);
+        outer->close(false);
+    });
+}
+
+TEST_CASE("an error of MPI beside the data ends all ranks") {
+    run_mpi_groups({2, 3, 4, 8}, [](MPI_Comm group) {
+        Wires const wires{group};
+        if (wires.rank == wires.size - 1) {
+            // More than fits, but little enough to be sent at once: with more, Open MPI writes behind the end.
+            std::vector<std::byte> const body(joinable::detail::MpiAlarm::most_bytes + 100);
+            wires.tell(0, MpiWord::keep_alive, body);
+            return;
+        }
+        auto const rank = wires.make_rank();
+        try {
+            wait_in_barrier(*rank);
+            CHECK(false);
+        } catch (joinable::CommunicationError const& failure) {
+            CHECK(std::string{failure.what()}.substr(0, 24) == "rank 0: MPI_Test failed:");
+        }
+        CHECK(rank->is_aborted());
+        rank->close(false);
+    });
+}
+
+} // namespace

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <climits>
 #include <cstddef>
 #include <functional>
 #include <stdexcept>
@@ -16,6 +17,7 @@
 #include <support/shared.hpp>
 
 #include <joinable/communicator/collectives.hpp>
+#include <joinable/tensor/dtype.hpp>
 
 namespace {
 
@@ -182,6 +184,94 @@ TEST_CASE("what an abort has cut off is completed for each other, so that MPI ke
     });
 }
 
+TEST_CASE("any collective that an abort has cut off is completed") {
+    for (int const kind : {0, 1, 2}) {
+        run_mpi_groups({2, 3, 4, 8}, [&](MPI_Comm group) {
+            std::size_t const before = kept();
+            {
+                joinable::detail::MpiLimits const limits{kind == 1 ? 7 : std::size_t{INT_MAX}};
+                MpiCommunicator comm{group, {.wide = kind == 2}, limits};
+                auto const size = static_cast<std::size_t>(comm.size());
+                std::vector<joinable::Half> halves(10, joinable::Half{1});
+                std::vector<float> part(10, 1);
+                std::vector<float> whole(10 * size, 1);
+                std::vector<float> more(10 * size);
+                {
+                    std::vector<joinable::MpiWork> works;
+                    if (comm.rank() != 1) { // none of them is complete on all ranks without rank 1
+                        works.push_back(joinable::all_reduce(comm, halves));
+                        works.push_back(
+                            comm.all_reduce({part.data(), 10, DType::f32}, ReduceOp::sum, 0.5)
+                        );
+                        works.push_back(joinable::reduce(comm, halves, ReduceOp::sum, 0));
+                        works.push_back(joinable::reduce_scatter(comm, whole, part));
+                        works.push_back(joinable::all_gather(comm, part, whole));
+                        works.push_back(joinable::gather(comm, part, whole, 0));
+                        works.push_back(joinable::scatter(comm, whole, part, 1));
+                        works.push_back(joinable::all_to_all(comm, whole, more));
+                        works.push_back(joinable::broadcast(comm, halves, 1));
+                    }
+                    MPI_Barrier(group);
+                    if (comm.rank() == 1) {
+                        comm.abort({FailureKind::peer_failed, {1}, "enough"});
+                    } else {
+                        CHECK_THROWS_AS(comm.barrier(), joinable::PeerFailed);
+                    }
+                }
+            }
+            CHECK(kept() == before);
+        });
+    }
+}
+
+TEST_CASE("all ranks keep what MPI has where none can tell the others what was cut off") {
+    run_mpi_groups({2, 3, 4, 8}, [](MPI_Comm group) {
+        std::size_t const before = kept();
+        {
+            MpiCommunicator comm{group};
+            std::vector<float> x(3, 1);
+            if (comm.rank() == 0) { // complete here, and posted nowhere else
+                joinable::broadcast(comm, x, 0).wait();
+            }
+            MPI_Barrier(group);
+            if (comm.rank() == 1) {
+                comm.abort({FailureKind::peer_failed, {1}, "enough"});
+            }
+        }
+        CHECK(kept() == before + 1);
+    });
+}
+
+TEST_CASE("a work that is complete before an abort is heard does not throw it") {
+    run_mpi_groups({2, 3, 4, 8}, [](MPI_Comm group) {
+        MpiCommunicator comm{group};
+        std::vector<float> x(3, 1);
+        int sent = comm.rank();
+        int got = -1;
+        auto work = joinable::all_reduce(comm, x);
+        auto send = comm.send({&sent, 1, DType::i32}, (comm.rank() + 1) % comm.size());
+        auto receive =
+            comm.receive({&got, 1, DType::i32}, (comm.rank() + comm.size() - 1) % comm.size());
+        for (int i = 0; i < 20; ++i) { // MPI completes them meanwhile
+            MPI_Barrier(group);
+        }
+        if (comm.rank() == 1) {
+            work.wait();
+            comm.abort({FailureKind::peer_failed, {1}, "enough"});
+        }
+        MPI_Barrier(group);
+        while (!comm.is_aborted()) {
+            std::this_thread::sleep_for(std::chrono::milliseconds{1});
+        }
+        CHECK_NOTHROW(work.wait());
+        CHECK_NOTHROW(send.wait());
+        CHECK_NOTHROW(receive.wait());
+        CHECK(x == std::vector<float>(3, static_cast<float>(comm.size())));
+        CHECK(got == (comm.rank() + comm.size() - 1) % comm.size());
+        CHECK_THROWS_AS(comm.barrier(), joinable::PeerFailed);
+    });
+}
+
 TEST_CASE("where a rank is gone, the others keep what MPI has, and end at once") {
     run_mpi_groups({2, 3, 4, 8}, [](MPI_Comm group) {
         std::size_t const before = kept();
@@ -313,6 +403,46 @@ TEST_CASE(
             "expects 3",
             joinable::Mismatch
         );
+    });
+}
+
+TEST_CASE("ranks that wait for different broadcasts end, where nothing compares them") {
+    run_mpi_groups({2, 3, 4, 8}, [](MPI_Comm group) {
+        MpiCommunicator comm{group, {.deadline = std::chrono::milliseconds{300}}};
+        std::vector<float> x(3);
+        auto const start = Clock::now();
+        try { // no rank is the root that it names
+            joinable::broadcast(comm, x, (comm.rank() + 1) % comm.size()).wait();
+            CHECK(false);
+        } catch (joinable::CommunicationError const& failure) {
+            std::string const text = failure.what();
+            CHECK(text.substr(0, 36) == "all ranks have posted a collective, ");
+            CHECK(text.find("check = true") != std::string::npos);
+        }
+        CHECK(Clock::now() - start >= std::chrono::milliseconds{600});
+    });
+}
+
+TEST_CASE("ranks that compare collectives start them while they wait for a message") {
+    joinable::MpiOptions const options{.deadline = std::chrono::seconds{5}, .check = true};
+    run_mpi_groups({2, 3, 4, 8}, [&](MPI_Comm group) {
+        MpiCommunicator comm{group, options};
+        std::vector<float> x(3, 1);
+        std::vector<float> all(3 * static_cast<std::size_t>(comm.size()));
+        std::vector<std::size_t> const counts(static_cast<std::size_t>(comm.size()), 3);
+        int token = comm.rank();
+        auto first = joinable::all_gather(comm, x, all, counts);
+        auto second = joinable::all_reduce(comm, x);
+        if (comm.rank() == 0) {
+            comm.receive({&token, 1, DType::i32}, 1).wait();
+        }
+        second.wait();
+        first.wait();
+        if (comm.rank() == 1) {
+            comm.send({&token, 1, DType::i32}, 0).wait();
+        }
+        CHECK(token == (comm.rank() == 0 ? 1 : comm.rank()));
+        CHECK(x == std::vector<float>(3, static_cast<float>(comm.size())));
     });
 }
 

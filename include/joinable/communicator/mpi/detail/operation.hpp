@@ -55,6 +55,7 @@ struct MpiOperation {
     std::vector<std::uint64_t> words; ///< what all ranks say, when they compare it
     PolledTime polled;
     MpiQuestion question;    ///< since its deadline
+    bool is_refused = false; ///< by MPI: its requests must not be asked again
     bool is_stalled = false; ///< all ranks had posted it a deadline ago
 
     [[nodiscard]] bool is_message() const noexcept { return peer >= 0; }

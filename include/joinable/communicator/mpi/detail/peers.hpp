@@ -161,29 +161,31 @@ public:
             return other.left && other.left->is_gone;
         });
     }
-    /// How many collectives the furthest rank has posted. @pre have_all_left()
-    [[nodiscard]] std::uint64_t most_posted() const noexcept {
-        std::uint64_t most = 0;
-        for (Other const& other : others_) {
-            most = (std::max)(most, other.left->posted);
-        }
-        return most;
-    }
-    /// What is open on any rank, by number; nothing where ranks have different collectives of one number, or
-    /// some by counts, which nobody else knows. All ranks find the same. @pre have_all_left()
+    /// What is open on any rank, by number, with all that some rank has not posted; nothing where that is not
+    /// known: ranks have different collectives of one number, or some by counts, or the ranks that have
+    /// posted one have completed it. All ranks find the same. @pre have_all_left()
     [[nodiscard]] std::optional<std::vector<MpiLeave::Open>> open() const {
         std::vector<MpiLeave::Open> open;
+        auto const [least, most] =
+            std::minmax_element(others_.begin(), others_.end(), [](Other const& a, Other const& b) {
+                return a.left->posted < b.left->posted;
+            });
         for (Other const& other : others_) {
             open.insert(open.end(), other.left->open.begin(), other.left->open.end());
         }
         std::sort(open.begin(), open.end(), [](auto const& a, auto const& b) {
             return a.number < b.number;
         });
+        std::uint64_t next = least->left->posted;
         for (std::size_t i = 0; i < open.size(); ++i) {
             bool const is_new = i == 0 || open[i].number != open[i - 1].number;
             if (open[i].has_counts != 0 || (!is_new && open[i] != open[i - 1])) {
                 return std::nullopt;
             }
+            next += open[i].number == next ? 1U : 0U;
+        }
+        if (next < most->left->posted) {
+            return std::nullopt;
         }
         open.erase(std::unique(open.begin(), open.end()), open.end());
         return open;

@@ -72,10 +72,11 @@ public:
         open_.push_back(&operation);
         if (options_.check) {
             operation.state = MpiOperation::State::checking;
-            require([&] { gather_said(operation, size_, peers_.comm()); });
+            ++unchecked_;
+            require_for(operation, [&] { gather_said(operation, size_, peers_.comm()); });
         } else {
             operation.state = MpiOperation::State::under_way;
-            require([&] { calls_.start(operation.transfer, operation.tables); });
+            require_for(operation, [&] { calls_.start(operation.transfer, operation.tables); });
         }
         return operation;
     }
@@ -89,7 +90,7 @@ public:
         operation.prepare_message(buffer, *memory_);
         operation.state = MpiOperation::State::under_way;
         open_.push_back(&operation);
-        require([&] { start_message(operation); });
+        require_for(operation, [&] { start_message(operation); });
         return operation;
     }
     void finish(MpiOperation& operation) {
@@ -134,6 +135,8 @@ public:
     void release(MpiOperation& operation) {
         if (operation.state == MpiOperation::State::complete) {
             free_.push_back(&operation);
+        } else { // its buffer is the caller's again
+            operation.state = MpiOperation::State::lost;
         }
     }
 
@@ -219,8 +222,9 @@ public:
             }
             bool const is_staying = !is_unwinding && can_leave();
             say_last_word(is_staying);
-            if (!is_staying || !hear_last_words() || !drain()) {
-                wait_for_a_moment([&] { return peers_.has_sent(); });
+            bool const is_over = is_staying && hear_last_words() && drain();
+            bool const has_sent = wait_for_a_moment([&] { return peers_.has_sent(); });
+            if (!is_over || !has_sent) {
                 keep();
                 peers_.stop_listening();
                 return;
@@ -250,6 +254,7 @@ private:
         operation.peer = -1;
         operation.polled = {};
         operation.question = {};
+        operation.is_refused = false;
         operation.is_stalled = false;
         return operation;
     }
@@ -280,6 +285,13 @@ private:
             );
         }
     }
+    /// What MPI refuses of an operation ends all ranks, and MPI keeps what it has of it.
+    template <class F>
+    void require_for(MpiOperation& operation, F const& f) {
+        operation.is_refused = true;
+        require(f);
+        operation.is_refused = false;
+    }
     [[nodiscard]] static bool has_ended(MpiTables& tables) {
         int is_done = 0;
         check_mpi(
@@ -295,7 +307,7 @@ private:
     }
     [[nodiscard]] bool have_requests_ended(MpiOperation& operation) {
         bool is_done = false;
-        require([&] {
+        require_for(operation, [&] {
             bool const is_receive = operation.is_message() && !operation.is_send;
             is_done = is_receive ? has_received(operation) : has_ended(operation.tables);
         });
@@ -340,7 +352,7 @@ private:
     }
     /// Whether it is complete now.
     [[nodiscard]] bool advance(MpiOperation& operation) {
-        if (operation.state < MpiOperation::State::under_way) {
+        if (unchecked_ != 0) { // or a rank that waits for another one here would hold up this one
             for (MpiOperation* const open : open_) { // data starts in the order of posts
                 if (!start_when_checked(*open)) {
                     break;
@@ -370,11 +382,12 @@ private:
         }
         if (operation.transfer.said.has_counts && !has_tables) {
             operation.state = MpiOperation::State::checking_counts;
-            require([&] { gather_tables(operation, size_, data_); });
+            require_for(operation, [&] { gather_tables(operation, size_, data_); });
             return false;
         }
         operation.state = MpiOperation::State::under_way;
-        require([&] { calls_.start(operation.transfer, operation.tables); });
+        --unchecked_;
+        require_for(operation, [&] { calls_.start(operation.transfer, operation.tables); });
         return true;
     }
 
@@ -418,16 +431,33 @@ private:
             lose();
         }
     }
-    /// What is open stays with MPI, but for receives.
+    /// Brings what MPI has completed to its end. What is open stays with MPI, but for receives.
     void lose() {
         memory_->hold();
+        unchecked_ = 0;
         for (MpiOperation* const operation : open_) {
+            if (has_just_ended(*operation)) {
+                operation->deliver(*memory_);
+                continue;
+            }
             operation->state = MpiOperation::State::lost;
             auto& requests = operation->tables.requests;
-            if (operation->is_message() && !operation->is_send && !requests.empty() &&
-                requests.front() != MPI_REQUEST_NULL) {
+            if (operation->is_message() && !operation->is_send && !operation->is_refused &&
+                !requests.empty() && requests.front() != MPI_REQUEST_NULL) {
                 static_cast<void>(MPI_Cancel(&requests.front()));
             }
+        }
+        std::erase_if(open_, [](MpiOperation const* operation) {
+            return operation->state == MpiOperation::State::complete;
+        });
+    }
+    /// The same once this rank has failed: nothing fails it again.
+    [[nodiscard]] bool has_just_ended(MpiOperation& operation) {
+        try {
+            return operation.state == MpiOperation::State::under_way && !operation.is_refused &&
+                   have_requests_ended(operation);
+        } catch (...) {
+            return false;
         }
     }
     /// At the deadline: for how much longer to wait. Nothing: that is not known yet.
@@ -466,10 +496,11 @@ private:
     // -- closing ----------------------------------------------------------------------------------
 
     /// Whether the others can complete for this rank what is open here.
-    [[nodiscard]] bool can_leave() const noexcept {
+    [[nodiscard]] bool can_leave() const {
         return open_.size() <= MpiLeave::most_open && (open_.empty() || !options_.check) &&
-               std::none_of(open_.begin(), open_.end(), [](MpiOperation const* operation) {
-                   return operation->is_message() && operation->is_send;
+               std::none_of(open_.begin(), open_.end(), [](MpiOperation* operation) {
+                   return operation->is_refused || (operation->is_message() && operation->is_send &&
+                                                    !has_ended(operation->tables));
                });
     }
     void say_last_word(bool is_staying) {
@@ -507,14 +538,10 @@ private:
         if (!open) {
             return false;
         }
-        for (std::uint64_t const most = peers_.most_posted(); posted_ < most;) {
-            auto const found = std::find_if(open->begin(), open->end(), [&](auto const& one) {
-                return one.number == posted_;
-            });
-            if (found == open->end()) {
-                return false;
+        for (MpiLeave::Open const& one : *open) {
+            if (one.number >= posted_) {
+                shadow(Descriptor::of_word(one.word, one.count, false));
             }
-            shadow(Descriptor::of_word(found->word, found->count, false));
         }
         bool const is_over = wait_for_a_moment([&] {
             return std::all_of(open_.begin(), open_.end(), [](MpiOperation* const operation) {
@@ -534,11 +561,17 @@ private:
         bool const is_one =
             is_one_buffer(said.collective) || said.collective == Collective::barrier;
         std::size_t const bytes = said.count * size_of(said.dtype) * (is_one ? 1 : index(size_));
+        auto const all = PartSizes::equal(said.count);
+        auto const those_of_root = rank_ == said.root ? all : PartSizes{};
+        auto const only_root = PartSizes::only(said.root, said.count);
+        bool const gathers = said.collective == Collective::gather;
+        bool const scatters = said.collective == Collective::scatter;
+        auto const sends = gathers ? only_root : scatters ? those_of_root : all;
+        auto const expects = scatters ? only_root : gathers ? those_of_root : all;
         MpiOperation& operation = next_operation();
         std::byte* const in = zeros_.emplace_back(bytes).data();
         std::byte* const out = is_one ? in : zeros_.emplace_back(bytes).data();
-        auto const parts = PartSizes::equal(said.count);
-        operation.transfer = {said, in, out, parts, parts};
+        operation.transfer = {said, in, out, sends, expects};
         operation.number = posted_++;
         operation.state = MpiOperation::State::lost;
         open_.push_back(&operation);
@@ -560,6 +593,7 @@ private:
     std::vector<MpiOperation*> free_;
     std::deque<MpiOperation*> open_; ///< in the order of their posts
     std::uint64_t posted_ = 0;       ///< collectives
+    std::size_t unchecked_ = 0;      ///< of these, those of which no data moves yet
     std::optional<AbortReason> failure_;
     bool has_told_ = false;                    ///< the others why
     std::deque<std::vector<std::byte>> zeros_; ///< of collectives that only the others wanted

@@ -109,7 +109,8 @@ public:
     std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
         return rank_->set_deadline(deadline);
     }
-    /// Local. The ranks that wait for this one do so for one more deadline from when they hear it.
+    /// Local. The ranks that wait for this one do so for one more deadline from when they hear it. Calls are
+    /// cheap: at most ten in a deadline, and one in a second, are told.
     void keep_alive() { rank_->keep_alive(); }
     /// Local, but asks the others, for up to 2 s. Which ranks have not posted this rank's oldest unfinished
     /// collective, or do not answer, because they neither wait nor test.

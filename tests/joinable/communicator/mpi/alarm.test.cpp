@@ -134,4 +134,30 @@ TEST_CASE("an error of MPI beside the data ends all ranks") {
     });
 }
 
+TEST_CASE("ranks that compute are not flooded by one that says that it is at work") {
+    run_mpi_groups({2, 3, 4, 8}, [](MPI_Comm group) {
+        Wires const wires{group};
+        if (wires.rank == 0) {
+            auto const rank = wires.make_rank();
+            for (int i = 0; i < 10'000; ++i) {
+                rank->keep_alive();
+            }
+            rank->abort({FailureKind::peer_failed, {0}, "the end"});
+            rank->close(false);
+            return;
+        }
+        int told = 0;
+        for (MPI_Status status{};; ++told) {
+            std::vector<std::byte> body(joinable::detail::MpiAlarm::most_bytes);
+            int const bytes = static_cast<int>(body.size());
+            MPI_Recv(body.data(), bytes, MPI_BYTE, 0, MPI_ANY_TAG, wires.alarm, &status);
+            if (status.MPI_TAG == static_cast<int>(MpiWord::abort)) {
+                break;
+            }
+        }
+        CHECK(told >= 1);
+        CHECK(told <= 20); // one a second, on a machine however slow
+    });
+}
+
 } // namespace

@@ -34,6 +34,17 @@ public:
         alarm_.tell_all(word, body);
     }
     [[nodiscard]] bool has_sent() { return alarm_.has_sent(); }
+    /// Says that this rank is at work, but at most ten times in a deadline, or once a second: ranks that compute
+    /// take nothing, so all that is said to them stays with MPI.
+    void keep_alive(std::chrono::nanoseconds deadline) {
+        constexpr std::chrono::nanoseconds longest = std::chrono::seconds{1};
+        auto const now = Clock::now();
+        if (!said_alive_at_ || now - *said_alive_at_ >= (std::min)(deadline / 10, longest)) {
+            said_alive_at_ = now;
+            static_cast<void>(alarm_.has_sent());
+            alarm_.tell_all(MpiWord::keep_alive);
+        }
+    }
 
     /// Hears what has come, and answers, as long as `answers`, that this rank has posted `posted`
     /// collectives. Calls end(reason) for the reason of an abort.
@@ -233,6 +244,7 @@ private:
     bool has_said_last_word_ = false;
     bool is_closed_ = false;
     std::uint64_t asked_ = 0; ///< questions
+    std::optional<Clock::time_point> said_alive_at_;
 };
 
 }}} // namespace joinable::v0::detail

@@ -191,7 +191,7 @@ public:
     }
     void keep_alive() {
         if (!failure_) {
-            require([&] { peers_.tell_all(MpiWord::keep_alive); });
+            require([&] { peers_.keep_alive(options_.deadline); });
         }
     }
     /// Runs f(). What MPI refuses ends all ranks.

@@ -41,10 +41,12 @@ namespace joinable { inline namespace v0 {
 ///
 /// An abort travels as a message that every wait and test polls: a rank that computes hears of it when it
 /// waits next. What is on its way then stays with MPI, and its memory is kept until the process ends,
-/// that of arenas too, unless all ranks destroy their communicators without unwinding: then they complete
-/// it for each other, for at most 2 s. Two ranks that abort at the same moment may each be the first that
-/// some others hear of, so ranks may throw different reasons. A rank that dies is MPI's affair: mpirun
-/// ends the job. This library never calls MPI_Abort.
+/// that of arenas too. Ranks that all destroy their communicators without unwinding complete it for each
+/// other instead, for at most 2 s. They cannot where a rank has more than 118 collectives open, compared ones
+/// (MpiOptions::check), some by counts, or a send, or where one is complete on all ranks that have posted it.
+/// Two ranks that abort at the same moment may each be the first that some others hear of, so ranks may
+/// throw different reasons. A rank that dies is MPI's affair: mpirun ends the job. This library never calls
+/// MPI_Abort.
 ///
 /// A wait ends at the deadline. Then the rank asks the others what they have posted; those that do not
 /// answer within 2 s, because they neither wait nor test here, are named as missing.

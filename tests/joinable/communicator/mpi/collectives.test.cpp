@@ -156,6 +156,14 @@ void check_reductions(MpiCommunicator& comm, bool arena, std::size_t count) {
         auto const first = count * static_cast<std::size_t>(rank);
         CHECK(buffer.wrong([&](std::size_t i) { return scaled(first + i); }) == 0);
         CHECK(in.wrong(own) == 0);
+
+        std::vector<std::size_t> counts(ranks, 0); // all for the last rank
+        counts.back() = count;
+        buffer.fill(own);
+        Elements<T> share{comm, arena, rank == world - 1 ? count : 0};
+        comm.reduce_scatter(buffer, share, ReduceOp::sum, factor, counts).wait();
+        CHECK(share.wrong(scaled) == 0);
+        CHECK(buffer.wrong(own) == 0);
     }
 }
 
@@ -395,6 +403,37 @@ TEST_CASE("messages of one tag keep their order, and those of another one may pa
         joinable::receive(comm, got_large, before, 5).wait();
         CHECK(got_large == std::vector<double>(large.size(), before));
     });
+}
+
+TEST_CASE("messages above the most that MPI takes are described by a type") {
+    for (std::size_t const most : {4U, 7U, 16U}) {
+        run_mpi_ranks(
+            {2, 3, 4, 8},
+            [](MpiCommunicator& comm) {
+                int const next = (comm.rank() + 1) % comm.size();
+                int const before = (comm.rank() + comm.size() - 1) % comm.size();
+                for (std::size_t const count : {1U, 2U, 15U, 1000U}) {
+                    std::vector<double> const sent(count, comm.rank() + 0.5);
+                    std::vector<double> got(count);
+                    auto const work = joinable::send(comm, sent, next);
+                    joinable::receive(comm, got, before).wait();
+                    CHECK(got == std::vector<double>(count, before + 0.5));
+                }
+                std::vector<std::uint8_t> bytes(60);
+                if (comm.rank() == 0) {
+                    joinable::send(comm, bytes, 1).wait();
+                    CHECK_THROWS_AS(comm.barrier(), joinable::Mismatch);
+                } else if (comm.rank() == 1) {
+                    bytes.resize(70);
+                    CHECK_THROWS_AS(joinable::receive(comm, bytes, 0).wait(), joinable::Mismatch);
+                } else {
+                    CHECK_THROWS_AS(comm.barrier(), joinable::Mismatch);
+                }
+            },
+            {.deadline = deadline},
+            {.most = most}
+        );
+    }
 }
 
 TEST_CASE("a group that is split off has its ranks in the order of their keys") {

@@ -182,9 +182,7 @@ public:
         return failure_.has_value();
     }
     void throw_if_aborted() {
-        if (parent_ != nullptr && parent_->failure_) {
-            take_over(*parent_->failure_);
-        }
+        take_over_from_parents();
         if (failure_) {
             throw_failure(*failure_);
         }
@@ -397,9 +395,7 @@ private:
     void poll() {
         if (parent_ != nullptr) {
             parent_->poll();
-            if (parent_->failure_ && !failure_) {
-                take_over(*parent_->failure_);
-            }
+            take_over_from_parents();
         }
         try {
             peers_.poll(posted_, !failure_, [this](AbortReason const& reason) {
@@ -423,6 +419,13 @@ private:
             peers_.tell_all(MpiWord::abort, packed(*failure_));
             static_cast<void>(peers_.has_sent());
         } catch (...) { // NOLINT(bugprone-empty-catch): this rank's own failure is known
+        }
+    }
+    void take_over_from_parents() {
+        for (MpiRank const* one = parent_.get(); one != nullptr; one = one->parent_.get()) {
+            if (one->failure_) {
+                take_over(*one->failure_);
+            }
         }
     }
     void take_over(AbortReason const& reason) {

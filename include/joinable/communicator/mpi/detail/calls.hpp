@@ -48,6 +48,20 @@ struct MpiTables {
     }
 };
 
+[[nodiscard]] inline bool has_ended(MpiTables& tables) {
+    int is_done = 0;
+    check_mpi(
+        MPI_Testall(
+            static_cast<int>(tables.requests.size()),
+            tables.requests.data(),
+            &is_done,
+            MPI_STATUSES_IGNORE
+        ),
+        "MPI_Testall"
+    );
+    return is_done != 0;
+}
+
 /// Starts collectives of MPI. All ranks start the same ones in the same order: what is decided here by a
 /// size is decided by one that all ranks know.
 class MpiCalls {

@@ -11,6 +11,7 @@
 #include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/mpi/detail/api.hpp>
 #include <joinable/communicator/mpi/detail/operation.hpp>
+#include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
 /// @file
@@ -71,6 +72,21 @@ difference_of_tables(MpiOperation const& operation, int size) {
         [&](int from, int to) { return word(from, to); },
         [&](int from, int to) { return word(to, size + from); }
     );
+}
+
+/// Where nothing was compared, and `rank` waits for what all have posted.
+[[nodiscard]] inline AbortReason reason_of_stall(int rank, MpiOperation const& operation) {
+    return {
+        FailureKind::communication,
+        {},
+        concat(
+            "all ranks have posted a collective, but MPI does not complete it; rank ",
+            rank,
+            " waits in ",
+            operation.text(),
+            ": MpiOptions{.check = true} tells whether the others do"
+        )
+    };
 }
 
 }}} // namespace joinable::v0::detail

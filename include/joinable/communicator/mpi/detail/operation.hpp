@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -184,6 +185,35 @@ private:
     bool widens_ = false;
     std::vector<std::size_t> send_sizes_; ///< of a collective by counts
     std::vector<std::size_t> expected_sizes_;
+};
+
+/// The operations of a rank, which are used again.
+class MpiOperations {
+public:
+    explicit MpiOperations(int ranks) : ranks_{static_cast<std::size_t>(ranks)} {}
+
+    [[nodiscard]] MpiOperation& next() {
+        if (free_.empty()) {
+            all_.push_back(std::make_unique<MpiOperation>());
+            all_.back()->request_size = ranks_;
+            free_.reserve(all_.size());
+            return *all_.back();
+        }
+        MpiOperation& operation = *free_.back();
+        free_.pop_back();
+        operation.peer = -1;
+        operation.polled = {};
+        operation.question = {};
+        operation.is_refused = false;
+        operation.is_stalled = false;
+        return operation;
+    }
+    void give_back(MpiOperation& operation) noexcept { free_.push_back(&operation); } // has room
+
+private:
+    std::size_t ranks_;
+    std::vector<std::unique_ptr<MpiOperation>> all_;
+    std::vector<MpiOperation*> free_;
 };
 
 }}} // namespace joinable::v0::detail

@@ -26,6 +26,7 @@
 #include <joinable/communicator/mpi/detail/operation.hpp>
 #include <joinable/communicator/mpi/detail/pause.hpp>
 #include <joinable/communicator/mpi/detail/peers.hpp>
+#include <joinable/communicator/mpi/detail/shadow.hpp>
 #include <joinable/communicator/mpi/options.hpp>
 #include <joinable/detail/failure.hpp>
 #include <joinable/detail/text.hpp>
@@ -66,7 +67,7 @@ public:
 
     [[nodiscard]] MpiOperation& post(Request const& request) {
         throw_if_aborted();
-        MpiOperation& operation = next_operation();
+        MpiOperation& operation = operations_.next();
         operation.prepare(request, *memory_, options_.wide);
         operation.number = posted_++;
         open_.push_back(&operation);
@@ -82,7 +83,7 @@ public:
     }
     [[nodiscard]] MpiOperation& post_message(bool is_send, int peer, int tag, Buffer buffer) {
         throw_if_aborted();
-        MpiOperation& operation = next_operation();
+        MpiOperation& operation = operations_.next();
         operation.is_send = is_send;
         operation.peer = peer;
         operation.tag = tag;
@@ -134,7 +135,7 @@ public:
     /// Nobody waits for it any more.
     void release(MpiOperation& operation) {
         if (operation.state == MpiOperation::State::complete) {
-            free_.push_back(&operation);
+            operations_.give_back(operation);
         } else { // its buffer is the caller's again
             operation.state = MpiOperation::State::lost;
         }
@@ -236,27 +237,6 @@ public:
     }
 
 private:
-    [[nodiscard]] static std::size_t index(int rank) noexcept {
-        return static_cast<std::size_t>(rank);
-    }
-
-    [[nodiscard]] MpiOperation& next_operation() {
-        if (free_.empty()) {
-            operations_.push_back(std::make_unique<MpiOperation>());
-            operations_.back()->request_size = index(size_);
-            free_.reserve(operations_.size());
-            return *operations_.back();
-        }
-        MpiOperation& operation = *free_.back();
-        free_.pop_back();
-        operation.peer = -1;
-        operation.polled = {};
-        operation.question = {};
-        operation.is_refused = false;
-        operation.is_stalled = false;
-        return operation;
-    }
-
     // -- moving -----------------------------------------------------------------------------------
 
     void start_message(MpiOperation& operation) {
@@ -289,19 +269,6 @@ private:
         operation.is_refused = true;
         require(f);
         operation.is_refused = false;
-    }
-    [[nodiscard]] static bool has_ended(MpiTables& tables) {
-        int is_done = 0;
-        check_mpi(
-            MPI_Testall(
-                static_cast<int>(tables.requests.size()),
-                tables.requests.data(),
-                &is_done,
-                MPI_STATUSES_IGNORE
-            ),
-            "MPI_Testall"
-        );
-        return is_done != 0;
     }
     [[nodiscard]] bool have_requests_ended(MpiOperation& operation) {
         bool is_done = false;
@@ -473,17 +440,7 @@ private:
         std::vector<int> overdue = peers_.missing(operation);
         if (overdue.empty()) { // all have come, and MPI is at work
             if (std::exchange(operation.is_stalled, true)) {
-                fail(
-                    {FailureKind::communication,
-                     {},
-                     concat(
-                         "all ranks have posted a collective, but MPI does not complete it; rank ",
-                         rank_,
-                         " waits in ",
-                         operation.text(),
-                         ": MpiOptions{.check = true} tells whether the others do"
-                     )}
-                );
+                fail(reason_of_stall(rank_, operation));
             }
             return options_.deadline;
         }
@@ -558,23 +515,10 @@ private:
         }
         return is_over;
     }
-    /// Takes part in a collective of the others with zeros. As all ranks do, it gives MPI one buffer where
-    /// that is both input and output: algorithms may depend on it.
+    /// Takes part in a collective of the others.
     void shadow(Descriptor const& said) {
-        bool const is_one =
-            is_one_buffer(said.collective) || said.collective == Collective::barrier;
-        std::size_t const bytes = said.count * size_of(said.dtype) * (is_one ? 1 : index(size_));
-        auto const all = PartSizes::equal(said.count);
-        auto const those_of_root = rank_ == said.root ? all : PartSizes{};
-        auto const only_root = PartSizes::only(said.root, said.count);
-        bool const gathers = said.collective == Collective::gather;
-        bool const scatters = said.collective == Collective::scatter;
-        auto const sends = gathers ? only_root : scatters ? those_of_root : all;
-        auto const expects = scatters ? only_root : gathers ? those_of_root : all;
-        MpiOperation& operation = next_operation();
-        std::byte* const in = zeros_.emplace_back(bytes).data();
-        std::byte* const out = is_one ? in : zeros_.emplace_back(bytes).data();
-        operation.transfer = {said, in, out, sends, expects};
+        MpiOperation& operation = operations_.next();
+        operation.transfer = shadow_of(said, rank_, size_, zeros_);
         operation.number = posted_++;
         operation.state = MpiOperation::State::lost;
         open_.push_back(&operation);
@@ -592,8 +536,7 @@ private:
     MpiPeers peers_;
     std::shared_ptr<MpiRank> parent_;
     std::shared_ptr<MpiMemory> memory_ = std::make_shared<MpiMemory>();
-    std::vector<std::unique_ptr<MpiOperation>> operations_;
-    std::vector<MpiOperation*> free_;
+    MpiOperations operations_{size_};
     std::deque<MpiOperation*> open_; ///< in the order of their posts
     std::uint64_t posted_ = 0;       ///< collectives
     std::size_t unchecked_ = 0;      ///< of these, those of which no data moves yet

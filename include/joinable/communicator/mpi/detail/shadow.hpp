@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <vector>
+
+#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/detail/request.hpp>
+#include <joinable/communicator/mpi/detail/calls.hpp>
+#include <joinable/tensor/dtype.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The part of a rank, with `zeros` that must stay, in a collective that only the others have posted. As all
+/// ranks do, it gives MPI the parts of a request, and one buffer where that is both input and output:
+/// algorithms may depend on it.
+[[nodiscard]] inline MpiTransfer
+shadow_of(Descriptor const& said, int rank, int size, std::deque<std::vector<std::byte>>& zeros) {
+    bool const is_one = is_one_buffer(said.collective) || said.collective == Collective::barrier;
+    auto const parts = is_one ? std::size_t{1} : static_cast<std::size_t>(size);
+    std::size_t const bytes = said.count * size_of(said.dtype) * parts;
+    std::byte* const in = zeros.emplace_back(bytes).data();
+    std::byte* const out = is_one ? in : zeros.emplace_back(bytes).data();
+    auto const all = PartSizes::equal(said.count);
+    auto const those_of_root = rank == said.root ? all : PartSizes{};
+    auto const only_root = PartSizes::only(said.root, said.count);
+    switch (said.collective) {
+    case Collective::gather: return {said, in, out, only_root, those_of_root};
+    case Collective::scatter: return {said, in, out, those_of_root, only_root};
+    default: return {said, in, out, all, all};
+    }
+}
+
+}}} // namespace joinable::v0::detail

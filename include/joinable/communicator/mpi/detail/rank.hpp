@@ -294,7 +294,7 @@ private:
         auto const expected = said.count * size_of(said.dtype);
         if (error_class == MPI_ERR_TRUNCATE ||
             (code == MPI_SUCCESS && is_done != 0 && static_cast<std::size_t>(bytes) != expected)) {
-            operation.tables.requests.clear(); // it has ended
+            operation.tables.requests.front() = MPI_REQUEST_NULL; // it has ended
             operation.state = MpiOperation::State::lost;
             operation.is_refused = false;
             std::vector<int> ranks{

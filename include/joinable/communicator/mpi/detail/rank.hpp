@@ -125,6 +125,9 @@ public:
                 return true;
             }
             poll();
+            if (operation.state == MpiOperation::State::complete) { // when an abort was heard
+                return true;
+            }
             if (auto const rank = peers_.deserter(operation); rank && !failure_) {
                 fail(reason_of_leaving(*rank));
             }

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -14,10 +16,10 @@
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/checks.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
-#include <joinable/communicator/detail/deadline.hpp>
-#include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/mpi/detail/api.hpp>
+#include <joinable/communicator/mpi/detail/check.hpp>
+#include <joinable/communicator/mpi/detail/duplicate.hpp>
 #include <joinable/communicator/mpi/detail/memory.hpp>
 #include <joinable/communicator/mpi/detail/rank.hpp>
 #include <joinable/communicator/mpi/options.hpp>
@@ -55,15 +57,20 @@ namespace joinable { inline namespace v0 {
 /// not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit by bit. Buffers
 /// are the caller's until the work has been waited for; spans of counts are copied. Errors of MPI in
 /// here are CommunicationError, with MPI's text. But Open MPI and MPICH raise some of those that waits
-/// meet at MPI_COMM_WORLD, and that ends the job unless the program has given it MPI_ERRORS_RETURN. One
-/// thread at a time uses an object. Where several threads use MPI, it must have been started with
-/// MPI_THREAD_MULTIPLE.
+/// meet at MPI_COMM_WORLD, and that ends the job unless the program has given it MPI_ERRORS_RETURN.
+///
+/// One thread at a time uses an object, its arenas, and all groups that were split from it or from one of
+/// those: a group hears of aborts through the communicators around it. Threads that run side by side use
+/// communicators that were each constructed from one of MPI's, for example from native_handle(); aborts do
+/// not pass between these. Where several threads use MPI, it must have been started with MPI_THREAD_MULTIPLE.
 class MpiCommunicator : public detail::Collectives<MpiCommunicator, MpiWork> {
 public:
-    /// Collective, blocks. Works on duplicates of `comm`, which stays the caller's.
-    /// @throws ContractViolation   MPI is not initialised, or finalised; there is no such communicator, or
-    ///                             it connects two groups.
-    /// @throws TimedOut            some ranks did not come; MPI cannot tell which.
+    /// Collective, blocks. Works on duplicates of `comm`, which stays the caller's. Where it throws, MPI
+    /// keeps what it has made until the process ends, because only all ranks together can free that.
+    /// @throws ContractViolation   MPI is not initialised, or finalised; there is no such communicator, it
+    ///                             connects two groups, or it has more than 8192 ranks.
+    /// @throws TimedOut            some ranks did not come; MPI cannot tell which. They end at their own
+    ///                             deadlines. Nothing frees `comm` from then on.
     /// @throws CommunicationError  MPI refuses.
     explicit MpiCommunicator(
         MPI_Comm comm, MpiOptions const& options = {}, detail::MpiLimits limits = {}
@@ -71,10 +78,10 @@ public:
         : MpiCommunicator{duplicated(comm, options), options, limits, nullptr} {}
 
     /// Collective, blocks. The same with a communicator that becomes this object's: nothing else may use it,
-    /// and it is freed in the end.
+    /// and it is freed in the end. Where this throws, `comm` stays the caller's.
     [[nodiscard]] static MpiCommunicator
     from_native_handle(MPI_Comm comm, MpiOptions const& options = {}) {
-        meet(comm, options.deadline);
+        detail::check_mpi_communicator(comm);
         return MpiCommunicator{comm, options, {}, nullptr};
     }
 
@@ -90,7 +97,7 @@ public:
     [[nodiscard]] MPI_Comm native_handle() const noexcept { return rank_->data(); }
 
     /// Not collective. Complete when MPI has the message: then the buffer is the caller's again. Messages
-    /// between two ranks with one tag arrive in their order. `tag` is at least 0, and below MPI's largest.
+    /// between two ranks with one tag arrive in their order. `tag` is at least 0, and at most MPI's largest.
     MpiWork send(ConstBuffer buffer, int to, int tag = 0) {
         check_message("destination", buffer, to, tag);
         Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
@@ -120,14 +127,18 @@ public:
 
     /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their `key`, then
     /// of their rank here. It inherits deadline and options. An abort of this communicator reaches it, not
-    /// the other way round; errors name the ranks of the group in which they occur.
+    /// the other way round; errors name the ranks of the group in which they occur. A thread uses the group
+    /// when none uses this communicator or another of its groups. MPI blocks here, so the
+    /// ranks meet before. A rank that hears of an abort while it waits there goes on for 1 s: the others may
+    /// have met already. If all meet, the group is made, and its first wait throws the reason.
+    /// @throws Mismatch  some ranks share memory, or do something else. MPI may find an error before.
     [[nodiscard]] MpiCommunicator split(int color, int key) {
         if (color < 0) {
             throw ContractViolation{
                 detail::concat("split needs a color of at least 0, but was given ", color)
             };
         }
-        barrier(); // so that no rank blocks inside MPI
+        static_cast<void>(meet(detail::MpiMeeting::split, 0));
         MPI_Comm made = MPI_COMM_NULL;
         rank_->require([&] {
             detail::check_mpi(MPI_Comm_split(rank_->data(), color, key, &made), "MPI_Comm_split");
@@ -135,20 +146,25 @@ public:
         return MpiCommunicator{made, rank_->options(), rank_->limits(), rank_};
     }
 
-    /// Local. Zeroed memory of MPI, for what is to be reduced often: buffers in it are not copied. It may
-    /// outlive the communicator. @throws std::bad_alloc; ContractViolation  alignment is no power of two.
+    /// Local. Zeroed memory for what is to be reduced often: MPI gets the buffers in it themselves, not
+    /// copies. It may outlive the communicator.
+    /// @throws std::bad_alloc; ContractViolation  alignment is no power of two.
     [[nodiscard]] Arena
     allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
         return detail::MpiMemory::allocate(rank_->memory(), bytes, alignment);
     }
 
-    /// Collective, blocks. See shared_buffer(). MPI frees such memory by all ranks together, so it is there
-    /// until the process ends. @throws ContractViolation  on all ranks: they are on several machines.
+    /// Collective, blocks; the ranks meet before, as in split(). See shared_buffer(). MPI
+    /// frees such memory by all ranks together, so it is there
+    /// until the process ends.
+    /// @throws Mismatch           sizes differ, or some ranks do something else.
+    /// @throws ContractViolation  on all ranks: they are on several machines.
+    /// @throws std::bad_alloc     on all ranks: no object can be as large.
     [[nodiscard]] Arena share(std::size_t bytes) {
-        std::uint64_t const own = bytes;
-        std::vector<std::uint64_t> sizes(static_cast<std::size_t>(size()));
-        all_gather({&own, 1, DType::u64}, {sizes.data(), sizes.size(), DType::u64}).wait();
-        detail::check_same_size(sizes);
+        detail::check_same_size(meet(detail::MpiMeeting::share, bytes));
+        if (bytes > PTRDIFF_MAX) {
+            throw std::bad_alloc{};
+        }
         void* start = nullptr;
         bool is_on_one_machine = false;
         rank_->require([&] { is_on_one_machine = share_on_machine(bytes, start); });
@@ -173,14 +189,9 @@ private:
         detail::MpiLimits limits,
         std::shared_ptr<detail::MpiRank> parent
     ) {
-        MPI_Comm alarm = MPI_COMM_NULL;
-        detail::check_mpi(MPI_Comm_dup(owned, &alarm), "MPI_Comm_dup");
-        detail::check_mpi(
-            MPI_Comm_set_errhandler(owned, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler"
-        );
-        detail::check_mpi(
-            MPI_Comm_set_errhandler(alarm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler"
-        );
+        detail::MpiErrorsReturned errors{owned};
+        MPI_Comm const alarm = detail::duplicate(owned, options.deadline);
+        detail::meet(alarm, options.deadline);
         int rank = 0;
         int size = 0;
         detail::check_mpi(MPI_Comm_rank(owned, &rank), "MPI_Comm_rank");
@@ -188,56 +199,36 @@ private:
         rank_ = std::make_shared<detail::MpiRank>(
             owned, alarm, rank, size, options, limits, std::move(parent)
         );
+        errors.keep();
     }
 
     static MPI_Comm duplicated(MPI_Comm comm, MpiOptions const& options) {
-        meet(comm, options.deadline);
-        MPI_Comm made = MPI_COMM_NULL;
-        detail::check_mpi(MPI_Comm_dup(comm, &made), "MPI_Comm_dup");
-        return made;
-    }
-    /// Returns when all ranks have come: from then on MPI may block.
-    static void meet(MPI_Comm comm, std::chrono::nanoseconds deadline) {
-        if (!detail::is_mpi_running()) {
-            throw ContractViolation{
-                "expected MPI to run, but it is not initialised, or it is finalised already: make the "
-                "communicator between MPI_Init and MPI_Finalize"
-            };
-        }
-        int connects_two = 0;
-        if (comm == MPI_COMM_NULL || MPI_Comm_test_inter(comm, &connects_two) != MPI_SUCCESS ||
-            connects_two != 0) {
-            throw ContractViolation{
-                "expected the communicator of one group of ranks, but was given MPI_COMM_NULL, or one "
-                "that connects two groups"
-            };
-        }
-        int size = 0;
-        detail::check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
-        if (size > detail::max_ranks) {
-            throw ContractViolation{detail::concat(
-                "expected at most ", detail::max_ranks, " ranks, but the communicator has ", size
-            )};
-        }
-        MPI_Request request = MPI_REQUEST_NULL;
-        detail::check_mpi(MPI_Ibarrier(comm, &request), "MPI_Ibarrier");
-        auto const end = detail::end_of_wait(deadline);
-        int is_done = 0;
-        for (detail::MpiPause pause; is_done == 0; pause()) {
-            detail::check_mpi(MPI_Test(&request, &is_done, MPI_STATUS_IGNORE), "MPI_Test");
-            if (is_done == 0 && std::chrono::steady_clock::now() >= end) {
-                throw TimedOut{
-                    {},
-                    detail::concat(
-                        "some ranks of an MPI communicator did not come within ",
-                        std::chrono::duration<double>(deadline).count(),
-                        " s; MPI does not tell which"
-                    )
-                };
-            }
-        }
+        detail::check_mpi_communicator(comm);
+        detail::MpiErrorsReturned const errors{comm};
+        return detail::duplicate(comm, options.deadline);
     }
 
+    /// Ranks are about to block inside MPI, where neither an abort nor the deadline reaches them. So all meet
+    /// before, and compare what they are about to do. Returns a word of each rank.
+    [[nodiscard]] std::vector<std::uint64_t> meet(detail::MpiMeeting meeting, std::uint64_t word) {
+        static_cast<void>(is_aborted()); // hears of an abort for which the others no longer wait
+        std::array<std::uint64_t, 2> const own{static_cast<std::uint64_t>(meeting), word};
+        std::vector<std::uint64_t> all(own.size() * static_cast<std::size_t>(size()));
+        {
+            auto work = all_gather(
+                {own.data(), own.size(), DType::u64}, {all.data(), all.size(), DType::u64}
+            );
+            rank_->finish_meeting(*work.operation_);
+        }
+        if (auto const reason = detail::difference_of_meetings(all)) {
+            rank_->fail(*reason);
+        }
+        std::vector<std::uint64_t> words;
+        for (std::size_t at = 1; at < all.size(); at += own.size()) {
+            words.push_back(all[at]);
+        }
+        return words;
+    }
     void check_message(std::string_view role, ConstBuffer buffer, int peer, int tag) const {
         detail::check_memory(buffer);
         detail::check_rank(role, peer, size());

@@ -10,7 +10,8 @@ namespace joinable { inline namespace v0 {
 /// How an MPI communicator behaves. The same on all ranks.
 struct MpiOptions {
     /// To find each other, and of all waits. A collective that all ranks have posted by then has one more to
-    /// complete: after that it ends in CommunicationError, be it only slow.
+    /// complete: after that it ends in CommunicationError, be it only slow. In split() and share() MPI
+    /// blocks once all ranks have met there: nothing here ends that.
     std::chrono::nanoseconds deadline = default_deadline;
     /// Ranks compare what they are about to do before data moves, and throw Mismatch on all of them. Each
     /// collective then has a small one before it. Without the comparison MPI may report an error, give wrong

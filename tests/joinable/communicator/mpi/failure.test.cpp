@@ -7,9 +7,11 @@
 #include <climits>
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -304,6 +306,41 @@ TEST_CASE("where a rank is gone, the others keep what MPI has, and end at once")
     });
 }
 
+TEST_CASE("communicators that were each constructed are used, and end, in threads side by side") {
+    run_mpi_groups({1, 2, 3, 4, 8}, [](MPI_Comm group) {
+        std::size_t const before = kept();
+        std::vector<std::unique_ptr<MpiCommunicator>> comms;
+        for (int i = 0; i < 3; ++i) {
+            comms.push_back(
+                std::make_unique<MpiCommunicator>(i == 0 ? group : comms.front()->native_handle())
+            );
+        }
+        std::atomic<int> right{0};
+        {
+            std::vector<std::thread> threads;
+            for (auto& comm : comms) {
+                threads.emplace_back([&] {
+                    try {
+                        auto const own = std::move(comm);
+                        for (int turn = 0; turn < 50; ++turn) {
+                            std::vector<int> ones(100, 1);
+                            joinable::all_reduce(*own, ones).wait();
+                            right += ones == std::vector<int>(100, own->size()) ? 1 : 0;
+                        }
+                        throw Injected{"disk on fire"}; // so each is kept
+                    } catch (std::exception const&) {
+                    }
+                });
+            }
+            for (auto& thread : threads) {
+                thread.join();
+            }
+        }
+        CHECK(right >= 3 * 49); // a throw may cut off the last one of another rank
+        CHECK(kept() == before + 3);
+    });
+}
+
 TEST_CASE("a rank that leaves while others wait for it is PeerFailed at once") {
     run_mpi_groups({2, 3, 4, 8}, [](MPI_Comm group) {
         MpiCommunicator comm{group};
@@ -458,6 +495,24 @@ TEST_CASE("ranks that compare collectives start them while they wait for a messa
         }
         CHECK(token == (comm.rank() == 0 ? 1 : comm.rank()));
         CHECK(x == std::vector<float>(3, static_cast<float>(comm.size())));
+    });
+}
+
+TEST_CASE("dtypes that travel as one are compared as they were given") {
+    run_mpi_groups({2, 3, 4, 8}, [&](MPI_Comm group) {
+        MpiCommunicator comm{
+            group, {.deadline = std::chrono::seconds{20}, .check = true, .wide = true}
+        };
+        std::vector<joinable::Half> x(3, joinable::Half{1.0F});
+        joinable::all_reduce(comm, x).wait();
+        CHECK(x == std::vector<joinable::Half>(3, joinable::Half{static_cast<float>(comm.size())}));
+        DType const dtype = comm.rank() == 1 ? DType::bf16 : DType::f16;
+        CHECK_THROWS_WITH_AS(
+            comm.all_reduce({x.data(), 3, dtype}, ReduceOp::sum).wait(),
+            "ranks run different collectives: rank 0 all_reduce of 3 f16 with sum, rank 1 "
+            "all_reduce of 3 bf16 with sum",
+            joinable::Mismatch
+        );
     });
 }
 

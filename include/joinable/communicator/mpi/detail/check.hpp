@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <string_view>
 
 #include <mpi.h>
 
@@ -35,7 +37,7 @@ inline void gather_words(MpiOperation& operation, int count, MPI_Comm comm) {
 inline constexpr int mpi_said_words = 3;
 
 inline void gather_said(MpiOperation& operation, int size, MPI_Comm comm) {
-    auto const& said = operation.transfer.said;
+    Descriptor const said = operation.signature();
     operation.words.assign(mpi_said_words * (static_cast<std::size_t>(size) + 1), 0);
     operation.words[0] = said.word();
     operation.words[1] = said.count;
@@ -68,7 +70,7 @@ difference_of_tables(MpiOperation const& operation, int size) {
     };
     return find_difference_of_counts(
         size,
-        operation.transfer.said,
+        operation.signature(),
         [&](int from, int to) { return word(from, to); },
         [&](int from, int to) { return word(to, size + from); }
     );
@@ -87,6 +89,35 @@ difference_of_tables(MpiOperation const& operation, int size) {
             ": MpiOptions{.check = true} tells whether the others do"
         )
     };
+}
+
+/// For what ranks meet before they block inside MPI: numbers that nothing else sends by chance.
+enum class MpiMeeting : std::uint64_t {
+    split = 0x7469'6c70'7326'494d,
+    share = 0x6572'6168'7326'494d,
+};
+/// `words` has two of each rank: its MpiMeeting, or some word of another collective, and a further one.
+[[nodiscard]] inline std::optional<AbortReason>
+difference_of_meetings(std::span<std::uint64_t const> words) {
+    auto const text = [&](std::size_t rank) -> std::string_view {
+        switch (static_cast<MpiMeeting>(words[2 * rank])) {
+        case MpiMeeting::split: return "split";
+        case MpiMeeting::share: return "share";
+        }
+        return "another collective";
+    };
+    AbortReason reason{FailureKind::mismatch, {}, {}};
+    for (std::size_t rank = 1; rank < words.size() / 2; ++rank) {
+        if (words[2 * rank] != words[0]) {
+            reason.ranks.push_back(static_cast<int>(rank));
+            reason.message += concat(", rank ", rank, " ", text(rank));
+        }
+    }
+    if (reason.ranks.empty()) {
+        return std::nullopt;
+    }
+    reason.message = concat("ranks run different collectives: rank 0 ", text(0), reason.message);
+    return reason;
 }
 
 }}} // namespace joinable::v0::detail

@@ -5,14 +5,12 @@
 #include <array>
 #include <bit>
 #include <cstddef>
-#include <cstring>
+#include <cstdint>
 #include <memory>
 #include <new>
+#include <utility>
 #include <vector>
 
-#include <mpi.h>
-
-#include <joinable/communicator/mpi/detail/api.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/tensor/buffer.hpp>
 
@@ -49,59 +47,39 @@ public:
     /// Whether MPI may have the buffer itself.
     [[nodiscard]] bool has(ConstBuffer buffer) const noexcept {
         auto const* const data = static_cast<std::byte const*>(buffer.data);
-        return std::any_of(arenas_.begin(), arenas_.end(), [&](Allocated const& arena) {
-            return data >= arena.data && data + buffer.bytes() <= arena.data + arena.bytes;
+        return std::any_of(arenas_.begin(), arenas_.end(), [&](Arena const& arena) {
+            return data >= arena.data() && data + buffer.bytes() <= arena.data() + arena.bytes();
         });
     }
 
     /// From here on nothing is freed: MPI may still write there.
     void hold() noexcept { is_held_ = true; }
     /// MPI is done with what was held.
-    void let_go() {
+    void let_go() noexcept {
         is_held_ = false;
-        for (void* const base : held_) {
-            check_mpi(MPI_Free_mem(base), "MPI_Free_mem");
-        }
         held_.clear();
     }
 
-    /// Zeroed memory of MPI. The arena may outlive the rank, which shares this object with it.
-    /// @throws std::bad_alloc  MPI has none.
+    /// Zeroed memory, from the heap: MPI's own would end the job where there is none, and could not be freed
+    /// once MPI is finalised. The arena may outlive the rank, which shares this object with it.
+    /// @throws std::bad_alloc
     [[nodiscard]] static Arena
     allocate(std::shared_ptr<MpiMemory> const& memory, std::size_t bytes, std::size_t alignment) {
-        check_alignment(alignment);
-        if (bytes == 0) {
-            return Arena{};
-        }
-        std::size_t room = bytes + alignment;
-        void* base = nullptr;
-        if (room < bytes ||
-            MPI_Alloc_mem(static_cast<MPI_Aint>(room), MPI_INFO_NULL, &base) != MPI_SUCCESS) {
+        if (bytes > PTRDIFF_MAX) {
             throw std::bad_alloc{};
         }
-        std::unique_ptr<std::shared_ptr<MpiMemory>> owner;
-        void* start = base;
-        std::align(alignment, bytes, start, room);
-        auto* const data = static_cast<std::byte*>(start);
-        try {
-            owner = std::make_unique<std::shared_ptr<MpiMemory>>(memory);
-            memory->arenas_.push_back({base, data, bytes});
-            memory->held_.reserve(memory->held_.size() + memory->arenas_.size());
-        } catch (...) {
-            static_cast<void>(MPI_Free_mem(base));
-            throw;
+        Arena own{bytes, alignment};
+        if (bytes == 0) {
+            return own;
         }
-        std::memset(data, 0, bytes);
+        auto owner = std::make_unique<std::shared_ptr<MpiMemory>>(memory);
+        memory->held_.reserve(memory->held_.size() + memory->arenas_.size() + 1);
+        std::byte* const data = own.data();
+        memory->arenas_.push_back(std::move(own));
         return Arena{data, bytes, &release, owner.release()};
     }
 
 private:
-    struct Allocated {
-        void* base; ///< as MPI has it
-        std::byte* data;
-        std::size_t bytes;
-    };
-
     /// Sizes are rounded up to a power of two, so that few blocks serve many sizes.
     [[nodiscard]] static std::size_t class_of(std::size_t bytes) noexcept {
         constexpr std::size_t least = 64;
@@ -113,21 +91,18 @@ private:
         };
         MpiMemory& memory = **owner;
         auto const found =
-            std::find_if(memory.arenas_.begin(), memory.arenas_.end(), [&](Allocated const& arena) {
-                return arena.data == data;
+            std::find_if(memory.arenas_.begin(), memory.arenas_.end(), [&](Arena const& arena) {
+                return arena.data() == data;
             });
-        void* const base = found->base;
-        memory.arenas_.erase(found);
         if (memory.is_held_) {
-            memory.held_.push_back(base); // has room for all arenas
-        } else if (is_mpi_running()) {
-            static_cast<void>(MPI_Free_mem(base));
+            memory.held_.push_back(std::move(*found)); // has room for all arenas
         }
+        memory.arenas_.erase(found);
     }
 
     std::array<std::vector<std::byte*>, 65> free_; ///< by the logarithm of their size
-    std::vector<Allocated> arenas_;
-    std::vector<void*> held_; ///< of arenas that are gone
+    std::vector<Arena> arenas_;                    ///< what the callers' arenas refer to
+    std::vector<Arena> held_;                      ///< of callers' arenas that are gone
     bool is_held_ = false;
 };
 

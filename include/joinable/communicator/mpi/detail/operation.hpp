@@ -53,16 +53,25 @@ struct MpiOperation {
     int peer = -1; ///< of a message
     bool is_send = false;
     int tag = 0;
-    std::vector<std::uint64_t> words; ///< what all ranks say, when they compare it
+    std::vector<std::uint64_t> words; ///< what all ranks say, while they compare it
     PolledTime polled;
     MpiQuestion question;    ///< since its deadline
     bool is_refused = false; ///< by MPI: its requests must not be asked again
     bool is_stalled = false; ///< all ranks had posted it a deadline ago
 
     [[nodiscard]] bool is_message() const noexcept { return peer >= 0; }
+    [[nodiscard]] bool is_receive() const noexcept { return is_message() && !is_send; }
+    /// What the caller has asked for, which all ranks have to say alike.
+    [[nodiscard]] Descriptor signature() const noexcept {
+        Descriptor asked = transfer.said;
+        asked.dtype = dtype_;
+        return asked;
+    }
+    /// Whether ranks have compared what they are to. It stays so when an abort comes.
+    [[nodiscard]] bool moves_data() const noexcept { return words.empty(); }
     [[nodiscard]] std::string text() const {
         if (!is_message()) {
-            return transfer.said.text();
+            return signature().text();
         }
         return concat(
             is_send ? "a send to rank " : "a receive from rank ", peer, " with tag ", tag
@@ -74,6 +83,7 @@ struct MpiOperation {
     void prepare(Request const& request, MpiMemory& memory, bool is_wide) {
         auto const& [said, in, out, sends, expects] = request;
         widens_ = is_wide && is_half_precision(said.dtype) && said.is_reduction();
+        dtype_ = said.dtype;
         transfer = {said, nullptr, nullptr, sends, expects};
         transfer.said.dtype = widens_ ? DType::f32 : said.dtype;
         if (said.has_counts) { // the caller's tables go
@@ -181,8 +191,9 @@ private:
 
     Block in_;
     Block out_;
-    Buffer result_{}; ///< where the result is copied to; empty: MPI has brought it there
-    bool widens_ = false;
+    Buffer result_{};         ///< where the result is copied to; empty: MPI has brought it there
+    DType dtype_ = DType::u8; ///< as the caller has it
+    bool widens_ = false;     ///< it travels as f32
     std::vector<std::size_t> send_sizes_; ///< of a collective by counts
     std::vector<std::size_t> expected_sizes_;
 };

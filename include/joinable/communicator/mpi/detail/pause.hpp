@@ -32,8 +32,8 @@ private:
 
 /// Polls until `is_so()`, for a moment. Whether it came to be.
 template <class IsSo>
-bool wait_for_a_moment(IsSo const& is_so) {
-    auto const end = std::chrono::steady_clock::now() + mpi_patience;
+bool wait_for_a_moment(IsSo const& is_so, std::chrono::nanoseconds moment = mpi_patience) {
+    auto const end = std::chrono::steady_clock::now() + moment;
     for (MpiPause pause; !is_so(); pause()) {
         if (std::chrono::steady_clock::now() >= end) {
             return false;

@@ -25,7 +25,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 class MpiPeers {
 public:
     MpiPeers(MPI_Comm comm, int rank, int size)
-        : alarm_{comm, rank, size}, rank_{rank}, others_(static_cast<std::size_t>(size)) {}
+        : rank_{rank}, others_(static_cast<std::size_t>(size)), alarm_{comm, rank, size} {}
 
     [[nodiscard]] MPI_Comm comm() const noexcept { return alarm_.comm(); }
     [[nodiscard]] int size() const noexcept { return static_cast<int>(others_.size()); }
@@ -82,6 +82,14 @@ public:
     [[nodiscard]] std::uint64_t count_message(int peer, bool is_send) noexcept {
         Other& other = others_[index(peer)];
         return is_send ? other.sent++ : other.received++;
+    }
+
+    /// MPI has cancelled a receive of a message from that rank.
+    void discount_receive(int peer) noexcept { --others_[index(peer)].received; }
+    /// Whether that rank has sent more than is received here. @pre have_all_left()
+    [[nodiscard]] bool has_unreceived(int from) const noexcept {
+        Other const& other = others_[index(from)];
+        return (from == rank_ ? other.sent : other.left->sent) > other.received;
     }
 
     /// A rank that has left without its part of the operation, if there is one.
@@ -237,9 +245,9 @@ private:
         has_any_left_ = true;
     }
 
-    MpiAlarm alarm_;
     int rank_;
     std::vector<Other> others_; ///< and this one
+    MpiAlarm alarm_;            ///< listens at once, so what may throw is made before
     bool has_any_left_ = false;
     bool has_said_last_word_ = false;
     bool is_closed_ = false;

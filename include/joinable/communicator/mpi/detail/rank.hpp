@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,6 +24,7 @@
 #include <joinable/communicator/mpi/detail/calls.hpp>
 #include <joinable/communicator/mpi/detail/check.hpp>
 #include <joinable/communicator/mpi/detail/memory.hpp>
+#include <joinable/communicator/mpi/detail/messages.hpp>
 #include <joinable/communicator/mpi/detail/operation.hpp>
 #include <joinable/communicator/mpi/detail/pause.hpp>
 #include <joinable/communicator/mpi/detail/peers.hpp>
@@ -49,7 +51,7 @@ public:
         std::shared_ptr<MpiRank> parent
     )
         : data_{data}, rank_{rank}, size_{size}, options_{options}, limits_{limits},
-          calls_{data, rank, size, limits}, peers_{alarm, rank, size}, parent_{std::move(parent)} {}
+          calls_{data, rank, size, limits}, parent_{std::move(parent)}, peers_{alarm, rank, size} {}
     MpiRank(MpiRank const&) = delete;
     MpiRank& operator=(MpiRank const&) = delete;
 
@@ -91,7 +93,7 @@ public:
         operation.prepare_message(buffer, *memory_);
         operation.state = MpiOperation::State::under_way;
         open_.push_back(&operation);
-        require_for(operation, [&] { start_message(operation); });
+        require_for(operation, [&] { start_message(operation, limits_, data_); });
         return operation;
     }
     void finish(MpiOperation& operation) {
@@ -102,6 +104,22 @@ public:
                     end = end_of_wait(*left);
                 }
             }
+        }
+    }
+    /// The same where ranks meet before they block inside MPI. When an abort comes, others may be inside: then
+    /// this rank follows them, if its part of the meeting ends within half the time for which ranks that close
+    /// wait for it.
+    void finish_meeting(MpiOperation& operation) {
+        try {
+            finish(operation);
+        } catch (Error const&) {
+            bool const is_met =
+                operation.state == MpiOperation::State::lost && operation.moves_data() &&
+                wait_for_a_moment([&] { return has_ended(operation.tables); }, mpi_patience / 2);
+            if (!is_met) {
+                throw;
+            }
+            complete(operation);
         }
     }
     [[nodiscard]] bool test(MpiOperation& operation) {
@@ -224,7 +242,7 @@ public:
             }
             bool const is_staying = !is_unwinding && can_leave();
             say_last_word(is_staying);
-            bool const is_over = is_staying && hear_last_words() && drain();
+            bool const is_over = is_staying && hear_last_words() && drain() && drop_messages();
             bool const has_sent = wait_for_a_moment([&] { return peers_.has_sent(); });
             if (!is_over || !has_sent) {
                 keep();
@@ -242,30 +260,6 @@ public:
 private:
     // -- moving -----------------------------------------------------------------------------------
 
-    void start_message(MpiOperation& operation) {
-        auto const& said = operation.transfer.said;
-        auto const bytes = said.count * size_of(said.dtype);
-        MPI_Datatype type = MPI_BYTE;
-        int count = static_cast<int>(bytes);
-        if (bytes > limits_.most) {
-            type =
-                operation.tables.made.emplace_back(type_of_part(DType::u8, bytes, 0, limits_.most));
-            count = 1;
-        }
-        MPI_Request& request = operation.tables.requests.emplace_back(MPI_REQUEST_NULL);
-        std::byte* const data = operation.transfer.out;
-        if (operation.is_send) {
-            check_mpi(
-                MPI_Isend(data, count, type, operation.peer, operation.tag, data_, &request),
-                "MPI_Isend"
-            );
-        } else {
-            check_mpi(
-                MPI_Irecv(data, count, type, operation.peer, operation.tag, data_, &request),
-                "MPI_Irecv"
-            );
-        }
-    }
     /// What MPI refuses of an operation ends all ranks, and MPI keeps what it has of it.
     template <class F>
     void require_for(MpiOperation& operation, F const& f) {
@@ -276,50 +270,11 @@ private:
     [[nodiscard]] bool have_requests_ended(MpiOperation& operation) {
         bool is_done = false;
         require_for(operation, [&] {
-            bool const is_receive = operation.is_message() && !operation.is_send;
-            is_done = is_receive ? has_received(operation) : has_ended(operation.tables);
+            auto const end = [&](AbortReason const& reason) { fail(reason); };
+            is_done = operation.is_receive() ? has_received(operation, rank_, end)
+                                             : has_ended(operation.tables);
         });
         return is_done;
-    }
-    [[nodiscard]] bool has_received(MpiOperation& operation) {
-        int is_done = 0;
-        MPI_Status status;
-        int const code = MPI_Test(&operation.tables.requests.front(), &is_done, &status);
-        MPI_Count bytes = 0;
-        if (code == MPI_SUCCESS && is_done != 0) {
-            check_mpi(MPI_Get_elements_x(&status, MPI_BYTE, &bytes), "MPI_Get_elements_x");
-        }
-        int error_class = MPI_SUCCESS;
-        if (code != MPI_SUCCESS) {
-            check_mpi(MPI_Error_class(code, &error_class), "MPI_Error_class");
-        }
-        auto const& said = operation.transfer.said;
-        auto const expected = said.count * size_of(said.dtype);
-        if (error_class == MPI_ERR_TRUNCATE ||
-            (code == MPI_SUCCESS && is_done != 0 && static_cast<std::size_t>(bytes) != expected)) {
-            operation.tables.requests.front() = MPI_REQUEST_NULL; // it has ended
-            operation.state = MpiOperation::State::lost;
-            operation.is_refused = false;
-            std::vector<int> ranks{
-                (std::min)(rank_, operation.peer), (std::max)(rank_, operation.peer)
-            };
-            fail(
-                {FailureKind::mismatch,
-                 std::move(ranks),
-                 concat(
-                     "rank ",
-                     rank_,
-                     " expects ",
-                     expected,
-                     " bytes in ",
-                     operation.text(),
-                     ", which sent ",
-                     code == MPI_SUCCESS ? to_text(bytes) : to_text(std::string_view{"more"})
-                 )}
-            );
-        }
-        check_mpi(code, "MPI_Test");
-        return is_done != 0;
     }
     /// Whether it is complete now.
     [[nodiscard]] bool advance(MpiOperation& operation) {
@@ -333,9 +288,12 @@ private:
         if (operation.state != MpiOperation::State::under_way || !have_requests_ended(operation)) {
             return false;
         }
+        complete(operation);
+        return true;
+    }
+    void complete(MpiOperation& operation) {
         operation.deliver(*memory_);
         open_.erase(std::find(open_.begin(), open_.end(), &operation));
-        return true;
     }
     /// Whether its data moves.
     [[nodiscard]] bool start_when_checked(MpiOperation& operation) {
@@ -356,6 +314,7 @@ private:
             require_for(operation, [&] { gather_tables(operation, size_, data_); });
             return false;
         }
+        operation.words.clear();
         operation.state = MpiOperation::State::under_way;
         --unchecked_;
         require_for(operation, [&] { calls_.start(operation.transfer, operation.tables); });
@@ -418,8 +377,8 @@ private:
             }
             operation->state = MpiOperation::State::lost;
             auto& requests = operation->tables.requests;
-            if (operation->is_message() && !operation->is_send && !operation->is_refused &&
-                !requests.empty() && requests.front() != MPI_REQUEST_NULL) {
+            if (operation->is_receive() && !operation->is_refused && !requests.empty() &&
+                requests.front() != MPI_REQUEST_NULL) {
                 static_cast<void>(MPI_Cancel(&requests.front()));
             }
         }
@@ -510,8 +469,8 @@ private:
             }
         }
         bool const is_over = wait_for_a_moment([&] {
-            return std::all_of(open_.begin(), open_.end(), [](MpiOperation* const operation) {
-                return has_ended(operation->tables);
+            return std::all_of(open_.begin(), open_.end(), [&](MpiOperation* const operation) {
+                return has_stopped(*operation);
             });
         });
         for (MpiOperation* const operation : open_) {
@@ -520,6 +479,32 @@ private:
             }
         }
         return is_over;
+    }
+    /// Whether MPI is done with what an abort has cut off.
+    [[nodiscard]] bool has_stopped(MpiOperation& operation) {
+        if (!operation.is_receive()) {
+            return has_ended(operation.tables);
+        }
+        auto const is_so = is_cancelled(operation);
+        if (is_so.value_or(false)) {
+            peers_.discount_receive(operation.peer);
+        }
+        return is_so.has_value();
+    }
+    /// Forgets the messages that no rank has received: MPI may give the next communicator the number of this
+    /// one, and then they would be the first of that one. Whether all have come.
+    [[nodiscard]] bool drop_messages() {
+        return wait_for_a_moment([&] {
+            for (int from = 0; from < size_; ++from) {
+                while (peers_.has_unreceived(from)) {
+                    if (!drop_message(from, data_)) {
+                        return false;
+                    }
+                    static_cast<void>(peers_.count_message(from, false));
+                }
+            }
+            return true;
+        });
     }
     /// Takes part in a collective of the others.
     void shadow(Descriptor const& said) {
@@ -539,7 +524,6 @@ private:
     MpiOptions options_;
     MpiLimits limits_;
     MpiCalls calls_;
-    MpiPeers peers_;
     std::shared_ptr<MpiRank> parent_;
     std::shared_ptr<MpiMemory> memory_ = std::make_shared<MpiMemory>();
     MpiOperations operations_{size_};
@@ -549,6 +533,7 @@ private:
     std::optional<AbortReason> failure_;
     bool has_told_ = false;                    ///< the others why
     std::deque<std::vector<std::byte>> zeros_; ///< of collectives that only the others wanted
+    MpiPeers peers_; ///< listens at once, so what may throw is made before
 };
 
 /// What MPI may still use when its rank is gone. It is never freed.
@@ -558,8 +543,10 @@ inline std::vector<std::shared_ptr<MpiRank>>& kept_mpi_ranks() {
 }
 
 inline void MpiRank::keep() noexcept {
+    static auto& mutex = *new std::mutex; // communicators of several threads may end together
     memory_->hold();
     try {
+        std::scoped_lock const lock{mutex};
         kept_mpi_ranks().push_back(shared_from_this());
     } catch (...) {
         new std::shared_ptr<MpiRank>{shared_from_this()};

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <utility>
+
+#include <mpi.h>
+
+#include <joinable/communicator/detail/deadline.hpp>
+#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/mpi/detail/api.hpp>
+#include <joinable/communicator/mpi/detail/pause.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+/// @file
+/// How communicators of MPI are made of a given one.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// @throws ContractViolation  MPI does not run, or `comm` is not the communicator of one group of ranks that
+///                            a communicator on the host may have.
+inline void check_mpi_communicator(MPI_Comm comm) {
+    if (!is_mpi_running()) {
+        throw ContractViolation{
+            "expected MPI to run, but it is not initialised, or it is finalised already: make the "
+            "communicator between MPI_Init and MPI_Finalize"
+        };
+    }
+    int connects_two = 0;
+    if (comm == MPI_COMM_NULL || MPI_Comm_test_inter(comm, &connects_two) != MPI_SUCCESS ||
+        connects_two != 0) {
+        throw ContractViolation{
+            "expected the communicator of one group of ranks, but was given MPI_COMM_NULL, or one "
+            "that connects two groups"
+        };
+    }
+    int size = 0;
+    check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
+    if (size > max_ranks) {
+        throw ContractViolation{
+            concat("expected at most ", max_ranks, " ranks, but the communicator has ", size)
+        };
+    }
+}
+
+/// As long as this is there, MPI returns the errors of `comm`, and its duplicates do so for ever. The default
+/// is that errors end the job.
+class MpiErrorsReturned {
+public:
+    explicit MpiErrorsReturned(MPI_Comm comm) : comm_{comm} {
+        check_mpi(MPI_Comm_get_errhandler(comm, &before_), "MPI_Comm_get_errhandler");
+        static_cast<void>(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN));
+    }
+    ~MpiErrorsReturned() {
+        if (!is_kept_) {
+            static_cast<void>(MPI_Comm_set_errhandler(comm_, before_));
+        }
+        static_cast<void>(MPI_Errhandler_free(&before_));
+    }
+    MpiErrorsReturned(MpiErrorsReturned const&) = delete;
+    MpiErrorsReturned& operator=(MpiErrorsReturned const&) = delete;
+
+    /// From here on errors are returned for ever.
+    void keep() noexcept { is_kept_ = true; }
+
+private:
+    MPI_Comm comm_;
+    MPI_Errhandler before_ = MPI_ERRHANDLER_NULL;
+    bool is_kept_ = false;
+};
+
+/// What MPI writes to until all ranks have come.
+struct MpiPending {
+    MPI_Comm made = MPI_COMM_NULL;
+    MPI_Request request = MPI_REQUEST_NULL;
+};
+/// @throws TimedOut  not all ranks have come by the deadline. Then nothing frees `pending`.
+inline MPI_Comm
+finish(std::unique_ptr<MpiPending> pending, std::chrono::nanoseconds deadline, char const* call) {
+    auto const end = end_of_wait(deadline);
+    for (MpiPause pause;; pause()) {
+        int is_done = 0;
+        check_mpi(MPI_Test(&pending->request, &is_done, MPI_STATUS_IGNORE), call);
+        if (is_done != 0) {
+            return pending->made;
+        }
+        if (std::chrono::steady_clock::now() >= end) {
+            static_cast<void>(pending.release());
+            throw TimedOut{
+                {},
+                concat(
+                    "some ranks of an MPI communicator did not come within ",
+                    std::chrono::duration<double>(deadline).count(),
+                    " s; MPI does not tell which"
+                )
+            };
+        }
+    }
+}
+
+/// Collective, ends at the deadline. MPI frees communicators by all ranks together. So nothing frees the
+/// duplicate of a rank that throws later, nor one that is still being made when the deadline passes.
+/// @throws TimedOut            some ranks did not come.
+/// @throws CommunicationError  MPI refuses.
+[[nodiscard]] inline MPI_Comm duplicate(MPI_Comm comm, std::chrono::nanoseconds deadline) {
+    auto pending = std::make_unique<MpiPending>();
+    check_mpi(MPI_Comm_idup(comm, &pending->made, &pending->request), "MPI_Comm_idup");
+    return finish(std::move(pending), deadline, "MPI_Comm_idup");
+}
+/// Collective, ends at the deadline. A rank whose deadline has passed in what comes before does not come here.
+/// So a late rank, for which the others' part was there, ends at its own deadline. @throws as duplicate() does.
+inline void meet(MPI_Comm comm, std::chrono::nanoseconds deadline) {
+    auto pending = std::make_unique<MpiPending>();
+    check_mpi(MPI_Ibarrier(comm, &pending->request), "MPI_Ibarrier");
+    finish(std::move(pending), deadline, "MPI_Ibarrier");
+}
+
+}}} // namespace joinable::v0::detail

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <climits>
+#include <cstddef>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <mpi.h>
+
+#include <joinable/communicator/mpi/detail/api.hpp>
+#include <joinable/communicator/mpi/detail/operation.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/dtype.hpp>
+
+/// @file
+/// Messages between two ranks: from their start to what becomes of those that no rank has received.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+[[nodiscard]] inline std::size_t bytes_of_message(MpiOperation const& operation) noexcept {
+    return operation.transfer.said.count * size_of(operation.transfer.said.dtype);
+}
+
+inline void start_message(MpiOperation& operation, MpiLimits limits, MPI_Comm comm) {
+    std::size_t const bytes = bytes_of_message(operation);
+    MPI_Datatype type = MPI_BYTE;
+    int count = static_cast<int>(bytes);
+    if (bytes > limits.most) {
+        type = operation.tables.made.emplace_back(type_of_part(DType::u8, bytes, 0, limits.most));
+        count = 1;
+    }
+    MPI_Request& request = operation.tables.requests.emplace_back(MPI_REQUEST_NULL);
+    std::byte* const data = operation.transfer.out;
+    if (operation.is_send) {
+        check_mpi(
+            MPI_Isend(data, count, type, operation.peer, operation.tag, comm, &request), "MPI_Isend"
+        );
+    } else {
+        check_mpi(
+            MPI_Irecv(data, count, type, operation.peer, operation.tag, comm, &request), "MPI_Irecv"
+        );
+    }
+}
+
+/// Whether a receive of `rank` is complete. Calls fail(reason), which throws, if the message has another size.
+template <class Fail>
+[[nodiscard]] bool has_received(MpiOperation& operation, int rank, Fail const& fail) {
+    int is_done = 0;
+    MPI_Status status;
+    int const code = MPI_Test(&operation.tables.requests.front(), &is_done, &status);
+    MPI_Count bytes = 0;
+    if (code == MPI_SUCCESS && is_done != 0) {
+        check_mpi(MPI_Get_elements_x(&status, MPI_BYTE, &bytes), "MPI_Get_elements_x");
+    }
+    int error_class = MPI_SUCCESS;
+    if (code != MPI_SUCCESS) {
+        check_mpi(MPI_Error_class(code, &error_class), "MPI_Error_class");
+    }
+    std::size_t const expected = bytes_of_message(operation);
+    if (error_class == MPI_ERR_TRUNCATE ||
+        (code == MPI_SUCCESS && is_done != 0 && static_cast<std::size_t>(bytes) != expected)) {
+        operation.tables.requests.front() = MPI_REQUEST_NULL; // it has ended
+        operation.state = MpiOperation::State::lost;
+        operation.is_refused = false;
+        std::vector<int> ranks{(std::min)(rank, operation.peer), (std::max)(rank, operation.peer)};
+        fail(AbortReason{
+            FailureKind::mismatch,
+            std::move(ranks),
+            concat(
+                "rank ",
+                rank,
+                " expects ",
+                expected,
+                " bytes in ",
+                operation.text(),
+                ", which sent ",
+                code == MPI_SUCCESS ? to_text(bytes) : to_text(std::string_view{"more"})
+            )
+        });
+    }
+    check_mpi(code, "MPI_Test");
+    return is_done != 0;
+}
+
+/// Whether MPI has cancelled a receive, as it was asked to, or has brought its message; nothing yet: neither.
+[[nodiscard]] inline std::optional<bool> is_cancelled(MpiOperation& receive) {
+    int is_done = 0;
+    MPI_Status status;
+    check_mpi(MPI_Test(&receive.tables.requests.front(), &is_done, &status), "MPI_Test");
+    if (is_done == 0) {
+        return std::nullopt;
+    }
+    int is_so = 0;
+    check_mpi(MPI_Test_cancelled(&status, &is_so), "MPI_Test_cancelled");
+    return is_so != 0;
+}
+
+/// Receives the next message of a rank, and forgets it. Whether one has come.
+[[nodiscard]] inline bool drop_message(int from, MPI_Comm comm) {
+    int is_there = 0;
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status;
+    check_mpi(MPI_Improbe(from, MPI_ANY_TAG, comm, &is_there, &message, &status), "MPI_Improbe");
+    if (is_there == 0) {
+        return false;
+    }
+    MPI_Count bytes = 0;
+    check_mpi(MPI_Get_elements_x(&status, MPI_BYTE, &bytes), "MPI_Get_elements_x");
+    int const room = static_cast<int>((std::min)(bytes, static_cast<MPI_Count>(INT_MAX)));
+    std::vector<std::byte> dropped(static_cast<std::size_t>(room));
+    check_mpi(MPI_Mrecv(dropped.data(), room, MPI_BYTE, &message, MPI_STATUS_IGNORE), "MPI_Mrecv");
+    return true;
+}
+
+}}} // namespace joinable::v0::detail

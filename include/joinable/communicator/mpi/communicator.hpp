@@ -128,8 +128,7 @@ public:
     /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their `key`, then
     /// of their rank here. It inherits deadline and options. An abort of this communicator reaches it, not
     /// the other way round; errors name the ranks of the group in which they occur. A thread uses the group
-    /// when none uses this communicator or another of its groups. MPI blocks here, so the
-    /// ranks meet before. A rank that hears of an abort while it waits there goes on for 1 s: the others may
+    /// when none uses this communicator or another of its groups. MPI blocks here, so the ranks meet before. A rank that hears of an abort while it waits there goes on for 1 s: the others may
     /// have met already. If all meet, the group is made, and its first wait throws the reason.
     /// @throws Mismatch  some ranks share memory, or do something else. MPI may find an error before.
     [[nodiscard]] MpiCommunicator split(int color, int key) {
@@ -154,9 +153,8 @@ public:
         return detail::MpiMemory::allocate(rank_->memory(), bytes, alignment);
     }
 
-    /// Collective, blocks; the ranks meet before, as in split(). See shared_buffer(). MPI
-    /// frees such memory by all ranks together, so it is there
-    /// until the process ends.
+    /// Collective, blocks; the ranks meet before, as in split(). See shared_buffer(). MPI frees such memory by all
+    /// ranks together, so it is there until the process ends.
     /// @throws Mismatch           sizes differ, or some ranks do something else.
     /// @throws ContractViolation  on all ranks: they are on several machines.
     /// @throws std::bad_alloc     on all ranks: no object can be as large.

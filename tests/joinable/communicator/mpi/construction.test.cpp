@@ -313,6 +313,7 @@ TEST_CASE("an abort of a grandparent reaches a group two splits below") {
         } catch (joinable::Mismatch const& failure) {
             CHECK(std::string{failure.what()} == "enough");
         }
+        CHECK(grandchild.is_aborted());
         CHECK(child.is_aborted());
         CHECK_THROWS_AS((void)child.split(0, 0), joinable::Mismatch);
         CHECK_THROWS_AS((void)child.share(8), joinable::Mismatch);

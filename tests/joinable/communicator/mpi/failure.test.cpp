@@ -186,21 +186,6 @@ TEST_CASE("what an abort has cut off is completed for each other, so that MPI ke
     });
 }
 
-TEST_CASE("an abort reaches the groups of groups that were split off") {
-    run_mpi_groups({2, 3, 4, 8}, [](MPI_Comm group) {
-        MpiCommunicator comm{group, {.deadline = std::chrono::seconds{20}}};
-        auto inner = comm.split(0, 0);
-        auto innermost = inner.split(0, 0);
-        innermost.barrier();
-        MPI_Barrier(group); // or the abort may reach a rank before it has left the first one
-        if (comm.rank() == 1) {
-            comm.abort({FailureKind::mismatch, {1}, "enough"});
-        }
-        CHECK_THROWS_WITH_AS(innermost.barrier(), "enough", joinable::Mismatch);
-        CHECK(innermost.is_aborted());
-    });
-}
-
 TEST_CASE("any collective that an abort has cut off is completed") {
     for (int const kind : {0, 1, 2}) {
         run_mpi_groups({2, 3, 4, 8}, [&](MPI_Comm group) {

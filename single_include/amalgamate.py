@@ -5,9 +5,9 @@
   python3 single_include/amalgamate.py           writes the file
   python3 single_include/amalgamate.py --check   fails when the file is not what would be written
 
-Every header is pasted once, before the first one that includes it; one that is only included
-where a condition holds is pasted under that condition. The text depends on the headers
-alone (no date, no path), so that the same headers always give the same bytes.
+Every header is pasted once, where it is first included; one that is only included where conditions
+hold is pasted under them. The text depends on the headers alone (no date, no path), so that the
+same headers always give the same bytes.
 """
 import argparse
 import pathlib
@@ -25,6 +25,8 @@ TOP = f"""{LICENCE}
 // single_include/amalgamate.py: change the headers there, not this file.
 """
 
+# How X.hpp includes X.ipp, after what it declares.
+DEFINITIONS = re.compile(r"(#if JOINABLE_HAS_DEFINITIONS)\n(#include <.*\.ipp>)\n#endif")
 DIRECTIVE = re.compile(r"\s*#\s*(\w+)")
 INCLUDES = re.compile(r'\s*#\s*include\s*([<"])([^>"]+)[>"]\s*(//.*)?')
 
@@ -34,7 +36,8 @@ class Unsupported(Exception):
 
 
 def lines_of(name):
-    """Each line of a header but its first two, and the conditions that it stands under."""
+    """Each line of a header but its first two, and the conditions that it stands under. The condition
+    of X.ipp is only said with the line that includes it, because that is pasted elsewhere."""
     path = INCLUDE / name
     if not path.is_file():
         raise Unsupported(f"<{name}> is included, but include/{name} does not exist")
@@ -42,7 +45,11 @@ def lines_of(name):
     if not text.startswith(f"{LICENCE}\n#pragma once\n"):
         raise Unsupported(f"include/{name} does not start with the SPDX line and #pragma once")
     conditions = []
-    for number, line in enumerate(text.splitlines()[2:], 3):
+    for number, line in enumerate(DEFINITIONS.sub(r"\1 \2", text).splitlines()[2:], 3):
+        if line.startswith("#if JOINABLE_HAS_DEFINITIONS "):
+            condition, include = line.split(" #")
+            yield number, f"#{include}", (*conditions, condition)
+            continue
         directive = DIRECTIVE.match(line)
         keyword = directive.group(1) if directive else ""
         if keyword == "endif":
@@ -51,37 +58,39 @@ def lines_of(name):
             conditions[-1] = None # not the condition of the #if
         yield number, line, tuple(conditions)
         if keyword in ("if", "ifdef", "ifndef"):
-            conditions.append(line)
+            conditions.append(line.partition(" //")[0])
 
 
 class Amalgamation:
     def __init__(self, name):
         self.system = set()  # included unconditionally: hoisted to the top, each once
-        self.unconditional = set()
-        self.find_unconditional(name)
-        self.seen = {}  # by name, the condition under which a header is pasted
+        self.conditions = {}  # by name, those under which a header is pasted
+        self.find_conditions(name, ())
+        self.seen = set()
         self.sections = []
-        self.add(name, ())
+        self.add(name)
 
-    def find_unconditional(self, name):
-        self.unconditional.add(name)
+    def find_conditions(self, name, outer):
+        """What all lines have in common that include a header. `outer`: the conditions of one of them."""
+        if None in outer:
+            raise Unsupported(f"<{name}> is included under {outer}; an #if without #else can be pasted")
+        known = self.conditions.get(name)
+        if known is not None:
+            outer = tuple(condition for condition in known if condition in outer)
+        if outer == known:
+            return
+        self.conditions[name] = outer
         for _, line, conditions in lines_of(name):
             include = INCLUDES.fullmatch(line)
-            if include and not conditions and include.group(2).startswith("joinable/"):
-                if include.group(2) not in self.unconditional:
-                    self.find_unconditional(include.group(2))
+            if include and include.group(2).startswith("joinable/"):
+                self.find_conditions(include.group(2), (*outer, *(c for c in conditions if c not in outer)))
 
-    def add(self, name, outer):
-        """Pastes a header, and before it those that it includes. `outer`: the conditions of the line
-        that includes it."""
-        outer = () if name in self.unconditional else outer
+    def add(self, name):
+        """Pastes a header, and before its own text the headers that this includes."""
         if name in self.seen:
-            if self.seen[name] != outer:
-                raise Unsupported(f"<{name}> is included under two conditions: {self.seen[name]}, {outer}")
             return
-        self.seen[name] = outer
-        if len(outer) > 1 or None in outer:
-            raise Unsupported(f"<{name}> is included under {outer}; one #if without #else can be pasted")
+        self.seen.add(name)
+        outer = self.conditions[name]
         kept = []
         for number, line, conditions in lines_of(name):
             directive = DIRECTIVE.match(line)
@@ -92,17 +101,26 @@ class Amalgamation:
             if not include:
                 raise Unsupported(f"include/{name}:{number}: expected #include <header>, got {line}")
             quote, header, _ = include.groups()
+            if header.endswith(".ipp"): # it needs what comes before
+                self.paste(name, kept, outer)
+                kept = []
             if quote == "<" and header.startswith("joinable/"):
-                self.add(header, conditions or outer)
+                self.add(header)
             elif quote == "<" and not conditions and not outer:
                 self.system.add(header)
             elif quote == "<":
                 kept.append(line)
             else:
                 raise Unsupported(f"include/{name}:{number}: includes are written <joinable/...>")
+        self.paste(name, kept, outer)
+
+    def paste(self, name, kept, outer):
+        body = "\n".join(kept).strip("\n")
+        if not body and name.endswith(".hpp") and any(s.startswith(f"// ---- {name}\n") for s in self.sections):
+            return # nothing follows what it includes last
         if outer:
-            kept = [outer[0], "", *kept, "", "#endif"]
-        body = re.sub(r"\n{3,}", "\n\n", "\n".join(kept).strip("\n"))
+            body = "\n".join([*outer, "", body, "", *["#endif"] * len(outer)])
+        body = re.sub(r"\n{3,}", "\n\n", body)
         # tests/cmake/single_include.cmake reads these lines
         self.sections.append(f"// ---- {name}\n\n{body}\n")
 

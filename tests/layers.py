@@ -15,6 +15,8 @@ A room is a folder; X/detail/ belongs to X. The rules:
   R6  No #if but where systems differ: see SYSTEMS_DIFFER. Macros are defined in config.hpp.
   R7  Nothing at namespace scope is initialised when a program starts.
   R8  Umbrellas include, and nothing else.
+  R9  X.ipp has what X.hpp declares and one source file may compile: X.hpp alone includes it, after all
+      that it declares, and JOINABLE_DEFINITION is nowhere else.
 """
 import argparse
 import pathlib
@@ -68,7 +70,7 @@ OWNED = {
 OPT_IN = re.compile(
     r"interop/|device/cuda/|communicator/(mpi|nccl|tcp)/|participant/(captured_step|detail/captures)\.hpp|"
     r"optimizer/|participant/(zero_|sharded_|detail/(shard_|sharded_|bucket_arenas))|checkpoint/|"
-    r"agreement/staged_collectives\.hpp|(checkpoint|cuda|mpi|nccl|nccl_graphs|nvtx|tcp|zero)\.hpp"
+    r"agreement/staged_collectives\.hpp|(checkpoint|cuda|mpi|nccl|nccl_graphs|nvtx|src|tcp|zero)\.hpp"
 )
 PUBLIC = r"namespace joinable \{ inline namespace v0 \{" # and what ctags understand
 # What lies beside the folders: documents lie in the room that they describe.
@@ -79,9 +81,12 @@ TOP = {
 SYSTEMS_DIFFER = {
     "config.hpp", # compilers, too
     "communicator/shared_memory/board/futex.hpp", # which config.hpp must not include
-    "communicator/shared_memory/process.hpp", # these four are empty where there is no Linux
+    "communicator/shared_memory/process.hpp", # these are empty where there is no Linux
+    "communicator/shared_memory/process.ipp",
     "communicator/shared_memory/run_processes.hpp",
+    "communicator/shared_memory/run_processes.ipp",
     "communicator/tcp/communicator.hpp",
+    "communicator/tcp/communicator.ipp",
     "communicator/tcp/listener.hpp",
     "optimizer/detail/square_root.hpp", # which the core does not need
 }
@@ -95,10 +100,27 @@ NOT_FOR_GUARDS = (
 NOT_IN_CORE = {"thread", "mutex", "condition_variable", "ranges", "iostream", "regex"}
 
 errors = []
-headers = {str(p.relative_to(INCLUDE / "joinable")): p.read_text() for p in sorted(INCLUDE.rglob("*.hpp"))}
+headers = {str(p.relative_to(INCLUDE / "joinable")): p.read_text() for p in sorted(INCLUDE.rglob("*.[hi]pp"))}
+for name in headers: # X.ipp is checked as a header is, and what X.hpp says to include it is not
+    if name.endswith(".ipp"):
+        header = f"{name[:-4]}.hpp"
+        said = f"#if JOINABLE_HAS_DEFINITIONS\n#include <joinable/{name}>\n#endif\n"
+        if said not in headers.get(header, ""):
+            errors.append(f"R9 {name}: {header} does not say {said.split(chr(10))[:2]}")
+            continue
+        before, after = headers[header].split(said)
+        if "#include <joinable/config.hpp>\n" not in before:
+            errors.append(f"R9 {header}: does not include config.hpp, so it may not see that it has definitions")
+        headers[header] = before + after
+        if re.sub(r"JOINABLE_INSTANTIATE\(.*\)|(inline )?namespace( \w+)? \{|[}\s]|//.*|#(if|endif).*", "", after):
+            errors.append(f"R9 {header}: declares something after it has included {name}")
 includes = {
     name: re.findall(r"(?m)^#include <joinable/(.*)>", text) for name, text in headers.items()
 }
+for name in headers: # of the two, the header comes first
+    if name.endswith(".ipp"):
+        includes[name] = [other for other in includes[name] if other != f"{name[:-4]}.hpp"]
+        includes.get(f"{name[:-4]}.hpp", []).append(name)
 allowed = {room: row.split() for room, row in ROOMS.items()}
 
 
@@ -127,6 +149,8 @@ for name in headers:
         if included not in headers:
             errors.append(f"{name}: includes {included}, which does not exist")
             continue
+        if included.endswith(".ipp") and included != f"{name[:-4]}.ipp":
+            errors.append(f"R9 {name}: includes {included}, which only {included[:-4]}.hpp may")
         if OPT_IN.match(included) and not OPT_IN.match(name):
             errors.append(f"{name}: includes {included}, which is opt-in: only users' sources include it")
         if other != room and other not in allowed[room]:
@@ -177,12 +201,15 @@ def at_namespace_scope(text):
 for name, text in headers.items():
     room = room_of(name)
     code = re.sub(REFUSAL, "", text, flags=re.M) if OPT_IN.match(name) else text
+    if name.endswith(".hpp") and name != "config.hpp" and "JOINABLE_DEFINITION" in text:
+        errors.append(f"R9 {name}: what is compiled once lies in {name[:-4]}.ipp")
     if re.search(r'^\s*#\s*include\s+"', text, re.M):
         errors.append(f"{name}: includes are written <joinable/...>, or this check cannot see them")
     if not text.startswith("// SPDX-License-Identifier: BSL-1.0\n#pragma once\n"):
         errors.append(f"{name}: starts without the SPDX line and #pragma once")
     if room == "umbrella":
         rest = re.sub(r"(?m)^\s*//.*$|^#pragma once$|^#include <.*>.*$", "", text)
+        rest = rest.replace("#define JOINABLE_SOURCE", "") if name == "src.hpp" else rest
         if rest.strip():
             errors.append(f"R8 {name}: an umbrella includes, and nothing else: {rest.strip().splitlines()[0]}")
         continue
@@ -272,9 +299,9 @@ def picture():
     for number in sorted(set(levels.values()), reverse=True):
         lines.append(f"    subgraph level{number} [{number}]")
         for room in (room for room in ROOMS if levels[room] == number):
-            names = [pathlib.PurePath(name).stem for name in headers
-                     if room_of(name) == room and "/detail/" not in f"/{name}"]
-            more = sum(room_of(name) == room and "/detail/" in f"/{name}" for name in headers)
+            here = [name for name in headers if room_of(name) == room and name.endswith(".hpp")]
+            names = [pathlib.PurePath(name).stem for name in here if "/detail/" not in f"/{name}"]
+            more = sum("/detail/" in f"/{name}" for name in here)
             names += [f"detail/ ({more})"] if more else []
             rows = [", ".join(names[i : i + 3]) for i in range(0, len(names), 3)]
             lines.append(f'        {room.replace("/", "_")}["<b>{room}</b><br>{"<br>".join(rows)}"]')
@@ -295,8 +322,12 @@ def with_picture(page):
 
 def with_lists(text):
     """The headers that users get, and those that they ask for, where the marks are."""
-    for mark, is_opt_in in (("headers", False), ("opt-in headers", True)):
-        names = [name for name in sorted(headers) if bool(OPT_IN.match(name)) == is_opt_in]
+    groups = {"headers": [], "opt-in headers": [], "definitions": []}
+    for name in sorted(headers):
+        is_opt_in = bool(OPT_IN.match(name))
+        mark = "definitions" if name.endswith(".ipp") else "opt-in headers" if is_opt_in else "headers"
+        groups[mark].append(name)
+    for mark, names in groups.items():
         rows = "".join(f"            include/joinable/{name}\n" for name in names)
         text, found = re.subn(
             rf"( *# {mark}: [^\n]*\n)(?: *include/joinable/\S+\n)*",
@@ -323,6 +354,7 @@ for path, renewed in ((PAGE, with_picture), (LISTS, with_lists)):
 
 for error in dict.fromkeys(errors):
     print(error, file=sys.stderr)
-rooms = f"{len(headers)} headers, {len(ROOMS)} rooms, {max(levels.values()) + 1} levels: "
+count = sum(name.endswith(".hpp") for name in headers)
+rooms = f"{count} headers, {len(ROOMS)} rooms, {max(levels.values()) + 1} levels: "
 print(rooms + (f"{len(errors)} errors" if errors else "as designed"))
 sys.exit(bool(errors))

@@ -40,28 +40,28 @@ class Mutation:
 MUTATIONS = [
     # -- what a model refuses, and what ranks compare of it -----------------------------------------
     Mutation(
-        "parameters-may-share-memory", "participant/detail/check_parameters.hpp",
+        "parameters-may-share-memory", "participant/detail/check_parameters.ipp",
         "if (share_memory(views[i], views[k]))", "if (false)",
         "participant/data_parallel.test.cpp", "*listed twice*",
     ),
     Mutation(
-        "values-may-share-memory", "participant/detail/check_parameters.hpp",
+        "values-may-share-memory", "participant/detail/check_parameters.ipp",
         'check_distinct(list, "", [](AnyParameter const& parameter) { return parameter.value(); });', "",
         "participant/data_parallel.test.cpp", "*listed twice*",
     ),
     Mutation(
-        "gradients-may-share-memory", "participant/detail/check_parameters.hpp",
+        "gradients-may-share-memory", "participant/detail/check_parameters.ipp",
         'check_distinct(list, "the gradients of ", [](AnyParameter const& parameter) {\n'
         "        return parameter.grad();\n    });", "",
         "participant/data_parallel.test.cpp", "*listed twice*",
     ),
     Mutation(
-        "dtypes-are-not-compared", "participant/detail/compared_model.hpp",
+        "dtypes-are-not-compared", "participant/detail/compared_model.ipp",
         "std::string text = to_text(value);", "std::string text = to_text(value.extents());",
         "participant/data_parallel.test.cpp", "models with another*",
     ),
     Mutation(
-        "requires-grad-is-not-compared", "participant/detail/compared_model.hpp",
+        "requires-grad-is-not-compared", "participant/detail/compared_model.ipp",
         'text += parameters[i].requires_grad() ? "" : ", no requires_grad";', "",
         "participant/agreement.test.cpp", "parameters that differ in requires_grad*",
     ),
@@ -83,13 +83,13 @@ MUTATIONS = [
     ),
     # -- what rank 0 takes from ranks by TCP -----------------------------------------------------------
     Mutation(
-        "tcp-takes-any-operation", "communicator/tcp/detail/collectives.hpp",
+        "tcp-takes-any-operation", "communicator/tcp/detail/collectives.ipp",
         "static_cast<std::size_t>(said.op) < reduce_op_count &&", "",
         "communicator/tcp/faults.test.cpp", "a rank that breaks the protocol*",
     ),
     # -- unused parameters --------------------------------------------------------------------------
     Mutation(
-        "graph-takes-what-no-rank-used", "bucket/detail/iteration.hpp",
+        "graph-takes-what-no-rank-used", "bucket/detail/iteration.ipp",
         "if (graph_ && used_->is_known() && !used_->is_used(i)) {", "if (false) {",
         "bucket/unused.test.cpp", "a static graph*",
     ),
@@ -100,12 +100,12 @@ MUTATIONS = [
         "participant/guarded_optimizers.test.cpp", "an optimizer that the guard*,what gathers*",
     ),
     Mutation(
-        "strangers-are-refused-in-a-part-too", "join/detail/session.hpp",
+        "strangers-are-refused-in-a-part-too", "join/detail/session.ipp",
         "stopped_ || has_ended_ || is_shadowing_ || turns_.is_open()", "stopped_ || has_ended_",
         "participant/guarded_optimizers.test.cpp", "what a part of*",
     ),
     Mutation(
-        "joined-ranks-hear-no-text-of-a-stranger", "join/detail/session.hpp",
+        "joined-ranks-hear-no-text-of-a-stranger", "join/detail/session.ipp",
         "outcome_.record(text); // it is no participant, so nobody else would", "",
         "participant/guarded_optimizers.test.cpp", "an optimizer that the guard*",
     ),
@@ -125,12 +125,12 @@ MUTATIONS = [
         "participant/guarded_optimizers.test.cpp", "what is out of turn*",
     ),
     Mutation(
-        "texts-of-turns-give-no-order", "join/detail/turn_order.hpp",
+        "texts-of-turns-give-no-order", "join/detail/turn_order.ipp",
         "name(*expected) + order(announced)", "name(*expected)",
         "participant/guarded_optimizers.test.cpp", "what is out of turn*",
     ),
     Mutation(
-        "extents-of-a-gradient-are-not-named", "bucket/detail/gradients.hpp",
+        "extents-of-a-gradient-are-not-named", "bucket/detail/gradients.ipp",
         "return to_text(tensor) + (", "return concat(name_of(tensor.dtype())) + (",
         "bucket/reducer.test.cpp", "a model that cannot*",
     ),
@@ -151,34 +151,34 @@ MUTATIONS = [
         "join/entry.test.cpp", "post hooks*",
     ),
     Mutation(
-        "a-timeout-of-0", "join/detail/attachments.hpp",
+        "a-timeout-of-0", "join/detail/attachments.ipp",
         "*options.timeout <= std::chrono::nanoseconds::zero()",
         "*options.timeout < std::chrono::nanoseconds::zero()",
         "join/schedule.test.cpp", "a period of 0*",
     ),
     # -- rounds -------------------------------------------------------------------------------------
     Mutation(
-        "waiting-is-not-counted", "join/detail/rounds.hpp",
+        "waiting-is-not-counted", "join/detail/rounds.ipp",
         "result_.waited += std::chrono::steady_clock::now() - begin;", "static_cast<void>(begin);",
         "join/guard.test.cpp", "a result says*",
     ),
     Mutation(
-        "an-answer-that-is-there-is-waited-for", "join/detail/rounds.hpp",
+        "an-answer-that-is-there-is-waited-for", "join/detail/rounds.ipp",
         "if (roll_call_.test()) {", "if (false) {",
         "join/guard.test.cpp", "a result says*",
     ),
     Mutation(
-        "throw-early-does-not-wait", "join/detail/session.hpp",
+        "throw-early-does-not-wait", "join/detail/session.ipp",
         "if (options_.end_policy == EndPolicy::throw_early) {", "if (false) {",
         "join/guard.test.cpp", "*throw_early*",
     ),
     Mutation(
-        "no-part-with-loop", "join/detail/turn_order.hpp",
+        "no-part-with-loop", "join/detail/turn_order.ipp",
         "if (loop_opens_rounds && round_ && !takes_part(position, *round_)) {", "if (false) {",
         "join/failure.test.cpp", "a participant that takes no part*",
     ),
     Mutation(
-        "no-part-without-loop", "join/detail/turn_order.hpp",
+        "no-part-without-loop", "join/detail/turn_order.ipp",
         "if (round_ && !takes_part(opener, *round_)) {", "if (false) {",
         "join/failure.test.cpp", "a participant that takes no part*",
     ),
@@ -199,7 +199,7 @@ MUTATIONS = [
     ),
     # -- weights and skipped batches ----------------------------------------------------------------
     Mutation(
-        "a-skip-says-it-is-unweighted", "join/detail/rounds.hpp",
+        "a-skip-says-it-is-unweighted", "join/detail/rounds.ipp",
         "lanes.silent = said.notice.skips && !said.notice.weight ? 1 : 0;", "lanes.silent = 0;",
         "participant/accumulation.test.cpp", "whether a skipped*,a rank whose first batch*",
     ),
@@ -210,7 +210,7 @@ MUTATIONS = [
         "join/accumulation.test.cpp",
     ),
     Mutation(
-        "what-was-weighted-is-forgotten", "join/detail/rounds.hpp",
+        "what-was-weighted-is-forgotten", "join/detail/rounds.ipp",
         "said.weighted != 0 || (said.silent == said.active && was_weighted_);", "said.weighted != 0;",
         "participant/accumulation.test.cpp", "what ranks accumulated with weights*",
     ),
@@ -220,13 +220,13 @@ MUTATIONS = [
         "participant/data_parallel.test.cpp", "weights that sum to 0*",
     ),
     Mutation(
-        "weights-of-0-have-contributors", "join/detail/rounds.hpp",
+        "weights-of-0-have-contributors", "join/detail/rounds.ipp",
         "round.contributor_count_ = 0; // the average is zeros", "",
         "participant/data_parallel.test.cpp", "weights that sum to 0*",
     ),
     # -- gradients of joined ranks ------------------------------------------------------------------
     Mutation(
-        "joined-gradients-are-kept", "bucket/detail/gradients.hpp",
+        "joined-gradients-are-kept", "bucket/detail/gradients.ipp",
         "if (gradient && joined_ == JoinedGradients::zeroed_at_end) {", "if (false) {",
         "participant/joined_gradients.test.cpp", "a rank that joined begins*",
     ),
@@ -253,12 +253,12 @@ MUTATIONS = [
     ),
     # -- transports ---------------------------------------------------------------------------------
     Mutation(
-        "others-are-not-told-of-a-death", "communicator/shared_memory/process/child_processes.hpp",
+        "others-are-not-told-of-a-death", "communicator/shared_memory/process/child_processes.ipp",
         "unburied_.push_back(rank);", "",
         "participant/process_training.test.cpp", "a rank that is killed*",
     ),
     Mutation(
-        "test-without-deadline", "communicator/shared_memory/engine/endpoint.hpp",
+        "test-without-deadline", "communicator/shared_memory/engine/endpoint.ipp",
         "return arrival_of(sequence) == Arrival::waiting &&", "return false &&",
         "communicator/shared_memory/polling.test.cpp", "a loop of tests beside a rank*",
     ),
@@ -268,24 +268,24 @@ MUTATIONS = [
         "communicator/shared_memory/polling.test.cpp", "a rank that tests now and then*",
     ),
     Mutation(
-        "a-message-is-tested-for-ever", "communicator/shared_memory/group/group_work.hpp",
+        "a-message-is-tested-for-ever", "communicator/shared_memory/group/group_work.ipp",
         "return progress() || (rank_->has_polled_message_too_long(message_) && progress());",
         "return progress();",
         "communicator/shared_memory/polling.test.cpp", "a loop of tests of a message*",
     ),
     Mutation(
-        "results-nobody-asked-for", "communicator/tcp/detail/rank.hpp",
+        "results-nobody-asked-for", "communicator/tcp/detail/rank.ipp",
         "has_started_ && !pending_.empty() && header.sequence == finished_,",
         "has_started_ && !pending_.empty(),",
         "communicator/tcp/faults.test.cpp", "a rank 0 that breaks*",
     ),
     Mutation(
-        "results-of-any-size", "communicator/tcp/detail/rank.hpp",
+        "results-of-any-size", "communicator/tcp/detail/rank.ipp",
         "require_bytes(bytes_of_result(), bytes_of_result());", "require_bytes(0, bytes_of_result());",
         "communicator/tcp/faults.test.cpp", "a rank 0 that breaks*",
     ),
     Mutation(
-        "a-header-takes-its-memory", "communicator/tcp/detail/frame.hpp",
+        "a-header-takes-its-memory", "communicator/tcp/detail/frame.ipp",
         "body.resize((std::min)(bytes, (std::max)(least, 2 * done)));",
         "body.resize((std::max)(bytes, least));",
         "communicator/tcp/faults.test.cpp", "headers that announce*",
@@ -318,7 +318,7 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "an infinite gradient*",
     ),
     Mutation(
-        "masters-are-not-compared", "optimizer/shard.hpp",
+        "masters-are-not-compared", "optimizer/shard.ipp",
         "std::memcmp(&rounded, values, sizeof(Stored)) != 0", "false",
         "participant/zero_redundancy_optimizer.test.cpp", "values of 16 bits*",
     ),
@@ -354,12 +354,12 @@ MUTATIONS = [
         "../trace/allocations.test.cpp", "an optimizer that is out of memory*",
     ),
     Mutation(
-        "flat-pieces-begin-at-zero", "optimizer/shard.hpp",
+        "flat-pieces-begin-at-zero", "optimizer/shard.ipp",
         "return whole + piece.begin * element();", "return whole;",
         "participant/sharding_property.test.cpp", "any training*",
     ),
     Mutation(
-        "nobody-need-average", "participant/detail/shard_plan.hpp",
+        "nobody-need-average", "participant/detail/shard_plan.ipp",
         "if (!std::binary_search(sorted.begin(), sorted.end(), value)) {", "if (false) {",
         "participant/zero_redundancy_optimizer.test.cpp", "a parameter whose gradient nobody averages*",
     ),
@@ -399,7 +399,7 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "a guard in which nobody averages*",
     ),
     Mutation(
-        "the-smallest-parameter-comes-first", "optimizer/partition.hpp",
+        "the-smallest-parameter-comes-first", "optimizer/partition.ipp",
         "sizes[a] > sizes[b]", "sizes[a] < sizes[b]",
         "participant/zero_redundancy_optimizer.test.cpp", "parameters are dealt out*",
     ),
@@ -414,7 +414,7 @@ MUTATIONS = [
         "participant/zero_redundancy_optimizer.test.cpp", "state moves*",
     ),
     Mutation(
-        "clipping-forgets-other-owners", "optimizer/before_step.hpp",
+        "clipping-forgets-other-owners", "optimizer/before_step.ipp",
         "gradients.sum(squares_);", "",
         "participant/zero_redundancy_optimizer.test.cpp", "gradients are clipped*",
     ),
@@ -525,7 +525,7 @@ MUTATIONS = [
         "participant/sharded_parameters.test.cpp", "rounds that evaluate*",
     ),
     Mutation(
-        "a-part-of-a-sum-is-not-scaled", "communicator/shared_memory/engine/exchange.hpp",
+        "a-part-of-a-sum-is-not-scaled", "communicator/shared_memory/engine/exchange.ipp",
         "{scales ? ranks : 0, factor}", "{scales && block.to == every_rank ? ranks : 0, factor}",
         "communicator/shared_memory/thread.test.cpp", "a scaled sum multiplies*",
     ),

@@ -54,7 +54,7 @@ if $all; then
     python3 tests/scripts_test.py
     step "formatting"
     if install_optional clang-format-19 clang-format-19; then
-        find include tests examples -name '*.[hc]pp' -print0 | xargs -0 clang-format-19 --dry-run -Werror
+        find include tests examples -name "*.[hci]pp" -print0 | xargs -0 clang-format-19 --dry-run -Werror
     fi
     step "headers alone, with g++"
     cmake --preset release >/dev/null

@@ -27,6 +27,39 @@ inline constexpr std::uint32_t library_version =
 
 }} // namespace joinable::v0
 
+// Where heavy functions are defined. A header-only program has all of them as inline functions. Where
+// JOINABLE_SEPARATE_COMPILATION is defined, headers declare them, and the one source file that includes
+// <joinable/src.hpp> compiles them. They lie in X.ipp beside the X.hpp that declares them. So do members
+// of templates for the types that JOINABLE_INSTANTIATE names.
+#if !defined(JOINABLE_SEPARATE_COMPILATION)
+#define JOINABLE_HAS_DEFINITIONS 1
+#define JOINABLE_DEFINITION inline
+#define JOINABLE_INSTANTIATE(...)
+#elif defined(JOINABLE_SOURCE)
+#define JOINABLE_HAS_DEFINITIONS 1
+#define JOINABLE_DEFINITION
+#define JOINABLE_INSTANTIATE(...) template __VA_ARGS__;
+#else
+#define JOINABLE_HAS_DEFINITIONS 0
+#define JOINABLE_INSTANTIATE(...) extern template __VA_ARGS__;
+#endif
+// A program whose files differ in that does not link: the symbol is thread-local in one and not in another,
+// which no linker takes. It has no size, and what refers to it is not loaded.
+#if defined(__ELF__) && !defined(__CUDACC__)
+#define JOINABLE_MODE                                                                              \
+    "joinable.v0.needs_JOINABLE_SEPARATE_COMPILATION_in_all_files_and_src_hpp_in_one_or_in_none"
+#define JOINABLE_MODE_OF(section, binding, type)                                                   \
+    asm(".pushsection " section "\n" binding " " JOINABLE_MODE "\n.hidden " JOINABLE_MODE          \
+        "\n.type " JOINABLE_MODE "," type "\n" JOINABLE_MODE ":\n.popsection");
+#if !defined(JOINABLE_SEPARATE_COMPILATION)
+JOINABLE_MODE_OF(".tbss,\"awT\",@nobits", ".weak", "@tls_object")
+#elif defined(JOINABLE_SOURCE)
+JOINABLE_MODE_OF(".rodata", ".globl", "@object")
+#else
+asm(".pushsection .joinable,\"\",@progbits\n.dc.a " JOINABLE_MODE "\n.popsection");
+#endif
+#endif
+
 // How a function with a loop over elements is compiled, so that it is as fast in a program built
 // with -O2 for every processor as in one built with -O3 for this one. Clang vectorises loops at -O2;
 // GCC does so where it is asked to.

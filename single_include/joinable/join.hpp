@@ -65,6 +65,39 @@ inline constexpr std::uint32_t library_version =
 
 }} // namespace joinable::v0
 
+// Where heavy functions are defined. A header-only program has all of them as inline functions. Where
+// JOINABLE_SEPARATE_COMPILATION is defined, headers declare them, and the one source file that includes
+// <joinable/src.hpp> compiles them. They lie in X.ipp beside the X.hpp that declares them. So do members
+// of templates for the types that JOINABLE_INSTANTIATE names.
+#if !defined(JOINABLE_SEPARATE_COMPILATION)
+#define JOINABLE_HAS_DEFINITIONS 1
+#define JOINABLE_DEFINITION inline
+#define JOINABLE_INSTANTIATE(...)
+#elif defined(JOINABLE_SOURCE)
+#define JOINABLE_HAS_DEFINITIONS 1
+#define JOINABLE_DEFINITION
+#define JOINABLE_INSTANTIATE(...) template __VA_ARGS__;
+#else
+#define JOINABLE_HAS_DEFINITIONS 0
+#define JOINABLE_INSTANTIATE(...) extern template __VA_ARGS__;
+#endif
+// A program whose files differ in that does not link: the symbol is thread-local in one and not in another,
+// which no linker takes. It has no size, and what refers to it is not loaded.
+#if defined(__ELF__) && !defined(__CUDACC__)
+#define JOINABLE_MODE                                                                              \
+    "joinable.v0.needs_JOINABLE_SEPARATE_COMPILATION_in_all_files_and_src_hpp_in_one_or_in_none"
+#define JOINABLE_MODE_OF(section, binding, type)                                                   \
+    asm(".pushsection " section "\n" binding " " JOINABLE_MODE "\n.hidden " JOINABLE_MODE          \
+        "\n.type " JOINABLE_MODE "," type "\n" JOINABLE_MODE ":\n.popsection");
+#if !defined(JOINABLE_SEPARATE_COMPILATION)
+JOINABLE_MODE_OF(".tbss,\"awT\",@nobits", ".weak", "@tls_object")
+#elif defined(JOINABLE_SOURCE)
+JOINABLE_MODE_OF(".rodata", ".globl", "@object")
+#else
+asm(".pushsection .joinable,\"\",@progbits\n.dc.a " JOINABLE_MODE "\n.popsection");
+#endif
+#endif
+
 // How a function with a loop over elements is compiled, so that it is as fast in a program built
 // with -O2 for every processor as in one built with -O3 for this one. Clang vectorises loops at -O2;
 // GCC does so where it is asked to.
@@ -1443,39 +1476,14 @@ namespace joinable { inline namespace v0 {
 namespace detail {
 
 /// The dimensions of extent above 1, those with the smallest stride first.
-inline Shape dimensions_by_stride(Shape const& extents, Shape const& strides) {
-    Shape order;
-    for (std::size_t d = 0; d < extents.size(); ++d) {
-        if (extents[d] > 1) {
-            order.push_back(d);
-        }
-    }
-    for (std::size_t i = 1; i < order.size(); ++i) { // insertion sort of at most eight
-        for (std::size_t k = i; k > 0 && strides[order[k]] < strides[order[k - 1]]; --k) {
-            std::swap(order[k], order[k - 1]);
-        }
-    }
-    return order;
-}
+Shape dimensions_by_stride(Shape const& extents, Shape const& strides);
 
 } // namespace detail
 
 /// Whether a tensor's elements fill its memory without gaps or overlap, in whatever order of
 /// dimensions: then its strides can be kept in a flat buffer. The rule of PyTorch's
 /// is_non_overlapping_and_dense.
-[[nodiscard]] inline bool is_non_overlapping_and_dense(Shape const& extents, Shape const& strides) {
-    if (numel(extents) == 0) {
-        return true;
-    }
-    std::size_t expected = 1;
-    for (std::size_t const d : detail::dimensions_by_stride(extents, strides)) {
-        if (strides[d] != expected) {
-            return false;
-        }
-        expected *= extents[d];
-    }
-    return true;
-}
+[[nodiscard]] bool is_non_overlapping_and_dense(Shape const& extents, Shape const& strides);
 
 namespace detail {
 
@@ -1492,42 +1500,13 @@ namespace detail {
 class SumsOfStrides {
 public:
     /// Adds a stride that may be taken 0 to `count - 1` times. At most 16 of them.
-    void add(std::size_t stride, std::size_t count) noexcept {
-        if (stride != 0 && count > 1) {
-            terms_[size_++] = {stride, count, 0, 0};
-        }
-    }
+    void add(std::size_t stride, std::size_t count) noexcept;
 
     /// One term per stride. It keeps the sums there are, but not in how many ways they come.
-    void merge_equal_strides() noexcept {
-        sort();
-        std::size_t merged = 0;
-        for (std::size_t i = 0; i < size_; ++i) {
-            if (merged != 0 && terms_[merged - 1].stride == terms_[i].stride) {
-                terms_[merged - 1].count += terms_[i].count - 1;
-            } else {
-                terms_[merged++] = terms_[i];
-            }
-        }
-        size_ = merged;
-    }
+    void merge_equal_strides() noexcept;
 
     /// Whether there are at least `wanted` ways. Also true when the search took too many steps.
-    [[nodiscard]] bool has(std::size_t total, int wanted) noexcept {
-        sort();
-        std::size_t rest = 0;
-        std::size_t divisor = 0;
-        for (std::size_t i = size_; i-- > 0;) {
-            rest += terms_[i].stride * (terms_[i].count - 1);
-            divisor = std::gcd(divisor, terms_[i].stride);
-            terms_[i].rest = rest;
-            terms_[i].divisor = divisor;
-        }
-        wanted_ = wanted;
-        steps_ = 0;
-        search(0, total);
-        return wanted_ <= 0;
-    }
+    [[nodiscard]] bool has(std::size_t total, int wanted) noexcept;
 
 private:
     struct Term {
@@ -1538,34 +1517,9 @@ private:
     };
     static constexpr int max_steps = 10'000; ///< about half a millisecond
 
-    void sort() noexcept {
-        auto const end = terms_.begin() + static_cast<std::ptrdiff_t>(size_);
-        std::sort(terms_.begin(), end, [](Term const& a, Term const& b) {
-            return a.stride > b.stride;
-        });
-    }
+    void sort() noexcept;
 
-    void search(std::size_t i, std::size_t total) noexcept {
-        if (i == size_) {
-            wanted_ -= total == 0 ? 1 : 0;
-            return;
-        }
-        Term const& term = terms_[i];
-        if (total > term.rest || total % term.divisor != 0) {
-            return;
-        }
-        std::size_t const later = term.rest - term.stride * (term.count - 1);
-        std::size_t const first =
-            total <= later ? 0 : (total - later + term.stride - 1) / term.stride;
-        std::size_t const last = (std::min)(term.count - 1, total / term.stride);
-        for (std::size_t k = first; k <= last && wanted_ > 0; ++k) {
-            if (++steps_ > max_steps) {
-                wanted_ = 0;
-                return;
-            }
-            search(i + 1, total - k * term.stride);
-        }
-    }
+    void search(std::size_t i, std::size_t total) noexcept;
 
     std::array<Term, 2 * max_tensor_rank> terms_{};
     std::size_t size_ = 0;
@@ -1574,34 +1528,9 @@ private:
 };
 
 /// Whether each stride is larger than all that the smaller ones reach: then no two indices meet.
-inline bool is_nested(Shape const& extents, Shape const& strides) {
-    std::size_t reach = 0;
-    for (std::size_t const d : dimensions_by_stride(extents, strides)) {
-        if (strides[d] <= reach) {
-            return false;
-        }
-        reach += strides[d] * (extents[d] - 1);
-    }
-    return true;
-}
+bool is_nested(Shape const& extents, Shape const& strides);
 
-inline bool is_overlapping(Shape const& extents, Shape const& strides) {
-    if (numel(extents) < 2 || is_nested(extents, strides)) {
-        return false;
-    }
-    // Two indices name one element where the difference of indices, taken from -(extent - 1) to
-    // extent - 1, steps to 0 without being 0. Counted from the lowest difference:
-    SumsOfStrides sums;
-    std::size_t total = 0;
-    for (std::size_t d = 0; d < extents.size(); ++d) {
-        if (extents[d] > 1 && strides[d] == 0) {
-            return true;
-        }
-        sums.add(strides[d], 2 * extents[d] - 1);
-        total += strides[d] * (extents[d] - 1);
-    }
-    return sums.has(total, 2);
-}
+bool is_overlapping(Shape const& extents, Shape const& strides);
 
 } // namespace detail
 
@@ -1663,7 +1592,242 @@ template <Tensor A, Tensor B>
 
 }} // namespace joinable::v0
 
+// ---- joinable/tensor/overlap.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION Shape dimensions_by_stride(Shape const& extents, Shape const& strides) {
+    Shape order;
+    for (std::size_t d = 0; d < extents.size(); ++d) {
+        if (extents[d] > 1) {
+            order.push_back(d);
+        }
+    }
+    for (std::size_t i = 1; i < order.size(); ++i) { // insertion sort of at most eight
+        for (std::size_t k = i; k > 0 && strides[order[k]] < strides[order[k - 1]]; --k) {
+            std::swap(order[k], order[k - 1]);
+        }
+    }
+    return order;
+}
+
+}}} // namespace joinable::v0::detail
+
+namespace joinable { inline namespace v0 {
+
+JOINABLE_DEFINITION bool is_non_overlapping_and_dense(Shape const& extents, Shape const& strides) {
+    if (numel(extents) == 0) {
+        return true;
+    }
+    std::size_t expected = 1;
+    for (std::size_t const d : detail::dimensions_by_stride(extents, strides)) {
+        if (strides[d] != expected) {
+            return false;
+        }
+        expected *= extents[d];
+    }
+    return true;
+}
+
+}} // namespace joinable::v0
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void SumsOfStrides::add(std::size_t stride, std::size_t count) noexcept {
+    if (stride != 0 && count > 1) {
+        terms_[size_++] = {stride, count, 0, 0};
+    }
+}
+
+JOINABLE_DEFINITION void SumsOfStrides::merge_equal_strides() noexcept {
+    sort();
+    std::size_t merged = 0;
+    for (std::size_t i = 0; i < size_; ++i) {
+        if (merged != 0 && terms_[merged - 1].stride == terms_[i].stride) {
+            terms_[merged - 1].count += terms_[i].count - 1;
+        } else {
+            terms_[merged++] = terms_[i];
+        }
+    }
+    size_ = merged;
+}
+
+JOINABLE_DEFINITION bool SumsOfStrides::has(std::size_t total, int wanted) noexcept {
+    sort();
+    std::size_t rest = 0;
+    std::size_t divisor = 0;
+    for (std::size_t i = size_; i-- > 0;) {
+        rest += terms_[i].stride * (terms_[i].count - 1);
+        divisor = std::gcd(divisor, terms_[i].stride);
+        terms_[i].rest = rest;
+        terms_[i].divisor = divisor;
+    }
+    wanted_ = wanted;
+    steps_ = 0;
+    search(0, total);
+    return wanted_ <= 0;
+}
+
+JOINABLE_DEFINITION void SumsOfStrides::sort() noexcept {
+    auto const end = terms_.begin() + static_cast<std::ptrdiff_t>(size_);
+    std::sort(terms_.begin(), end, [](Term const& a, Term const& b) {
+        return a.stride > b.stride;
+    });
+}
+
+JOINABLE_DEFINITION void SumsOfStrides::search(std::size_t i, std::size_t total) noexcept {
+    if (i == size_) {
+        wanted_ -= total == 0 ? 1 : 0;
+        return;
+    }
+    Term const& term = terms_[i];
+    if (total > term.rest || total % term.divisor != 0) {
+        return;
+    }
+    std::size_t const later = term.rest - term.stride * (term.count - 1);
+    std::size_t const first = total <= later ? 0 : (total - later + term.stride - 1) / term.stride;
+    std::size_t const last = (std::min)(term.count - 1, total / term.stride);
+    for (std::size_t k = first; k <= last && wanted_ > 0; ++k) {
+        if (++steps_ > max_steps) {
+            wanted_ = 0;
+            return;
+        }
+        search(i + 1, total - k * term.stride);
+    }
+}
+
+JOINABLE_DEFINITION bool is_nested(Shape const& extents, Shape const& strides) {
+    std::size_t reach = 0;
+    for (std::size_t const d : dimensions_by_stride(extents, strides)) {
+        if (strides[d] <= reach) {
+            return false;
+        }
+        reach += strides[d] * (extents[d] - 1);
+    }
+    return true;
+}
+
+JOINABLE_DEFINITION bool is_overlapping(Shape const& extents, Shape const& strides) {
+    if (numel(extents) < 2 || is_nested(extents, strides)) {
+        return false;
+    }
+    // Two indices name one element where the difference of indices, taken from -(extent - 1) to
+    // extent - 1, steps to 0 without being 0. Counted from the lowest difference:
+    SumsOfStrides sums;
+    std::size_t total = 0;
+    for (std::size_t d = 0; d < extents.size(); ++d) {
+        if (extents[d] > 1 && strides[d] == 0) {
+            return true;
+        }
+        sums.add(strides[d], 2 * extents[d] - 1);
+        total += strides[d] * (extents[d] - 1);
+    }
+    return sums.has(total, 2);
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/device/copy.hpp
+
+namespace joinable { inline namespace v0 {
+
+namespace detail {
+
+bool is_same_view(AnyView const& a, AnyView const& b);
+
+/// Throws ContractViolation unless elements of `from` can go where those of `to` are.
+void check_pair(std::string_view what, AnyView const& from, AnyView const& to);
+
+template <class T, class U>
+consteval void check_elements() {
+    static_assert(
+        !std::is_const_v<U>,
+        "copy, scale_copy and add: the elements of the target must not be const"
+    );
+    static_assert(
+        std::same_as<std::remove_const_t<T>, std::remove_const_t<U>>,
+        "copy, scale_copy and add: source and target must have the same type of elements"
+    );
+}
+
+/// A view that is only read, as the kernels take it.
+template <class T>
+AnyView source_view(StridedView<T> const& view) {
+    using U = std::remove_const_t<T>;
+    // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): the kernels do not write to a source
+    return {const_cast<U*>(view.data()), dtype_of<U>, view.extents(), view.strides()};
+}
+
+} // namespace detail
+
+/// Copies elements between views that may be strided differently. Local, on the host; no allocation.
+/// Source and target are the same view, or share no element; the source alone may name elements
+/// twice (a stride of 0 broadcasts).
+/// @throws ContractViolation  dtypes, extents or devices do not fit, elements of the target share
+///         memory, or the views overlap otherwise; nothing was written.
+void copy(AnyView const& from, AnyView const& to);
+
+/// `to = from * factor`, in one pass: f16 and bf16 compute in float, f32 and f64 in themselves;
+/// integers take only the factor 1. Local, on the host; no allocation. Views as for `copy`.
+/// @throws ContractViolation  as `copy`, or an integer would be scaled; nothing was written.
+void scale_copy(AnyView const& from, double factor, AnyView const& to);
+
+/// `to += from`, in one pass: f16 and bf16 compute in float and round once, integers wrap. Local, on
+/// the host; no allocation. Views as for `copy`; adding a view to itself doubles it.
+/// @throws ContractViolation  as `copy`; nothing was written.
+void add(AnyView const& from, AnyView const& to);
+
+/// Sets all elements to zero; an empty view has none. Local, on the host; no allocation. Elements may
+/// share memory.
+/// @throws ContractViolation  the tensor is not on the host, or is a null pointer.
+void fill_zero(AnyView const& to);
+
+/// The same for views whose elements have a type: views of different elements, targets of const
+/// elements and scaled integers do not compile.
+template <class T, class U>
+void copy(StridedView<T> const& from, StridedView<U> const& to) {
+    detail::check_elements<T, U>();
+    copy(detail::source_view(from), AnyView{to});
+}
+
+template <class T, class U>
+void scale_copy(StridedView<T> const& from, double factor, StridedView<U> const& to) {
+    detail::check_elements<T, U>();
+    static_assert(
+        !std::integral<U>, "scale_copy: integers cannot be scaled, only floating-point elements can"
+    );
+    scale_copy(detail::source_view(from), factor, AnyView{to});
+}
+
+template <class T, class U>
+void add(StridedView<T> const& from, StridedView<U> const& to) {
+    detail::check_elements<T, U>();
+    add(detail::source_view(from), AnyView{to});
+}
+
+template <class T>
+void fill_zero(StridedView<T> const& to) {
+    detail::check_elements<T, T>();
+    fill_zero(AnyView{to});
+}
+
+}} // namespace joinable::v0
+
 // ---- joinable/reduction/arithmetic.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <bit>
+#include <concepts>
+#include <cstdint>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -1833,7 +1997,17 @@ struct Assign {
 
 }}} // namespace joinable::v0::detail
 
+#endif
+
 // ---- joinable/reduction/rows.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -2033,7 +2207,16 @@ auto rows_function(InstructionSet set = instruction_set()) noexcept {
 
 }}} // namespace joinable::v0::detail
 
+#endif
+
 // ---- joinable/device/detail/transpose.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -2247,7 +2430,19 @@ auto transpose_function(InstructionSet set = instruction_set()) noexcept {
 
 }}} // namespace joinable::v0::detail
 
+#endif
+
 // ---- joinable/device/detail/loops.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -2457,11 +2652,15 @@ void for_all_rows(
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/device/copy.hpp
+#endif
 
-namespace joinable { inline namespace v0 {
+// ---- joinable/device/copy.ipp
 
-namespace detail {
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <cstddef>
+
+namespace joinable { inline namespace v0 { namespace detail {
 
 inline void check_on_host(std::string_view what, std::string_view role, AnyView const& view) {
     if (view.device().kind != DeviceKind::host) {
@@ -2478,7 +2677,7 @@ inline void check_on_host(std::string_view what, std::string_view role, AnyView 
     }
 }
 
-inline bool is_same_view(AnyView const& a, AnyView const& b) {
+JOINABLE_DEFINITION bool is_same_view(AnyView const& a, AnyView const& b) {
     if (a.data() != b.data()) {
         return false;
     }
@@ -2490,8 +2689,7 @@ inline bool is_same_view(AnyView const& a, AnyView const& b) {
     return true;
 }
 
-/// Throws ContractViolation unless elements of `from` can go where those of `to` are.
-inline void check_pair(std::string_view what, AnyView const& from, AnyView const& to) {
+JOINABLE_DEFINITION void check_pair(std::string_view what, AnyView const& from, AnyView const& to) {
     if (!from || !to) {
         throw ContractViolation{concat(
             what,
@@ -2544,34 +2742,11 @@ void for_each_element(Operation const& operation, AnyView const& from, AnyView c
     );
 }
 
-template <class T, class U>
-consteval void check_elements() {
-    static_assert(
-        !std::is_const_v<U>,
-        "copy, scale_copy and add: the elements of the target must not be const"
-    );
-    static_assert(
-        std::same_as<std::remove_const_t<T>, std::remove_const_t<U>>,
-        "copy, scale_copy and add: source and target must have the same type of elements"
-    );
-}
+}}} // namespace joinable::v0::detail
 
-/// A view that is only read, as the kernels take it.
-template <class T>
-AnyView source_view(StridedView<T> const& view) {
-    using U = std::remove_const_t<T>;
-    // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): the kernels do not write to a source
-    return {const_cast<U*>(view.data()), dtype_of<U>, view.extents(), view.strides()};
-}
+namespace joinable { inline namespace v0 {
 
-} // namespace detail
-
-/// Copies elements between views that may be strided differently. Local, on the host; no allocation.
-/// Source and target are the same view, or share no element; the source alone may name elements
-/// twice (a stride of 0 broadcasts).
-/// @throws ContractViolation  dtypes, extents or devices do not fit, elements of the target share
-///         memory, or the views overlap otherwise; nothing was written.
-inline void copy(AnyView const& from, AnyView const& to) {
+JOINABLE_DEFINITION void copy(AnyView const& from, AnyView const& to) {
     detail::check_pair("copy", from, to);
     if (detail::is_same_view(from, to)) {
         return;
@@ -2581,10 +2756,7 @@ inline void copy(AnyView const& from, AnyView const& to) {
     });
 }
 
-/// `to = from * factor`, in one pass: f16 and bf16 compute in float, f32 and f64 in themselves;
-/// integers take only the factor 1. Local, on the host; no allocation. Views as for `copy`.
-/// @throws ContractViolation  as `copy`, or an integer would be scaled; nothing was written.
-inline void scale_copy(AnyView const& from, double factor, AnyView const& to) {
+JOINABLE_DEFINITION void scale_copy(AnyView const& from, double factor, AnyView const& to) {
     if (factor == 1.0) {
         copy(from, to);
         return;
@@ -2603,10 +2775,7 @@ inline void scale_copy(AnyView const& from, double factor, AnyView const& to) {
     });
 }
 
-/// `to += from`, in one pass: f16 and bf16 compute in float and round once, integers wrap. Local, on
-/// the host; no allocation. Views as for `copy`; adding a view to itself doubles it.
-/// @throws ContractViolation  as `copy`; nothing was written.
-inline void add(AnyView const& from, AnyView const& to) {
+JOINABLE_DEFINITION void add(AnyView const& from, AnyView const& to) {
     detail::check_pair("add", from, to);
     visit_dtype(from.dtype(), [&]<class T>(std::type_identity<T>) {
         if constexpr (std::is_integral_v<T>) {
@@ -2617,10 +2786,7 @@ inline void add(AnyView const& from, AnyView const& to) {
     });
 }
 
-/// Sets all elements to zero; an empty view has none. Local, on the host; no allocation. Elements may
-/// share memory.
-/// @throws ContractViolation  the tensor is not on the host, or is a null pointer.
-inline void fill_zero(AnyView const& to) {
+JOINABLE_DEFINITION void fill_zero(AnyView const& to) {
     detail::check_on_host("fill_zero", "tensor", to);
     if (to.numel() == 0) {
         return;
@@ -2646,36 +2812,9 @@ inline void fill_zero(AnyView const& to) {
     });
 }
 
-/// The same for views whose elements have a type: views of different elements, targets of const
-/// elements and scaled integers do not compile.
-template <class T, class U>
-void copy(StridedView<T> const& from, StridedView<U> const& to) {
-    detail::check_elements<T, U>();
-    copy(detail::source_view(from), AnyView{to});
-}
-
-template <class T, class U>
-void scale_copy(StridedView<T> const& from, double factor, StridedView<U> const& to) {
-    detail::check_elements<T, U>();
-    static_assert(
-        !std::integral<U>, "scale_copy: integers cannot be scaled, only floating-point elements can"
-    );
-    scale_copy(detail::source_view(from), factor, AnyView{to});
-}
-
-template <class T, class U>
-void add(StridedView<T> const& from, StridedView<U> const& to) {
-    detail::check_elements<T, U>();
-    add(detail::source_view(from), AnyView{to});
-}
-
-template <class T>
-void fill_zero(StridedView<T> const& to) {
-    detail::check_elements<T, T>();
-    fill_zero(AnyView{to});
-}
-
 }} // namespace joinable::v0
+
+#endif
 
 // ---- joinable/tensor/parameter.hpp
 
@@ -3236,52 +3375,18 @@ public:
     /// Local. `what` is how errors call one of them.
     /// @throws ContractViolation  a tensor is missing, has no memory (null pointers) or is not on
     ///         `device`.
-    FixedTensors(TensorList tensors, std::string_view what, DeviceId device = {})
-        : tensors_{std::move(tensors)}, what_{what} {
-        for (AnyTensor const& tensor : tensors_) {
-            AnyView const view = tensor.view();
-            if (!view || view.device() != device || !detail::has_memory(view)) {
-                refuse(
-                    views_.size(),
-                    !view ? " is missing; give a pointer that is not null"
-                    : view.device() != device
-                        ? " is not on " + detail::to_text(device) + "; give a copy that is"
-                        : " has elements at a null pointer; give it memory"
-                );
-            }
-            views_.push_back(view);
-        }
-    }
+    FixedTensors(TensorList tensors, std::string_view what, DeviceId device = {});
 
     /// Where the tensors are now. Local; valid until the next call; no allocation.
     /// @throws ContractViolation  one has other extents, another dtype or device than it had, or no
     ///         memory.
-    std::vector<AnyView> const& views() {
-        for (std::size_t i = 0; i < views_.size(); ++i) {
-            AnyView const now = tensors_[i].view();
-            if (!detail::is_like(now, views_[i]) || !detail::has_memory(now)) {
-                refuse(
-                    i,
-                    " was " + detail::to_text(views_[i]) + ", but now is " + detail::to_text(now) +
-                        (detail::has_memory(now) ? "" : " at a null pointer") +
-                        "; it may move, but neither grow nor change"
-                );
-            }
-            views_[i] = now;
-        }
-        return views_;
-    }
+    std::vector<AnyView> const& views();
 
     /// Appends those of another object. Local.
-    void append(FixedTensors const& more) {
-        detail::append(tensors_, more.tensors_);
-        views_.insert(views_.end(), more.views_.begin(), more.views_.end());
-    }
+    void append(FixedTensors const& more);
 
 private:
-    [[noreturn]] void refuse(std::size_t i, std::string const& why) const {
-        throw ContractViolation{detail::concat(what_, " ", i, why)};
-    }
+    [[noreturn]] void refuse(std::size_t i, std::string const& why) const;
 
     TensorList tensors_;
     std::string_view what_;
@@ -3328,6 +3433,59 @@ template <class... Ranges>
 }
 
 }} // namespace joinable::v0
+
+// ---- joinable/tensor/tensor_list.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+namespace joinable { inline namespace v0 {
+
+JOINABLE_DEFINITION
+FixedTensors::FixedTensors(TensorList tensors, std::string_view what, DeviceId device)
+    : tensors_{std::move(tensors)}, what_{what} {
+    for (AnyTensor const& tensor : tensors_) {
+        AnyView const view = tensor.view();
+        if (!view || view.device() != device || !detail::has_memory(view)) {
+            refuse(
+                views_.size(),
+                !view ? " is missing; give a pointer that is not null"
+                : view.device() != device
+                    ? " is not on " + detail::to_text(device) + "; give a copy that is"
+                    : " has elements at a null pointer; give it memory"
+            );
+        }
+        views_.push_back(view);
+    }
+}
+
+JOINABLE_DEFINITION std::vector<AnyView> const& FixedTensors::views() {
+    for (std::size_t i = 0; i < views_.size(); ++i) {
+        AnyView const now = tensors_[i].view();
+        if (!detail::is_like(now, views_[i]) || !detail::has_memory(now)) {
+            refuse(
+                i,
+                " was " + detail::to_text(views_[i]) + ", but now is " + detail::to_text(now) +
+                    (detail::has_memory(now) ? "" : " at a null pointer") +
+                    "; it may move, but neither grow nor change"
+            );
+        }
+        views_[i] = now;
+    }
+    return views_;
+}
+
+JOINABLE_DEFINITION void FixedTensors::append(FixedTensors const& more) {
+    detail::append(tensors_, more.tensors_);
+    views_.insert(views_.end(), more.views_.begin(), more.views_.end());
+}
+
+JOINABLE_DEFINITION void FixedTensors::refuse(std::size_t i, std::string const& why) const {
+    throw ContractViolation{detail::concat(what_, " ", i, why)};
+}
+
+}} // namespace joinable::v0
+
+#endif
 
 // ---- joinable/communicator/work.hpp
 
@@ -3555,13 +3713,7 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-inline void check_alignment(std::size_t alignment) {
-    if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
-        throw ContractViolation{
-            concat("memory is aligned to a power of two in bytes, but was asked for ", alignment)
-        };
-    }
-}
+void check_alignment(std::size_t alignment);
 
 /// Where in a page the arenas of a rank begin, in bytes. Elements that are combined have the same place in
 /// the buffers of all ranks. Where all buffers begin at the start of a page, as large blocks of the heap do,
@@ -3591,40 +3743,12 @@ public:
         std::size_t bytes,
         std::size_t alignment = default_alignment,
         std::optional<std::size_t> page_offset = {}
-    ) {
-        detail::check_alignment(alignment);
-        if (bytes == 0) {
-            return;
-        }
-        std::size_t const offset = page_offset.value_or(0);
-        if (page_offset) {
-            alignment = (std::max)(alignment, std::size_t{4096});
-        }
-        std::size_t room = bytes + alignment + offset;
-        if (room < bytes) {
-            throw std::bad_alloc{};
-        }
-        void* const block = ::operator new(room);
-        void* start = block;
-        std::align(alignment, bytes + offset, start, room);
-        std::byte* const data = static_cast<std::byte*>(start) + offset;
-        std::memset(data, 0, bytes);
-        *this = Arena{data, bytes, &free_block, block};
-    }
+    );
     /// For communicators. Calls `release` once, if it is given.
     Arena(std::byte* data, std::size_t bytes, Release release, void* context) noexcept
         : data_{data}, bytes_{bytes}, release_{release}, context_{context} {}
-    Arena(Arena&& other) noexcept
-        : data_{std::exchange(other.data_, nullptr)}, bytes_{std::exchange(other.bytes_, 0)},
-          release_{std::exchange(other.release_, nullptr)}, context_{other.context_} {}
-    Arena& operator=(Arena&& other) noexcept {
-        Arena old{std::move(other)};
-        std::swap(data_, old.data_);
-        std::swap(bytes_, old.bytes_);
-        std::swap(release_, old.release_);
-        std::swap(context_, old.context_);
-        return *this;
-    }
+    Arena(Arena&& other) noexcept;
+    Arena& operator=(Arena&& other) noexcept;
     ~Arena() {
         if (release_ != nullptr) {
             release_(context_, data_, bytes_);
@@ -3647,6 +3771,69 @@ private:
 };
 
 }} // namespace joinable::v0
+
+// ---- joinable/device/arena.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void check_alignment(std::size_t alignment) {
+    if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
+        throw ContractViolation{
+            concat("memory is aligned to a power of two in bytes, but was asked for ", alignment)
+        };
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+namespace joinable { inline namespace v0 {
+
+JOINABLE_DEFINITION
+Arena::Arena(std::size_t bytes, std::size_t alignment, std::optional<std::size_t> page_offset) {
+    detail::check_alignment(alignment);
+    if (bytes == 0) {
+        return;
+    }
+    std::size_t const offset = page_offset.value_or(0);
+    if (page_offset) {
+        alignment = (std::max)(alignment, std::size_t{4096});
+    }
+    std::size_t room = bytes + alignment + offset;
+    if (room < bytes) {
+        throw std::bad_alloc{};
+    }
+    void* const block = ::operator new(room);
+    void* start = block;
+    std::align(alignment, bytes + offset, start, room);
+    std::byte* const data = static_cast<std::byte*>(start) + offset;
+    std::memset(data, 0, bytes);
+    *this = Arena{data, bytes, &free_block, block};
+}
+
+JOINABLE_DEFINITION Arena::Arena(Arena&& other) noexcept
+    : data_{std::exchange(other.data_, nullptr)}, bytes_{std::exchange(other.bytes_, 0)},
+      release_{std::exchange(other.release_, nullptr)}, context_{other.context_} {}
+
+JOINABLE_DEFINITION Arena& Arena::operator=(Arena&& other) noexcept {
+    Arena old{std::move(other)};
+    std::swap(data_, old.data_);
+    std::swap(bytes_, old.bytes_);
+    std::swap(release_, old.release_);
+    std::swap(context_, old.context_);
+    return *this;
+}
+
+}} // namespace joinable::v0
+
+#endif
 
 // ---- joinable/communicator/capabilities.hpp
 
@@ -3934,7 +4121,45 @@ public:
 namespace joinable { inline namespace v0 { namespace detail {
 
 /// Exchanges two ranges that do not overlap, through the stack.
-inline void swap_bytes(std::byte* a, std::byte* b, std::size_t bytes) noexcept {
+void swap_bytes(std::byte* a, std::byte* b, std::size_t bytes) noexcept;
+
+/// Exchanges two neighbours, `left` and `right` bytes long, by swapping blocks (Gries and Mills,
+/// "Swapping sections", 1981): each byte is written at most twice, all in long runs.
+void rotate_bytes(std::byte* first, std::size_t left, std::size_t right) noexcept;
+
+[[nodiscard]] std::size_t bytes_of(Section const* sections, std::size_t count) noexcept;
+
+/// Moves the sections whose position is below `pivot` in front of the others, keeping the order of
+/// both, and their bytes with them. `base` is where the first one is. Returns how many go in front.
+std::size_t partition_sections(
+    std::byte* base, Section* sections, std::size_t count, std::size_t pivot
+) noexcept;
+
+/// Sorts neighbouring sections by position, and their bytes with them. `first` is the lowest
+/// position; none is missing.
+void sort_sections(
+    std::byte* base, Section* sections, std::size_t count, std::size_t first = 0
+) noexcept;
+
+/// Moves sections inside one piece of memory, without another. `sections` are in the order of
+/// `from`; gaps between them may be anywhere, and their contents are lost.
+/// Complexity: of the bytes, linear where the order stays, else times the square of the logarithm of
+/// the number of sections at most.
+void permute_sections(std::byte* memory, std::vector<Section>& sections) noexcept;
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/device/detail/permute_sections.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void swap_bytes(std::byte* a, std::byte* b, std::size_t bytes) noexcept {
     std::array<std::byte, 4096> buffer;
     while (bytes != 0) {
         std::size_t const n = (std::min)(bytes, buffer.size());
@@ -3947,9 +4172,8 @@ inline void swap_bytes(std::byte* a, std::byte* b, std::size_t bytes) noexcept {
     }
 }
 
-/// Exchanges two neighbours, `left` and `right` bytes long, by swapping blocks (Gries and Mills,
-/// "Swapping sections", 1981): each byte is written at most twice, all in long runs.
-inline void rotate_bytes(std::byte* first, std::size_t left, std::size_t right) noexcept {
+JOINABLE_DEFINITION void
+rotate_bytes(std::byte* first, std::size_t left, std::size_t right) noexcept {
     while (left != 0 && right != 0) {
         std::size_t const n = (std::min)(left, right);
         swap_bytes(first, first + left, n);
@@ -3958,7 +4182,7 @@ inline void rotate_bytes(std::byte* first, std::size_t left, std::size_t right) 
     }
 }
 
-[[nodiscard]] inline std::size_t bytes_of(Section const* sections, std::size_t count) noexcept {
+JOINABLE_DEFINITION std::size_t bytes_of(Section const* sections, std::size_t count) noexcept {
     std::size_t bytes = 0;
     for (std::size_t i = 0; i < count; ++i) {
         bytes += sections[i].bytes;
@@ -3966,9 +4190,7 @@ inline void rotate_bytes(std::byte* first, std::size_t left, std::size_t right) 
     return bytes;
 }
 
-/// Moves the sections whose position is below `pivot` in front of the others, keeping the order of
-/// both, and their bytes with them. `base` is where the first one is. Returns how many go in front.
-inline std::size_t partition_sections(
+JOINABLE_DEFINITION std::size_t partition_sections(
     std::byte* base, Section* sections, std::size_t count, std::size_t pivot
 ) noexcept {
     if (count < 2) {
@@ -3989,11 +4211,8 @@ inline std::size_t partition_sections(
     return low_front + high_front;
 }
 
-/// Sorts neighbouring sections by position, and their bytes with them. `first` is the lowest
-/// position; none is missing.
-inline void sort_sections(
-    std::byte* base, Section* sections, std::size_t count, std::size_t first = 0
-) noexcept {
+JOINABLE_DEFINITION void
+sort_sections(std::byte* base, Section* sections, std::size_t count, std::size_t first) noexcept {
     std::size_t sorted = 0;
     while (sorted < count && sections[sorted].position == first + sorted) {
         ++sorted;
@@ -4006,11 +4225,8 @@ inline void sort_sections(
     }
 }
 
-/// Moves sections inside one piece of memory, without another. `sections` are in the order of
-/// `from`; gaps between them may be anywhere, and their contents are lost.
-/// Complexity: of the bytes, linear where the order stays, else times the square of the logarithm of
-/// the number of sections at most.
-inline void permute_sections(std::byte* memory, std::vector<Section>& sections) noexcept {
+JOINABLE_DEFINITION void
+permute_sections(std::byte* memory, std::vector<Section>& sections) noexcept {
     std::size_t end = 0;
     for (Section const& section : sections) { // closes the gaps
         std::memmove(memory + end, memory + section.from, section.bytes);
@@ -4024,6 +4240,8 @@ inline void permute_sections(std::byte* memory, std::vector<Section>& sections) 
 }
 
 }}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/device/host.hpp
 
@@ -5168,15 +5386,7 @@ struct Bucket {
 namespace detail {
 
 /// The trainable parameters, last one first: gradients usually become ready in this order.
-inline std::vector<std::size_t> expected_ready_order(ParameterList const& parameters) {
-    std::vector<std::size_t> order;
-    for (std::size_t i = parameters.size(); i-- > 0;) {
-        if (parameters[i].requires_grad()) {
-            order.push_back(i);
-        }
-    }
-    return order;
-}
+std::vector<std::size_t> expected_ready_order(ParameterList const& parameters);
 
 } // namespace detail
 
@@ -5195,36 +5405,12 @@ public:
         std::span<std::size_t const> order,
         std::span<std::size_t const> limits,
         BufferMemory const& memory = {}
-    )
-        : memory_{memory} {
-        if (order.empty()) {
-            throw ContractViolation{"no parameter requires a gradient: there is nothing to reduce"};
-        }
-        std::array<std::size_t, dtype_count> bytes{};
-        for (std::size_t const i : order) {
-            detail::check_value(parameters, i, memory_.id());
-            AnyView const value = parameters[i].value();
-            bytes[index(value.dtype())] += // whatever the cut: each one may start a bucket
-                value.numel() * size_of(value.dtype()) + bucket_alignment;
-        }
-        for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
-            if (bytes[dtype] != 0) {
-                arenas_[dtype] = memory_.allocate(bytes[dtype]);
-            }
-        }
-        cut(parameters, order, limits);
-    }
+    );
 
     /// In the order in which they are launched: as they fill when gradients come in `order`.
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept { return buckets_; }
     /// Of all arenas.
-    [[nodiscard]] std::size_t bytes() const noexcept {
-        std::size_t bytes = 0;
-        for (Arena const& arena : arenas_) {
-            bytes += arena.bytes();
-        }
-        return bytes;
-    }
+    [[nodiscard]] std::size_t bytes() const noexcept;
 
     /// Calls f(arena) for each, in an order that all ranks have which have the same parameters.
     template <class F>
@@ -5244,33 +5430,12 @@ public:
         ParameterList const& parameters,
         std::span<std::size_t const> order,
         std::span<std::size_t const> limits
-    ) {
-        std::vector<Bucket> const before = std::exchange(buckets_, {});
-        cut(parameters, order, limits);
-        for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
-            Arena const& arena = arenas_[dtype];
-            std::vector<std::size_t> position(parameters.size());
-            std::vector<std::size_t> offset(parameters.size());
-            std::size_t count = 0;
-            for_each_place(buckets_, dtype, [&](std::size_t i, AnyView const& view) {
-                position[i] = count++;
-                offset[i] = offset_in(arena, view);
-            });
-            std::vector<detail::Section> sections;
-            for_each_place(before, dtype, [&](std::size_t i, AnyView const& view) {
-                std::size_t const bytes = view.numel() * size_of(view.dtype());
-                sections.push_back({offset_in(arena, view), offset[i], bytes, position[i]});
-            });
-            memory_.device().permute(arena, sections);
-        }
-    }
+    );
 
 private:
     static std::size_t index(DType dtype) noexcept { return static_cast<std::size_t>(dtype); }
 
-    static std::size_t offset_in(Arena const& arena, AnyView const& view) noexcept {
-        return static_cast<std::size_t>(static_cast<std::byte*>(view.data()) - arena.data());
-    }
+    static std::size_t offset_in(Arena const& arena, AnyView const& view) noexcept;
     /// Calls f(parameter, view) for what is in the arena of a dtype, in the order of offsets.
     template <class F>
     static void for_each_place(std::vector<Bucket> const& buckets, std::size_t dtype, F const& f) {
@@ -5286,38 +5451,7 @@ private:
     void
     cut(ParameterList const& parameters,
         std::span<std::size_t const> order,
-        std::span<std::size_t const> limits) {
-        std::vector<AnyView> values;
-        for (std::size_t const i : order) {
-            values.push_back(parameters[i].value());
-        }
-        std::vector<std::size_t> as_given(order.size()); // keeps buckets in the order they fill in
-        std::iota(as_given.begin(), as_given.end(), std::size_t{0});
-        auto const assignment = compute_bucket_assignment_by_size(values, limits, {}, as_given);
-
-        std::array<std::size_t, dtype_count> used{};
-        for (auto const& members : assignment.buckets) {
-            DType const dtype = values[members.front()].dtype();
-            std::size_t& offset = used[index(dtype)];
-            std::byte* const base = arenas_[index(dtype)].data();
-            Bucket bucket{{base + offset, 0, dtype}, {}, {}};
-            for (std::size_t const member : members) {
-                AnyView const& value = values[member];
-                bucket.parameters.push_back(order[member]);
-                bucket.views.emplace_back(
-                    base + offset,
-                    dtype,
-                    value.extents(),
-                    detail::dense_strides(value.extents(), value.strides()),
-                    memory_.id()
-                );
-                bucket.buffer.count += value.numel();
-                offset += value.numel() * size_of(dtype);
-            }
-            offset = (offset + bucket_alignment - 1) / bucket_alignment * bucket_alignment;
-            buckets_.push_back(std::move(bucket));
-        }
-    }
+        std::span<std::size_t const> limits);
 
     BufferMemory memory_;
     std::array<Arena, dtype_count> arenas_; ///< by dtype; empty where no parameter has it
@@ -5332,6 +5466,133 @@ make_bucket_layout(ParameterList const& parameters, BucketOptions const& options
 }
 
 }} // namespace joinable::v0
+
+// ---- joinable/bucket/bucket.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <numeric>
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION std::vector<std::size_t> expected_ready_order(ParameterList const& parameters) {
+    std::vector<std::size_t> order;
+    for (std::size_t i = parameters.size(); i-- > 0;) {
+        if (parameters[i].requires_grad()) {
+            order.push_back(i);
+        }
+    }
+    return order;
+}
+
+}}} // namespace joinable::v0::detail
+
+namespace joinable { inline namespace v0 {
+
+JOINABLE_DEFINITION BucketLayout::BucketLayout(
+    ParameterList const& parameters,
+    std::span<std::size_t const> order,
+    std::span<std::size_t const> limits,
+    BufferMemory const& memory
+)
+    : memory_{memory} {
+    if (order.empty()) {
+        throw ContractViolation{"no parameter requires a gradient: there is nothing to reduce"};
+    }
+    std::array<std::size_t, dtype_count> bytes{};
+    for (std::size_t const i : order) {
+        detail::check_value(parameters, i, memory_.id());
+        AnyView const value = parameters[i].value();
+        bytes[index(value.dtype())] += // whatever the cut: each one may start a bucket
+            value.numel() * size_of(value.dtype()) + bucket_alignment;
+    }
+    for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
+        if (bytes[dtype] != 0) {
+            arenas_[dtype] = memory_.allocate(bytes[dtype]);
+        }
+    }
+    cut(parameters, order, limits);
+}
+
+JOINABLE_DEFINITION std::size_t BucketLayout::bytes() const noexcept {
+    std::size_t bytes = 0;
+    for (Arena const& arena : arenas_) {
+        bytes += arena.bytes();
+    }
+    return bytes;
+}
+
+JOINABLE_DEFINITION void BucketLayout::rebuild(
+    ParameterList const& parameters,
+    std::span<std::size_t const> order,
+    std::span<std::size_t const> limits
+) {
+    std::vector<Bucket> const before = std::exchange(buckets_, {});
+    cut(parameters, order, limits);
+    for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
+        Arena const& arena = arenas_[dtype];
+        std::vector<std::size_t> position(parameters.size());
+        std::vector<std::size_t> offset(parameters.size());
+        std::size_t count = 0;
+        for_each_place(buckets_, dtype, [&](std::size_t i, AnyView const& view) {
+            position[i] = count++;
+            offset[i] = offset_in(arena, view);
+        });
+        std::vector<detail::Section> sections;
+        for_each_place(before, dtype, [&](std::size_t i, AnyView const& view) {
+            std::size_t const bytes = view.numel() * size_of(view.dtype());
+            sections.push_back({offset_in(arena, view), offset[i], bytes, position[i]});
+        });
+        memory_.device().permute(arena, sections);
+    }
+}
+
+JOINABLE_DEFINITION std::size_t
+BucketLayout::offset_in(Arena const& arena, AnyView const& view) noexcept {
+    return static_cast<std::size_t>(static_cast<std::byte*>(view.data()) - arena.data());
+}
+
+JOINABLE_DEFINITION void BucketLayout::cut(
+    ParameterList const& parameters,
+    std::span<std::size_t const> order,
+    std::span<std::size_t const> limits
+) {
+    std::vector<AnyView> values;
+    for (std::size_t const i : order) {
+        values.push_back(parameters[i].value());
+    }
+    std::vector<std::size_t> as_given(order.size()); // keeps buckets in the order they fill in
+    std::iota(as_given.begin(), as_given.end(), std::size_t{0});
+    auto const assignment = compute_bucket_assignment_by_size(values, limits, {}, as_given);
+
+    std::array<std::size_t, dtype_count> used{};
+    for (auto const& members : assignment.buckets) {
+        DType const dtype = values[members.front()].dtype();
+        std::size_t& offset = used[index(dtype)];
+        std::byte* const base = arenas_[index(dtype)].data();
+        Bucket bucket{{base + offset, 0, dtype}, {}, {}};
+        for (std::size_t const member : members) {
+            AnyView const& value = values[member];
+            bucket.parameters.push_back(order[member]);
+            bucket.views.emplace_back(
+                base + offset,
+                dtype,
+                value.extents(),
+                detail::dense_strides(value.extents(), value.strides()),
+                memory_.id()
+            );
+            bucket.buffer.count += value.numel();
+            offset += value.numel() * size_of(dtype);
+        }
+        offset = (offset + bucket_alignment - 1) / bucket_alignment * bucket_alignment;
+        buckets_.push_back(std::move(bucket));
+    }
+}
+
+}} // namespace joinable::v0
+
+#endif
 
 // ---- joinable/bucket/broadcast_coalesced.hpp
 
@@ -5350,41 +5611,7 @@ public:
         std::size_t piece_bytes,
         std::string_view what = "tensor",
         BufferMemory const& memory = {}
-    )
-        : tensors_{std::move(tensors), what, memory.id()}, memory_{memory} {
-        std::vector<AnyView> const& views = current_views();
-        if (views.empty()) {
-            return;
-        }
-        std::array<std::size_t, 1> const limits{{piece_bytes}};
-        std::array<std::size_t, 2> memory_bytes{};
-        for (auto& members : compute_bucket_assignment_by_size(views, limits).buckets) {
-            Bucket piece{{nullptr, 0, views[members.front()].dtype()}, std::move(members), {}};
-            for (std::size_t const member : piece.parameters) {
-                piece.buffer.count += views[member].numel();
-            }
-            if (piece.buffer.count != 0) {
-                std::size_t& bytes = memory_bytes[pieces_.size() % 2];
-                bytes = (std::max)(bytes, piece.buffer.bytes());
-                pieces_.push_back(std::move(piece));
-            }
-        }
-        for (std::size_t const bytes : memory_bytes) {
-            arenas_.push_back(memory_.allocate(bytes));
-        }
-        for (std::size_t p = 0; p < pieces_.size(); ++p) {
-            std::byte* place = arenas_[p % 2].data();
-            pieces_[p].buffer.data = place;
-            for (std::size_t const member : pieces_[p].parameters) {
-                Shape const& extents = views[member].extents();
-                DType const dtype = views[member].dtype();
-                pieces_[p].views.emplace_back(
-                    place, dtype, extents, row_major_strides(extents), memory_.id()
-                );
-                place += views[member].numel() * size_of(dtype);
-            }
-        }
-    }
+    );
 
     /// Collective over `comm`; all ranks have planned for tensors of the same extents and dtypes in
     /// the same order, strided as they like. Blocks until this rank's are written. At most two
@@ -5448,6 +5675,56 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
 }
 
 }} // namespace joinable::v0
+
+// ---- joinable/bucket/broadcast_coalesced.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+
+namespace joinable { inline namespace v0 {
+
+JOINABLE_DEFINITION CoalescedBroadcast::CoalescedBroadcast(
+    TensorList tensors, std::size_t piece_bytes, std::string_view what, BufferMemory const& memory
+)
+    : tensors_{std::move(tensors), what, memory.id()}, memory_{memory} {
+    std::vector<AnyView> const& views = current_views();
+    if (views.empty()) {
+        return;
+    }
+    std::array<std::size_t, 1> const limits{{piece_bytes}};
+    std::array<std::size_t, 2> memory_bytes{};
+    for (auto& members : compute_bucket_assignment_by_size(views, limits).buckets) {
+        Bucket piece{{nullptr, 0, views[members.front()].dtype()}, std::move(members), {}};
+        for (std::size_t const member : piece.parameters) {
+            piece.buffer.count += views[member].numel();
+        }
+        if (piece.buffer.count != 0) {
+            std::size_t& bytes = memory_bytes[pieces_.size() % 2];
+            bytes = (std::max)(bytes, piece.buffer.bytes());
+            pieces_.push_back(std::move(piece));
+        }
+    }
+    for (std::size_t const bytes : memory_bytes) {
+        arenas_.push_back(memory_.allocate(bytes));
+    }
+    for (std::size_t p = 0; p < pieces_.size(); ++p) {
+        std::byte* place = arenas_[p % 2].data();
+        pieces_[p].buffer.data = place;
+        for (std::size_t const member : pieces_[p].parameters) {
+            Shape const& extents = views[member].extents();
+            DType const dtype = views[member].dtype();
+            pieces_[p].views.emplace_back(
+                place, dtype, extents, row_major_strides(extents), memory_.id()
+            );
+            place += views[member].numel() * size_of(dtype);
+        }
+    }
+}
+
+}} // namespace joinable::v0
+
+#endif
 
 // ---- joinable/bucket/timeline.hpp
 
@@ -5661,47 +5938,7 @@ public:
         int rank,
         BufferMemory const& memory = {},
         TakeGradients take_them = TakeGradients::now
-    )
-        : parameters_{std::move(parameters)}, memory_{memory}, rank_{rank},
-          are_views_{options.gradient_as_bucket_view},
-          only_existing_{options.find_unused || options.static_graph},
-          joined_{options.joined_gradients}, limits_{bucket_limits(options)},
-          trained_{expected_ready_order(parameters_)},
-          layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_, memory},
-          backup_{
-              needs_backup() ? BucketLayout{parameters_, trained_, one_bucket(), memory}
-                             : BucketLayout{}
-          },
-          places_(parameters_.size()), backup_places_(parameters_.size()),
-          is_average_(parameters_.size()), is_of_others_(parameters_.size()) {
-        find_places(places_, layout_);
-        find_places(backup_places_, backup_);
-        for (std::size_t const i : trained_) {
-            if (DType const dtype = parameters_[i].value().dtype(); !is_floating_point(dtype)) {
-                throw ContractViolation{concat(
-                    describe(i),
-                    " is of ",
-                    name_of(dtype),
-                    ": gradients are averaged, which needs floating point; set its requires_grad "
-                    "to "
-                    "false, or make it a buffer"
-                )};
-            }
-            if (AnyView const gradient = parameters_[i].grad()) {
-                require_fit(i, gradient);
-            }
-            if (are_views_ && !parameters_[i].can_set_grad()) {
-                throw ContractViolation{concat(
-                    "gradients as bucket views need parameter_traits::set_grad, which ",
-                    describe(i),
-                    " has not; specialise it, or turn gradient_as_bucket_view off"
-                )};
-            }
-        }
-        if (take_them == TakeGradients::now) {
-            take();
-        }
-    }
+    );
 
     Gradients(Gradients const&) = delete; // places refer to the layout
     Gradients& operator=(Gradients const&) = delete;
@@ -5731,39 +5968,15 @@ public:
 
     /// Puts gradient `i`, times `factor`, into its bucket, in one pass; zeros where there is none,
     /// or the factor is 0: a mean over no samples is not a number. Done when device().submit() says so.
-    void pack(std::size_t i, double factor) const {
-        AnyView const gradient = parameters_[i].grad();
-        if (gradient) {
-            require_fit(i, gradient);
-        }
-        if (!gradient || factor == 0.0) {
-            zero(i);
-        } else {
-            device().scale_copy(gradient, factor, *places_[i].view);
-        }
-    }
+    void pack(std::size_t i, double factor) const;
     void zero(std::size_t i) const { device().fill_zero(*places_[i].view); }
 
     [[nodiscard]] Device& device() const noexcept { return memory_.device(); }
 
     /// A guard begins: none of its averages is in a gradient.
-    void begin_guard() noexcept {
-        std::fill(is_average_.begin(), is_average_.end(), false);
-        std::fill(is_of_others_.begin(), is_of_others_.end(), false);
-    }
+    void begin_guard() noexcept;
     /// An iteration begins, of a rank that has joined, or of one that has not.
-    void begin(bool has_joined) {
-        has_joined_ = has_joined;
-        if (!leaves_untouched()) {
-            return;
-        }
-        for (std::size_t const i : trained_) {
-            if (is_resident(i)) {
-                device().copy(*places_[i].view, *backup_places_[i].view);
-            }
-        }
-        device().submit(); // before zeros take their place
-    }
+    void begin(bool has_joined);
     /// All averages of the iteration are delivered. `is_used(i)`: some rank uses the parameter.
     template <class F>
     void complete(F const& is_used) const {
@@ -5776,63 +5989,16 @@ public:
         }
     }
     /// The guard has ended. Done when device().finish() says so.
-    void end_guard() const {
-        for (std::size_t i = 0; i < is_of_others_.size(); ++i) {
-            if (is_of_others_[i]) {
-                zero_where_others_are(i);
-            }
-        }
-    }
+    void end_guard() const;
 
     /// Makes what is in the bucket gradient `i`. Done when device().finish() says so.
-    void deliver(std::size_t i) {
-        if (leaves_untouched()) {
-            return;
-        }
-        is_average_[i] = true;
-        is_of_others_[i] = has_joined_;
-        AnyParameter const& parameter = parameters_[i];
-        AnyView const& view = *places_[i].view;
-        AnyView const gradient = parameter.grad();
-        if (gradient) {
-            require_fit(i, gradient);
-            if (gradient.data() == view.data()) {
-                return;
-            }
-        }
-        if (gradient && !are_views_) {
-            device().copy(view, gradient);
-        } else if (parameter.can_set_grad()) {
-            parameter.set_grad(view);
-        } else {
-            throw ContractViolation{concat(
-                describe(i),
-                " has no gradient to receive the average in; give it a zero gradient before the "
-                "first iteration, or specialise parameter_traits::set_grad"
-            )};
-        }
-    }
+    void deliver(std::size_t i);
 
     /// Cuts the buckets anew, by `order`. Gradients that live in them move along.
-    void rebuild(std::vector<std::size_t> order) {
-        std::vector<std::size_t> residents;
-        for (std::size_t const i : trained_) {
-            if (is_resident(i)) {
-                residents.push_back(i);
-            }
-        }
-        trained_ = std::move(order);
-        layout_.rebuild(parameters_, trained_, limits_);
-        find_places(places_, layout_);
-        for (std::size_t const i : residents) {
-            parameters_[i].set_grad(*places_[i].view);
-        }
-    }
+    void rebuild(std::vector<std::size_t> order);
 
     /// How error texts call parameter `i` of this rank.
-    [[nodiscard]] std::string describe(std::size_t i) const {
-        return concat(describe_parameter(parameters_, i), " on rank ", rank_);
-    }
+    [[nodiscard]] std::string describe(std::size_t i) const;
 
 private:
     struct Place {
@@ -5842,71 +6008,20 @@ private:
 
     static std::vector<std::size_t> one_bucket() { return {static_cast<std::size_t>(-1)}; }
 
-    [[nodiscard]] bool needs_backup() const {
-        return joined_ == JoinedGradients::untouched &&
-               std::any_of(trained_.begin(), trained_.end(), [&](std::size_t i) {
-                   return parameters_[i].can_set_grad();
-               });
-    }
+    [[nodiscard]] bool needs_backup() const;
 
-    static void find_places(std::vector<Place>& places, BucketLayout const& layout) {
-        for (std::size_t b = 0; b < layout.buckets().size(); ++b) {
-            Bucket const& bucket = layout.buckets()[b];
-            for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
-                places[bucket.parameters[k]] = {&bucket.views[k], b};
-            }
-        }
-    }
+    static void find_places(std::vector<Place>& places, BucketLayout const& layout);
 
     [[nodiscard]] bool leaves_untouched() const noexcept {
         return has_joined_ && joined_ == JoinedGradients::untouched;
     }
     /// Whether the gradient lives in its bucket.
-    [[nodiscard]] bool is_resident(std::size_t i) const {
-        AnyView const gradient = parameters_[i].grad();
-        return gradient && gradient.data() == places_[i].view->data();
-    }
-    void zero_where_others_are(std::size_t i) const {
-        AnyView const gradient = parameters_[i].grad();
-        if (gradient && joined_ == JoinedGradients::zeroed_at_end) {
-            device().fill_zero(gradient);
-        }
-    }
+    [[nodiscard]] bool is_resident(std::size_t i) const;
+    void zero_where_others_are(std::size_t i) const;
 
-    void move_into_buckets(bool existing_only) {
-        for (std::size_t const i : trained_) {
-            AnyView const& view = *places_[i].view;
-            AnyView const gradient = parameters_[i].grad();
-            if (gradient) {
-                device().copy(gradient, view);
-            }
-            if (gradient || !existing_only) {
-                parameters_[i].set_grad(view);
-            }
-        }
-        device().finish();
-    }
+    void move_into_buckets(bool existing_only);
 
-    void require_fit(std::size_t i, AnyView const& gradient) const {
-        check_gradient(parameters_, i, gradient);
-        AnyView const& view = *places_[i].view;
-        if (gradient.dtype() != view.dtype() || gradient.extents() != view.extents() ||
-            gradient.device() != view.device()) {
-            bool const are_together = gradient.device() == view.device();
-            auto const text = [&](AnyView const& tensor) {
-                return to_text(tensor) + (are_together ? "" : " on " + to_text(tensor.device()));
-            };
-            throw ContractViolation{concat(
-                "the gradient of ",
-                describe(i),
-                " is ",
-                text(gradient),
-                ", but its value is ",
-                text(view),
-                "; both need the same dtype, extents and device"
-            )};
-        }
-    }
+    void require_fit(std::size_t i, AnyView const& gradient) const;
 
     ParameterList parameters_;
     BufferMemory memory_;
@@ -5928,6 +6043,216 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
+
+// ---- joinable/bucket/detail/gradients.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION Gradients::Gradients(
+    ParameterList parameters,
+    BucketOptions const& options,
+    int rank,
+    BufferMemory const& memory,
+    TakeGradients take_them
+)
+    : parameters_{std::move(parameters)}, memory_{memory}, rank_{rank},
+      are_views_{options.gradient_as_bucket_view},
+      only_existing_{options.find_unused || options.static_graph},
+      joined_{options.joined_gradients}, limits_{bucket_limits(options)},
+      trained_{expected_ready_order(parameters_)},
+      layout_{parameters_, trained_, rebuilds(options) ? one_bucket() : limits_, memory},
+      backup_{
+          needs_backup() ? BucketLayout{parameters_, trained_, one_bucket(), memory}
+                         : BucketLayout{}
+      },
+      places_(parameters_.size()), backup_places_(parameters_.size()),
+      is_average_(parameters_.size()), is_of_others_(parameters_.size()) {
+    find_places(places_, layout_);
+    find_places(backup_places_, backup_);
+    for (std::size_t const i : trained_) {
+        if (DType const dtype = parameters_[i].value().dtype(); !is_floating_point(dtype)) {
+            throw ContractViolation{concat(
+                describe(i),
+                " is of ",
+                name_of(dtype),
+                ": gradients are averaged, which needs floating point; set its requires_grad "
+                "to "
+                "false, or make it a buffer"
+            )};
+        }
+        if (AnyView const gradient = parameters_[i].grad()) {
+            require_fit(i, gradient);
+        }
+        if (are_views_ && !parameters_[i].can_set_grad()) {
+            throw ContractViolation{concat(
+                "gradients as bucket views need parameter_traits::set_grad, which ",
+                describe(i),
+                " has not; specialise it, or turn gradient_as_bucket_view off"
+            )};
+        }
+    }
+    if (take_them == TakeGradients::now) {
+        take();
+    }
+}
+
+JOINABLE_DEFINITION void Gradients::pack(std::size_t i, double factor) const {
+    AnyView const gradient = parameters_[i].grad();
+    if (gradient) {
+        require_fit(i, gradient);
+    }
+    if (!gradient || factor == 0.0) {
+        zero(i);
+    } else {
+        device().scale_copy(gradient, factor, *places_[i].view);
+    }
+}
+
+JOINABLE_DEFINITION void Gradients::begin_guard() noexcept {
+    std::fill(is_average_.begin(), is_average_.end(), false);
+    std::fill(is_of_others_.begin(), is_of_others_.end(), false);
+}
+
+JOINABLE_DEFINITION void Gradients::begin(bool has_joined) {
+    has_joined_ = has_joined;
+    if (!leaves_untouched()) {
+        return;
+    }
+    for (std::size_t const i : trained_) {
+        if (is_resident(i)) {
+            device().copy(*places_[i].view, *backup_places_[i].view);
+        }
+    }
+    device().submit(); // before zeros take their place
+}
+
+JOINABLE_DEFINITION void Gradients::end_guard() const {
+    for (std::size_t i = 0; i < is_of_others_.size(); ++i) {
+        if (is_of_others_[i]) {
+            zero_where_others_are(i);
+        }
+    }
+}
+
+JOINABLE_DEFINITION void Gradients::deliver(std::size_t i) {
+    if (leaves_untouched()) {
+        return;
+    }
+    is_average_[i] = true;
+    is_of_others_[i] = has_joined_;
+    AnyParameter const& parameter = parameters_[i];
+    AnyView const& view = *places_[i].view;
+    AnyView const gradient = parameter.grad();
+    if (gradient) {
+        require_fit(i, gradient);
+        if (gradient.data() == view.data()) {
+            return;
+        }
+    }
+    if (gradient && !are_views_) {
+        device().copy(view, gradient);
+    } else if (parameter.can_set_grad()) {
+        parameter.set_grad(view);
+    } else {
+        throw ContractViolation{concat(
+            describe(i),
+            " has no gradient to receive the average in; give it a zero gradient before the "
+            "first iteration, or specialise parameter_traits::set_grad"
+        )};
+    }
+}
+
+JOINABLE_DEFINITION void Gradients::rebuild(std::vector<std::size_t> order) {
+    std::vector<std::size_t> residents;
+    for (std::size_t const i : trained_) {
+        if (is_resident(i)) {
+            residents.push_back(i);
+        }
+    }
+    trained_ = std::move(order);
+    layout_.rebuild(parameters_, trained_, limits_);
+    find_places(places_, layout_);
+    for (std::size_t const i : residents) {
+        parameters_[i].set_grad(*places_[i].view);
+    }
+}
+
+JOINABLE_DEFINITION std::string Gradients::describe(std::size_t i) const {
+    return concat(describe_parameter(parameters_, i), " on rank ", rank_);
+}
+
+JOINABLE_DEFINITION bool Gradients::needs_backup() const {
+    return joined_ == JoinedGradients::untouched &&
+           std::any_of(trained_.begin(), trained_.end(), [&](std::size_t i) {
+               return parameters_[i].can_set_grad();
+           });
+}
+
+JOINABLE_DEFINITION void
+Gradients::find_places(std::vector<Place>& places, BucketLayout const& layout) {
+    for (std::size_t b = 0; b < layout.buckets().size(); ++b) {
+        Bucket const& bucket = layout.buckets()[b];
+        for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
+            places[bucket.parameters[k]] = {&bucket.views[k], b};
+        }
+    }
+}
+
+JOINABLE_DEFINITION bool Gradients::is_resident(std::size_t i) const {
+    AnyView const gradient = parameters_[i].grad();
+    return gradient && gradient.data() == places_[i].view->data();
+}
+
+JOINABLE_DEFINITION void Gradients::zero_where_others_are(std::size_t i) const {
+    AnyView const gradient = parameters_[i].grad();
+    if (gradient && joined_ == JoinedGradients::zeroed_at_end) {
+        device().fill_zero(gradient);
+    }
+}
+
+JOINABLE_DEFINITION void Gradients::move_into_buckets(bool existing_only) {
+    for (std::size_t const i : trained_) {
+        AnyView const& view = *places_[i].view;
+        AnyView const gradient = parameters_[i].grad();
+        if (gradient) {
+            device().copy(gradient, view);
+        }
+        if (gradient || !existing_only) {
+            parameters_[i].set_grad(view);
+        }
+    }
+    device().finish();
+}
+
+JOINABLE_DEFINITION void Gradients::require_fit(std::size_t i, AnyView const& gradient) const {
+    check_gradient(parameters_, i, gradient);
+    AnyView const& view = *places_[i].view;
+    if (gradient.dtype() != view.dtype() || gradient.extents() != view.extents() ||
+        gradient.device() != view.device()) {
+        bool const are_together = gradient.device() == view.device();
+        auto const text = [&](AnyView const& tensor) {
+            return to_text(tensor) + (are_together ? "" : " on " + to_text(tensor.device()));
+        };
+        throw ContractViolation{concat(
+            "the gradient of ",
+            describe(i),
+            " is ",
+            text(gradient),
+            ", but its value is ",
+            text(view),
+            "; both need the same dtype, extents and device"
+        )};
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/bucket/detail/static_graph.hpp
 
@@ -6082,21 +6407,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// full; packs gradients when their time has come, and says what was done wrong. Local.
 class Iteration {
 public:
-    Iteration(Gradients& gradients, BucketOptions const& options)
-        : gradients_{gradients}, states_(gradients.parameters().size()),
-          finds_unused_{options.find_unused && !options.static_graph},
-          sends_held_{options.unused_gradients == UnusedGradients::held},
-          records_order_{rebuilds(options)} {
-        if (options.find_unused || options.static_graph) {
-            used_.emplace(states_.size());
-            accumulated_.resize(states_.size());
-        }
-        if (options.static_graph) {
-            graph_.emplace(states_.size());
-        }
-        ready_order_.reserve(gradients.trained().size());
-        fit_to_buckets();
-    }
+    Iteration(Gradients& gradients, BucketOptions const& options);
 
     /// Whether the map of used parameters is exchanged in every iteration.
     [[nodiscard]] bool finds_unused() const noexcept { return finds_unused_; }
@@ -6106,12 +6417,7 @@ public:
 
     /// Its place in a bucket is about to be sent, because another rank uses the parameter: where this
     /// one does not, puts zeros there, or what the gradient holds.
-    void take_unused(std::size_t i) const {
-        if (is_unused(i)) {
-            bool const is_held = sends_held_ && has_pass_;
-            is_held ? gradients_.pack(i, factor_) : gradients_.zero(i);
-        }
-    }
+    void take_unused(std::size_t i) const;
     /// Whether everything of a bucket is in its place, or is known to be unused.
     [[nodiscard]] bool is_full(std::size_t bucket) const noexcept {
         return pending_[bucket] == 0 && !is_recording_;
@@ -6121,60 +6427,13 @@ public:
 
     /// `has_pass`: gradients will be marked. Else contribute_nothing() or
     /// contribute_accumulated() follows.
-    void begin(double factor, bool has_pass) {
-        if (is_open_) {
-            throw ContractViolation{concat_missing(
-                "the previous iteration was not finalized; call finalize_backward() first"
-            )};
-        }
-        is_open_ = true;
-        factor_ = factor;
-        has_pass_ = has_pass;
-        is_recording_ = has_pass && graph_ && !graph_->is_recorded();
-        for (std::size_t b = 0; b < pending_.size(); ++b) {
-            pending_[b] = gradients_.buckets()[b].parameters.size();
-        }
-        std::fill(states_.begin(), states_.end(), State::pending);
-        ready_order_.clear();
-        if (finds_unused_) {
-            used_->clear();
-        }
-        if (graph_) {
-            graph_->begin();
-        }
-    }
+    void begin(double factor, bool has_pass);
 
-    void leave_out(std::size_t i) {
-        require_trained(i);
-        char const* const wrong =
-            !finds_unused_
-                ? " was said to be unused, but the option find_unused is off or "
-                  "static_graph finds out by itself; turn find_unused on, or mark it ready with a gradient of zeros"
-            : states_[i] != State::pending ? " was said to be unused twice"
-                                           : nullptr;
-        if (wrong != nullptr) {
-            throw ContractViolation{gradients_.describe(i) + wrong};
-        }
-        take_or_leave(i);
-    }
+    void leave_out(std::size_t i);
     /// What the recorded graph does not use.
-    void leave_out_unrecorded() {
-        for (std::size_t k = 0; graph_ && graph_->is_recorded() && k < trained().size(); ++k) {
-            if (!graph_->is_used(trained()[k])) {
-                take_or_leave(trained()[k]);
-            }
-        }
-    }
+    void leave_out_unrecorded();
 
-    void mark(std::size_t i) {
-        require_markable(i);
-        if (records_order_) {
-            ready_order_.push_back(i);
-        }
-        if (!graph_ || graph_->mark(i)) {
-            take(i);
-        }
-    }
+    void mark(std::size_t i);
     void mark_accumulated(std::size_t i) {
         require_trained(i);
         if (used_) {
@@ -6182,14 +6441,7 @@ public:
         }
     }
 
-    void contribute_nothing() {
-        has_pass_ = is_recording_ = false;
-        ready_order_.clear();
-        for (std::size_t const i : trained()) {
-            states_[i] = State::unused;
-        }
-        std::fill(pending_.begin(), pending_.end(), std::size_t{0});
-    }
+    void contribute_nothing();
     void contribute_accumulated() {
         for (std::size_t const i : trained()) {
             used_ ? take_or_leave(i) : take(i);
@@ -6198,26 +6450,8 @@ public:
 
     /// The pass has come to its end: what a static graph did not mark in its first iteration is
     /// unused, everything else must be ready.
-    void complete() {
-        if (is_recording_) {
-            complete_ready_order();
-            for (std::size_t const i : trained()) {
-                graph_->is_used(i) ? take_used(i) : take_or_leave(i);
-            }
-            graph_->record();
-            is_recording_ = false;
-        } else if (graph_) {
-            complete_ready_order();
-        }
-        require_all_ready();
-    }
-    void write_used() {
-        for (std::size_t const i : trained()) {
-            if (!is_unused(i)) {
-                used_->use(i);
-            }
-        }
-    }
+    void complete();
+    void write_used();
 
     /// In which order the gradients became ready, unused ones last; empty where this rank had none.
     [[nodiscard]] std::vector<std::size_t> const& ready_order() const noexcept {
@@ -6229,21 +6463,9 @@ public:
         fit_to_buckets();
     }
 
-    void end() {
-        if (graph_ && used_->is_empty()) {
-            used_->clear(); // no rank had gradients: the graph is still to be seen
-        }
-        std::fill(accumulated_.begin(), accumulated_.end(), false);
-        is_open_ = false;
-    }
+    void end();
 
-    void require_open(std::string_view verb) const {
-        if (!is_open_) {
-            throw ContractViolation{
-                concat(verb, " without prepare_for_backward(): no iteration is open")
-            };
-        }
-    }
+    void require_open(std::string_view verb) const;
 
 private:
     enum class State : std::uint8_t { pending, ready, unused };
@@ -6261,16 +6483,7 @@ private:
         settle(i, State::ready);
     }
     /// With a static graph, after the first iteration, no bucket sends what no rank used in it.
-    void take_used(std::size_t i) {
-        if (graph_ && used_->is_known() && !used_->is_used(i)) {
-            throw ContractViolation{concat(
-                gradients_.describe(i),
-                " is used, but no rank used it in the first iteration: with static_graph all "
-                "iterations use the same parameters; turn it off and find_unused on"
-            )};
-        }
-        take(i);
-    }
+    void take_used(std::size_t i);
     /// A parameter that this iteration does not use: its gradient may be of earlier rounds.
     void take_or_leave(std::size_t i) { accumulated_[i] ? take_used(i) : settle(i, State::unused); }
     void settle(std::size_t i, State state) {
@@ -6279,86 +6492,17 @@ private:
     }
 
     /// Of several marks of a parameter the last one counts.
-    void complete_ready_order() {
-        if (ready_order_.empty()) {
-            return;
-        }
-        std::vector<std::size_t> order; // from the end, each one once
-        std::vector<bool> is_listed(states_.size());
-        auto const list = [&](std::size_t i) {
-            if (!is_listed[i]) {
-                is_listed[i] = true;
-                order.push_back(i);
-            }
-        };
-        for (std::size_t k = trained().size(); k-- > 0;) {
-            if (!graph_->is_used(trained()[k])) {
-                list(trained()[k]);
-            }
-        }
-        for (std::size_t k = ready_order_.size(); k-- > 0;) {
-            list(ready_order_[k]);
-        }
-        ready_order_.assign(order.rbegin(), order.rend());
-    }
+    void complete_ready_order();
 
     // -- what can be wrong -------------------------------------------------------------------------
 
-    void require_trained(std::size_t i) const {
-        require_in_range(i, states_.size(), gradients_.rank());
-        if (!gradients_.is_trained(i)) {
-            throw ContractViolation{
-                gradients_.describe(i) + " was marked, but does not require a gradient"
-            };
-        }
-    }
+    void require_trained(std::size_t i) const;
 
-    void require_markable(std::size_t i) const {
-        require_trained(i);
-        char const* const wrong =
-            !is_open_ ? " was marked ready outside an iteration; call prepare_for_backward() first"
-            : is_unused(i) && graph_
-                ? " is used, but was not in the first iteration: with static_graph all iterations "
-                  "use the same parameters; turn it off and find_unused on"
-            : is_unused(i)
-                ? " was said to be unused, but became ready; leave it out of the unused ones"
-            : states_[i] == State::ready && graph_
-                ? " became ready more often than in the first iteration: with static_graph all "
-                  "iterations use parameters equally often; turn it off"
-            : states_[i] == State::ready
-                ? " was marked ready twice in an iteration; mark a parameter that is shared by "
-                  "modules or used in several passes once, when its last use is done, or turn "
-                  "static_graph on, which counts its uses"
-                : nullptr;
-        if (wrong != nullptr) {
-            throw ContractViolation{gradients_.describe(i) + wrong};
-        }
-    }
+    void require_markable(std::size_t i) const;
 
-    void require_all_ready() const {
-        if (std::any_of(pending_.begin(), pending_.end(), [](std::size_t n) { return n != 0; })) {
-            throw ContractViolation{concat_missing(
-                graph_ ? "parameters are not used, but were in the first iteration: with "
-                         "static_graph all iterations use the same parameters; turn it off and "
-                         "find_unused on"
-                : finds_unused_
-                    ? "not all gradients became ready; give those that the pass does not use to "
-                      "prepare_for_backward() as unused, or check that all outputs of forward "
-                      "reach "
-                      "the loss"
-                    : "not all gradients became ready; mark every trainable parameter in each "
-                      "iteration, set requires_grad to false where there is nothing to train, or "
-                      "turn the option find_unused or static_graph on"
-            )};
-        }
-    }
+    void require_all_ready() const;
 
-    [[nodiscard]] std::string concat_missing(std::string_view text) const {
-        auto const is_missing = [&](std::size_t i) {
-            return gradients_.is_trained(i) && states_[i] == State::pending;
-        };
-        return detail::concat_missing(text, gradients_.parameters(), gradients_.rank(), is_missing);
-    }
+    [[nodiscard]] std::string concat_missing(std::string_view text) const;
 
     Gradients& gradients_;
     std::vector<State> states_;        ///< per parameter
@@ -6377,6 +6521,232 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
+
+// ---- joinable/bucket/detail/iteration.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION Iteration::Iteration(Gradients& gradients, BucketOptions const& options)
+    : gradients_{gradients}, states_(gradients.parameters().size()),
+      finds_unused_{options.find_unused && !options.static_graph},
+      sends_held_{options.unused_gradients == UnusedGradients::held},
+      records_order_{rebuilds(options)} {
+    if (options.find_unused || options.static_graph) {
+        used_.emplace(states_.size());
+        accumulated_.resize(states_.size());
+    }
+    if (options.static_graph) {
+        graph_.emplace(states_.size());
+    }
+    ready_order_.reserve(gradients.trained().size());
+    fit_to_buckets();
+}
+
+JOINABLE_DEFINITION void Iteration::take_unused(std::size_t i) const {
+    if (is_unused(i)) {
+        bool const is_held = sends_held_ && has_pass_;
+        is_held ? gradients_.pack(i, factor_) : gradients_.zero(i);
+    }
+}
+
+JOINABLE_DEFINITION void Iteration::begin(double factor, bool has_pass) {
+    if (is_open_) {
+        throw ContractViolation{concat_missing(
+            "the previous iteration was not finalized; call finalize_backward() first"
+        )};
+    }
+    is_open_ = true;
+    factor_ = factor;
+    has_pass_ = has_pass;
+    is_recording_ = has_pass && graph_ && !graph_->is_recorded();
+    for (std::size_t b = 0; b < pending_.size(); ++b) {
+        pending_[b] = gradients_.buckets()[b].parameters.size();
+    }
+    std::fill(states_.begin(), states_.end(), State::pending);
+    ready_order_.clear();
+    if (finds_unused_) {
+        used_->clear();
+    }
+    if (graph_) {
+        graph_->begin();
+    }
+}
+
+JOINABLE_DEFINITION void Iteration::leave_out(std::size_t i) {
+    require_trained(i);
+    char const* const wrong =
+        !finds_unused_
+            ? " was said to be unused, but the option find_unused is off or "
+              "static_graph finds out by itself; turn find_unused on, or mark it ready with a gradient of zeros"
+        : states_[i] != State::pending ? " was said to be unused twice"
+                                       : nullptr;
+    if (wrong != nullptr) {
+        throw ContractViolation{gradients_.describe(i) + wrong};
+    }
+    take_or_leave(i);
+}
+
+JOINABLE_DEFINITION void Iteration::leave_out_unrecorded() {
+    for (std::size_t k = 0; graph_ && graph_->is_recorded() && k < trained().size(); ++k) {
+        if (!graph_->is_used(trained()[k])) {
+            take_or_leave(trained()[k]);
+        }
+    }
+}
+
+JOINABLE_DEFINITION void Iteration::mark(std::size_t i) {
+    require_markable(i);
+    if (records_order_) {
+        ready_order_.push_back(i);
+    }
+    if (!graph_ || graph_->mark(i)) {
+        take(i);
+    }
+}
+
+JOINABLE_DEFINITION void Iteration::contribute_nothing() {
+    has_pass_ = is_recording_ = false;
+    ready_order_.clear();
+    for (std::size_t const i : trained()) {
+        states_[i] = State::unused;
+    }
+    std::fill(pending_.begin(), pending_.end(), std::size_t{0});
+}
+
+JOINABLE_DEFINITION void Iteration::complete() {
+    if (is_recording_) {
+        complete_ready_order();
+        for (std::size_t const i : trained()) {
+            graph_->is_used(i) ? take_used(i) : take_or_leave(i);
+        }
+        graph_->record();
+        is_recording_ = false;
+    } else if (graph_) {
+        complete_ready_order();
+    }
+    require_all_ready();
+}
+
+JOINABLE_DEFINITION void Iteration::write_used() {
+    for (std::size_t const i : trained()) {
+        if (!is_unused(i)) {
+            used_->use(i);
+        }
+    }
+}
+
+JOINABLE_DEFINITION void Iteration::end() {
+    if (graph_ && used_->is_empty()) {
+        used_->clear(); // no rank had gradients: the graph is still to be seen
+    }
+    std::fill(accumulated_.begin(), accumulated_.end(), false);
+    is_open_ = false;
+}
+
+JOINABLE_DEFINITION void Iteration::require_open(std::string_view verb) const {
+    if (!is_open_) {
+        throw ContractViolation{
+            concat(verb, " without prepare_for_backward(): no iteration is open")
+        };
+    }
+}
+
+JOINABLE_DEFINITION void Iteration::take_used(std::size_t i) {
+    if (graph_ && used_->is_known() && !used_->is_used(i)) {
+        throw ContractViolation{concat(
+            gradients_.describe(i),
+            " is used, but no rank used it in the first iteration: with static_graph all "
+            "iterations use the same parameters; turn it off and find_unused on"
+        )};
+    }
+    take(i);
+}
+
+JOINABLE_DEFINITION void Iteration::complete_ready_order() {
+    if (ready_order_.empty()) {
+        return;
+    }
+    std::vector<std::size_t> order; // from the end, each one once
+    std::vector<bool> is_listed(states_.size());
+    auto const list = [&](std::size_t i) {
+        if (!is_listed[i]) {
+            is_listed[i] = true;
+            order.push_back(i);
+        }
+    };
+    for (std::size_t k = trained().size(); k-- > 0;) {
+        if (!graph_->is_used(trained()[k])) {
+            list(trained()[k]);
+        }
+    }
+    for (std::size_t k = ready_order_.size(); k-- > 0;) {
+        list(ready_order_[k]);
+    }
+    ready_order_.assign(order.rbegin(), order.rend());
+}
+
+JOINABLE_DEFINITION void Iteration::require_trained(std::size_t i) const {
+    require_in_range(i, states_.size(), gradients_.rank());
+    if (!gradients_.is_trained(i)) {
+        throw ContractViolation{
+            gradients_.describe(i) + " was marked, but does not require a gradient"
+        };
+    }
+}
+
+JOINABLE_DEFINITION void Iteration::require_markable(std::size_t i) const {
+    require_trained(i);
+    char const* const wrong =
+        !is_open_ ? " was marked ready outside an iteration; call prepare_for_backward() first"
+        : is_unused(i) && graph_
+            ? " is used, but was not in the first iteration: with static_graph all iterations "
+              "use the same parameters; turn it off and find_unused on"
+        : is_unused(i) ? " was said to be unused, but became ready; leave it out of the unused ones"
+        : states_[i] == State::ready && graph_
+            ? " became ready more often than in the first iteration: with static_graph all "
+              "iterations use parameters equally often; turn it off"
+        : states_[i] == State::ready
+            ? " was marked ready twice in an iteration; mark a parameter that is shared by "
+              "modules or used in several passes once, when its last use is done, or turn "
+              "static_graph on, which counts its uses"
+            : nullptr;
+    if (wrong != nullptr) {
+        throw ContractViolation{gradients_.describe(i) + wrong};
+    }
+}
+
+JOINABLE_DEFINITION void Iteration::require_all_ready() const {
+    if (std::any_of(pending_.begin(), pending_.end(), [](std::size_t n) { return n != 0; })) {
+        throw ContractViolation{concat_missing(
+            graph_ ? "parameters are not used, but were in the first iteration: with "
+                     "static_graph all iterations use the same parameters; turn it off and "
+                     "find_unused on"
+            : finds_unused_
+                ? "not all gradients became ready; give those that the pass does not use to "
+                  "prepare_for_backward() as unused, or check that all outputs of forward "
+                  "reach "
+                  "the loss"
+                : "not all gradients became ready; mark every trainable parameter in each "
+                  "iteration, set requires_grad to false where there is nothing to train, or "
+                  "turn the option find_unused or static_graph on"
+        )};
+    }
+}
+
+JOINABLE_DEFINITION std::string Iteration::concat_missing(std::string_view text) const {
+    auto const is_missing = [&](std::size_t i) {
+        return gradients_.is_trained(i) && states_[i] == State::pending;
+    };
+    return detail::concat_missing(text, gradients_.parameters(), gradients_.rank(), is_missing);
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/bucket/reducer.hpp
 
@@ -6949,63 +7319,6 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/detail/failure.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// What peers should be told about an exception. A failure that came from other ranks keeps its
-/// culprits; anything else has none yet, which stands for the rank that throws it.
-inline AbortReason failure_of(std::exception_ptr const& error) {
-    if (!error) {
-        return {FailureKind::peer_failed, {}, {}};
-    }
-    try {
-        std::rethrow_exception(error);
-    } catch (PeerFailed const& failure) {
-        return {FailureKind::peer_failed, failure.ranks(), failure.what()};
-    } catch (TimedOut const& failure) {
-        return {FailureKind::timed_out, failure.ranks(), failure.what()};
-    } catch (Mismatch const& failure) {
-        return {FailureKind::mismatch, failure.ranks(), failure.what()};
-    } catch (std::exception const& other) {
-        return {FailureKind::peer_failed, {}, other.what()};
-    } catch (...) {
-        return {FailureKind::peer_failed, {}, "an exception that is no std::exception"};
-    }
-}
-
-/// The reason of what the communicator threw by which ranks meet: what ended it for all of them.
-inline AbortReason reason_of(std::exception_ptr const& error) {
-    try {
-        std::rethrow_exception(error);
-    } catch (CommunicationError const& failure) {
-        return {FailureKind::communication, {}, failure.what()};
-    } catch (ContractViolation const& failure) {
-        return {FailureKind::contract, {}, failure.what()};
-    } catch (...) {
-        return failure_of(error);
-    }
-}
-
-inline std::string failure_text(std::vector<int> const& ranks, std::string const& text) {
-    std::string const left = "an exception left the guard";
-    return ranks_text(ranks) + " failed: " + (text.empty() ? left : text);
-}
-
-/// The same, ready to be thrown elsewhere: without culprits it is `rank` that failed, unless all
-/// ranks throw an error that names none.
-inline AbortReason blamed_on(int rank, AbortReason reason) {
-    bool const is_of_all =
-        reason.kind == FailureKind::communication || reason.kind == FailureKind::contract;
-    if (reason.ranks.empty() && !is_of_all) {
-        reason.ranks = {rank};
-        reason.message = failure_text(reason.ranks, reason.message);
-    }
-    return reason;
-}
-
-}}} // namespace joinable::v0::detail
-
 // ---- joinable/agreement/agree.hpp
 
 /// @file
@@ -7025,66 +7338,26 @@ struct Agreement {
     static Agreement of(std::uint32_t value) noexcept {
         return {value, static_cast<std::uint64_t>(value) * value};
     }
-    [[nodiscard]] std::optional<std::uint32_t> value(std::uint64_t count) const noexcept {
-        if (count == 0) {
-            return 0;
-        }
-        std::uint64_t const mean = sum / count;
-        if (sum % count != 0 || squares != count * mean * mean) {
-            return {};
-        }
-        return static_cast<std::uint32_t>(mean);
-    }
+    [[nodiscard]] std::optional<std::uint32_t> value(std::uint64_t count) const noexcept;
 };
 
 /// The words of a sum that shows whether ranks have the same 64 bits: three agreements on 22 of them.
 struct HashAgreement {
     static constexpr std::size_t words = 6;
 
-    static void write(std::uint64_t* to, std::uint64_t hash) noexcept {
-        for (unsigned part = 0; part < 3; ++part) {
-            constexpr std::uint64_t mask = (1U << 22) - 1;
-            auto const said =
-                Agreement::of(static_cast<std::uint32_t>((hash >> (22 * part)) & mask));
-            to[2 * part] = said.sum;
-            to[2 * part + 1] = said.squares;
-        }
-    }
-    static bool is_common(std::uint64_t const* sum, std::uint64_t ranks) noexcept {
-        return Agreement{sum[0], sum[1]}.value(ranks) && Agreement{sum[2], sum[3]}.value(ranks) &&
-               Agreement{sum[4], sum[5]}.value(ranks);
-    }
+    static void write(std::uint64_t* to, std::uint64_t hash) noexcept;
+    static bool is_common(std::uint64_t const* sum, std::uint64_t ranks) noexcept;
 };
 
 inline constexpr std::size_t text_bytes = 256; ///< of one rank, in any message
 
 /// A text that only one rank adds to the sum; what is too long ends with "...".
-inline void write_text(std::span<std::uint64_t> words, std::string_view text) {
-    std::size_t const space = 8 * words.size();
-    std::string written{text.substr(0, space)};
-    if (text.size() > space) {
-        written.replace(space - 3, 3, "...");
-    }
-    std::memcpy(words.data(), written.data(), written.size());
-}
-inline std::string read_text(std::span<std::uint64_t const> words) {
-    std::string text(8 * words.size(), '\0');
-    std::memcpy(text.data(), words.data(), text.size());
-    std::erase(text, '\0');
-    return text;
-}
+void write_text(std::span<std::uint64_t> words, std::string_view text);
+std::string read_text(std::span<std::uint64_t const> words);
 
 /// The sum of one bit per rank, from `first` on, as ranks.
-inline void set_bit(std::span<std::uint64_t> words, int bit) {
-    words[static_cast<std::size_t>(bit / 64)] |= std::uint64_t{1} << (bit % 64);
-}
-inline void append_bits(std::vector<int>& ranks, std::span<std::uint64_t const> words, int first) {
-    for (int bit = 0; bit < 64 * static_cast<int>(words.size()); ++bit) {
-        if (((words[static_cast<std::size_t>(bit / 64)] >> (bit % 64)) & 1U) != 0) {
-            ranks.push_back(first + bit);
-        }
-    }
-}
+void set_bit(std::span<std::uint64_t> words, int bit);
+void append_bits(std::vector<int>& ranks, std::span<std::uint64_t const> words, int first);
 
 /// What ranks ask each other when they know that they differ, in messages of one size. All ranks of
 /// `control` make the same calls.
@@ -7095,49 +7368,13 @@ public:
         : control_{control}, lowest_{lowest}, count_{count}, has_say_{has_say} {}
 
     /// The ranks on which `is_so`, ascending.
-    [[nodiscard]] std::vector<int> ranks_with(bool is_so) {
-        std::vector<int> ranks;
-        for (int first = 0; first < control_.size(); first += bits) {
-            words_ = {};
-            int const mine = control_.rank() - first;
-            if (is_so && mine >= 0 && mine < bits) {
-                set_bit(words_, mine);
-            }
-            control_.sum(words_);
-            append_bits(ranks, words_, first);
-        }
-        return ranks;
-    }
+    [[nodiscard]] std::vector<int> ranks_with(bool is_so);
 
     /// Why all ranks throw after some of them failed, the lowest with its `text`.
-    [[nodiscard]] AbortReason failure(bool has_failed, std::string_view text) {
-        std::vector<int> ranks = ranks_with(has_failed);
-        words_ = {};
-        write_text(place(0, text_bytes), text);
-        control_.broadcast(words_, ranks.front());
-        std::string message = failure_text(ranks, read_text(place(0, text_bytes)));
-        return {FailureKind::peer_failed, std::move(ranks), std::move(message)};
-    }
+    [[nodiscard]] AbortReason failure(bool has_failed, std::string_view text);
 
     /// Why all ranks throw after the hashes of their lists differed: names the first item that does.
-    [[nodiscard]] AbortReason difference(AgreementList const& list) {
-        std::size_t const item = first_difference(list);
-        words_ = {list.hash(item)};
-        control_.broadcast(words_, lowest_);
-        std::vector<int> ranks = ranks_with(has_say_ && list.hash(item) != words_[0]);
-        int const other = ranks.empty() ? lowest_ : ranks.front();
-        words_ = {};
-        bool const is_lowest = control_.rank() == lowest_;
-        if ((is_lowest || control_.rank() == other) && item < list.items().size()) {
-            write_item(is_lowest ? 0 : text_bytes, list.items()[item]);
-        }
-        control_.sum(words_);
-        std::string text = text_of(other);
-        if (ranks.size() > 1) {
-            text += concat("; ", ranks_text(ranks), " differ from rank ", lowest_);
-        }
-        return {FailureKind::mismatch, std::move(ranks), std::move(text)};
-    }
+    [[nodiscard]] AbortReason difference(AgreementList const& list);
 
 private:
     static constexpr std::size_t slot_count = 64;
@@ -7145,71 +7382,19 @@ private:
     static constexpr std::size_t label_bytes = 112;
 
     /// One item in each slot; the last one stands for all that follow.
-    [[nodiscard]] std::size_t first_difference(AgreementList const& list) {
-        constexpr std::size_t last = slot_count - 1;
-        for (std::size_t first = 0;; first += last) {
-            words_ = {};
-            for (std::size_t slot = 0; has_say_ && slot < slot_count; ++slot) {
-                std::size_t const item = first + slot;
-                HashAgreement::write(
-                    &words_[slot * HashAgreement::words],
-                    slot == last ? list.hash_from(item) : list.hash(item)
-                );
-            }
-            control_.sum(words_);
-            std::size_t slot = 0;
-            while (slot < slot_count &&
-                   HashAgreement::is_common(&words_[slot * HashAgreement::words], count_)) {
-                ++slot;
-            }
-            if (slot != last) {
-                return first + slot;
-            }
-        }
-    }
+    [[nodiscard]] std::size_t first_difference(AgreementList const& list);
 
     [[nodiscard]] std::span<std::uint64_t> place(std::size_t byte, std::size_t bytes) noexcept {
         return std::span{words_}.subspan(byte / 8, bytes / 8);
     }
-    void write_item(std::size_t at, AgreementList::Item const& item) {
-        write_text(place(at, label_bytes), item.label);
-        write_text(place(at + label_bytes, text_bytes - label_bytes), item.value);
-    }
-    [[nodiscard]] AgreementList::Item read_item(std::size_t at) {
-        AgreementList::Item item{read_text(place(at, label_bytes)), "nothing"};
-        if (!item.label.empty()) {
-            item.value = read_text(place(at + label_bytes, text_bytes - label_bytes));
-        }
-        return item;
-    }
+    void write_item(std::size_t at, AgreementList::Item const& item);
+    [[nodiscard]] AgreementList::Item read_item(std::size_t at);
     /// Where the name begins in "models differ: parameter 3", behind the title.
-    [[nodiscard]] static std::size_t name_in(std::string const& label) {
-        std::size_t const colon = label.find(": ");
-        return colon == std::string::npos ? 0 : colon + 2;
-    }
+    [[nodiscard]] static std::size_t name_in(std::string const& label);
     /// "rank 1 compares models (parameter 3: f32)".
-    [[nodiscard]] static std::string place_of(int rank, AgreementList::Item const& item) {
-        std::string const title = item.label.substr(0, item.label.find(" differ: "));
-        return concat("rank ", rank, " compares ", title, " (") +
-               item.label.substr(name_in(item.label)) + ": " + item.value + ")";
-    }
+    [[nodiscard]] static std::string place_of(int rank, AgreementList::Item const& item);
     /// Labels that differ are both said, their common title once.
-    [[nodiscard]] std::string text_of(int other) {
-        auto const [label, value] = read_item(0);
-        auto const there = read_item(text_bytes);
-        std::size_t const name = name_in(there.label);
-        std::string const text = (label.empty() ? there.label : label) + ": rank ";
-        std::string const has = concat(lowest_, " has ", value, ", rank ", other, " has ");
-        if (label == there.label || label.empty() || there.label.empty()) {
-            return text + has + there.value;
-        }
-        if (label.substr(0, name_in(label)) == there.label.substr(0, name)) {
-            return text + has + there.label.substr(name) + ": " + there.value;
-        }
-        return "ranks are at different places of the program: " +
-               place_of(lowest_, {label, value}) + ", " + place_of(other, there) +
-               "; do the same on every rank, in the same order";
-    }
+    [[nodiscard]] std::string text_of(int other);
 
     ControlCommunicator& control_;
     int lowest_;
@@ -7221,7 +7406,268 @@ private:
 /// Collective. What the ranks without an error are to throw, where a rank has one or lists differ;
 /// then a rank with an error throws its own. Throws what the communicator throws.
 /// Complexity: one sum of seven words where all is well, no allocation.
-[[nodiscard]] inline std::optional<AbortReason> find_disagreement(
+[[nodiscard]] std::optional<AbortReason> find_disagreement(
+    ControlCommunicator& control, AgreementList const& list, std::exception_ptr const& local_error
+);
+
+/// Collective. Returns where no rank has an error and all lists are the same. Else all ranks throw:
+/// this one `local_error`, if it has one, others PeerFailed with its text, or all Mismatch that names
+/// the first item that differs, two values of it and the ranks that differ from rank 0. The
+/// communicator stays usable then; what else is thrown has aborted it.
+void agree(
+    ControlCommunicator& control,
+    AgreementList const& list,
+    std::exception_ptr const& local_error = {}
+);
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/detail/failure.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// What peers should be told about an exception. A failure that came from other ranks keeps its
+/// culprits; anything else has none yet, which stands for the rank that throws it.
+AbortReason failure_of(std::exception_ptr const& error);
+
+/// The reason of what the communicator threw by which ranks meet: what ended it for all of them.
+AbortReason reason_of(std::exception_ptr const& error);
+
+std::string failure_text(std::vector<int> const& ranks, std::string const& text);
+
+/// The same, ready to be thrown elsewhere: without culprits it is `rank` that failed, unless all
+/// ranks throw an error that names none.
+AbortReason blamed_on(int rank, AbortReason reason);
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/detail/failure.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION AbortReason failure_of(std::exception_ptr const& error) {
+    if (!error) {
+        return {FailureKind::peer_failed, {}, {}};
+    }
+    try {
+        std::rethrow_exception(error);
+    } catch (PeerFailed const& failure) {
+        return {FailureKind::peer_failed, failure.ranks(), failure.what()};
+    } catch (TimedOut const& failure) {
+        return {FailureKind::timed_out, failure.ranks(), failure.what()};
+    } catch (Mismatch const& failure) {
+        return {FailureKind::mismatch, failure.ranks(), failure.what()};
+    } catch (std::exception const& other) {
+        return {FailureKind::peer_failed, {}, other.what()};
+    } catch (...) {
+        return {FailureKind::peer_failed, {}, "an exception that is no std::exception"};
+    }
+}
+
+JOINABLE_DEFINITION AbortReason reason_of(std::exception_ptr const& error) {
+    try {
+        std::rethrow_exception(error);
+    } catch (CommunicationError const& failure) {
+        return {FailureKind::communication, {}, failure.what()};
+    } catch (ContractViolation const& failure) {
+        return {FailureKind::contract, {}, failure.what()};
+    } catch (...) {
+        return failure_of(error);
+    }
+}
+
+JOINABLE_DEFINITION std::string
+failure_text(std::vector<int> const& ranks, std::string const& text) {
+    std::string const left = "an exception left the guard";
+    return ranks_text(ranks) + " failed: " + (text.empty() ? left : text);
+}
+
+JOINABLE_DEFINITION AbortReason blamed_on(int rank, AbortReason reason) {
+    bool const is_of_all =
+        reason.kind == FailureKind::communication || reason.kind == FailureKind::contract;
+    if (reason.ranks.empty() && !is_of_all) {
+        reason.ranks = {rank};
+        reason.message = failure_text(reason.ranks, reason.message);
+    }
+    return reason;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/agreement/agree.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION std::optional<std::uint32_t> Agreement::value(std::uint64_t count
+) const noexcept {
+    if (count == 0) {
+        return 0;
+    }
+    std::uint64_t const mean = sum / count;
+    if (sum % count != 0 || squares != count * mean * mean) {
+        return {};
+    }
+    return static_cast<std::uint32_t>(mean);
+}
+
+JOINABLE_DEFINITION void HashAgreement::write(std::uint64_t* to, std::uint64_t hash) noexcept {
+    for (unsigned part = 0; part < 3; ++part) {
+        constexpr std::uint64_t mask = (1U << 22) - 1;
+        auto const said = Agreement::of(static_cast<std::uint32_t>((hash >> (22 * part)) & mask));
+        to[2 * part] = said.sum;
+        to[2 * part + 1] = said.squares;
+    }
+}
+
+JOINABLE_DEFINITION bool
+HashAgreement::is_common(std::uint64_t const* sum, std::uint64_t ranks) noexcept {
+    return Agreement{sum[0], sum[1]}.value(ranks) && Agreement{sum[2], sum[3]}.value(ranks) &&
+           Agreement{sum[4], sum[5]}.value(ranks);
+}
+
+JOINABLE_DEFINITION void write_text(std::span<std::uint64_t> words, std::string_view text) {
+    std::size_t const space = 8 * words.size();
+    std::string written{text.substr(0, space)};
+    if (text.size() > space) {
+        written.replace(space - 3, 3, "...");
+    }
+    std::memcpy(words.data(), written.data(), written.size());
+}
+
+JOINABLE_DEFINITION std::string read_text(std::span<std::uint64_t const> words) {
+    std::string text(8 * words.size(), '\0');
+    std::memcpy(text.data(), words.data(), text.size());
+    std::erase(text, '\0');
+    return text;
+}
+
+JOINABLE_DEFINITION void set_bit(std::span<std::uint64_t> words, int bit) {
+    words[static_cast<std::size_t>(bit / 64)] |= std::uint64_t{1} << (bit % 64);
+}
+
+JOINABLE_DEFINITION void
+append_bits(std::vector<int>& ranks, std::span<std::uint64_t const> words, int first) {
+    for (int bit = 0; bit < 64 * static_cast<int>(words.size()); ++bit) {
+        if (((words[static_cast<std::size_t>(bit / 64)] >> (bit % 64)) & 1U) != 0) {
+            ranks.push_back(first + bit);
+        }
+    }
+}
+
+JOINABLE_DEFINITION std::vector<int> Inquiry::ranks_with(bool is_so) {
+    std::vector<int> ranks;
+    for (int first = 0; first < control_.size(); first += bits) {
+        words_ = {};
+        int const mine = control_.rank() - first;
+        if (is_so && mine >= 0 && mine < bits) {
+            set_bit(words_, mine);
+        }
+        control_.sum(words_);
+        append_bits(ranks, words_, first);
+    }
+    return ranks;
+}
+
+JOINABLE_DEFINITION AbortReason Inquiry::failure(bool has_failed, std::string_view text) {
+    std::vector<int> ranks = ranks_with(has_failed);
+    words_ = {};
+    write_text(place(0, text_bytes), text);
+    control_.broadcast(words_, ranks.front());
+    std::string message = failure_text(ranks, read_text(place(0, text_bytes)));
+    return {FailureKind::peer_failed, std::move(ranks), std::move(message)};
+}
+
+JOINABLE_DEFINITION AbortReason Inquiry::difference(AgreementList const& list) {
+    std::size_t const item = first_difference(list);
+    words_ = {list.hash(item)};
+    control_.broadcast(words_, lowest_);
+    std::vector<int> ranks = ranks_with(has_say_ && list.hash(item) != words_[0]);
+    int const other = ranks.empty() ? lowest_ : ranks.front();
+    words_ = {};
+    bool const is_lowest = control_.rank() == lowest_;
+    if ((is_lowest || control_.rank() == other) && item < list.items().size()) {
+        write_item(is_lowest ? 0 : text_bytes, list.items()[item]);
+    }
+    control_.sum(words_);
+    std::string text = text_of(other);
+    if (ranks.size() > 1) {
+        text += concat("; ", ranks_text(ranks), " differ from rank ", lowest_);
+    }
+    return {FailureKind::mismatch, std::move(ranks), std::move(text)};
+}
+
+JOINABLE_DEFINITION std::size_t Inquiry::first_difference(AgreementList const& list) {
+    constexpr std::size_t last = slot_count - 1;
+    for (std::size_t first = 0;; first += last) {
+        words_ = {};
+        for (std::size_t slot = 0; has_say_ && slot < slot_count; ++slot) {
+            std::size_t const item = first + slot;
+            HashAgreement::write(
+                &words_[slot * HashAgreement::words],
+                slot == last ? list.hash_from(item) : list.hash(item)
+            );
+        }
+        control_.sum(words_);
+        std::size_t slot = 0;
+        while (slot < slot_count &&
+               HashAgreement::is_common(&words_[slot * HashAgreement::words], count_)) {
+            ++slot;
+        }
+        if (slot != last) {
+            return first + slot;
+        }
+    }
+}
+
+JOINABLE_DEFINITION void Inquiry::write_item(std::size_t at, AgreementList::Item const& item) {
+    write_text(place(at, label_bytes), item.label);
+    write_text(place(at + label_bytes, text_bytes - label_bytes), item.value);
+}
+
+JOINABLE_DEFINITION AgreementList::Item Inquiry::read_item(std::size_t at) {
+    AgreementList::Item item{read_text(place(at, label_bytes)), "nothing"};
+    if (!item.label.empty()) {
+        item.value = read_text(place(at + label_bytes, text_bytes - label_bytes));
+    }
+    return item;
+}
+
+JOINABLE_DEFINITION std::size_t Inquiry::name_in(std::string const& label) {
+    std::size_t const colon = label.find(": ");
+    return colon == std::string::npos ? 0 : colon + 2;
+}
+
+JOINABLE_DEFINITION std::string Inquiry::place_of(int rank, AgreementList::Item const& item) {
+    std::string const title = item.label.substr(0, item.label.find(" differ: "));
+    return concat("rank ", rank, " compares ", title, " (") +
+           item.label.substr(name_in(item.label)) + ": " + item.value + ")";
+}
+
+JOINABLE_DEFINITION std::string Inquiry::text_of(int other) {
+    auto const [label, value] = read_item(0);
+    auto const there = read_item(text_bytes);
+    std::size_t const name = name_in(there.label);
+    std::string const text = (label.empty() ? there.label : label) + ": rank ";
+    std::string const has = concat(lowest_, " has ", value, ", rank ", other, " has ");
+    if (label == there.label || label.empty() || there.label.empty()) {
+        return text + has + there.value;
+    }
+    if (label.substr(0, name_in(label)) == there.label.substr(0, name)) {
+        return text + has + there.label.substr(name) + ": " + there.value;
+    }
+    return "ranks are at different places of the program: " + place_of(lowest_, {label, value}) +
+           ", " + place_of(other, there) + "; do the same on every rank, in the same order";
+}
+
+JOINABLE_DEFINITION std::optional<AbortReason> find_disagreement(
     ControlCommunicator& control, AgreementList const& list, std::exception_ptr const& local_error
 ) {
     std::array<std::uint64_t, 1 + HashAgreement::words> words{};
@@ -7239,14 +7685,8 @@ private:
     return {};
 }
 
-/// Collective. Returns where no rank has an error and all lists are the same. Else all ranks throw:
-/// this one `local_error`, if it has one, others PeerFailed with its text, or all Mismatch that names
-/// the first item that differs, two values of it and the ranks that differ from rank 0. The
-/// communicator stays usable then; what else is thrown has aborted it.
-inline void agree(
-    ControlCommunicator& control,
-    AgreementList const& list,
-    std::exception_ptr const& local_error = {}
+JOINABLE_DEFINITION void agree(
+    ControlCommunicator& control, AgreementList const& list, std::exception_ptr const& local_error
 ) {
     std::optional<AbortReason> failure;
     try {
@@ -7264,6 +7704,8 @@ inline void agree(
 }
 
 }}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/join/detail/verdict.hpp
 
@@ -7289,30 +7731,8 @@ struct RollCallLanes {
 
     using Words = std::array<std::uint64_t, 7>;
 
-    [[nodiscard]] Words encode() const noexcept {
-        std::uint64_t const ranks = packed(active, arrived, failed);
-        std::uint64_t const say = packed(stop, weighted, contributors);
-        std::uint64_t const coded = code.sum | std::uint64_t{silent} << count_at;
-        return {{ranks, say, weight, coded, code.squares, digest.sum, digest.squares}};
-    }
-    static RollCallLanes decode(Words const& words) noexcept {
-        auto const [active, arrived, failed] = unpacked(words[0]);
-        auto const [stop, weighted, contributors] = unpacked(words[1]);
-        std::uint64_t const code = words[3] << (64 - count_at) >> (64 - count_at);
-        auto const silent = static_cast<std::uint32_t>(words[3] >> count_at);
-        return {
-            active,
-            arrived,
-            failed,
-            stop,
-            weighted,
-            contributors,
-            words[2],
-            {code, words[4]},
-            {words[5], words[6]},
-            silent
-        };
-    }
+    [[nodiscard]] Words encode() const noexcept;
+    static RollCallLanes decode(Words const& words) noexcept;
 
     /// Whether all say the same of the round, but for weights.
     [[nodiscard]] bool have_one_code() const noexcept {
@@ -7325,12 +7745,7 @@ private:
     static std::uint64_t packed(std::uint64_t a, std::uint64_t b, std::uint64_t c) noexcept {
         return a | b << 20 | c << 40;
     }
-    static Fields unpacked(std::uint64_t word) noexcept {
-        auto const from = [&](unsigned bit) {
-            return static_cast<std::uint32_t>(word >> bit) << 12 >> 12;
-        };
-        return {{from(0), from(20), from(40)}};
-    }
+    static Fields unpacked(std::uint64_t word) noexcept;
 };
 
 /// What ranks that have run out of inputs accumulated since the last round that synced.
@@ -7352,39 +7767,89 @@ struct RoundCode {
     Opening opening = Opening::notification;
     std::uint32_t opener = 0; ///< index of the notifying participant
 
-    [[nodiscard]] std::uint32_t encode() const noexcept {
-        return static_cast<std::uint32_t>(phase) | (syncs ? 2U : 0U) |
-               static_cast<std::uint32_t>(opening) << 2 | opener << 4;
-    }
-    static RoundCode decode(std::uint32_t code) noexcept {
-        return {
-            static_cast<Phase>(code & 1U),
-            (code & 2U) != 0,
-            static_cast<Opening>((code >> 2) & 3U),
-            code >> 4
-        };
-    }
+    [[nodiscard]] std::uint32_t encode() const noexcept;
+    static RoundCode decode(std::uint32_t code) noexcept;
     /// For a round in which ranks disagree; whether they have a weight, where all that are asked say so.
-    void agree_on(AgreementList& list, std::optional<bool> is_weighted) const {
-        list.add("phase", phase == Phase::train ? "train" : "evaluate");
-        list.add("will_sync", syncs);
-        if (is_weighted) {
-            list.add("has a weight", *is_weighted);
-        }
-        list.add(
-            "opened by",
-            opening == Opening::notification ? concat("participant ", opener)
-            : opening == Opening::next       ? "next()"
-                                             : "look-ahead"
-        );
-    }
+    void agree_on(AgreementList& list, std::optional<bool> is_weighted) const;
 };
 
 enum class Verdict : std::uint8_t { go_on, failed, mismatch, stop, early_end, end };
 
 /// What all ranks said, judged in the order that makes every rank see the same: a failure hides a
 /// mismatch (a leaving rank cannot say what it would have done), and both hide an end.
-[[nodiscard]] inline Verdict judge(RollCallLanes const& said, EndPolicy policy) noexcept {
+[[nodiscard]] Verdict judge(RollCallLanes const& said, EndPolicy policy) noexcept;
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/join/detail/verdict.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION RollCallLanes::Words RollCallLanes::encode() const noexcept {
+    std::uint64_t const ranks = packed(active, arrived, failed);
+    std::uint64_t const say = packed(stop, weighted, contributors);
+    std::uint64_t const coded = code.sum | std::uint64_t{silent} << count_at;
+    return {{ranks, say, weight, coded, code.squares, digest.sum, digest.squares}};
+}
+
+JOINABLE_DEFINITION RollCallLanes RollCallLanes::decode(Words const& words) noexcept {
+    auto const [active, arrived, failed] = unpacked(words[0]);
+    auto const [stop, weighted, contributors] = unpacked(words[1]);
+    std::uint64_t const code = words[3] << (64 - count_at) >> (64 - count_at);
+    auto const silent = static_cast<std::uint32_t>(words[3] >> count_at);
+    return {
+        active,
+        arrived,
+        failed,
+        stop,
+        weighted,
+        contributors,
+        words[2],
+        {code, words[4]},
+        {words[5], words[6]},
+        silent
+    };
+}
+
+JOINABLE_DEFINITION RollCallLanes::Fields RollCallLanes::unpacked(std::uint64_t word) noexcept {
+    auto const from = [&](unsigned bit) {
+        return static_cast<std::uint32_t>(word >> bit) << 12 >> 12;
+    };
+    return {{from(0), from(20), from(40)}};
+}
+
+JOINABLE_DEFINITION std::uint32_t RoundCode::encode() const noexcept {
+    return static_cast<std::uint32_t>(phase) | (syncs ? 2U : 0U) |
+           static_cast<std::uint32_t>(opening) << 2 | opener << 4;
+}
+
+JOINABLE_DEFINITION RoundCode RoundCode::decode(std::uint32_t code) noexcept {
+    return {
+        static_cast<Phase>(code & 1U),
+        (code & 2U) != 0,
+        static_cast<Opening>((code >> 2) & 3U),
+        code >> 4
+    };
+}
+
+JOINABLE_DEFINITION void
+RoundCode::agree_on(AgreementList& list, std::optional<bool> is_weighted) const {
+    list.add("phase", phase == Phase::train ? "train" : "evaluate");
+    list.add("will_sync", syncs);
+    if (is_weighted) {
+        list.add("has a weight", *is_weighted);
+    }
+    list.add(
+        "opened by",
+        opening == Opening::notification ? concat("participant ", opener)
+        : opening == Opening::next       ? "next()"
+                                         : "look-ahead"
+    );
+}
+
+JOINABLE_DEFINITION Verdict judge(RollCallLanes const& said, EndPolicy policy) noexcept {
     if (said.failed > 0) {
         return Verdict::failed;
     }
@@ -7408,6 +7873,8 @@ enum class Verdict : std::uint8_t { go_on, failed, mismatch, stop, early_end, en
 }
 
 }}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/join/detail/accumulated.hpp
 
@@ -7572,7 +8039,27 @@ struct JoinResult {
 
 /// The result as a table for people: a line per rank, its rounds and how many it shadowed, and a
 /// mark for the last joiners.
-[[nodiscard]] inline std::string to_string(JoinResult const& result) {
+[[nodiscard]] std::string to_string(JoinResult const& result);
+
+/// Prints the table to any stream that takes a std::string.
+template <class Stream>
+    requires requires(Stream& stream, std::string const& text) { stream << text; }
+Stream& operator<<(Stream& stream, JoinResult const& result) {
+    stream << to_string(result);
+    return stream;
+}
+
+}} // namespace joinable::v0
+
+// ---- joinable/join/result.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+
+namespace joinable { inline namespace v0 {
+
+JOINABLE_DEFINITION std::string to_string(JoinResult const& result) {
     auto const cell = [](auto const& value) {
         std::string const text = detail::concat(value);
         return std::string(text.size() < 8 ? 8 - text.size() : 1, ' ') + text;
@@ -7596,15 +8083,9 @@ struct JoinResult {
     return table + "\n";
 }
 
-/// Prints the table to any stream that takes a std::string.
-template <class Stream>
-    requires requires(Stream& stream, std::string const& text) { stream << text; }
-Stream& operator<<(Stream& stream, JoinResult const& result) {
-    stream << to_string(result);
-    return stream;
-}
-
 }} // namespace joinable::v0
+
+#endif
 
 // ---- joinable/join/detail/schedule.hpp
 
@@ -7620,16 +8101,7 @@ public:
         std::uint64_t weight = 0; ///< of each input
     };
 
-    Schedule(std::vector<Shard> shards, bool is_weighted, std::size_t sync_every)
-        : shards_{std::move(shards)}, is_weighted_{is_weighted}, sync_every_{sync_every} {
-        for (std::size_t rank = 0; rank < shards_.size(); ++rank) {
-            by_length_.push_back(static_cast<int>(rank));
-            weight_ += shards_[rank].weight;
-        }
-        std::sort(by_length_.begin(), by_length_.end(), [this](int a, int b) {
-            return std::pair{inputs_of(a), a} < std::pair{inputs_of(b), b};
-        });
-    }
+    Schedule(std::vector<Shard> shards, bool is_weighted, std::size_t sync_every);
 
     /// The notice of a round, for a rank that says nothing.
     [[nodiscard]] RoundCode code(std::size_t round) const noexcept {
@@ -7639,67 +8111,11 @@ public:
     /// Checks what `rank` is about to say in `round`.
     /// @throws ContractViolation  it leaves earlier or later than it said at entry, votes to stop,
     /// or gives another notice.
-    void require_promised(int rank, std::size_t round, RollCallLanes const& mine) const {
-        std::uint64_t const inputs = inputs_of(rank);
-        if (mine.active != 0 && round >= inputs) {
-            throw ContractViolation{
-                "rank " + to_text(rank) +
-                " opened more rounds than JoinOptions::inputs = " + to_text(inputs) + " promised"
-            };
-        }
-        if (mine.active == 0 && round < inputs) {
-            throw ContractViolation{
-                "rank " + to_text(rank) + " left after " + to_text(round) +
-                " rounds, but JoinOptions::inputs = " + to_text(inputs) +
-                " promised more; without known lengths a rank may leave when it likes"
-            };
-        }
-        if (mine.stop != 0) {
-            throw ContractViolation{
-                "vote_stop() needs roll calls; leave JoinOptions::inputs empty to vote"
-            };
-        }
-        if (mine.active == 0) {
-            return;
-        }
-        RoundCode const said = RoundCode::decode(static_cast<std::uint32_t>(mine.code.sum));
-        RoundCode const expected = code(round);
-        if (said.phase != expected.phase || said.syncs != expected.syncs ||
-            (mine.weighted != 0) != is_weighted_ ||
-            mine.weight != weight_of(rank) * rounds_in_weight(expected)) {
-            throw ContractViolation{
-                "the notice of round " + to_text(round) +
-                " differs from what JoinOptions::inputs, weight_per_input and sync_every fixed at "
-                "entry; give no notice, or leave JoinOptions::inputs empty"
-            };
-        }
-    }
+    void require_promised(int rank, std::size_t round, RollCallLanes const& mine) const;
 
     /// What all ranks say in the next round, summed; arriving() are those that arrive in it. Nobody
     /// is known to skip, so all active ranks are contributors.
-    [[nodiscard]] RollCallLanes next() {
-        arriving_.clear();
-        carry_ = {};
-        std::uint64_t const unsynced = round_ % sync_every_;
-        while (joined_ < by_length_.size() && inputs_of(by_length_[joined_]) == round_) {
-            std::uint64_t const weight = weight_of(by_length_[joined_]);
-            weight_ -= weight;
-            carry_.weight += is_weighted_ ? weight * unsynced : 0;
-            carry_.ranks += unsynced != 0 ? 1 : 0;
-            arriving_.push_back(by_length_[joined_++]);
-        }
-        RollCallLanes said;
-        auto const active = static_cast<std::uint32_t>(by_length_.size() - joined_);
-        RoundCode const fixed = code(round_++);
-        Agreement const one = Agreement::of(fixed.encode());
-        said.active = active;
-        said.arrived = static_cast<std::uint32_t>(arriving_.size());
-        said.weighted = is_weighted_ ? active : 0;
-        said.contributors = active;
-        said.weight = is_weighted_ ? weight_ * rounds_in_weight(fixed) : 0;
-        said.code = {one.sum * active, one.squares * active};
-        return said;
-    }
+    [[nodiscard]] RollCallLanes next();
     /// Ascending.
     [[nodiscard]] std::vector<int> const& arriving() const noexcept { return arriving_; }
     /// What they accumulated.
@@ -7730,6 +8146,92 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/join/detail/schedule.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION
+Schedule::Schedule(std::vector<Shard> shards, bool is_weighted, std::size_t sync_every)
+    : shards_{std::move(shards)}, is_weighted_{is_weighted}, sync_every_{sync_every} {
+    for (std::size_t rank = 0; rank < shards_.size(); ++rank) {
+        by_length_.push_back(static_cast<int>(rank));
+        weight_ += shards_[rank].weight;
+    }
+    std::sort(by_length_.begin(), by_length_.end(), [this](int a, int b) {
+        return std::pair{inputs_of(a), a} < std::pair{inputs_of(b), b};
+    });
+}
+
+JOINABLE_DEFINITION void
+Schedule::require_promised(int rank, std::size_t round, RollCallLanes const& mine) const {
+    std::uint64_t const inputs = inputs_of(rank);
+    if (mine.active != 0 && round >= inputs) {
+        throw ContractViolation{
+            "rank " + to_text(rank) +
+            " opened more rounds than JoinOptions::inputs = " + to_text(inputs) + " promised"
+        };
+    }
+    if (mine.active == 0 && round < inputs) {
+        throw ContractViolation{
+            "rank " + to_text(rank) + " left after " + to_text(round) +
+            " rounds, but JoinOptions::inputs = " + to_text(inputs) +
+            " promised more; without known lengths a rank may leave when it likes"
+        };
+    }
+    if (mine.stop != 0) {
+        throw ContractViolation{
+            "vote_stop() needs roll calls; leave JoinOptions::inputs empty to vote"
+        };
+    }
+    if (mine.active == 0) {
+        return;
+    }
+    RoundCode const said = RoundCode::decode(static_cast<std::uint32_t>(mine.code.sum));
+    RoundCode const expected = code(round);
+    if (said.phase != expected.phase || said.syncs != expected.syncs ||
+        (mine.weighted != 0) != is_weighted_ ||
+        mine.weight != weight_of(rank) * rounds_in_weight(expected)) {
+        throw ContractViolation{
+            "the notice of round " + to_text(round) +
+            " differs from what JoinOptions::inputs, weight_per_input and sync_every fixed at "
+            "entry; give no notice, or leave JoinOptions::inputs empty"
+        };
+    }
+}
+
+JOINABLE_DEFINITION RollCallLanes Schedule::next() {
+    arriving_.clear();
+    carry_ = {};
+    std::uint64_t const unsynced = round_ % sync_every_;
+    while (joined_ < by_length_.size() && inputs_of(by_length_[joined_]) == round_) {
+        std::uint64_t const weight = weight_of(by_length_[joined_]);
+        weight_ -= weight;
+        carry_.weight += is_weighted_ ? weight * unsynced : 0;
+        carry_.ranks += unsynced != 0 ? 1 : 0;
+        arriving_.push_back(by_length_[joined_++]);
+    }
+    RollCallLanes said;
+    auto const active = static_cast<std::uint32_t>(by_length_.size() - joined_);
+    RoundCode const fixed = code(round_++);
+    Agreement const one = Agreement::of(fixed.encode());
+    said.active = active;
+    said.arrived = static_cast<std::uint32_t>(arriving_.size());
+    said.weighted = is_weighted_ ? active : 0;
+    said.contributors = active;
+    said.weight = is_weighted_ ? weight_ * rounds_in_weight(fixed) : 0;
+    said.code = {one.sum * active, one.squares * active};
+    return said;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/join/detail/roll_call.hpp
 
 /// @file
@@ -7741,25 +8243,12 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// Who is where, and the exchanges that find it out. All ranks of `control` make the same calls.
 class RollCall {
 public:
-    RollCall(ControlCommunicator& control, EndPolicy policy)
-        : control_{control}, policy_{policy},
-          joined_after_(static_cast<std::size_t>(control.size())),
-          is_active_(static_cast<std::size_t>(control.size()), true) {}
+    RollCall(ControlCommunicator& control, EndPolicy policy);
 
     /// Starts a roll call; `answer()` ends it. Asynchronous, no allocation. `carry` is what this rank
     /// accumulated, if it arrives.
     /// @throws ContractViolation  it is not what the schedule says, if there is one.
-    void post(RollCallLanes const& mine, Carry const& carry = {}) {
-        mine_ = mine;
-        my_carry_ = carry;
-        if (schedule_) {
-            schedule_->require_promised(control_.rank(), rounds_, mine);
-        } else {
-            words_ = mine.encode();
-            control_.post_sum(words_);
-        }
-        posted_ = true;
-    }
+    void post(RollCallLanes const& mine, Carry const& carry = {});
     [[nodiscard]] bool is_posted() const noexcept { return posted_; }
     [[nodiscard]] bool test() { return schedule_ || control_.test_sum(); }
 
@@ -7770,14 +8259,7 @@ public:
     /// Waits for the roll call that was posted and returns the verdict, the same on every rank.
     /// One more message only when a rank arrives or fails, or when ranks disagree.
     /// `text` is sent along if this rank failed. Throws what the communicator throws.
-    Verdict answer(std::string_view text = {}) {
-        Verdict const verdict = hear(text);
-        if (verdict == Verdict::mismatch) {
-            name_difference();
-        }
-        rounds_ += verdict == Verdict::go_on ? 1 : 0;
-        return verdict;
-    }
+    Verdict answer(std::string_view text = {});
 
     /// What all ranks said in the last roll call, summed.
     [[nodiscard]] RollCallLanes const& said() const noexcept { return said_; }
@@ -7799,83 +8281,17 @@ public:
 private:
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
 
-    Verdict hear(std::string_view text) {
-        carry_ = {};
-        if (schedule_) {
-            said_ = schedule_->next();
-            if (said_.arrived > 0) {
-                carry_ = schedule_->carry();
-                note_arrivals(schedule_->arriving());
-            }
-        } else {
-            control_.wait_sum();
-            said_ = RollCallLanes::decode(words_);
-            if (said_.arrived > 0) {
-                exchange_arrivals();
-            }
-            if (said_.failed > 0) {
-                bool const has_failed = mine_.failed != 0;
-                auto const size = static_cast<std::uint64_t>(control_.size());
-                failure_ = Inquiry{control_, 0, size, true}.failure(has_failed, text);
-            }
-        }
-        posted_ = false;
-        Verdict const verdict = judge(said_, policy_);
-        if (verdict != Verdict::go_on) {
-            schedule_.reset();
-        }
-        return verdict;
-    }
+    Verdict hear(std::string_view text);
 
-    void note_arrivals(std::vector<int> const& ranks) {
-        arrived_ = ranks;
-        for (int const rank : ranks) {
-            is_active_[index(rank)] = false;
-            joined_after_[index(rank)] = rounds_;
-        }
-        while (lowest_active_ + 1 < control_.size() && !is_active_[index(lowest_active_)]) {
-            ++lowest_active_;
-        }
-    }
+    void note_arrivals(std::vector<int> const& ranks);
 
     /// A bitmap of those who arrive, the sum of one bit per rank, and their carry: said once and here,
     /// so that a round that does not sync, which nobody can know before it is heard, sums the weights
     /// of its active ranks alone.
-    void exchange_arrivals() {
-        std::size_t const carry_at = (is_active_.size() + 63) / 64;
-        std::vector<std::uint64_t> words(carry_at + 2);
-        if (mine_.arrived != 0) {
-            set_bit(words, control_.rank());
-        }
-        words[carry_at] = my_carry_.ranks;
-        words[carry_at + 1] = my_carry_.weight;
-        control_.sum(words);
-        std::vector<int> ranks;
-        append_bits(ranks, std::span{words}.first(carry_at), 0);
-        note_arrivals(ranks);
-        carry_ = {words[carry_at], words[carry_at + 1]};
-    }
+    void exchange_arrivals();
 
     /// Among the active ranks; where only weights differ, among those that say whether they have one.
-    void name_difference() {
-        int lowest = lowest_active_;
-        std::uint64_t count = said_.active;
-        bool has_say = mine_.active != 0;
-        std::optional<bool> is_weighted;
-        if (said_.silent == 0 || said_.have_one_code()) {
-            is_weighted = mine_.weighted != 0;
-            has_say = has_say && mine_.silent == 0;
-            count -= said_.silent;
-        }
-        if (count != said_.active) {
-            lowest = Inquiry{control_, lowest, count, has_say}.ranks_with(has_say).front();
-        }
-        AgreementList list;
-        list.begin_section(concat("ranks disagree about round ", rounds_, ": "));
-        RoundCode::decode(static_cast<std::uint32_t>(mine_.code.sum)).agree_on(list, is_weighted);
-        failure_ = Inquiry{control_, lowest, count, has_say}.difference(list);
-        failure_.message += "; every active rank must open the same round";
-    }
+    void name_difference();
 
     ControlCommunicator& control_;
     EndPolicy policy_;
@@ -7895,6 +8311,118 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
+
+// ---- joinable/join/detail/roll_call.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <cstdint>
+#include <span>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION RollCall::RollCall(ControlCommunicator& control, EndPolicy policy)
+    : control_{control}, policy_{policy}, joined_after_(static_cast<std::size_t>(control.size())),
+      is_active_(static_cast<std::size_t>(control.size()), true) {}
+
+JOINABLE_DEFINITION void RollCall::post(RollCallLanes const& mine, Carry const& carry) {
+    mine_ = mine;
+    my_carry_ = carry;
+    if (schedule_) {
+        schedule_->require_promised(control_.rank(), rounds_, mine);
+    } else {
+        words_ = mine.encode();
+        control_.post_sum(words_);
+    }
+    posted_ = true;
+}
+
+JOINABLE_DEFINITION Verdict RollCall::answer(std::string_view text) {
+    Verdict const verdict = hear(text);
+    if (verdict == Verdict::mismatch) {
+        name_difference();
+    }
+    rounds_ += verdict == Verdict::go_on ? 1 : 0;
+    return verdict;
+}
+
+JOINABLE_DEFINITION Verdict RollCall::hear(std::string_view text) {
+    carry_ = {};
+    if (schedule_) {
+        said_ = schedule_->next();
+        if (said_.arrived > 0) {
+            carry_ = schedule_->carry();
+            note_arrivals(schedule_->arriving());
+        }
+    } else {
+        control_.wait_sum();
+        said_ = RollCallLanes::decode(words_);
+        if (said_.arrived > 0) {
+            exchange_arrivals();
+        }
+        if (said_.failed > 0) {
+            bool const has_failed = mine_.failed != 0;
+            auto const size = static_cast<std::uint64_t>(control_.size());
+            failure_ = Inquiry{control_, 0, size, true}.failure(has_failed, text);
+        }
+    }
+    posted_ = false;
+    Verdict const verdict = judge(said_, policy_);
+    if (verdict != Verdict::go_on) {
+        schedule_.reset();
+    }
+    return verdict;
+}
+
+JOINABLE_DEFINITION void RollCall::note_arrivals(std::vector<int> const& ranks) {
+    arrived_ = ranks;
+    for (int const rank : ranks) {
+        is_active_[index(rank)] = false;
+        joined_after_[index(rank)] = rounds_;
+    }
+    while (lowest_active_ + 1 < control_.size() && !is_active_[index(lowest_active_)]) {
+        ++lowest_active_;
+    }
+}
+
+JOINABLE_DEFINITION void RollCall::exchange_arrivals() {
+    std::size_t const carry_at = (is_active_.size() + 63) / 64;
+    std::vector<std::uint64_t> words(carry_at + 2);
+    if (mine_.arrived != 0) {
+        set_bit(words, control_.rank());
+    }
+    words[carry_at] = my_carry_.ranks;
+    words[carry_at + 1] = my_carry_.weight;
+    control_.sum(words);
+    std::vector<int> ranks;
+    append_bits(ranks, std::span{words}.first(carry_at), 0);
+    note_arrivals(ranks);
+    carry_ = {words[carry_at], words[carry_at + 1]};
+}
+
+JOINABLE_DEFINITION void RollCall::name_difference() {
+    int lowest = lowest_active_;
+    std::uint64_t count = said_.active;
+    bool has_say = mine_.active != 0;
+    std::optional<bool> is_weighted;
+    if (said_.silent == 0 || said_.have_one_code()) {
+        is_weighted = mine_.weighted != 0;
+        has_say = has_say && mine_.silent == 0;
+        count -= said_.silent;
+    }
+    if (count != said_.active) {
+        lowest = Inquiry{control_, lowest, count, has_say}.ranks_with(has_say).front();
+    }
+    AgreementList list;
+    list.begin_section(concat("ranks disagree about round ", rounds_, ": "));
+    RoundCode::decode(static_cast<std::uint32_t>(mine_.code.sum)).agree_on(list, is_weighted);
+    failure_ = Inquiry{control_, lowest, count, has_say}.difference(list);
+    failure_.message += "; every active rank must open the same round";
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/detail/type_name.hpp
 
@@ -8088,59 +8616,20 @@ public:
         : control_{control}, options_{options}, roll_call_{control, options.end_policy} {}
 
     /// Collective. Ranks say how many inputs they have, and need no roll calls from now on.
-    void exchange_lengths() {
-        std::uint64_t const weight = options_.weight_per_input.value_or(0);
-        std::array<std::uint64_t, 2> const mine{{options_.inputs.value_or(0), weight}};
-        std::vector<std::uint64_t> const all = control_.gather(mine);
-        std::vector<Schedule::Shard> shards;
-        for (std::size_t k = 0; k < all.size(); k += mine.size()) {
-            shards.push_back({all[k], all[k + 1]});
-        }
-        bool const is_weighted = options_.weight_per_input.has_value();
-        roll_call_.follow(Schedule{std::move(shards), is_weighted, options_.sync_every});
-    }
+    void exchange_lengths();
 
     // -- saying ----------------------------------------------------------------------------------
 
     /// What a notice comes to in the next round.
     /// @throws ContractViolation  the weight, with what is held, is too large to be summed.
-    [[nodiscard]] RoundNotice completed(RoundNotice const& notice) const {
-        RoundNotice const said = detail::completed(notice, options_, roll_call_.rounds());
-        accumulated_.require_summable(said.phase, own_weight(said));
-        return said;
-    }
+    [[nodiscard]] RoundNotice completed(RoundNotice const& notice) const;
 
     /// The next round as this rank alone knows it.
-    [[nodiscard]] Round preview(Announcement const& said) const noexcept {
-        Round round;
-        round.number_ = roll_call_.rounds();
-        round.phase_ = said.notice.phase;
-        round.will_sync_ = said.syncs();
-        return round;
-    }
+    [[nodiscard]] Round preview(Announcement const& said) const noexcept;
 
-    void announce(Announcement const& said) {
-        RoundCode const code{
-            said.notice.phase, said.syncs(), said.opening, static_cast<std::uint32_t>(said.opener)
-        };
-        RollCallLanes lanes;
-        lanes.active = 1;
-        lanes.stop = take_vote();
-        lanes.weighted = said.notice.weight ? 1 : 0;
-        lanes.silent = said.notice.skips && !said.notice.weight ? 1 : 0;
-        lanes.contributors = contributes(said) ? 1 : 0;
-        lanes.weight = weight_of(said);
-        lanes.code = Agreement::of(code.encode());
-        lanes.digest = Agreement::of(static_cast<std::uint32_t>(roll_call_.rounds()) & digest_mask);
-        roll_call_.post(lanes);
-    }
+    void announce(Announcement const& said);
     /// That this rank has run out of inputs, and what it holds.
-    void announce_arrival() {
-        RollCallLanes lanes;
-        lanes.arrived = 1;
-        lanes.stop = take_vote();
-        roll_call_.post(lanes, {accumulated_.batches != 0 ? 1U : 0U, accumulated_.weight});
-    }
+    void announce_arrival();
     /// Nothing but a vote: for a rank that has joined, and for the closing of a guard. A vote may
     /// come after the arrival was announced: with look-ahead, or from a hook.
     void announce_nothing() {
@@ -8166,88 +8655,21 @@ public:
     [[nodiscard]] bool is_scheduled() const noexcept { return roll_call_.is_scheduled(); }
     [[nodiscard]] RollCall const& roll_call() const noexcept { return roll_call_; }
 
-    Verdict hear() {
-        if (roll_call_.test()) {
-            return roll_call_.answer();
-        }
-        auto const begin = std::chrono::steady_clock::now();
-        Verdict const verdict = roll_call_.answer();
-        result_.waited += std::chrono::steady_clock::now() - begin;
-        return verdict;
-    }
+    Verdict hear();
 
     /// After the verdict to go on: the round as all ranks agreed on it, for a rank that announced
     /// it or, without `own`, for one that shadows it.
-    [[nodiscard]] Round adopt(Session& session, std::optional<Announcement> const& own) {
-        RollCallLanes const& said = roll_call_.said();
-        RoundCode const code = agreed_code();
-        Round round;
-        round.session_ = &session;
-        round.number_ = roll_call_.rounds() - 1;
-        round.phase_ = code.phase;
-        round.will_sync_ = code.syncs;
-        if (code.phase == Phase::train && said.silent != said.active) {
-            was_weighted_ = said.weighted != 0;
-        }
-        // Where all skip nobody says; what joined ranks still hold is of rounds that said.
-        round.is_weighted_ = said.weighted != 0 || (said.silent == said.active && was_weighted_);
-        round.active_count_ = static_cast<int>(said.active);
-        bool const takes_carry = code.syncs && options_.carry_accumulated;
-        carry_.ranks += roll_call_.carry().ranks;
-        carry_.weight += roll_call_.carry().weight;
-        round.contributor_count_ =
-            static_cast<int>(said.contributors + (takes_carry ? carry_.ranks : 0));
-        round.contributes_ = own ? contributes(*own) : takes_carry && accumulated_.batches != 0;
-        round.weight_sum_ = said.weight + (takes_carry ? carry_.weight : 0);
-        round.weight_ = own ? weight_of(*own) : takes_carry ? accumulated_.weight : 0;
-        if (round.will_sync_ && round.is_weighted_ && round.weight_sum_ == 0) {
-            round.contributor_count_ = 0; // the average is zeros
-            round.contributes_ = false;
-        }
-        round.accumulated_rounds_ = accumulated_.rounds;
-        round.buffer_source_ = roll_call_.lowest_active();
-        round.is_shadow_ = !own;
-        ++(own ? result_.own_rounds : result_.shadow_rounds);
-        if (code.syncs) {
-            carry_ = {};
-        }
-        if (own) {
-            accumulated_.pass(code.syncs, code.phase, own->notice.skips, own_weight(own->notice));
-        } else {
-            accumulated_.pass(code.syncs, code.phase);
-        }
-        return round;
-    }
+    [[nodiscard]] Round adopt(Session& session, std::optional<Announcement> const& own);
     /// How the active ranks opened the round that was heard last; not known with known lengths.
     [[nodiscard]] Opening opening() const noexcept { return agreed_code().opening; }
     [[nodiscard]] bool was_voted_down() const noexcept { return roll_call_.said().stop > 0; }
 
     /// What happened up to now.
-    [[nodiscard]] JoinResult result(bool stopped_early) const {
-        JoinResult result = result_;
-        result.rounds = roll_call_.rounds();
-        result.stopped_early = stopped_early;
-        result.unsynced_rounds = accumulated_.rounds;
-        std::vector<int> const& arrived = roll_call_.arrived();
-        bool const some_arrived = roll_call_.said().arrived > 0;
-        for (int rank = 0; rank < control_.size(); ++rank) {
-            result.rounds_per_rank.push_back(roll_call_.rounds_of(rank));
-            bool const arrives_last =
-                some_arrived && std::find(arrived.begin(), arrived.end(), rank) != arrived.end();
-            if (arrives_last || (stopped_early && roll_call_.is_active(rank))) {
-                result.last_joiners.push_back(rank);
-            }
-        }
-        result.authoritative_rank = result.last_joiners.back();
-        return result;
-    }
+    [[nodiscard]] JoinResult result(bool stopped_early) const;
     [[nodiscard]] std::size_t shadow_rounds() const noexcept { return result_.shadow_rounds; }
 
 private:
-    [[nodiscard]] RoundCode agreed_code() const noexcept {
-        RollCallLanes const& said = roll_call_.said();
-        return RoundCode::decode(said.code.value(said.active).value_or(0));
-    }
+    [[nodiscard]] RoundCode agreed_code() const noexcept;
     [[nodiscard]] bool contributes(Announcement const& said) const noexcept {
         return !said.notice.skips || accumulated_.batches != 0;
     }
@@ -8276,7 +8698,533 @@ private:
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/join/detail/rounds.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <vector>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void Rounds::exchange_lengths() {
+    std::uint64_t const weight = options_.weight_per_input.value_or(0);
+    std::array<std::uint64_t, 2> const mine{{options_.inputs.value_or(0), weight}};
+    std::vector<std::uint64_t> const all = control_.gather(mine);
+    std::vector<Schedule::Shard> shards;
+    for (std::size_t k = 0; k < all.size(); k += mine.size()) {
+        shards.push_back({all[k], all[k + 1]});
+    }
+    bool const is_weighted = options_.weight_per_input.has_value();
+    roll_call_.follow(Schedule{std::move(shards), is_weighted, options_.sync_every});
+}
+
+JOINABLE_DEFINITION RoundNotice Rounds::completed(RoundNotice const& notice) const {
+    RoundNotice const said = detail::completed(notice, options_, roll_call_.rounds());
+    accumulated_.require_summable(said.phase, own_weight(said));
+    return said;
+}
+
+JOINABLE_DEFINITION Round Rounds::preview(Announcement const& said) const noexcept {
+    Round round;
+    round.number_ = roll_call_.rounds();
+    round.phase_ = said.notice.phase;
+    round.will_sync_ = said.syncs();
+    return round;
+}
+
+JOINABLE_DEFINITION void Rounds::announce(Announcement const& said) {
+    RoundCode const code{
+        said.notice.phase, said.syncs(), said.opening, static_cast<std::uint32_t>(said.opener)
+    };
+    RollCallLanes lanes;
+    lanes.active = 1;
+    lanes.stop = take_vote();
+    lanes.weighted = said.notice.weight ? 1 : 0;
+    lanes.silent = said.notice.skips && !said.notice.weight ? 1 : 0;
+    lanes.contributors = contributes(said) ? 1 : 0;
+    lanes.weight = weight_of(said);
+    lanes.code = Agreement::of(code.encode());
+    lanes.digest = Agreement::of(static_cast<std::uint32_t>(roll_call_.rounds()) & digest_mask);
+    roll_call_.post(lanes);
+}
+
+JOINABLE_DEFINITION void Rounds::announce_arrival() {
+    RollCallLanes lanes;
+    lanes.arrived = 1;
+    lanes.stop = take_vote();
+    roll_call_.post(lanes, {accumulated_.batches != 0 ? 1U : 0U, accumulated_.weight});
+}
+
+JOINABLE_DEFINITION Verdict Rounds::hear() {
+    if (roll_call_.test()) {
+        return roll_call_.answer();
+    }
+    auto const begin = std::chrono::steady_clock::now();
+    Verdict const verdict = roll_call_.answer();
+    result_.waited += std::chrono::steady_clock::now() - begin;
+    return verdict;
+}
+
+JOINABLE_DEFINITION Round Rounds::adopt(Session& session, std::optional<Announcement> const& own) {
+    RollCallLanes const& said = roll_call_.said();
+    RoundCode const code = agreed_code();
+    Round round;
+    round.session_ = &session;
+    round.number_ = roll_call_.rounds() - 1;
+    round.phase_ = code.phase;
+    round.will_sync_ = code.syncs;
+    if (code.phase == Phase::train && said.silent != said.active) {
+        was_weighted_ = said.weighted != 0;
+    }
+    // Where all skip nobody says; what joined ranks still hold is of rounds that said.
+    round.is_weighted_ = said.weighted != 0 || (said.silent == said.active && was_weighted_);
+    round.active_count_ = static_cast<int>(said.active);
+    bool const takes_carry = code.syncs && options_.carry_accumulated;
+    carry_.ranks += roll_call_.carry().ranks;
+    carry_.weight += roll_call_.carry().weight;
+    round.contributor_count_ =
+        static_cast<int>(said.contributors + (takes_carry ? carry_.ranks : 0));
+    round.contributes_ = own ? contributes(*own) : takes_carry && accumulated_.batches != 0;
+    round.weight_sum_ = said.weight + (takes_carry ? carry_.weight : 0);
+    round.weight_ = own ? weight_of(*own) : takes_carry ? accumulated_.weight : 0;
+    if (round.will_sync_ && round.is_weighted_ && round.weight_sum_ == 0) {
+        round.contributor_count_ = 0; // the average is zeros
+        round.contributes_ = false;
+    }
+    round.accumulated_rounds_ = accumulated_.rounds;
+    round.buffer_source_ = roll_call_.lowest_active();
+    round.is_shadow_ = !own;
+    ++(own ? result_.own_rounds : result_.shadow_rounds);
+    if (code.syncs) {
+        carry_ = {};
+    }
+    if (own) {
+        accumulated_.pass(code.syncs, code.phase, own->notice.skips, own_weight(own->notice));
+    } else {
+        accumulated_.pass(code.syncs, code.phase);
+    }
+    return round;
+}
+
+JOINABLE_DEFINITION JoinResult Rounds::result(bool stopped_early) const {
+    JoinResult result = result_;
+    result.rounds = roll_call_.rounds();
+    result.stopped_early = stopped_early;
+    result.unsynced_rounds = accumulated_.rounds;
+    std::vector<int> const& arrived = roll_call_.arrived();
+    bool const some_arrived = roll_call_.said().arrived > 0;
+    for (int rank = 0; rank < control_.size(); ++rank) {
+        result.rounds_per_rank.push_back(roll_call_.rounds_of(rank));
+        bool const arrives_last =
+            some_arrived && std::find(arrived.begin(), arrived.end(), rank) != arrived.end();
+        if (arrives_last || (stopped_early && roll_call_.is_active(rank))) {
+            result.last_joiners.push_back(rank);
+        }
+    }
+    result.authoritative_rank = result.last_joiners.back();
+    return result;
+}
+
+JOINABLE_DEFINITION RoundCode Rounds::agreed_code() const noexcept {
+    RollCallLanes const& said = roll_call_.said();
+    return RoundCode::decode(said.code.value(said.active).value_or(0));
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/join/detail/turn_order.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+[[noreturn]] inline void throw_violation(std::string const& text) {
+    throw ContractViolation{text};
+}
+
+/// What a session knows of a participant.
+struct ParticipantInfo {
+    std::string_view name;
+    bool (*takes_part)(Round const&) = nullptr; ///< null: in every round
+    std::string_view verb = {};                 ///< the member that notifies, if it says which
+};
+
+/// Whose turn it is inside a round. A participant's part begins with its notification and ends with
+/// the next one's, or, where it was held open, with done(). Positions are in hook order.
+class TurnOrder {
+public:
+    explicit TurnOrder(std::vector<ParticipantInfo> participants)
+        : participants_{std::move(participants)} {}
+
+    [[nodiscard]] std::size_t count() const noexcept { return participants_.size(); }
+    [[nodiscard]] std::string name(std::size_t position) const;
+
+    [[nodiscard]] bool takes_part(std::size_t position, Round const& round) const {
+        auto* const asks = participants_[position].takes_part;
+        return asks == nullptr || asks(round);
+    }
+    /// The first participant, from `from` on, that takes part in a round.
+    [[nodiscard]] std::optional<std::size_t> first(Round const& round, std::size_t from = 0) const;
+    /// Whose part comes next in the open round, if there is any.
+    [[nodiscard]] std::optional<std::size_t> next() const {
+        return round_ ? first(*round_, cursor_) : std::nullopt;
+    }
+
+    /// @throws ContractViolation  the round that `opener` announces begins with another
+    /// participant.
+    void require_first(std::size_t opener, Round const& announced) const;
+
+    void open(Round const& round) {
+        round_ = round;
+        cursor_ = 0;
+    }
+    void close() {
+        round_.reset();
+        done();
+    }
+    void begin(std::size_t position) {
+        cursor_ = position + 1;
+        is_open_ = true;
+    }
+    void hold(std::size_t position) { held_by_ = position; }
+    void done() {
+        held_by_.reset();
+        is_open_ = false;
+    }
+
+    /// Begins the part of `position` in the open round. False when it may open the next round,
+    /// which it must not where the loop does that. @throws ContractViolation  it is not its turn.
+    bool take_turn(std::size_t position, bool loop_opens_rounds);
+
+    /// @throws ContractViolation  a part is held open, or a participant is missing.
+    void require_complete() const;
+
+    /// Whether a participant is communicating, as far as it says when its part ends.
+    [[nodiscard]] bool is_open() const noexcept { return is_open_ || held_by_; }
+    /// Whether nobody owes a collective.
+    [[nodiscard]] bool are_complete() const { return !is_open_ && !held_by_ && !next(); }
+
+private:
+    [[nodiscard]] std::string_view verb(std::size_t position) const {
+        return participants_[position].verb;
+    }
+    /// As texts go on after its name.
+    [[nodiscard]] std::string notified(std::size_t position) const;
+    /// Of the participants that take part in a round, as a text ends.
+    [[nodiscard]] std::string order(Round const& round) const;
+    [[nodiscard]] std::string takes_no_part(std::size_t position, Round const& round) const;
+
+    std::vector<ParticipantInfo> participants_;
+    std::optional<Round> round_;
+    std::size_t cursor_ = 0; ///< parts before this position have begun
+    std::optional<std::size_t> held_by_;
+    bool is_open_ = false;
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/join/detail/turn_order.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION std::string TurnOrder::name(std::size_t position) const {
+    return concat("participant ", position, " (", participants_[position].name, ")");
+}
+
+JOINABLE_DEFINITION std::optional<std::size_t>
+TurnOrder::first(Round const& round, std::size_t from) const {
+    for (std::size_t i = from; i < participants_.size(); ++i) {
+        if (takes_part(i, round)) {
+            return i;
+        }
+    }
+    return {};
+}
+
+JOINABLE_DEFINITION void
+TurnOrder::require_first(std::size_t opener, Round const& announced) const {
+    auto const expected = first(announced);
+    if (!expected) {
+        throw_violation(takes_no_part(opener, announced));
+    }
+    if (expected != opener) {
+        if (round_ && !takes_part(opener, *round_)) {
+            throw_violation(takes_no_part(opener, *round_));
+        }
+        throw_violation(
+            name(opener) + notified(opener) + " first in round " + to_text(announced.number()) +
+            ", but the first one in hook order is " + name(*expected) + order(announced)
+        );
+    }
+}
+
+JOINABLE_DEFINITION bool TurnOrder::take_turn(std::size_t position, bool loop_opens_rounds) {
+    if (held_by_) {
+        throw_violation(concat(
+            name(position),
+            notified(position),
+            " while the part of ",
+            name(*held_by_),
+            " is held open",
+            round_ ? order(*round_) : ""
+        ));
+    }
+    auto const expected = next();
+    if (expected == position) {
+        begin(position);
+        return true;
+    }
+    if (expected) {
+        throw_violation(
+            name(position) + notified(position) + " in round " + to_text(round_->number()) +
+            ", but the next one in hook order is " + name(*expected) + order(*round_)
+        );
+    }
+    if (loop_opens_rounds && round_ && !takes_part(position, *round_)) {
+        throw_violation(takes_no_part(position, *round_));
+    }
+    if (loop_opens_rounds && round_) {
+        throw_violation(
+            name(position) + notified(position) + " again in round " + to_text(round_->number()) +
+            "; call next() before each round"
+        );
+    }
+    if (loop_opens_rounds) {
+        throw_violation(concat(name(position), notified(position), " before next() opened a round")
+        );
+    }
+    return false;
+}
+
+JOINABLE_DEFINITION void TurnOrder::require_complete() const {
+    if (held_by_) {
+        throw_violation(concat(
+            "the part of ",
+            name(*held_by_),
+            " in round ",
+            round_->number(),
+            " is still held open (a forward without its backward?)"
+        ));
+    }
+    if (auto const missing = next()) {
+        throw_violation(concat(
+            name(*missing),
+            " takes part in round ",
+            round_->number(),
+            ", but did not ",
+            verb(*missing).empty() ? "notify" : "call ",
+            verb(*missing),
+            order(*round_)
+        ));
+    }
+}
+
+JOINABLE_DEFINITION std::string TurnOrder::notified(std::size_t position) const {
+    return verb(position).empty() ? " notified" : concat(" called ", verb(position));
+}
+
+JOINABLE_DEFINITION std::string TurnOrder::order(Round const& round) const {
+    std::string text;
+    for (auto i = first(round); i; i = first(round, *i + 1)) {
+        text += text.empty() ? "; the order of such a round is " : ", then ";
+        text += verb(*i).empty() ? name(*i) : concat(verb(*i), " of ", name(*i));
+    }
+    return text;
+}
+
+JOINABLE_DEFINITION std::string
+TurnOrder::takes_no_part(std::size_t position, Round const& round) const {
+    return concat(
+        name(position),
+        " takes no part in round ",
+        round.number(),
+        round.will_sync() ? ", which syncs" : ", which does not sync",
+        verb(position).empty() ? "; notify" : concat("; call ", verb(position)),
+        " only in rounds that concern it"
+    );
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/join/detail/session.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The hooks of a guard, so that the loop over rounds need not be a template.
+class HookRunner {
+public:
+    HookRunner() = default;
+    HookRunner(HookRunner const&) = delete;
+    HookRunner& operator=(HookRunner const&) = delete;
+    virtual void run_main_hook(std::size_t position, Round const& round) = 0;
+    virtual void run_post_hooks(JoinResult const& result, bool is_last_joiner) = 0;
+
+protected:
+    ~HookRunner() = default;
+};
+
+/// One rank's side of a guard: which round is open, whose part it is, and how it ends. Everything
+/// that a guard does apart from owning hooks and restoring what it attached.
+class Session {
+public:
+    Session(
+        std::vector<ControlCommunicator*> communicators,
+        std::vector<ParticipantInfo> participants,
+        JoinOptions const& options
+    );
+
+    Session(Session const&) = delete; // rounds know the options by address
+    Session& operator=(Session const&) = delete;
+
+    /// Collective: agrees on `list`, and on how many inputs ranks have if they know. @throws PeerFailed,
+    /// Mismatch  on all ranks together, but `local_error` where there is one.
+    void enter(AgreementList const& list, std::exception_ptr const& local_error);
+
+    [[nodiscard]] bool can_abort() const noexcept { return outcome_.can_abort(); }
+
+    // -- what participants call ------------------------------------------------------------------
+
+    /// Opens a round (the answer comes with `answer`), or begins a part of the open one. Local, but
+    /// where a round may end the guard instead it waits: no pass of a round that is not held may run.
+    void announce(std::size_t position, RoundNotice const& notice);
+
+    /// Blocks until the round that was announced is agreed on, and returns it.
+    Round answer(std::size_t position) {
+        settle();
+        Round round = round_;
+        round.position_ = position;
+        return round;
+    }
+
+    void hold(std::size_t position) {
+        if (!is_shadowing_) {
+            turns_.hold(position);
+        }
+    }
+    void done() { turns_.done(); }
+
+    /// Something that this guard does not list is about to be used over one of its communicators.
+    /// @throws ContractViolation  joined ranks would not follow: no part of a participant is open, in
+    /// which they run its hook, and rounds have not ended.
+    void require_followed(std::string_view name);
+
+    void record_failure(std::string_view text) { outcome_.record(text); }
+    void forget_failure() noexcept { outcome_.forget(); }
+
+    [[nodiscard]] bool is_active(int rank) const { return rounds_.roll_call().is_active(rank); }
+    /// Whether the announced round is open. A round that this rank shadows is, though with
+    /// look-ahead the next roll call is posted already.
+    [[nodiscard]] bool is_answered() const noexcept {
+        return !rounds_.is_posted() || is_ahead_ || is_shadowing_;
+    }
+    [[nodiscard]] bool announced_sync() const noexcept {
+        return is_answered() ? round_.will_sync() : opened_ && opened_->syncs();
+    }
+
+    /// Whether next() or iterate() announced a batch, and not that it is skipped. Local.
+    [[nodiscard]] bool has_announced_batch() const noexcept {
+        return opened_ && opened_->opening != Opening::notification && !opened_->notice.skips;
+    }
+
+    // -- what the guard calls --------------------------------------------------------------------
+
+    /// Opens a round if this rank has an input. False when it is to leave the loop.
+    bool next(bool have_input, RoundNotice const& notice, Opening opening);
+
+    /// Announces the round after the open one, or without a notice that there is none for this
+    /// rank, before the collectives of the open round.
+    void look_ahead(std::optional<RoundNotice> const& notice);
+
+    void vote_stop();
+
+    /// Makes this rank joined, shadows until all are, runs the post hooks.
+    void finish(HookRunner& hooks);
+
+    /// For a guard that an exception leaves. Blocks at most the deadline, never throws: between
+    /// rounds it says so in the next roll call, anywhere else it aborts the communicators.
+    void leave_by_exception() noexcept;
+
+    /// What finish() returned, once it has.
+    [[nodiscard]] std::optional<JoinResult> const& result() const noexcept { return result_; }
+    [[nodiscard]] bool is_over() const noexcept { return outcome_.is_over(); }
+    [[nodiscard]] Round const& round() const noexcept { return round_; }
+
+private:
+    static constexpr char const* stop_needs_loop =
+        "votes and EndPolicy::stop_at_first need a loop that runs on next() or iterate(), so that "
+        "no rank computes a round that was stopped";
+
+    Announcement open(RoundNotice const& notice, Opening opening, std::size_t opener);
+
+    /// Waits for the answer of a posted roll call, if there is one, and acts on it.
+    void settle();
+
+    /// The answer; verdicts that end the guard with an exception are thrown here.
+    Verdict hear();
+
+    /// After an exchange that all ranks take part in has thrown, on this rank alone or because the
+    /// communicator failed: the others cannot go on.
+    void fail_together() {
+        outcome_.record_end_of_roll_calls();
+        abort();
+    }
+
+    /// Tells every rank, wherever it waits, why this one leaves.
+    void abort() noexcept;
+
+    Verdict act_on(Verdict verdict);
+
+    void check_later_notice(std::size_t position, RoundNotice const& notice) const;
+
+    void require_no_announcement() const;
+
+    void require_complete_round() const {
+        require_no_announcement();
+        turns_.require_complete();
+    }
+
+    /// Others compute a round already that this rank has announced: they cannot go on without it.
+    void require_nothing_ahead();
+
+    [[nodiscard]] bool is_between_rounds() const;
+
+    // -- the end ---------------------------------------------------------------------------------
+
+    void shadow_until_end(HookRunner& hooks);
+
+    GuardOutcome outcome_;
+    TurnOrder turns_;
+    JoinOptions options_;
+    Rounds rounds_;
+
+    Round round_;
+    std::optional<Announcement> opened_; ///< the last round that this rank opened
+    bool is_ahead_ = false;              ///< the posted roll call is of the next round already
+    std::optional<Announcement> ahead_;  ///< what it says; none when it says the end
+    bool is_shadowing_ = false;
+    bool stopped_ = false;   ///< by agreement, before every rank ran out
+    bool has_ended_ = false; ///< the end verdict was heard, post hooks run
+    std::optional<JoinResult> result_;
+};
+
+}}} // namespace joinable::v0::detail
+
 // ---- joinable/join/detail/skew.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <limits>
+#include <string>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -8319,603 +9267,314 @@ inline void warn_of_skew(JoinOptions const& options, int rank, std::size_t shado
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/join/detail/turn_order.hpp
+#endif
+
+// ---- joinable/join/detail/session.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <string>
+#include <utility>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-[[noreturn]] inline void throw_violation(std::string const& text) {
-    throw ContractViolation{text};
+JOINABLE_DEFINITION Session::Session(
+    std::vector<ControlCommunicator*> communicators,
+    std::vector<ParticipantInfo> participants,
+    JoinOptions const& options
+)
+    : outcome_{std::move(communicators)}, turns_{std::move(participants)}, options_{options},
+      rounds_{outcome_.control(), options_} {}
+
+JOINABLE_DEFINITION void
+Session::enter(AgreementList const& list, std::exception_ptr const& local_error) {
+    std::optional<AbortReason> failure;
+    try {
+        failure = find_disagreement(outcome_.control(), list, local_error);
+        if (!failure && options_.inputs && can_abort()) {
+            rounds_.exchange_lengths();
+        }
+    } catch (TimedOut const& timeout) {
+        fail_together();
+        std::string const text = timeout.what();
+        throw TimedOut{timeout.ranks(), text + "; a Join with enable = false does not enter"};
+    } catch (...) {
+        fail_together();
+        throw;
+    }
+    if (local_error) {
+        std::rethrow_exception(local_error);
+    }
+    if (failure) {
+        throw_failure(*failure);
+    }
 }
 
-/// What a session knows of a participant.
-struct ParticipantInfo {
-    std::string_view name;
-    bool (*takes_part)(Round const&) = nullptr; ///< null: in every round
-    std::string_view verb = {};                 ///< the member that notifies, if it says which
-};
+JOINABLE_DEFINITION void Session::announce(std::size_t position, RoundNotice const& notice) {
+    outcome_.require_alive();
+    if (is_shadowing_) {
+        return; // a hook may run the code of active ranks
+    }
+    require_no_announcement();
+    bool const loop_opens_rounds = opened_ && opened_->opening != Opening::notification;
+    if (turns_.take_turn(position, loop_opens_rounds)) {
+        check_later_notice(position, notice);
+        return;
+    }
+    opened_ = open(notice, Opening::notification, position);
+    if (options_.end_policy == EndPolicy::throw_early) {
+        settle();
+    }
+}
 
-/// Whose turn it is inside a round. A participant's part begins with its notification and ends with
-/// the next one's, or, where it was held open, with done(). Positions are in hook order.
-class TurnOrder {
-public:
-    explicit TurnOrder(std::vector<ParticipantInfo> participants)
-        : participants_{std::move(participants)} {}
+JOINABLE_DEFINITION void Session::require_followed(std::string_view name) {
+    if (outcome_.is_over() || stopped_ || has_ended_ || is_shadowing_ || turns_.is_open()) {
+        return;
+    }
+    std::string const text = concat(
+        name,
+        " is used while its communicator is in a guard that does not list it, so joined ranks would not "
+        "follow; add it to the guard's participants(...), or call it after finish()"
+    );
+    outcome_.record(text); // it is no participant, so nobody else would
+    throw_violation(text);
+}
 
-    [[nodiscard]] std::size_t count() const noexcept { return participants_.size(); }
-    [[nodiscard]] std::string name(std::size_t position) const {
-        return concat("participant ", position, " (", participants_[position].name, ")");
-    }
-
-    [[nodiscard]] bool takes_part(std::size_t position, Round const& round) const {
-        auto* const asks = participants_[position].takes_part;
-        return asks == nullptr || asks(round);
-    }
-    /// The first participant, from `from` on, that takes part in a round.
-    [[nodiscard]] std::optional<std::size_t> first(Round const& round, std::size_t from = 0) const {
-        for (std::size_t i = from; i < participants_.size(); ++i) {
-            if (takes_part(i, round)) {
-                return i;
-            }
-        }
-        return {};
-    }
-    /// Whose part comes next in the open round, if there is any.
-    [[nodiscard]] std::optional<std::size_t> next() const {
-        return round_ ? first(*round_, cursor_) : std::nullopt;
-    }
-
-    /// @throws ContractViolation  the round that `opener` announces begins with another
-    /// participant.
-    void require_first(std::size_t opener, Round const& announced) const {
-        auto const expected = first(announced);
-        if (!expected) {
-            throw_violation(takes_no_part(opener, announced));
-        }
-        if (expected != opener) {
-            if (round_ && !takes_part(opener, *round_)) {
-                throw_violation(takes_no_part(opener, *round_));
-            }
-            throw_violation(
-                name(opener) + notified(opener) + " first in round " + to_text(announced.number()) +
-                ", but the first one in hook order is " + name(*expected) + order(announced)
-            );
-        }
-    }
-
-    void open(Round const& round) {
-        round_ = round;
-        cursor_ = 0;
-    }
-    void close() {
-        round_.reset();
-        done();
-    }
-    void begin(std::size_t position) {
-        cursor_ = position + 1;
-        is_open_ = true;
-    }
-    void hold(std::size_t position) { held_by_ = position; }
-    void done() {
-        held_by_.reset();
-        is_open_ = false;
-    }
-
-    /// Begins the part of `position` in the open round. False when it may open the next round,
-    /// which it must not where the loop does that. @throws ContractViolation  it is not its turn.
-    bool take_turn(std::size_t position, bool loop_opens_rounds) {
-        if (held_by_) {
-            throw_violation(concat(
-                name(position),
-                notified(position),
-                " while the part of ",
-                name(*held_by_),
-                " is held open",
-                round_ ? order(*round_) : ""
-            ));
-        }
-        auto const expected = next();
-        if (expected == position) {
-            begin(position);
-            return true;
-        }
-        if (expected) {
-            throw_violation(
-                name(position) + notified(position) + " in round " + to_text(round_->number()) +
-                ", but the next one in hook order is " + name(*expected) + order(*round_)
-            );
-        }
-        if (loop_opens_rounds && round_ && !takes_part(position, *round_)) {
-            throw_violation(takes_no_part(position, *round_));
-        }
-        if (loop_opens_rounds && round_) {
-            throw_violation(
-                name(position) + notified(position) + " again in round " +
-                to_text(round_->number()) + "; call next() before each round"
-            );
-        }
-        if (loop_opens_rounds) {
-            throw_violation(
-                concat(name(position), notified(position), " before next() opened a round")
-            );
-        }
+JOINABLE_DEFINITION bool
+Session::next(bool have_input, RoundNotice const& notice, Opening opening) {
+    if (stopped_) {
         return false;
     }
+    outcome_.require_alive();
+    require_complete_round();
+    if (!have_input) {
+        return false;
+    }
+    if (is_ahead_ && (opening != Opening::look_ahead || !ahead_)) {
+        throw_violation("a loop with look-ahead has said already what this rank does next; run "
+                        "one such loop in a guard, and no next() beside it");
+    }
+    opened_ = is_ahead_ ? std::exchange(ahead_, {}) : open(notice, opening, 0);
+    is_ahead_ = false;
+    settle();
+    return !stopped_;
+}
 
-    /// @throws ContractViolation  a part is held open, or a participant is missing.
-    void require_complete() const {
-        if (held_by_) {
-            throw_violation(concat(
-                "the part of ",
-                name(*held_by_),
-                " in round ",
-                round_->number(),
-                " is still held open (a forward without its backward?)"
-            ));
-        }
-        if (auto const missing = next()) {
-            throw_violation(concat(
-                name(*missing),
-                " takes part in round ",
-                round_->number(),
-                ", but did not ",
-                verb(*missing).empty() ? "notify" : "call ",
-                verb(*missing),
-                order(*round_)
-            ));
-        }
+JOINABLE_DEFINITION void Session::look_ahead(std::optional<RoundNotice> const& notice) {
+    if (rounds_.is_scheduled()) {
+        return; // everybody knows
     }
+    if (notice) {
+        ahead_ = open(*notice, Opening::look_ahead, 0);
+    } else {
+        rounds_.announce_arrival();
+    }
+    is_ahead_ = true;
+}
 
-    /// Whether a participant is communicating, as far as it says when its part ends.
-    [[nodiscard]] bool is_open() const noexcept { return is_open_ || held_by_; }
-    /// Whether nobody owes a collective.
-    [[nodiscard]] bool are_complete() const { return !is_open_ && !held_by_ && !next(); }
-
-private:
-    [[nodiscard]] std::string_view verb(std::size_t position) const {
-        return participants_[position].verb;
-    }
-    /// As texts go on after its name.
-    [[nodiscard]] std::string notified(std::size_t position) const {
-        return verb(position).empty() ? " notified" : concat(" called ", verb(position));
-    }
-    /// Of the participants that take part in a round, as a text ends.
-    [[nodiscard]] std::string order(Round const& round) const {
-        std::string text;
-        for (auto i = first(round); i; i = first(round, *i + 1)) {
-            text += text.empty() ? "; the order of such a round is " : ", then ";
-            text += verb(*i).empty() ? name(*i) : concat(verb(*i), " of ", name(*i));
-        }
-        return text;
-    }
-    [[nodiscard]] std::string takes_no_part(std::size_t position, Round const& round) const {
-        return concat(
-            name(position),
-            " takes no part in round ",
-            round.number(),
-            round.will_sync() ? ", which syncs" : ", which does not sync",
-            verb(position).empty() ? "; notify" : concat("; call ", verb(position)),
-            " only in rounds that concern it"
+JOINABLE_DEFINITION void Session::vote_stop() {
+    if (opened_ && opened_->opening == Opening::notification) {
+        throw_violation(
+            "vote_stop() needs a loop that runs on next() or iterate(), so that no rank "
+            "computes a round that was stopped"
         );
     }
+    rounds_.vote_stop();
+}
 
-    std::vector<ParticipantInfo> participants_;
-    std::optional<Round> round_;
-    std::size_t cursor_ = 0; ///< parts before this position have begun
-    std::optional<std::size_t> held_by_;
-    bool is_open_ = false;
-};
-
-}}} // namespace joinable::v0::detail
-
-// ---- joinable/join/detail/session.hpp
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// The hooks of a guard, so that the loop over rounds need not be a template.
-class HookRunner {
-public:
-    HookRunner() = default;
-    HookRunner(HookRunner const&) = delete;
-    HookRunner& operator=(HookRunner const&) = delete;
-    virtual void run_main_hook(std::size_t position, Round const& round) = 0;
-    virtual void run_post_hooks(JoinResult const& result, bool is_last_joiner) = 0;
-
-protected:
-    ~HookRunner() = default;
-};
-
-/// One rank's side of a guard: which round is open, whose part it is, and how it ends. Everything
-/// that a guard does apart from owning hooks and restoring what it attached.
-class Session {
-public:
-    Session(
-        std::vector<ControlCommunicator*> communicators,
-        std::vector<ParticipantInfo> participants,
-        JoinOptions const& options
-    )
-        : outcome_{std::move(communicators)}, turns_{std::move(participants)}, options_{options},
-          rounds_{outcome_.control(), options_} {}
-
-    Session(Session const&) = delete; // rounds know the options by address
-    Session& operator=(Session const&) = delete;
-
-    /// Collective: agrees on `list`, and on how many inputs ranks have if they know. @throws PeerFailed,
-    /// Mismatch  on all ranks together, but `local_error` where there is one.
-    void enter(AgreementList const& list, std::exception_ptr const& local_error) {
-        std::optional<AbortReason> failure;
-        try {
-            failure = find_disagreement(outcome_.control(), list, local_error);
-            if (!failure && options_.inputs && can_abort()) {
-                rounds_.exchange_lengths();
-            }
-        } catch (TimedOut const& timeout) {
-            fail_together();
-            std::string const text = timeout.what();
-            throw TimedOut{timeout.ranks(), text + "; a Join with enable = false does not enter"};
-        } catch (...) {
-            fail_together();
-            throw;
-        }
-        if (local_error) {
-            std::rethrow_exception(local_error);
-        }
-        if (failure) {
-            throw_failure(*failure);
-        }
-    }
-
-    [[nodiscard]] bool can_abort() const noexcept { return outcome_.can_abort(); }
-
-    // -- what participants call ------------------------------------------------------------------
-
-    /// Opens a round (the answer comes with `answer`), or begins a part of the open one. Local, but
-    /// where a round may end the guard instead it waits: no pass of a round that is not held may run.
-    void announce(std::size_t position, RoundNotice const& notice) {
-        outcome_.require_alive();
-        if (is_shadowing_) {
-            return; // a hook may run the code of active ranks
-        }
-        require_no_announcement();
-        bool const loop_opens_rounds = opened_ && opened_->opening != Opening::notification;
-        if (turns_.take_turn(position, loop_opens_rounds)) {
-            check_later_notice(position, notice);
-            return;
-        }
-        opened_ = open(notice, Opening::notification, position);
-        if (options_.end_policy == EndPolicy::throw_early) {
-            settle();
-        }
-    }
-
-    /// Blocks until the round that was announced is agreed on, and returns it.
-    Round answer(std::size_t position) {
-        settle();
-        Round round = round_;
-        round.position_ = position;
-        return round;
-    }
-
-    void hold(std::size_t position) {
-        if (!is_shadowing_) {
-            turns_.hold(position);
-        }
-    }
-    void done() { turns_.done(); }
-
-    /// Something that this guard does not list is about to be used over one of its communicators.
-    /// @throws ContractViolation  joined ranks would not follow: no part of a participant is open, in
-    /// which they run its hook, and rounds have not ended.
-    void require_followed(std::string_view name) {
-        if (outcome_.is_over() || stopped_ || has_ended_ || is_shadowing_ || turns_.is_open()) {
-            return;
-        }
-        std::string const text = concat(
-            name,
-            " is used while its communicator is in a guard that does not list it, so joined ranks would not "
-            "follow; add it to the guard's participants(...), or call it after finish()"
-        );
-        outcome_.record(text); // it is no participant, so nobody else would
-        throw_violation(text);
-    }
-
-    void record_failure(std::string_view text) { outcome_.record(text); }
-    void forget_failure() noexcept { outcome_.forget(); }
-
-    [[nodiscard]] bool is_active(int rank) const { return rounds_.roll_call().is_active(rank); }
-    /// Whether the announced round is open. A round that this rank shadows is, though with
-    /// look-ahead the next roll call is posted already.
-    [[nodiscard]] bool is_answered() const noexcept {
-        return !rounds_.is_posted() || is_ahead_ || is_shadowing_;
-    }
-    [[nodiscard]] bool announced_sync() const noexcept {
-        return is_answered() ? round_.will_sync() : opened_ && opened_->syncs();
-    }
-
-    /// Whether next() or iterate() announced a batch, and not that it is skipped. Local.
-    [[nodiscard]] bool has_announced_batch() const noexcept {
-        return opened_ && opened_->opening != Opening::notification && !opened_->notice.skips;
-    }
-
-    // -- what the guard calls --------------------------------------------------------------------
-
-    /// Opens a round if this rank has an input. False when it is to leave the loop.
-    bool next(bool have_input, RoundNotice const& notice, Opening opening) {
-        if (stopped_) {
-            return false;
-        }
-        outcome_.require_alive();
+JOINABLE_DEFINITION void Session::finish(HookRunner& hooks) {
+    outcome_.require_alive();
+    try {
         require_complete_round();
-        if (!have_input) {
-            return false;
+        require_nothing_ahead();
+        if (!stopped_) {
+            shadow_until_end(hooks);
         }
-        if (is_ahead_ && (opening != Opening::look_ahead || !ahead_)) {
-            throw_violation("a loop with look-ahead has said already what this rank does next; run "
-                            "one such loop in a guard, and no next() beside it");
-        }
-        opened_ = is_ahead_ ? std::exchange(ahead_, {}) : open(notice, opening, 0);
-        is_ahead_ = false;
-        settle();
-        return !stopped_;
+        has_ended_ = true;
+        JoinResult result = rounds_.result(stopped_);
+        auto const& last = result.last_joiners;
+        bool const is_last =
+            std::find(last.begin(), last.end(), outcome_.control().rank()) != last.end();
+        hooks.run_post_hooks(result, is_last);
+        rounds_.announce_nothing(); // a post hook that fails on one rank fails on all
+        hear();
+        outcome_.end();
+        result_ = std::move(result);
+    } catch (...) {
+        outcome_.record({});
+        leave_by_exception();
+        throw;
     }
+}
 
-    /// Announces the round after the open one, or without a notice that there is none for this
-    /// rank, before the collectives of the open round.
-    void look_ahead(std::optional<RoundNotice> const& notice) {
-        if (rounds_.is_scheduled()) {
-            return; // everybody knows
-        }
-        if (notice) {
-            ahead_ = open(*notice, Opening::look_ahead, 0);
-        } else {
-            rounds_.announce_arrival();
-        }
-        is_ahead_ = true;
+JOINABLE_DEFINITION void Session::leave_by_exception() noexcept {
+    if (outcome_.is_over()) {
+        return;
     }
-
-    void vote_stop() {
-        if (opened_ && opened_->opening == Opening::notification) {
-            throw_violation(
-                "vote_stop() needs a loop that runs on next() or iterate(), so that no rank "
-                "computes a round that was stopped"
-            );
-        }
-        rounds_.vote_stop();
-    }
-
-    /// Makes this rank joined, shadows until all are, runs the post hooks.
-    void finish(HookRunner& hooks) {
-        outcome_.require_alive();
-        try {
-            require_complete_round();
-            require_nothing_ahead();
-            if (!stopped_) {
-                shadow_until_end(hooks);
-            }
-            has_ended_ = true;
-            JoinResult result = rounds_.result(stopped_);
-            auto const& last = result.last_joiners;
-            bool const is_last =
-                std::find(last.begin(), last.end(), outcome_.control().rank()) != last.end();
-            hooks.run_post_hooks(result, is_last);
-            rounds_.announce_nothing(); // a post hook that fails on one rank fails on all
-            hear();
+    try {
+        AbortReason const reason = outcome_.reason();
+        if (is_between_rounds() && reason.ranks.empty()) {
             outcome_.end();
-            result_ = std::move(result);
-        } catch (...) {
-            outcome_.record({});
-            leave_by_exception();
-            throw;
+            rounds_.announce_failure(reason.message);
+            return;
         }
+    } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is in flight goes on
+        return;
     }
+    abort();
+}
 
-    /// For a guard that an exception leaves. Blocks at most the deadline, never throws: between
-    /// rounds it says so in the next roll call, anywhere else it aborts the communicators.
-    void leave_by_exception() noexcept {
-        if (outcome_.is_over()) {
-            return;
+JOINABLE_DEFINITION Announcement
+Session::open(RoundNotice const& notice, Opening opening, std::size_t opener) {
+    Announcement const said{rounds_.completed(notice), opening, opener};
+    if (opening == Opening::notification) {
+        if (rounds_.has_vote() || options_.end_policy == EndPolicy::stop_at_first) {
+            throw_violation(stop_needs_loop);
         }
-        try {
-            AbortReason const reason = outcome_.reason();
-            if (is_between_rounds() && reason.ranks.empty()) {
-                outcome_.end();
-                rounds_.announce_failure(reason.message);
-                return;
-            }
-        } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is in flight goes on
-            return;
-        }
-        abort();
+        turns_.require_first(opener, rounds_.preview(said));
     }
+    rounds_.announce(said);
+    return said;
+}
 
-    /// What finish() returned, once it has.
-    [[nodiscard]] std::optional<JoinResult> const& result() const noexcept { return result_; }
-    [[nodiscard]] bool is_over() const noexcept { return outcome_.is_over(); }
-    [[nodiscard]] Round const& round() const noexcept { return round_; }
-
-private:
-    static constexpr char const* stop_needs_loop =
-        "votes and EndPolicy::stop_at_first need a loop that runs on next() or iterate(), so that "
-        "no rank computes a round that was stopped";
-
-    Announcement open(RoundNotice const& notice, Opening opening, std::size_t opener) {
-        Announcement const said{rounds_.completed(notice), opening, opener};
-        if (opening == Opening::notification) {
-            if (rounds_.has_vote() || options_.end_policy == EndPolicy::stop_at_first) {
-                throw_violation(stop_needs_loop);
-            }
-            turns_.require_first(opener, rounds_.preview(said));
-        }
-        rounds_.announce(said);
-        return said;
+JOINABLE_DEFINITION void Session::settle() {
+    if (is_answered()) {
+        return;
     }
+    if (hear() == Verdict::stop) {
+        stopped_ = true;
+        return;
+    }
+    round_ = rounds_.adopt(*this, opened_);
+    turns_.open(round_);
+    if (opened_ && opened_->opening == Opening::notification) {
+        turns_.begin(opened_->opener);
+    }
+}
 
-    /// Waits for the answer of a posted roll call, if there is one, and acts on it.
-    void settle() {
-        if (is_answered()) {
+JOINABLE_DEFINITION Verdict Session::hear() {
+    Verdict verdict{};
+    try {
+        verdict = rounds_.hear();
+    } catch (...) {
+        fail_together();
+        throw;
+    }
+    return act_on(verdict);
+}
+
+JOINABLE_DEFINITION void Session::abort() noexcept {
+    try {
+        outcome_.abort(blamed_on(outcome_.control().rank(), outcome_.reason()));
+    } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is in flight goes on
+    }
+}
+
+JOINABLE_DEFINITION Verdict Session::act_on(Verdict verdict) {
+    switch (verdict) {
+    case Verdict::failed:
+    case Verdict::mismatch: outcome_.fail(rounds_.roll_call().failure());
+    case Verdict::early_end:
+        outcome_.end();
+        throw EarlyTermination{
+            rounds_.roll_call().arrived(),
+            to_text(ranks_text(rounds_.roll_call().arrived())) + " ran out of inputs after " +
+                to_text(rounds_.roll_call().rounds()) + " rounds"
+        };
+    case Verdict::stop: // a rank that opens no round can vote whatever the others do
+        if (rounds_.was_voted_down() && rounds_.opening() == Opening::notification) {
+            outcome_.fail({FailureKind::contract, {}, stop_needs_loop});
+        }
+        break;
+    case Verdict::go_on:
+    case Verdict::end: break;
+    }
+    return verdict;
+}
+
+JOINABLE_DEFINITION void
+Session::check_later_notice(std::size_t position, RoundNotice const& notice) const {
+    if (!opened_ || notice == RoundNotice{} || notice == opened_->notice) {
+        return;
+    }
+    if (notice != RoundNotice{.skips = opened_->notice.skips}) {
+        throw_violation(concat(
+            turns_.name(position),
+            " gave a notice that differs from the one that opened round ",
+            round_.number(),
+            opened_->opening == Opening::notification
+                ? "; give the notice to the participant that comes first in hook order"
+                : "; give the notice to next() or to the announce function of iterate()"
+        ));
+    }
+}
+
+JOINABLE_DEFINITION void Session::require_no_announcement() const {
+    if (!is_answered()) {
+        throw_violation(concat(
+            turns_.name(opened_ ? opened_->opener : 0),
+            " announced round ",
+            rounds_.roll_call().rounds(),
+            ", but never waited for it (a forward without its backward?)"
+        ));
+    }
+}
+
+JOINABLE_DEFINITION void Session::require_nothing_ahead() {
+    if (ahead_) {
+        AbortReason const reason{
+            FailureKind::contract,
+            {outcome_.control().rank()},
+            "rank " + to_text(outcome_.control().rank()) +
+                " left a loop with look-ahead before its end, but had announced round " +
+                to_text(rounds_.roll_call().rounds()) +
+                "; vote_stop() instead, or iterate without look_ahead"
+        };
+        outcome_.abort(reason);
+        throw_failure(reason);
+    }
+}
+
+JOINABLE_DEFINITION bool Session::is_between_rounds() const {
+    return !rounds_.is_posted() && !rounds_.is_scheduled() && turns_.are_complete() && !stopped_ &&
+           !has_ended_ && !is_shadowing_; // after a stop come the post hooks
+}
+
+JOINABLE_DEFINITION void Session::shadow_until_end(HookRunner& hooks) {
+    turns_.close();
+    if (!std::exchange(is_ahead_, false)) {
+        rounds_.announce_arrival();
+    }
+    for (;;) {
+        Verdict const verdict = hear();
+        if (verdict != Verdict::go_on) {
+            stopped_ = verdict == Verdict::stop;
             return;
         }
-        if (hear() == Verdict::stop) {
-            stopped_ = true;
-            return;
+        is_shadowing_ = true;
+        round_ = rounds_.adopt(*this, {});
+        if (rounds_.opening() == Opening::look_ahead) {
+            rounds_.announce_nothing(); // before this round's collectives, as active ranks do
         }
-        round_ = rounds_.adopt(*this, opened_);
         turns_.open(round_);
-        if (opened_ && opened_->opening == Opening::notification) {
-            turns_.begin(opened_->opener);
+        for (auto part = turns_.next(); part; part = turns_.next()) {
+            turns_.begin(*part);
+            round_.position_ = *part;
+            hooks.run_main_hook(*part, round_);
         }
-    }
-
-    /// The answer; verdicts that end the guard with an exception are thrown here.
-    Verdict hear() {
-        Verdict verdict{};
-        try {
-            verdict = rounds_.hear();
-        } catch (...) {
-            fail_together();
-            throw;
-        }
-        return act_on(verdict);
-    }
-
-    /// After an exchange that all ranks take part in has thrown, on this rank alone or because the
-    /// communicator failed: the others cannot go on.
-    void fail_together() {
-        outcome_.record_end_of_roll_calls();
-        abort();
-    }
-
-    /// Tells every rank, wherever it waits, why this one leaves.
-    void abort() noexcept {
-        try {
-            outcome_.abort(blamed_on(outcome_.control().rank(), outcome_.reason()));
-        } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is in flight goes on
-        }
-    }
-
-    Verdict act_on(Verdict verdict) {
-        switch (verdict) {
-        case Verdict::failed:
-        case Verdict::mismatch: outcome_.fail(rounds_.roll_call().failure());
-        case Verdict::early_end:
-            outcome_.end();
-            throw EarlyTermination{
-                rounds_.roll_call().arrived(),
-                to_text(ranks_text(rounds_.roll_call().arrived())) + " ran out of inputs after " +
-                    to_text(rounds_.roll_call().rounds()) + " rounds"
-            };
-        case Verdict::stop: // a rank that opens no round can vote whatever the others do
-            if (rounds_.was_voted_down() && rounds_.opening() == Opening::notification) {
-                outcome_.fail({FailureKind::contract, {}, stop_needs_loop});
-            }
-            break;
-        case Verdict::go_on:
-        case Verdict::end: break;
-        }
-        return verdict;
-    }
-
-    void check_later_notice(std::size_t position, RoundNotice const& notice) const {
-        if (!opened_ || notice == RoundNotice{} || notice == opened_->notice) {
-            return;
-        }
-        if (notice != RoundNotice{.skips = opened_->notice.skips}) {
-            throw_violation(concat(
-                turns_.name(position),
-                " gave a notice that differs from the one that opened round ",
-                round_.number(),
-                opened_->opening == Opening::notification
-                    ? "; give the notice to the participant that comes first in hook order"
-                    : "; give the notice to next() or to the announce function of iterate()"
-            ));
-        }
-    }
-
-    void require_no_announcement() const {
-        if (!is_answered()) {
-            throw_violation(concat(
-                turns_.name(opened_ ? opened_->opener : 0),
-                " announced round ",
-                rounds_.roll_call().rounds(),
-                ", but never waited for it (a forward without its backward?)"
-            ));
-        }
-    }
-
-    void require_complete_round() const {
-        require_no_announcement();
-        turns_.require_complete();
-    }
-
-    /// Others compute a round already that this rank has announced: they cannot go on without it.
-    void require_nothing_ahead() {
-        if (ahead_) {
-            AbortReason const reason{
-                FailureKind::contract,
-                {outcome_.control().rank()},
-                "rank " + to_text(outcome_.control().rank()) +
-                    " left a loop with look-ahead before its end, but had announced round " +
-                    to_text(rounds_.roll_call().rounds()) +
-                    "; vote_stop() instead, or iterate without look_ahead"
-            };
-            outcome_.abort(reason);
-            throw_failure(reason);
-        }
-    }
-
-    [[nodiscard]] bool is_between_rounds() const {
-        return !rounds_.is_posted() && !rounds_.is_scheduled() && turns_.are_complete() &&
-               !stopped_ && !has_ended_ && !is_shadowing_; // after a stop come the post hooks
-    }
-
-    // -- the end ---------------------------------------------------------------------------------
-
-    void shadow_until_end(HookRunner& hooks) {
         turns_.close();
-        if (!std::exchange(is_ahead_, false)) {
-            rounds_.announce_arrival();
-        }
-        for (;;) {
-            Verdict const verdict = hear();
-            if (verdict != Verdict::go_on) {
-                stopped_ = verdict == Verdict::stop;
-                return;
-            }
-            is_shadowing_ = true;
-            round_ = rounds_.adopt(*this, {});
-            if (rounds_.opening() == Opening::look_ahead) {
-                rounds_.announce_nothing(); // before this round's collectives, as active ranks do
-            }
-            turns_.open(round_);
-            for (auto part = turns_.next(); part; part = turns_.next()) {
-                turns_.begin(*part);
-                round_.position_ = *part;
-                hooks.run_main_hook(*part, round_);
-            }
-            turns_.close();
-            is_shadowing_ = false;
-            warn_of_skew(options_, outcome_.control().rank(), rounds_.shadow_rounds());
-            if (!rounds_.is_posted()) {
-                rounds_.announce_nothing();
-            }
+        is_shadowing_ = false;
+        warn_of_skew(options_, outcome_.control().rank(), rounds_.shadow_rounds());
+        if (!rounds_.is_posted()) {
+            rounds_.announce_nothing();
         }
     }
-
-    GuardOutcome outcome_;
-    TurnOrder turns_;
-    JoinOptions options_;
-    Rounds rounds_;
-
-    Round round_;
-    std::optional<Announcement> opened_; ///< the last round that this rank opened
-    bool is_ahead_ = false;              ///< the posted roll call is of the next round already
-    std::optional<Announcement> ahead_;  ///< what it says; none when it says the end
-    bool is_shadowing_ = false;
-    bool stopped_ = false;   ///< by agreement, before every rank ran out
-    bool has_ended_ = false; ///< the end verdict was heard, post hooks run
-    std::optional<JoinResult> result_;
-};
+}
 
 }}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/join/detail/occupation.hpp
 
@@ -8936,47 +9595,11 @@ public:
     ~Occupation() { end(); }
 
     /// @throws ContractViolation  one of them is inside a guard.
-    void begin(std::vector<ControlCommunicator*> const& communicators, Session& session) {
-        Occupied& occupied = in_guards();
-        Lock const lock{occupied.busy};
-        std::vector<Entry>& all = occupied.entries;
-        for (ControlCommunicator const* communicator : communicators) {
-            if (find(all, communicator->address()) != all.end()) {
-                throw ContractViolation{"a second Join over a communicator that is "
-                                        "inside a guard already; end that one "
-                                        "first, or split() the communicator"};
-            }
-        }
-        all.reserve(all.size() + communicators.size()); // or some could be noted and not others
-        for (ControlCommunicator const* communicator : communicators) {
-            all.push_back({communicator->address(), &session});
-        }
-        occupied.count.store(all.size(), std::memory_order_release);
-        session_ = &session;
-    }
-    void end() noexcept {
-        if (session_ == nullptr) {
-            return;
-        }
-        Occupied& occupied = in_guards();
-        Lock const lock{occupied.busy};
-        std::erase_if(occupied.entries, [this](Entry const& entry) {
-            return entry.session == session_;
-        });
-        occupied.count.store(occupied.entries.size(), std::memory_order_release);
-        session_ = nullptr;
-    }
+    void begin(std::vector<ControlCommunicator*> const& communicators, Session& session);
+    void end() noexcept;
 
     /// The guard that a communicator is inside of; null: none.
-    [[nodiscard]] static Session* session_over(void const* communicator) noexcept {
-        Occupied& occupied = in_guards();
-        if (occupied.count.load(std::memory_order_acquire) == 0) {
-            return nullptr;
-        }
-        Lock const lock{occupied.busy};
-        auto const entry = find(occupied.entries, communicator);
-        return entry == occupied.entries.end() ? nullptr : entry->session;
-    }
+    [[nodiscard]] static Session* session_over(void const* communicator) noexcept;
 
 private:
     struct Entry {
@@ -8990,11 +9613,7 @@ private:
         std::vector<Entry> entries;
     };
     static std::vector<Entry>::const_iterator
-    find(std::vector<Entry> const& entries, void const* communicator) noexcept {
-        return std::find_if(entries.begin(), entries.end(), [&](Entry const& entry) {
-            return entry.communicator == communicator;
-        });
-    }
+    find(std::vector<Entry> const& entries, void const* communicator) noexcept;
     static Occupied& in_guards() noexcept {
         static Occupied occupied;
         return occupied;
@@ -9028,6 +9647,68 @@ inline void require_unguarded(void const* communicator, std::string_view name) {
 }
 
 }}} // namespace joinable::v0::detail
+
+// ---- joinable/join/detail/occupation.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void
+Occupation::begin(std::vector<ControlCommunicator*> const& communicators, Session& session) {
+    Occupied& occupied = in_guards();
+    Lock const lock{occupied.busy};
+    std::vector<Entry>& all = occupied.entries;
+    for (ControlCommunicator const* communicator : communicators) {
+        if (find(all, communicator->address()) != all.end()) {
+            throw ContractViolation{"a second Join over a communicator that is "
+                                    "inside a guard already; end that one "
+                                    "first, or split() the communicator"};
+        }
+    }
+    all.reserve(all.size() + communicators.size()); // or some could be noted and not others
+    for (ControlCommunicator const* communicator : communicators) {
+        all.push_back({communicator->address(), &session});
+    }
+    occupied.count.store(all.size(), std::memory_order_release);
+    session_ = &session;
+}
+
+JOINABLE_DEFINITION void Occupation::end() noexcept {
+    if (session_ == nullptr) {
+        return;
+    }
+    Occupied& occupied = in_guards();
+    Lock const lock{occupied.busy};
+    std::erase_if(occupied.entries, [this](Entry const& entry) {
+        return entry.session == session_;
+    });
+    occupied.count.store(occupied.entries.size(), std::memory_order_release);
+    session_ = nullptr;
+}
+
+JOINABLE_DEFINITION Session* Occupation::session_over(void const* communicator) noexcept {
+    Occupied& occupied = in_guards();
+    if (occupied.count.load(std::memory_order_acquire) == 0) {
+        return nullptr;
+    }
+    Lock const lock{occupied.busy};
+    auto const entry = find(occupied.entries, communicator);
+    return entry == occupied.entries.end() ? nullptr : entry->session;
+}
+
+JOINABLE_DEFINITION std::vector<Occupation::Entry>::const_iterator
+Occupation::find(std::vector<Entry> const& entries, void const* communicator) noexcept {
+    return std::find_if(entries.begin(), entries.end(), [&](Entry const& entry) {
+        return entry.communicator == communicator;
+    });
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/join/joinable.hpp
 
@@ -9472,23 +10153,9 @@ public:
         state.position_ = position;
     }
     /// For a guard that is not enabled; inside another one it changes nothing.
-    void attach(JoinState& state, LocalRounds& rounds, std::size_t position) noexcept {
-        if (is_attached(state)) {
-            return;
-        }
-        state_ = &state;
-        state.local_rounds_ = &rounds;
-        state.position_ = position;
-        state.accumulated_ = {};
-    }
+    void attach(JoinState& state, LocalRounds& rounds, std::size_t position) noexcept;
 
-    void detach() noexcept {
-        if (JoinState* const state = std::exchange(state_, nullptr)) {
-            state->session_ = nullptr;
-            state->local_rounds_ = nullptr;
-            state->accumulated_ = {};
-        }
-    }
+    void detach() noexcept;
 
 private:
     JoinState* state_ = nullptr;
@@ -9500,7 +10167,63 @@ struct NamedState {
 };
 /// @throws ContractViolation  a participant is twice in a guard, or in another
 /// one.
-inline void check_states(std::initializer_list<NamedState> participants) {
+void check_states(std::initializer_list<NamedState> participants);
+
+/// Restores the deadlines of communicators that a guard has overridden.
+class Deadlines {
+public:
+    Deadlines() = default;
+    Deadlines(Deadlines const&) = delete;
+    Deadlines& operator=(Deadlines const&) = delete;
+    ~Deadlines() { restore(); }
+
+    /// @throws ContractViolation  a communicator has no deadline.
+    void exchange(
+        std::vector<ControlCommunicator*> const& communicators, std::chrono::nanoseconds deadline
+    );
+    void restore() noexcept;
+
+private:
+    std::vector<std::pair<ControlCommunicator*, std::chrono::nanoseconds>> before_;
+};
+
+/// @throws ContractViolation  an option is out of its range.
+void check_options(JoinOptions const& options);
+
+/// @throws ContractViolation  the communicators are not of the same ranks, or
+/// of too many.
+void check_same_ranks(std::vector<ControlCommunicator*> const& communicators);
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/join/detail/attachments.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void
+Attachment::attach(JoinState& state, LocalRounds& rounds, std::size_t position) noexcept {
+    if (is_attached(state)) {
+        return;
+    }
+    state_ = &state;
+    state.local_rounds_ = &rounds;
+    state.position_ = position;
+    state.accumulated_ = {};
+}
+
+JOINABLE_DEFINITION void Attachment::detach() noexcept {
+    if (JoinState* const state = std::exchange(state_, nullptr)) {
+        state->session_ = nullptr;
+        state->local_rounds_ = nullptr;
+        state->accumulated_ = {};
+    }
+}
+
+JOINABLE_DEFINITION void check_states(std::initializer_list<NamedState> participants) {
     for (auto const* mine = participants.begin(); mine != participants.end(); ++mine) {
         auto const is_same = [&](NamedState const& other) { return other.state == mine->state; };
         if (std::any_of(participants.begin(), mine, is_same)) {
@@ -9516,41 +10239,28 @@ inline void check_states(std::initializer_list<NamedState> participants) {
     }
 }
 
-/// Restores the deadlines of communicators that a guard has overridden.
-class Deadlines {
-public:
-    Deadlines() = default;
-    Deadlines(Deadlines const&) = delete;
-    Deadlines& operator=(Deadlines const&) = delete;
-    ~Deadlines() { restore(); }
-
-    /// @throws ContractViolation  a communicator has no deadline.
-    void exchange(
-        std::vector<ControlCommunicator*> const& communicators, std::chrono::nanoseconds deadline
-    ) {
-        before_.reserve(communicators.size()); // or one could be changed and not restored
-        for (ControlCommunicator* communicator : communicators) {
-            auto const before = communicator->exchange_deadline(deadline);
-            if (!before) {
-                throw ContractViolation{"JoinOptions::timeout needs communicators that "
-                                        "have set_deadline()"};
-            }
-            before_.emplace_back(communicator, *before);
+JOINABLE_DEFINITION void Deadlines::exchange(
+    std::vector<ControlCommunicator*> const& communicators, std::chrono::nanoseconds deadline
+) {
+    before_.reserve(communicators.size()); // or one could be changed and not restored
+    for (ControlCommunicator* communicator : communicators) {
+        auto const before = communicator->exchange_deadline(deadline);
+        if (!before) {
+            throw ContractViolation{"JoinOptions::timeout needs communicators that "
+                                    "have set_deadline()"};
         }
+        before_.emplace_back(communicator, *before);
     }
-    void restore() noexcept {
-        for (auto const& [communicator, deadline] : before_) {
-            communicator->exchange_deadline(deadline);
-        }
-        before_.clear();
+}
+
+JOINABLE_DEFINITION void Deadlines::restore() noexcept {
+    for (auto const& [communicator, deadline] : before_) {
+        communicator->exchange_deadline(deadline);
     }
+    before_.clear();
+}
 
-private:
-    std::vector<std::pair<ControlCommunicator*, std::chrono::nanoseconds>> before_;
-};
-
-/// @throws ContractViolation  an option is out of its range.
-inline void check_options(JoinOptions const& options) {
+JOINABLE_DEFINITION void check_options(JoinOptions const& options) {
     if (options.timeout && *options.timeout <= std::chrono::nanoseconds::zero()) {
         throw ContractViolation{concat(
             "JoinOptions::timeout must be positive, or no wait could end well; given ",
@@ -9569,9 +10279,7 @@ inline void check_options(JoinOptions const& options) {
     }
 }
 
-/// @throws ContractViolation  the communicators are not of the same ranks, or
-/// of too many.
-inline void check_same_ranks(std::vector<ControlCommunicator*> const& communicators) {
+JOINABLE_DEFINITION void check_same_ranks(std::vector<ControlCommunicator*> const& communicators) {
     ControlCommunicator const& first = *communicators.front();
     if (first.size() > max_world_size) {
         throw ContractViolation{
@@ -9594,6 +10302,8 @@ inline void check_same_ranks(std::vector<ControlCommunicator*> const& communicat
 }
 
 }}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/join/detail/hooks.hpp
 
@@ -10528,7 +11238,30 @@ struct Averaging {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-inline void check_distinct(
+void check_distinct(
+    ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
+);
+
+/// Refuses parameters without a value on `device`, those with elements at a null pointer, and those
+/// whose values or whose gradients share memory: they would be averaged and stepped more than once.
+/// Local.
+/// Complexity: sorts the parameters; compares those whose address ranges meet.
+void check_parameters(ParameterList const& list, DeviceId device);
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/detail/check_parameters.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <vector>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void check_distinct(
     ParameterList const& list, char const* what, AnyView (*view_of)(AnyParameter const&)
 ) {
     std::vector<AnyView> views;
@@ -10568,11 +11301,7 @@ inline void check_distinct(
     }
 }
 
-/// Refuses parameters without a value on `device`, those with elements at a null pointer, and those
-/// whose values or whose gradients share memory: they would be averaged and stepped more than once.
-/// Local.
-/// Complexity: sorts the parameters; compares those whose address ranges meet.
-inline void check_parameters(ParameterList const& list, DeviceId device) {
+JOINABLE_DEFINITION void check_parameters(ParameterList const& list, DeviceId device) {
     for (std::size_t i = 0; i < list.size(); ++i) {
         check_value(list, i, device);
         if (list[i].requires_grad()) {
@@ -10587,6 +11316,8 @@ inline void check_parameters(ParameterList const& list, DeviceId device) {
 
 }}} // namespace joinable::v0::detail
 
+#endif
+
 // ---- joinable/participant/detail/compared_model.hpp
 
 /// @file
@@ -10594,7 +11325,25 @@ inline void check_parameters(ParameterList const& list, DeviceId device) {
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-inline void agree_on(AgreementList& list, DataParallelOptions const& options) {
+void agree_on(AgreementList& list, DataParallelOptions const& options);
+
+/// Each parameter with its name, dtype, extents, strides and requires_grad. Returns how many there are.
+std::string agree_on(AgreementList& list, ParameterList const& parameters);
+
+/// Each tensor with its dtype and extents.
+void agree_on(AgreementList& list, TensorList const& tensors, std::string_view kind);
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/detail/compared_model.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <cstddef>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void agree_on(AgreementList& list, DataParallelOptions const& options) {
     list.add("bucket_cap_bytes", options.bucket_cap_bytes);
     list.add("first_bucket_bytes", options.first_bucket_bytes);
     list.add("gradient_as_bucket_view", options.gradient_as_bucket_view);
@@ -10615,8 +11364,7 @@ inline void agree_on(AgreementList& list, DataParallelOptions const& options) {
     list.add("verify_ready", options.verify_ready);
 }
 
-/// Each parameter with its name, dtype, extents, strides and requires_grad. Returns how many there are.
-inline std::string agree_on(AgreementList& list, ParameterList const& parameters) {
+JOINABLE_DEFINITION std::string agree_on(AgreementList& list, ParameterList const& parameters) {
     list.add("number of parameters", parameters.size());
     std::size_t elements = 0;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -10632,8 +11380,8 @@ inline std::string agree_on(AgreementList& list, ParameterList const& parameters
     return concat(parameters.size(), " parameters of ", elements, " elements");
 }
 
-/// Each tensor with its dtype and extents.
-inline void agree_on(AgreementList& list, TensorList const& tensors, std::string_view kind) {
+JOINABLE_DEFINITION void
+agree_on(AgreementList& list, TensorList const& tensors, std::string_view kind) {
     list.add(concat("number of ", kind, "s"), tensors.size());
     std::size_t i = 0;
     for (AnyTensor const& tensor : tensors) {
@@ -10642,6 +11390,8 @@ inline void agree_on(AgreementList& list, TensorList const& tensors, std::string
 }
 
 }}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/participant/detail/module_state.hpp
 
@@ -10757,16 +11507,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 class ReadyCheck {
 public:
     /// @throws ContractViolation  gradients are on a device, where the host reads nothing.
-    ReadyCheck(ParameterList parameters, DeviceId device) : parameters_{std::move(parameters)} {
-        if (device != DeviceId{}) {
-            throw ContractViolation{concat(
-                "DataParallelOptions::verify_ready reads gradients from the host, but this "
-                "communicator's are on ",
-                to_text(device),
-                "; leave it off"
-            )};
-        }
-    }
+    ReadyCheck(ParameterList parameters, DeviceId device);
 
     void begin() noexcept { marks_.clear(); }
     void mark(std::size_t i) { marks_.push_back({i, hash_of(i)}); }
@@ -10806,31 +11547,61 @@ private:
     };
 
     /// Of elements in logical order: a gradient may move, and have gaps between its elements.
-    [[nodiscard]] std::uint64_t hash_of(std::size_t i) const {
-        AnyView const gradient = i < parameters_.size() ? parameters_[i].grad() : AnyView{};
-        if (!gradient || !has_memory(gradient)) {
-            return 0; // what is wrong with it the reducer says
-        }
-        Hash hash;
-        add(hash, static_cast<char const*>(gradient.data()), gradient, 0);
-        return hash.value();
-    }
-    static void add(Hash& hash, char const* data, AnyView const& view, std::size_t dimension) {
-        std::size_t const element = size_of(view.dtype());
-        if (dimension == view.extents().size()) {
-            hash.add(std::string_view{data, element});
-            return;
-        }
-        for (std::size_t i = 0; i < view.extents()[dimension]; ++i) {
-            add(hash, data + i * view.strides()[dimension] * element, view, dimension + 1);
-        }
-    }
+    [[nodiscard]] std::uint64_t hash_of(std::size_t i) const;
+    static void add(Hash& hash, char const* data, AnyView const& view, std::size_t dimension);
 
     ParameterList parameters_;
     std::vector<Mark> marks_;
 };
 
 }}} // namespace joinable::v0::detail
+
+// ---- joinable/participant/detail/ready_check.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <string_view>
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION ReadyCheck::ReadyCheck(ParameterList parameters, DeviceId device)
+    : parameters_{std::move(parameters)} {
+    if (device != DeviceId{}) {
+        throw ContractViolation{concat(
+            "DataParallelOptions::verify_ready reads gradients from the host, but this "
+            "communicator's are on ",
+            to_text(device),
+            "; leave it off"
+        )};
+    }
+}
+
+JOINABLE_DEFINITION std::uint64_t ReadyCheck::hash_of(std::size_t i) const {
+    AnyView const gradient = i < parameters_.size() ? parameters_[i].grad() : AnyView{};
+    if (!gradient || !has_memory(gradient)) {
+        return 0; // what is wrong with it the reducer says
+    }
+    Hash hash;
+    add(hash, static_cast<char const*>(gradient.data()), gradient, 0);
+    return hash.value();
+}
+
+JOINABLE_DEFINITION void
+ReadyCheck::add(Hash& hash, char const* data, AnyView const& view, std::size_t dimension) {
+    std::size_t const element = size_of(view.dtype());
+    if (dimension == view.extents().size()) {
+        hash.add(std::string_view{data, element});
+        return;
+    }
+    for (std::size_t i = 0; i < view.extents()[dimension]; ++i) {
+        add(hash, data + i * view.strides()[dimension] * element, view, dimension + 1);
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/participant/passes.hpp
 
@@ -12267,36 +13038,10 @@ public:
     ArenaSpace& operator=(ArenaSpace const&) = delete;
 
     /// The first gap that is large enough, zeroed; nothing where there is none. Linear in the arenas.
-    [[nodiscard]] std::optional<Arena> allocate(std::size_t bytes, std::size_t alignment) {
-        check_alignment(alignment);
-        if (bytes == 0) {
-            return Arena{};
-        }
-        auto const start = reinterpret_cast<std::uintptr_t>(memory_.data());
-        std::size_t end = 0; // of the arena before
-        for (auto next = taken_.begin();; ++next) {
-            std::size_t const begin = (start + end + alignment - 1) / alignment * alignment - start;
-            std::size_t const limit = next == taken_.end() ? memory_.size() : next->begin;
-            if (begin <= limit && bytes <= limit - begin) {
-                std::byte* const data = memory_.data() + begin;
-                reserve_(data, bytes);
-                taken_.insert(next, {begin, begin + bytes});
-                std::memset(data, 0, bytes); // something else may have been there
-                return Arena{data, bytes, &release, this};
-            }
-            if (next == taken_.end()) {
-                return std::nullopt;
-            }
-            end = next->end;
-        }
-    }
+    [[nodiscard]] std::optional<Arena> allocate(std::size_t bytes, std::size_t alignment);
 
     /// Whether all of `bytes` bytes from `data` on lie in this memory.
-    [[nodiscard]] bool holds(void const* data, std::size_t bytes) const noexcept {
-        std::uintptr_t const offset = reinterpret_cast<std::uintptr_t>(data) -
-                                      reinterpret_cast<std::uintptr_t>(memory_.data());
-        return offset <= memory_.size() && bytes <= memory_.size() - offset;
-    }
+    [[nodiscard]] bool holds(void const* data, std::size_t bytes) const noexcept;
 
 private:
     struct Range { ///< as places in the memory
@@ -12308,12 +13053,7 @@ private:
         : memory_{memory}, reserve_{std::move(reserve)} {}
     ~ArenaSpace() = default;
 
-    static void release(void* context, std::byte* data, std::size_t) noexcept {
-        auto* const space = static_cast<ArenaSpace*>(context);
-        auto const begin = static_cast<std::size_t>(data - space->memory_.data());
-        std::erase_if(space->taken_, [&](Range const& range) { return range.begin == begin; });
-        space->end_if_unused();
-    }
+    static void release(void* context, std::byte* data, std::size_t) noexcept;
     void end_if_unused() noexcept {
         if (is_closed_ && taken_.empty()) {
             delete this;
@@ -12327,6 +13067,57 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/shared_memory/board/arena_space.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <cstdint>
+#include <cstring>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION std::optional<Arena>
+ArenaSpace::allocate(std::size_t bytes, std::size_t alignment) {
+    check_alignment(alignment);
+    if (bytes == 0) {
+        return Arena{};
+    }
+    auto const start = reinterpret_cast<std::uintptr_t>(memory_.data());
+    std::size_t end = 0; // of the arena before
+    for (auto next = taken_.begin();; ++next) {
+        std::size_t const begin = (start + end + alignment - 1) / alignment * alignment - start;
+        std::size_t const limit = next == taken_.end() ? memory_.size() : next->begin;
+        if (begin <= limit && bytes <= limit - begin) {
+            std::byte* const data = memory_.data() + begin;
+            reserve_(data, bytes);
+            taken_.insert(next, {begin, begin + bytes});
+            std::memset(data, 0, bytes); // something else may have been there
+            return Arena{data, bytes, &release, this};
+        }
+        if (next == taken_.end()) {
+            return std::nullopt;
+        }
+        end = next->end;
+    }
+}
+
+JOINABLE_DEFINITION bool ArenaSpace::holds(void const* data, std::size_t bytes) const noexcept {
+    std::uintptr_t const offset =
+        reinterpret_cast<std::uintptr_t>(data) - reinterpret_cast<std::uintptr_t>(memory_.data());
+    return offset <= memory_.size() && bytes <= memory_.size() - offset;
+}
+
+JOINABLE_DEFINITION void ArenaSpace::release(void* context, std::byte* data, std::size_t) noexcept {
+    auto* const space = static_cast<ArenaSpace*>(context);
+    auto const begin = static_cast<std::size_t>(data - space->memory_.data());
+    std::erase_if(space->taken_, [&](Range const& range) { return range.begin == begin; });
+    space->end_if_unused();
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/communicator/shared_memory/board/group_memory.hpp
 
@@ -12365,10 +13156,7 @@ public:
     static constexpr bool is_all_in_reach = false;
 
     /// `reserve` is called before bytes are used that were not used before.
-    explicit Room(
-        std::span<std::byte> memory, ArenaSpace::Reserve reserve = [](auto...) {}
-    )
-        : memory_{memory}, reserve_{std::move(reserve)}, gaps_{{0, memory.size()}} {}
+    explicit Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve = [](auto...) {});
     Room(Room const&) = delete;
     Room& operator=(Room const&) = delete;
 
@@ -12377,21 +13165,7 @@ public:
 
     /// An arena in the upper half of the memory, which allocate() leaves alone from then on. From the
     /// heap, where there is no room. Throws what `reserve` throws.
-    [[nodiscard]] Arena arena(std::size_t bytes, std::size_t alignment) {
-        std::lock_guard const lock{mutex_};
-        std::size_t const half = memory_.size() / 2;
-        if (Gap* const last = gaps_.empty() ? nullptr : &gaps_.back();
-            !arenas_ && last != nullptr && last->end == memory_.size() && last->begin <= half) {
-            arenas_ = ArenaSpace::make(memory_.subspan(half), reserve_);
-            memory_ = memory_.first(half);
-            last->end = half;
-        }
-        std::optional<Arena> found;
-        if (arenas_) {
-            found = arenas_->allocate(bytes, alignment);
-        }
-        return found ? std::move(*found) : Arena{bytes, alignment};
-    }
+    [[nodiscard]] Arena arena(std::size_t bytes, std::size_t alignment);
     /// Whether the other ranks find it where it is: in an arena.
     [[nodiscard]] bool reaches(ConstBuffer buffer) const noexcept {
         return arenas_ && arenas_->holds(buffer.data, buffer.bytes());
@@ -12399,51 +13173,8 @@ public:
 
     /// The lowest that is free, because memory that was used before is in the caches. Null if there
     /// is none. Linear in the gaps. Throws what `reserve` throws.
-    [[nodiscard]] std::byte* allocate(std::size_t bytes) {
-        std::size_t const size = in_cache_lines(bytes);
-        std::lock_guard const lock{mutex_};
-        if (gaps_.capacity() < given_ + 2) { // for free(), which must not fail
-            gaps_.reserve(2 * given_ + 16);
-        }
-        auto const gap = std::find_if(gaps_.begin(), gaps_.end(), [&](Gap const& candidate) {
-            return size <= candidate.end - candidate.begin;
-        });
-        if (gap == gaps_.end()) {
-            return nullptr;
-        }
-        std::byte* const found = memory_.data() + gap->begin;
-        if (gap->begin + size > reserved_) {
-            reserve_(memory_.data() + reserved_, gap->begin + size - reserved_);
-            reserved_ = gap->begin + size;
-        }
-        gap->begin += size;
-        if (gap->begin == gap->end) {
-            gaps_.erase(gap);
-        }
-        ++given_;
-        return found;
-    }
-    void free(std::byte* memory, std::size_t bytes) noexcept {
-        auto const begin = static_cast<std::size_t>(memory - memory_.data());
-        std::size_t const end = begin + in_cache_lines(bytes);
-        std::lock_guard const lock{mutex_};
-        --given_;
-        auto const after = std::find_if(gaps_.begin(), gaps_.end(), [&](Gap const& gap) {
-            return begin < gap.begin;
-        });
-        bool const joins_before = after != gaps_.begin() && std::prev(after)->end == begin;
-        bool const joins_after = after != gaps_.end() && after->begin == end;
-        if (joins_before && joins_after) {
-            std::prev(after)->end = after->end;
-            gaps_.erase(after);
-        } else if (joins_before) {
-            std::prev(after)->end = end;
-        } else if (joins_after) {
-            after->begin = begin;
-        } else {
-            gaps_.insert(after, {begin, end});
-        }
-    }
+    [[nodiscard]] std::byte* allocate(std::size_t bytes);
+    void free(std::byte* memory, std::size_t bytes) noexcept;
 
 private:
     struct Gap { ///< as places in the memory
@@ -12462,212 +13193,85 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/communicator/detail/checks.hpp
+// ---- joinable/communicator/shared_memory/board/group_memory.ipp
 
-/// @file
-/// What every communicator checks before any data moves: on its own rank, which throws
-/// ContractViolation, and of what all ranks said, which throws Mismatch on all of them.
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <utility>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
-    if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating_point(buffer.dtype)) {
-        throw ContractViolation{concat(
-            "a reduction with ",
-            name_of(op),
-            " needs integers, but the elements are ",
-            name_of(buffer.dtype)
-        )};
+JOINABLE_DEFINITION Room::Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve)
+    : memory_{memory}, reserve_{std::move(reserve)}, gaps_{{0, memory.size()}} {}
+
+JOINABLE_DEFINITION Arena Room::arena(std::size_t bytes, std::size_t alignment) {
+    std::lock_guard const lock{mutex_};
+    std::size_t const half = memory_.size() / 2;
+    if (Gap* const last = gaps_.empty() ? nullptr : &gaps_.back();
+        !arenas_ && last != nullptr && last->end == memory_.size() && last->begin <= half) {
+        arenas_ = ArenaSpace::make(memory_.subspan(half), reserve_);
+        memory_ = memory_.first(half);
+        last->end = half;
     }
+    std::optional<Arena> found;
+    if (arenas_) {
+        found = arenas_->allocate(bytes, alignment);
+    }
+    return found ? std::move(*found) : Arena{bytes, alignment};
 }
 
-inline void check_scaled(ConstBuffer buffer, ReduceOp op) {
-    if (op != ReduceOp::sum || !is_floating_point(buffer.dtype)) {
-        throw ContractViolation{concat(
-            "a reduction with a factor is a sum of floating-point numbers, but was given ",
-            name_of(op),
-            " of ",
-            name_of(buffer.dtype),
-            "; leave the factor out, or convert the buffer"
-        )};
+JOINABLE_DEFINITION std::byte* Room::allocate(std::size_t bytes) {
+    std::size_t const size = in_cache_lines(bytes);
+    std::lock_guard const lock{mutex_};
+    if (gaps_.capacity() < given_ + 2) { // for free(), which must not fail
+        gaps_.reserve(2 * given_ + 16);
     }
+    auto const gap = std::find_if(gaps_.begin(), gaps_.end(), [&](Gap const& candidate) {
+        return size <= candidate.end - candidate.begin;
+    });
+    if (gap == gaps_.end()) {
+        return nullptr;
+    }
+    std::byte* const found = memory_.data() + gap->begin;
+    if (gap->begin + size > reserved_) {
+        reserve_(memory_.data() + reserved_, gap->begin + size - reserved_);
+        reserved_ = gap->begin + size;
+    }
+    gap->begin += size;
+    if (gap->begin == gap->end) {
+        gaps_.erase(gap);
+    }
+    ++given_;
+    return found;
 }
 
-inline void check_memory(ConstBuffer buffer) {
-    if (buffer.data == nullptr && buffer.count != 0) {
-        throw ContractViolation{
-            concat("a collective was given a null pointer for ", buffer.count, " elements")
-        };
-    }
-}
-
-/// `what` is the role of the rank: "root", "destination".
-inline void check_rank(std::string_view what, int rank, int size) {
-    if (rank < 0 || rank >= size) {
-        throw ContractViolation{
-            concat(what, " ", rank, " is no rank of a communicator of ", size, " ranks")
-        };
-    }
-}
-
-inline void check_root(int root, int size) {
-    check_rank("root", root, size);
-}
-
-inline void check_same_dtype(ConstBuffer a, ConstBuffer b) {
-    if (a.dtype != b.dtype) {
-        throw ContractViolation{concat(
-            "a collective needs two buffers of one dtype, but got ",
-            name_of(a.dtype),
-            " and ",
-            name_of(b.dtype)
-        )};
-    }
-}
-
-inline void check_count(std::string_view what, std::size_t expected, std::size_t given) {
-    if (expected != given) {
-        throw ContractViolation{
-            concat(what, " of a collective must have ", expected, " elements here, but has ", given)
-        };
-    }
-}
-
-[[nodiscard]] inline bool overlap(ConstBuffer a, ConstBuffer b) noexcept {
-    std::less<> const before; // also of pointers into different objects
-    auto const* const first = static_cast<std::byte const*>(a.data);
-    auto const* const second = static_cast<std::byte const*>(b.data);
-    return a.count != 0 && b.count != 0 && before(first, second + b.bytes()) &&
-           before(second, first + a.bytes());
-}
-
-/// Any rank may write one part of a large message while another still reads the next: so `part`
-/// lies outside of `whole`, or is exactly what begins at element `own` of it.
-inline void check_place(ConstBuffer part, ConstBuffer whole, std::size_t own) {
-    if (overlap(part, whole) &&
-        static_cast<std::byte const*>(part.data) !=
-            static_cast<std::byte const*>(whole.data) + own * size_of(whole.dtype)) {
-        throw ContractViolation{
-            "the input and the output of a collective overlap: they must lie apart, or the smaller "
-            "one must be this rank's part of the other"
-        };
-    }
-}
-
-/// `in` and `out` hold one equal part for each rank.
-inline void check_parts(ConstBuffer in, ConstBuffer out, int size) {
-    check_memory(in);
-    check_memory(out);
-    if (in.dtype != out.dtype || in.count != out.count ||
-        in.count % static_cast<std::size_t>(size) != 0) {
-        throw ContractViolation{concat(
-            "an all_to_all over ",
-            size,
-            " ranks without counts needs two buffers of one dtype and count, a multiple of ",
-            size,
-            ", but got ",
-            in.count,
-            " of ",
-            name_of(in.dtype),
-            " and ",
-            out.count,
-            " of ",
-            name_of(out.dtype)
-        )};
-    }
-}
-
-inline void check_apart(ConstBuffer in, ConstBuffer out) {
-    if (overlap(in, out)) {
-        throw ContractViolation{"the input and the output of an all_to_all must not overlap"};
-    }
-}
-
-/// `whole` must be `size` times as many elements as `part`, of the same dtype.
-inline void check_share(ConstBuffer part, ConstBuffer whole, int size) {
-    check_memory(part);
-    check_memory(whole);
-    if (part.dtype != whole.dtype || whole.count != part.count * static_cast<std::size_t>(size)) {
-        throw ContractViolation{concat(
-            "a collective over ",
-            size,
-            " ranks needs one buffer of ",
-            size,
-            " times the elements of the other and the same dtype, but got ",
-            part.count,
-            " of ",
-            name_of(part.dtype),
-            " and ",
-            whole.count,
-            " of ",
-            name_of(whole.dtype)
-        )};
-    }
-}
-
-/// Elements before the share of `rank`.
-[[nodiscard]] constexpr std::size_t offset_of(Counts counts, std::size_t rank) noexcept {
-    std::size_t sum = 0;
-    for (std::size_t const count : counts.first(rank)) {
-        sum += count;
-    }
-    return sum;
-}
-
-/// `counts` has one entry per rank; together they are the elements of `whole`.
-inline void check_counts(Counts counts, ConstBuffer whole, int size) {
-    check_memory(whole);
-    if (counts.size() != static_cast<std::size_t>(size)) {
-        throw ContractViolation{concat(
-            "a collective over ", size, " ranks needs ", size, " counts, but got ", counts.size()
-        )};
-    }
-    std::size_t left = whole.count; // a sum could overflow
-    for (std::size_t const count : counts) {
-        if (count > left) {
-            left = whole.count + 1;
-            break;
-        }
-        left -= count;
-    }
-    if (left != 0) {
-        throw ContractViolation{concat(
-            "the counts of a collective must add up to the ",
-            whole.count,
-            " elements of the buffer that they divide, but they add up to ",
-            left > whole.count ? "more" : "less"
-        )};
-    }
-}
-
-/// The same, and `part` has this rank's count of elements.
-inline void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int rank, int size) {
-    check_memory(part);
-    check_same_dtype(part, whole);
-    check_counts(counts, whole, size);
-    check_count("this rank's own part", counts[static_cast<std::size_t>(rank)], part.count);
-}
-
-/// What each rank asks for, in bytes, by rank: all of them must ask for the same. `doing` says what
-/// they do.
-/// @throws Mismatch  on all ranks, which have the same sizes here.
-inline void
-check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing = "share memory") {
-    std::vector<int> ranks;
-    std::string text =
-        concat("ranks ", doing, " of different sizes: rank 0 of ", sizes[0], " bytes");
-    for (std::size_t rank = 1; rank < sizes.size(); ++rank) {
-        if (sizes[rank] != sizes[0]) {
-            ranks.push_back(static_cast<int>(rank));
-            text += concat(", rank ", rank, " of ", sizes[rank]);
-        }
-    }
-    if (!ranks.empty()) {
-        throw Mismatch{ranks, text + "; give the same count of the same elements on every rank"};
+JOINABLE_DEFINITION void Room::free(std::byte* memory, std::size_t bytes) noexcept {
+    auto const begin = static_cast<std::size_t>(memory - memory_.data());
+    std::size_t const end = begin + in_cache_lines(bytes);
+    std::lock_guard const lock{mutex_};
+    --given_;
+    auto const after =
+        std::find_if(gaps_.begin(), gaps_.end(), [&](Gap const& gap) { return begin < gap.begin; });
+    bool const joins_before = after != gaps_.begin() && std::prev(after)->end == begin;
+    bool const joins_after = after != gaps_.end() && after->begin == end;
+    if (joins_before && joins_after) {
+        std::prev(after)->end = after->end;
+        gaps_.erase(after);
+    } else if (joins_before) {
+        std::prev(after)->end = end;
+    } else if (joins_after) {
+        after->begin = begin;
+    } else {
+        gaps_.insert(after, {begin, end});
     }
 }
 
 }}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/communicator/detail/descriptor.hpp
 
@@ -12843,129 +13447,28 @@ struct RequestsOf {
 
     using Tables = std::optional<Counts>; ///< none: all parts are equal
 
-    [[nodiscard]] Request all_reduce(Buffer buffer, ReduceOp op) const {
-        check_memory(buffer);
-        check_reduction(buffer, op);
-        return {{Collective::all_reduce, buffer.dtype, op, 0, buffer.count}, buffer, buffer};
-    }
-    [[nodiscard]] Request all_reduce(Buffer buffer, ReduceOp op, double factor) const {
-        check_memory(buffer);
-        check_scaled(buffer, op);
-        return {
-            {Collective::scaled_all_reduce, buffer.dtype, op, 0, buffer.count, false, factor},
-            buffer,
-            buffer
-        };
-    }
-    [[nodiscard]] Request reduce(Buffer buffer, ReduceOp op, int root) const {
-        check_memory(buffer);
-        check_reduction(buffer, op);
-        check_root(root, size);
-        return {
-            {Collective::reduce, buffer.dtype, op, root, buffer.count},
-            buffer,
-            rank == root ? buffer : Buffer{}
-        };
-    }
-    [[nodiscard]] Request broadcast(Buffer buffer, int root) const {
-        check_memory(buffer);
-        check_root(root, size);
-        return {
-            {Collective::broadcast, buffer.dtype, ReduceOp::sum, root, buffer.count},
-            rank == root ? ConstBuffer{buffer} : ConstBuffer{},
-            buffer
-        };
-    }
+    [[nodiscard]] Request all_reduce(Buffer buffer, ReduceOp op) const;
+    [[nodiscard]] Request all_reduce(Buffer buffer, ReduceOp op, double factor) const;
+    [[nodiscard]] Request reduce(Buffer buffer, ReduceOp op, int root) const;
+    [[nodiscard]] Request broadcast(Buffer buffer, int root) const;
     [[nodiscard]] Request barrier() const { return {}; }
 
-    [[nodiscard]] Request all_gather(ConstBuffer in, Buffer out, Tables counts = {}) const {
-        PartSizes const parts = divide(in, out, counts);
-        return {
-            by_parts(Collective::all_gather, in, counts), in, out, PartSizes::equal(in.count), parts
-        };
-    }
+    [[nodiscard]] Request all_gather(ConstBuffer in, Buffer out, Tables counts = {}) const;
     [[nodiscard]] Request
-    reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, Tables counts = {}) const {
-        PartSizes const parts = divide(out, in, counts);
-        check_reduction(in, op);
-        return {
-            by_parts(Collective::reduce_scatter, out, counts, 0, op),
-            in,
-            out,
-            parts,
-            PartSizes::equal(out.count)
-        };
-    }
+    reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, Tables counts = {}) const;
     [[nodiscard]] Request reduce_scatter(
         ConstBuffer in, Buffer out, ReduceOp op, double factor, Tables counts = {}
-    ) const {
-        check_scaled(in, op);
-        Request request = reduce_scatter(in, out, op, counts);
-        request.signature.collective = Collective::scaled_reduce_scatter;
-        request.signature.factor = factor;
-        return request;
-    }
-    [[nodiscard]] Request gather(ConstBuffer in, Buffer out, int root, Tables counts = {}) const {
-        check_memory(in);
-        check_root(root, size);
-        bool const is_root = rank == root;
-        return {
-            by_parts(Collective::gather, in, counts, root),
-            in,
-            is_root ? out : Buffer{},
-            PartSizes::only(root, in.count),
-            is_root ? divide(in, out, counts) : PartSizes{}
-        };
-    }
-    [[nodiscard]] Request scatter(ConstBuffer in, Buffer out, int root, Tables counts = {}) const {
-        check_memory(out);
-        check_root(root, size);
-        bool const is_root = rank == root;
-        return {
-            by_parts(Collective::scatter, out, counts, root),
-            is_root ? in : ConstBuffer{},
-            out,
-            is_root ? divide(out, in, counts) : PartSizes{},
-            PartSizes::only(root, out.count)
-        };
-    }
-    [[nodiscard]] Request all_to_all(ConstBuffer in, Buffer out) const {
-        check_parts(in, out, size);
-        check_apart(in, out);
-        std::size_t const share = in.count / static_cast<std::size_t>(size);
-        PartSizes const parts = PartSizes::equal(share);
-        return {{Collective::all_to_all, in.dtype, ReduceOp::sum, 0, share}, in, out, parts, parts};
-    }
+    ) const;
+    [[nodiscard]] Request gather(ConstBuffer in, Buffer out, int root, Tables counts = {}) const;
+    [[nodiscard]] Request scatter(ConstBuffer in, Buffer out, int root, Tables counts = {}) const;
+    [[nodiscard]] Request all_to_all(ConstBuffer in, Buffer out) const;
     [[nodiscard]] Request
-    all_to_all(ConstBuffer in, Buffer out, Counts counts_in, Counts counts_out) const {
-        check_same_dtype(in, out);
-        check_counts(counts_in, in, size);
-        check_counts(counts_out, out, size);
-        check_apart(in, out);
-        return {
-            by_parts(Collective::all_to_all, in, counts_in),
-            in,
-            out,
-            PartSizes::of(counts_in),
-            PartSizes::of(counts_out)
-        };
-    }
+    all_to_all(ConstBuffer in, Buffer out, Counts counts_in, Counts counts_out) const;
 
 private:
     /// The sizes of the parts of `whole`, in which this rank's part is as large as `part`, and may
     /// be where `part` is.
-    [[nodiscard]] PartSizes
-    divide(ConstBuffer part, ConstBuffer whole, Tables const& counts) const {
-        auto const index = static_cast<std::size_t>(rank);
-        if (counts) {
-            check_counts(*counts, part, whole, rank, size);
-            check_place(part, whole, offset_of(*counts, index));
-            return PartSizes::of(*counts);
-        }
-        check_share(part, whole, size);
-        check_place(part, whole, part.count * index);
-        return PartSizes::equal(part.count);
-    }
+    [[nodiscard]] PartSizes divide(ConstBuffer part, ConstBuffer whole, Tables const& counts) const;
     [[nodiscard]] static Descriptor by_parts(
         Collective collective,
         ConstBuffer part,
@@ -12978,6 +13481,400 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/detail/checks.hpp
+
+/// @file
+/// What every communicator checks before any data moves: on its own rank, which throws
+/// ContractViolation, and of what all ranks said, which throws Mismatch on all of them.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+void check_reduction(ConstBuffer buffer, ReduceOp op);
+
+void check_scaled(ConstBuffer buffer, ReduceOp op);
+
+void check_memory(ConstBuffer buffer);
+
+/// `what` is the role of the rank: "root", "destination".
+void check_rank(std::string_view what, int rank, int size);
+
+inline void check_root(int root, int size) {
+    check_rank("root", root, size);
+}
+
+void check_same_dtype(ConstBuffer a, ConstBuffer b);
+
+void check_count(std::string_view what, std::size_t expected, std::size_t given);
+
+[[nodiscard]] bool overlap(ConstBuffer a, ConstBuffer b) noexcept;
+
+/// Any rank may write one part of a large message while another still reads the next: so `part`
+/// lies outside of `whole`, or is exactly what begins at element `own` of it.
+void check_place(ConstBuffer part, ConstBuffer whole, std::size_t own);
+
+/// `in` and `out` hold one equal part for each rank.
+void check_parts(ConstBuffer in, ConstBuffer out, int size);
+
+void check_apart(ConstBuffer in, ConstBuffer out);
+
+/// `whole` must be `size` times as many elements as `part`, of the same dtype.
+void check_share(ConstBuffer part, ConstBuffer whole, int size);
+
+/// Elements before the share of `rank`.
+[[nodiscard]] constexpr std::size_t offset_of(Counts counts, std::size_t rank) noexcept {
+    std::size_t sum = 0;
+    for (std::size_t const count : counts.first(rank)) {
+        sum += count;
+    }
+    return sum;
+}
+
+/// `counts` has one entry per rank; together they are the elements of `whole`.
+void check_counts(Counts counts, ConstBuffer whole, int size);
+
+/// The same, and `part` has this rank's count of elements.
+void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int rank, int size);
+
+/// What each rank asks for, in bytes, by rank: all of them must ask for the same. `doing` says what
+/// they do.
+/// @throws Mismatch  on all ranks, which have the same sizes here.
+void check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing = "share memory");
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/detail/checks.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void check_reduction(ConstBuffer buffer, ReduceOp op) {
+    if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating_point(buffer.dtype)) {
+        throw ContractViolation{concat(
+            "a reduction with ",
+            name_of(op),
+            " needs integers, but the elements are ",
+            name_of(buffer.dtype)
+        )};
+    }
+}
+
+JOINABLE_DEFINITION void check_scaled(ConstBuffer buffer, ReduceOp op) {
+    if (op != ReduceOp::sum || !is_floating_point(buffer.dtype)) {
+        throw ContractViolation{concat(
+            "a reduction with a factor is a sum of floating-point numbers, but was given ",
+            name_of(op),
+            " of ",
+            name_of(buffer.dtype),
+            "; leave the factor out, or convert the buffer"
+        )};
+    }
+}
+
+JOINABLE_DEFINITION void check_memory(ConstBuffer buffer) {
+    if (buffer.data == nullptr && buffer.count != 0) {
+        throw ContractViolation{
+            concat("a collective was given a null pointer for ", buffer.count, " elements")
+        };
+    }
+}
+
+JOINABLE_DEFINITION void check_rank(std::string_view what, int rank, int size) {
+    if (rank < 0 || rank >= size) {
+        throw ContractViolation{
+            concat(what, " ", rank, " is no rank of a communicator of ", size, " ranks")
+        };
+    }
+}
+
+JOINABLE_DEFINITION void check_same_dtype(ConstBuffer a, ConstBuffer b) {
+    if (a.dtype != b.dtype) {
+        throw ContractViolation{concat(
+            "a collective needs two buffers of one dtype, but got ",
+            name_of(a.dtype),
+            " and ",
+            name_of(b.dtype)
+        )};
+    }
+}
+
+JOINABLE_DEFINITION void
+check_count(std::string_view what, std::size_t expected, std::size_t given) {
+    if (expected != given) {
+        throw ContractViolation{
+            concat(what, " of a collective must have ", expected, " elements here, but has ", given)
+        };
+    }
+}
+
+JOINABLE_DEFINITION bool overlap(ConstBuffer a, ConstBuffer b) noexcept {
+    std::less<> const before; // also of pointers into different objects
+    auto const* const first = static_cast<std::byte const*>(a.data);
+    auto const* const second = static_cast<std::byte const*>(b.data);
+    return a.count != 0 && b.count != 0 && before(first, second + b.bytes()) &&
+           before(second, first + a.bytes());
+}
+
+JOINABLE_DEFINITION void check_place(ConstBuffer part, ConstBuffer whole, std::size_t own) {
+    if (overlap(part, whole) &&
+        static_cast<std::byte const*>(part.data) !=
+            static_cast<std::byte const*>(whole.data) + own * size_of(whole.dtype)) {
+        throw ContractViolation{
+            "the input and the output of a collective overlap: they must lie apart, or the smaller "
+            "one must be this rank's part of the other"
+        };
+    }
+}
+
+JOINABLE_DEFINITION void check_parts(ConstBuffer in, ConstBuffer out, int size) {
+    check_memory(in);
+    check_memory(out);
+    if (in.dtype != out.dtype || in.count != out.count ||
+        in.count % static_cast<std::size_t>(size) != 0) {
+        throw ContractViolation{concat(
+            "an all_to_all over ",
+            size,
+            " ranks without counts needs two buffers of one dtype and count, a multiple of ",
+            size,
+            ", but got ",
+            in.count,
+            " of ",
+            name_of(in.dtype),
+            " and ",
+            out.count,
+            " of ",
+            name_of(out.dtype)
+        )};
+    }
+}
+
+JOINABLE_DEFINITION void check_apart(ConstBuffer in, ConstBuffer out) {
+    if (overlap(in, out)) {
+        throw ContractViolation{"the input and the output of an all_to_all must not overlap"};
+    }
+}
+
+JOINABLE_DEFINITION void check_share(ConstBuffer part, ConstBuffer whole, int size) {
+    check_memory(part);
+    check_memory(whole);
+    if (part.dtype != whole.dtype || whole.count != part.count * static_cast<std::size_t>(size)) {
+        throw ContractViolation{concat(
+            "a collective over ",
+            size,
+            " ranks needs one buffer of ",
+            size,
+            " times the elements of the other and the same dtype, but got ",
+            part.count,
+            " of ",
+            name_of(part.dtype),
+            " and ",
+            whole.count,
+            " of ",
+            name_of(whole.dtype)
+        )};
+    }
+}
+
+JOINABLE_DEFINITION void check_counts(Counts counts, ConstBuffer whole, int size) {
+    check_memory(whole);
+    if (counts.size() != static_cast<std::size_t>(size)) {
+        throw ContractViolation{concat(
+            "a collective over ", size, " ranks needs ", size, " counts, but got ", counts.size()
+        )};
+    }
+    std::size_t left = whole.count; // a sum could overflow
+    for (std::size_t const count : counts) {
+        if (count > left) {
+            left = whole.count + 1;
+            break;
+        }
+        left -= count;
+    }
+    if (left != 0) {
+        throw ContractViolation{concat(
+            "the counts of a collective must add up to the ",
+            whole.count,
+            " elements of the buffer that they divide, but they add up to ",
+            left > whole.count ? "more" : "less"
+        )};
+    }
+}
+
+JOINABLE_DEFINITION void
+check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int rank, int size) {
+    check_memory(part);
+    check_same_dtype(part, whole);
+    check_counts(counts, whole, size);
+    check_count("this rank's own part", counts[static_cast<std::size_t>(rank)], part.count);
+}
+
+JOINABLE_DEFINITION void
+check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing) {
+    std::vector<int> ranks;
+    std::string text =
+        concat("ranks ", doing, " of different sizes: rank 0 of ", sizes[0], " bytes");
+    for (std::size_t rank = 1; rank < sizes.size(); ++rank) {
+        if (sizes[rank] != sizes[0]) {
+            ranks.push_back(static_cast<int>(rank));
+            text += concat(", rank ", rank, " of ", sizes[rank]);
+        }
+    }
+    if (!ranks.empty()) {
+        throw Mismatch{ranks, text + "; give the same count of the same elements on every rank"};
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/communicator/detail/request.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION Request RequestsOf::all_reduce(Buffer buffer, ReduceOp op) const {
+    check_memory(buffer);
+    check_reduction(buffer, op);
+    return {{Collective::all_reduce, buffer.dtype, op, 0, buffer.count}, buffer, buffer};
+}
+
+JOINABLE_DEFINITION Request
+RequestsOf::all_reduce(Buffer buffer, ReduceOp op, double factor) const {
+    check_memory(buffer);
+    check_scaled(buffer, op);
+    return {
+        {Collective::scaled_all_reduce, buffer.dtype, op, 0, buffer.count, false, factor},
+        buffer,
+        buffer
+    };
+}
+
+JOINABLE_DEFINITION Request RequestsOf::reduce(Buffer buffer, ReduceOp op, int root) const {
+    check_memory(buffer);
+    check_reduction(buffer, op);
+    check_root(root, size);
+    return {
+        {Collective::reduce, buffer.dtype, op, root, buffer.count},
+        buffer,
+        rank == root ? buffer : Buffer{}
+    };
+}
+
+JOINABLE_DEFINITION Request RequestsOf::broadcast(Buffer buffer, int root) const {
+    check_memory(buffer);
+    check_root(root, size);
+    return {
+        {Collective::broadcast, buffer.dtype, ReduceOp::sum, root, buffer.count},
+        rank == root ? ConstBuffer{buffer} : ConstBuffer{},
+        buffer
+    };
+}
+
+JOINABLE_DEFINITION Request
+RequestsOf::all_gather(ConstBuffer in, Buffer out, Tables counts) const {
+    PartSizes const parts = divide(in, out, counts);
+    return {
+        by_parts(Collective::all_gather, in, counts), in, out, PartSizes::equal(in.count), parts
+    };
+}
+
+JOINABLE_DEFINITION Request
+RequestsOf::reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, Tables counts) const {
+    PartSizes const parts = divide(out, in, counts);
+    check_reduction(in, op);
+    return {
+        by_parts(Collective::reduce_scatter, out, counts, 0, op),
+        in,
+        out,
+        parts,
+        PartSizes::equal(out.count)
+    };
+}
+
+JOINABLE_DEFINITION Request RequestsOf::reduce_scatter(
+    ConstBuffer in, Buffer out, ReduceOp op, double factor, Tables counts
+) const {
+    check_scaled(in, op);
+    Request request = reduce_scatter(in, out, op, counts);
+    request.signature.collective = Collective::scaled_reduce_scatter;
+    request.signature.factor = factor;
+    return request;
+}
+
+JOINABLE_DEFINITION Request
+RequestsOf::gather(ConstBuffer in, Buffer out, int root, Tables counts) const {
+    check_memory(in);
+    check_root(root, size);
+    bool const is_root = rank == root;
+    return {
+        by_parts(Collective::gather, in, counts, root),
+        in,
+        is_root ? out : Buffer{},
+        PartSizes::only(root, in.count),
+        is_root ? divide(in, out, counts) : PartSizes{}
+    };
+}
+
+JOINABLE_DEFINITION Request
+RequestsOf::scatter(ConstBuffer in, Buffer out, int root, Tables counts) const {
+    check_memory(out);
+    check_root(root, size);
+    bool const is_root = rank == root;
+    return {
+        by_parts(Collective::scatter, out, counts, root),
+        is_root ? in : ConstBuffer{},
+        out,
+        is_root ? divide(out, in, counts) : PartSizes{},
+        PartSizes::only(root, out.count)
+    };
+}
+
+JOINABLE_DEFINITION Request RequestsOf::all_to_all(ConstBuffer in, Buffer out) const {
+    check_parts(in, out, size);
+    check_apart(in, out);
+    std::size_t const share = in.count / static_cast<std::size_t>(size);
+    PartSizes const parts = PartSizes::equal(share);
+    return {{Collective::all_to_all, in.dtype, ReduceOp::sum, 0, share}, in, out, parts, parts};
+}
+
+JOINABLE_DEFINITION Request
+RequestsOf::all_to_all(ConstBuffer in, Buffer out, Counts counts_in, Counts counts_out) const {
+    check_same_dtype(in, out);
+    check_counts(counts_in, in, size);
+    check_counts(counts_out, out, size);
+    check_apart(in, out);
+    return {
+        by_parts(Collective::all_to_all, in, counts_in),
+        in,
+        out,
+        PartSizes::of(counts_in),
+        PartSizes::of(counts_out)
+    };
+}
+
+JOINABLE_DEFINITION PartSizes
+RequestsOf::divide(ConstBuffer part, ConstBuffer whole, Tables const& counts) const {
+    auto const index = static_cast<std::size_t>(rank);
+    if (counts) {
+        check_counts(*counts, part, whole, rank, size);
+        check_place(part, whole, offset_of(*counts, index));
+        return PartSizes::of(*counts);
+    }
+    check_share(part, whole, size);
+    check_place(part, whole, part.count * index);
+    return PartSizes::equal(part.count);
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/communicator/detail/collective_members.hpp
 
@@ -13290,35 +14187,9 @@ class StoredReason {
 public:
     static constexpr std::size_t max_text = most_reason_text;
 
-    void store(AbortReason const& reason) noexcept {
-        kind_ = reason.kind;
-        ranks_.fill(0);
-        for (int const rank : reason.ranks) {
-            if (rank >= 0 && rank < max_ranks) {
-                auto const at = static_cast<std::size_t>(rank);
-                ranks_[at / 64] |= std::uint64_t{1} << at % 64;
-            }
-        }
-        length_ = reason.message.size();
-        bool const is_cut = length_ > max_text;
-        if (is_cut) {
-            length_ = length_before_cut(reason.message);
-            std::memcpy(text_.data() + length_, cut_mark.data(), cut_mark.size());
-        }
-        std::memcpy(text_.data(), reason.message.data(), length_);
-        length_ += is_cut ? cut_mark.size() : 0;
-    }
+    void store(AbortReason const& reason) noexcept;
 
-    [[nodiscard]] AbortReason load() const {
-        AbortReason reason{kind_, {}, std::string{text_.data(), length_}};
-        for (int rank = 0; rank < max_ranks; ++rank) {
-            auto const at = static_cast<std::size_t>(rank);
-            if ((ranks_[at / 64] >> at % 64 & 1U) != 0) {
-                reason.ranks.push_back(rank);
-            }
-        }
-        return reason;
-    }
+    [[nodiscard]] AbortReason load() const;
 
 private:
     FailureKind kind_ = FailureKind::communication;
@@ -13328,6 +14199,49 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/shared_memory/board/stored_reason.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <cstring>
+#include <string>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void StoredReason::store(AbortReason const& reason) noexcept {
+    kind_ = reason.kind;
+    ranks_.fill(0);
+    for (int const rank : reason.ranks) {
+        if (rank >= 0 && rank < max_ranks) {
+            auto const at = static_cast<std::size_t>(rank);
+            ranks_[at / 64] |= std::uint64_t{1} << at % 64;
+        }
+    }
+    length_ = reason.message.size();
+    bool const is_cut = length_ > max_text;
+    if (is_cut) {
+        length_ = length_before_cut(reason.message);
+        std::memcpy(text_.data() + length_, cut_mark.data(), cut_mark.size());
+    }
+    std::memcpy(text_.data(), reason.message.data(), length_);
+    length_ += is_cut ? cut_mark.size() : 0;
+}
+
+JOINABLE_DEFINITION AbortReason StoredReason::load() const {
+    AbortReason reason{kind_, {}, std::string{text_.data(), length_}};
+    for (int rank = 0; rank < max_ranks; ++rank) {
+        auto const at = static_cast<std::size_t>(rank);
+        if ((ranks_[at / 64] >> at % 64 & 1U) != 0) {
+            reason.ranks.push_back(rank);
+        }
+    }
+    return reason;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/communicator/detail/deadline.hpp
 
@@ -13693,12 +14607,7 @@ struct alignas(64) ChunkProgress {
     std::atomic<std::uint64_t> lent{0};    ///< slices that are in its ring, or were
     std::atomic<bool> has_given_up{false}; ///< it copies no more slices
 
-    void reset() noexcept {
-        claimed.store(0, std::memory_order_relaxed);
-        done.store(0, std::memory_order_relaxed);
-        lent.store(0, std::memory_order_relaxed);
-        has_given_up.store(false, std::memory_order_relaxed);
-    }
+    void reset() noexcept;
 };
 
 /// Who computes for a rank: its own thread, in its waits and tests, or one beside it.
@@ -13713,14 +14622,7 @@ public:
     static constexpr std::size_t max_in_flight = 64; ///< collectives; a slot each
 
     /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
-    static int checked(int size) {
-        if (size < 1 || size > max_ranks) {
-            throw ContractViolation{
-                concat("a group needs between 1 and ", max_ranks, " ranks, but was given ", size)
-            };
-        }
-        return size;
-    }
+    static int checked(int size);
 
     /// What create() needs.
     /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
@@ -13732,15 +14634,7 @@ public:
     [[nodiscard]] static std::size_t bytes_at_start(int size) { return slots_at(checked(size)); }
     /// @pre `memory` is aligned for a Board, has bytes_for(size), and outlives what is returned:
     ///      there is nothing to destroy.
-    static Board& create(int size, std::span<std::byte> memory) {
-        auto* const board = ::new (memory.data()) Board{size};
-        ::new (board->at(lines_at())) ArrivalLine[arrivals(size)];
-        ::new (board->at(ranks_at(size))) RankState[width(size)];
-        ::new (board->at(progress_at(size))) ChunkProgress[arrivals(size)];
-        // The slots and the tables of counts are not touched before they are used.
-        ::new (board->at(counts_at(size))) Count[counts_per_arrival(size) * arrivals(size)];
-        return *board;
-    }
+    static Board& create(int size, std::span<std::byte> memory);
     /// The board that another process created at `memory`.
     static Board& at_address(std::byte* memory) noexcept {
         return *std::launder(reinterpret_cast<Board*>(memory));
@@ -13755,20 +14649,12 @@ public:
     [[nodiscard]] std::uint64_t place_of(void const* address) const noexcept {
         return reinterpret_cast<std::uintptr_t>(address) - reinterpret_cast<std::uintptr_t>(this);
     }
-    [[nodiscard]] std::byte* place_at(std::uint64_t place) noexcept {
-        // NOLINTNEXTLINE(performance-no-int-to-ptr): it may lie outside of the board
-        return reinterpret_cast<std::byte*>(
-            reinterpret_cast<std::uintptr_t>(this) + static_cast<std::uintptr_t>(place)
-        );
-    }
+    [[nodiscard]] std::byte* place_at(std::uint64_t place) noexcept;
 
     [[nodiscard]] ArrivalLine& line(int rank, std::uint64_t sequence) noexcept {
         return lines()[arrival(rank, sequence)];
     }
-    [[nodiscard]] ChunkProgress& progress(int rank, std::uint64_t sequence) noexcept {
-        return std::launder(reinterpret_cast<ChunkProgress*>(at(progress_at(size_)))
-        )[arrival(rank, sequence)];
-    }
+    [[nodiscard]] ChunkProgress& progress(int rank, std::uint64_t sequence) noexcept;
     /// Room for what `rank` contributes, where that is too long for its line and short enough.
     [[nodiscard]] std::byte* slot(int rank, std::uint64_t sequence) noexcept {
         return at(slots_at(size_)) + arrival(rank, sequence) * tuning::slot_bytes;
@@ -13783,19 +14669,8 @@ public:
         return counts_of(rank, sequence).last(width(size_));
     }
 
-    [[nodiscard]] bool has_arrived(int rank, std::uint64_t sequence) noexcept {
-        return (line(rank, sequence).word.load() & ArrivalLine::sequence_mask) ==
-               (sequence & ArrivalLine::sequence_mask);
-    }
-    [[nodiscard]] std::vector<int> missing(std::uint64_t sequence) {
-        std::vector<int> ranks;
-        for (int rank = 0; rank < size_; ++rank) {
-            if (!has_arrived(rank, sequence)) {
-                ranks.push_back(rank);
-            }
-        }
-        return ranks;
-    }
+    [[nodiscard]] bool has_arrived(int rank, std::uint64_t sequence) noexcept;
+    [[nodiscard]] std::vector<int> missing(std::uint64_t sequence);
 
     /// Collectives before this number are finished on `rank`.
     [[nodiscard]] std::atomic<std::uint64_t>& retired(int rank) noexcept {
@@ -13804,11 +14679,7 @@ public:
     /// Collectives before this number are not looked at for `rank` any more: once that is so for all
     /// ranks, their slots are free for others. In this order: a helper that this does not see yet
     /// sees that its rank has retired the collective, and lets it alone (begin_helping).
-    [[nodiscard]] std::uint64_t release(int rank) noexcept {
-        RankState& state = state_of(rank);
-        std::uint64_t const retired = state.retired.load();
-        return (std::min)(retired, computes(state, Worker::helper).load());
-    }
+    [[nodiscard]] std::uint64_t release(int rank) noexcept;
 
     /// When `rank` last said that it is at work, as the steady clock counts; 0 is never.
     [[nodiscard]] std::atomic<std::chrono::steady_clock::rep>& alive_at(int rank) noexcept {
@@ -13816,15 +14687,7 @@ public:
     }
 
     /// The ranks that have not finished the collective before which `sequence` cannot start.
-    [[nodiscard]] std::vector<int> holding_up(std::uint64_t sequence) {
-        std::vector<int> ranks;
-        for (int rank = 0; rank < size_; ++rank) {
-            if (release(rank) + max_in_flight <= sequence) {
-                ranks.push_back(rank);
-            }
-        }
-        return ranks;
-    }
+    [[nodiscard]] std::vector<int> holding_up(std::uint64_t sequence);
 
     /// The first reason wins. Returns when nothing can arrive any more. Writers are numbered as a
     /// FirstReason says: not by their ranks here, if this is the board of a part of all ranks. Should
@@ -13842,17 +14705,7 @@ public:
     /// meanwhile and then be marked dead itself, or FirstReason::nobody. Each writer may be buried
     /// many times, by each rank that finds it dead. Returns at once, though another one may not
     /// have finished its own abort.
-    void mark_dead(int rank, int number, AbortReason const& reason, int burier) noexcept {
-        if (is_aborted() && (rank < 0 || is_dead(rank))) {
-            return; // or those who find it would wake each other without end
-        }
-        reason_.take_over(number, reason, burier, [this] { freeze(); });
-        if (rank >= 0) { // after that: a rank that sees it asks for the reason
-            state_of(rank).is_dead.store(true);
-            has_lost_.store(true);
-        }
-        room.wake();
-    }
+    void mark_dead(int rank, int number, AbortReason const& reason, int burier) noexcept;
     [[nodiscard]] bool is_dead(int rank) noexcept { return state_of(rank).is_dead.load(); }
 
     /// Between these a worker of `rank` may claim chunks of a collective.
@@ -13871,15 +14724,7 @@ public:
     }
 
     /// Ranks that may have claimed a chunk of a collective and not finished it.
-    [[nodiscard]] std::vector<int> computing(std::uint64_t sequence) {
-        std::vector<int> ranks;
-        for (int rank = 0; rank < size_; ++rank) {
-            if (may_compute(state_of(rank), sequence)) {
-                ranks.push_back(rank);
-            }
-        }
-        return ranks;
-    }
+    [[nodiscard]] std::vector<int> computing(std::uint64_t sequence);
     /// Nobody waits for a chunk of `rank` any more.
     void give_up_on(int rank) noexcept {
         state_of(rank).is_given_up.store(true);
@@ -13890,18 +14735,7 @@ public:
     /// Whether some chunk of a collective will never be computed, because a rank died that had
     /// claimed it or was given up, and no other can still finish one: the same on all ranks.
     /// @pre all chunks are claimed
-    [[nodiscard]] bool may_be_lost(std::uint64_t sequence) noexcept {
-        bool is_left_undone = false;
-        for (int rank = 0; has_lost_.load() && rank < size_; ++rank) {
-            RankState const& state = state_of(rank);
-            bool const has_claimed = may_compute(state, sequence);
-            if (has_claimed && !state.is_dead.load() && !state.is_given_up.load()) {
-                return false;
-            }
-            is_left_undone = is_left_undone || has_claimed;
-        }
-        return is_left_undone;
-    }
+    [[nodiscard]] bool may_be_lost(std::uint64_t sequence) noexcept;
 
     /// A rank ends it, or has. True on every rank that has failed because of that.
     [[nodiscard]] bool is_ending() const noexcept { return reason_.has_begun(); }
@@ -13927,17 +14761,9 @@ private:
         return state.computes[static_cast<std::size_t>(worker)];
     }
 
-    [[nodiscard]] static bool may_compute(RankState const& state, std::uint64_t sequence) noexcept {
-        return std::any_of(state.computes.begin(), state.computes.end(), [&](auto const& at) {
-            return at.load() == sequence;
-        });
-    }
+    [[nodiscard]] static bool may_compute(RankState const& state, std::uint64_t sequence) noexcept;
 
-    void freeze() noexcept {
-        for (std::size_t i = 0; i < arrivals(size_); ++i) {
-            lines()[i].word.fetch_or(ArrivalLine::frozen);
-        }
-    }
+    void freeze() noexcept;
 
     explicit Board(int size) noexcept : room{size}, helpers_room{size}, size_{size} {}
 
@@ -13972,11 +14798,7 @@ private:
     [[nodiscard]] static std::size_t arrival(int rank, std::uint64_t sequence) noexcept {
         return static_cast<std::size_t>(rank) * max_in_flight + sequence % max_in_flight;
     }
-    [[nodiscard]] std::span<Count> counts_of(int rank, std::uint64_t sequence) noexcept {
-        auto* const counts = std::launder(reinterpret_cast<Count*>(at(counts_at(size_))));
-        std::size_t const n = counts_per_arrival(size_);
-        return {counts + arrival(rank, sequence) * n, n};
-    }
+    [[nodiscard]] std::span<Count> counts_of(int rank, std::uint64_t sequence) noexcept;
 
 public:
     WaitingRoom room;
@@ -13991,7 +14813,329 @@ static_assert(std::is_trivially_destructible_v<Board>);
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/communicator/shared_memory/board/board.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void ChunkProgress::reset() noexcept {
+    claimed.store(0, std::memory_order_relaxed);
+    done.store(0, std::memory_order_relaxed);
+    lent.store(0, std::memory_order_relaxed);
+    has_given_up.store(false, std::memory_order_relaxed);
+}
+
+JOINABLE_DEFINITION int Board::checked(int size) {
+    if (size < 1 || size > max_ranks) {
+        throw ContractViolation{
+            concat("a group needs between 1 and ", max_ranks, " ranks, but was given ", size)
+        };
+    }
+    return size;
+}
+
+JOINABLE_DEFINITION Board& Board::create(int size, std::span<std::byte> memory) {
+    auto* const board = ::new (memory.data()) Board{size};
+    ::new (board->at(lines_at())) ArrivalLine[arrivals(size)];
+    ::new (board->at(ranks_at(size))) RankState[width(size)];
+    ::new (board->at(progress_at(size))) ChunkProgress[arrivals(size)];
+    // The slots and the tables of counts are not touched before they are used.
+    ::new (board->at(counts_at(size))) Count[counts_per_arrival(size) * arrivals(size)];
+    return *board;
+}
+
+JOINABLE_DEFINITION std::byte* Board::place_at(std::uint64_t place) noexcept {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): it may lie outside of the board
+    return reinterpret_cast<std::byte*>(
+        reinterpret_cast<std::uintptr_t>(this) + static_cast<std::uintptr_t>(place)
+    );
+}
+
+JOINABLE_DEFINITION ChunkProgress& Board::progress(int rank, std::uint64_t sequence) noexcept {
+    return std::launder(reinterpret_cast<ChunkProgress*>(at(progress_at(size_)))
+    )[arrival(rank, sequence)];
+}
+
+JOINABLE_DEFINITION bool Board::has_arrived(int rank, std::uint64_t sequence) noexcept {
+    return (line(rank, sequence).word.load() & ArrivalLine::sequence_mask) ==
+           (sequence & ArrivalLine::sequence_mask);
+}
+
+JOINABLE_DEFINITION std::vector<int> Board::missing(std::uint64_t sequence) {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < size_; ++rank) {
+        if (!has_arrived(rank, sequence)) {
+            ranks.push_back(rank);
+        }
+    }
+    return ranks;
+}
+
+JOINABLE_DEFINITION std::uint64_t Board::release(int rank) noexcept {
+    RankState& state = state_of(rank);
+    std::uint64_t const retired = state.retired.load();
+    return (std::min)(retired, computes(state, Worker::helper).load());
+}
+
+JOINABLE_DEFINITION std::vector<int> Board::holding_up(std::uint64_t sequence) {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < size_; ++rank) {
+        if (release(rank) + max_in_flight <= sequence) {
+            ranks.push_back(rank);
+        }
+    }
+    return ranks;
+}
+
+JOINABLE_DEFINITION void
+Board::mark_dead(int rank, int number, AbortReason const& reason, int burier) noexcept {
+    if (is_aborted() && (rank < 0 || is_dead(rank))) {
+        return; // or those who find it would wake each other without end
+    }
+    reason_.take_over(number, reason, burier, [this] { freeze(); });
+    if (rank >= 0) { // after that: a rank that sees it asks for the reason
+        state_of(rank).is_dead.store(true);
+        has_lost_.store(true);
+    }
+    room.wake();
+}
+
+JOINABLE_DEFINITION std::vector<int> Board::computing(std::uint64_t sequence) {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < size_; ++rank) {
+        if (may_compute(state_of(rank), sequence)) {
+            ranks.push_back(rank);
+        }
+    }
+    return ranks;
+}
+
+JOINABLE_DEFINITION bool Board::may_be_lost(std::uint64_t sequence) noexcept {
+    bool is_left_undone = false;
+    for (int rank = 0; has_lost_.load() && rank < size_; ++rank) {
+        RankState const& state = state_of(rank);
+        bool const has_claimed = may_compute(state, sequence);
+        if (has_claimed && !state.is_dead.load() && !state.is_given_up.load()) {
+            return false;
+        }
+        is_left_undone = is_left_undone || has_claimed;
+    }
+    return is_left_undone;
+}
+
+JOINABLE_DEFINITION bool
+Board::may_compute(RankState const& state, std::uint64_t sequence) noexcept {
+    return std::any_of(state.computes.begin(), state.computes.end(), [&](auto const& at) {
+        return at.load() == sequence;
+    });
+}
+
+JOINABLE_DEFINITION void Board::freeze() noexcept {
+    for (std::size_t i = 0; i < arrivals(size_); ++i) {
+        lines()[i].word.fetch_or(ArrivalLine::frozen);
+    }
+}
+
+JOINABLE_DEFINITION std::span<Board::Count>
+Board::counts_of(int rank, std::uint64_t sequence) noexcept {
+    auto* const counts = std::launder(reinterpret_cast<Count*>(at(counts_at(size_))));
+    std::size_t const n = counts_per_arrival(size_);
+    return {counts + arrival(rank, sequence) * n, n};
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/communicator/shared_memory/engine/helper.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Computes for a rank beside it, in collectives in which all ranks have arrived. It knows what the
+/// board knows: the rank itself is not asked, and finishes its collectives as always.
+class Helper {
+public:
+    Helper(Board& board, int rank) noexcept : board_{board}, rank_{rank} {}
+
+    /// Until stop().
+    void run();
+    void stop() noexcept {
+        stops_.store(true);
+        board_.helpers_room.wake();
+    }
+
+private:
+    /// Computes in the oldest collective in which there is something left. Whether there was one.
+    bool help();
+
+    [[nodiscard]] bool have_all_arrived(std::uint64_t sequence) noexcept;
+
+    /// @pre all have arrived, and the slots stay as they are
+    bool compute(std::uint64_t sequence);
+
+    Board& board_;
+    int rank_;
+    std::atomic<bool> stops_{false};
+};
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/shared_memory/engine/exchange.hpp
+
+/// @file
+/// What happens once all ranks have arrived in a collective: nothing here waits, and any rank can
+/// do it for all.
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Stands for a rank: of a block that comes from all of them, reduced, or goes to all of them.
+inline constexpr int every_rank = -1;
+
+/// A part of a large collective: `size` elements, found from `in_at` on in the input of the rank
+/// `from`, and wanted from `out_at` on in the output of the rank `to`.
+struct Block {
+    std::size_t size;
+    int from = every_rank;
+    int to = every_rank;
+    std::size_t in_at = 0;
+    std::size_t out_at = 0;
+};
+
+/// Where one rank finds its buffers itself, if that is not where the others find them.
+struct OwnPlace {
+    int rank = -1;           ///< none
+    std::byte* in = nullptr; ///< only read
+    std::byte* out = nullptr;
+};
+
+/// A collective in which all ranks have arrived, as the blocks that have to be moved or reduced.
+/// Blocks are numbered, and every rank finds the same ones.
+class Exchange {
+public:
+    Exchange(
+        Board& board, std::uint64_t sequence, Descriptor const& said, OwnPlace const& own = {}
+    ) noexcept
+        : board_{board}, sequence_{sequence}, said_{said}, own_{own} {}
+
+    [[nodiscard]] int blocks() const noexcept;
+
+    /// The elements of block `b`, without looking for its place.
+    [[nodiscard]] std::size_t size_of_block(int b) const noexcept;
+
+    /// Linear in the number of ranks.
+    [[nodiscard]] Block block(int b) const noexcept;
+
+    /// Computes the elements [begin, end) of all blocks, one after another, for all ranks.
+    void run(std::size_t begin, std::size_t end) const;
+
+private:
+    /// Elements that rank `from` sends to rank `to`.
+    [[nodiscard]] std::size_t share(int from, int to) const noexcept;
+
+    /// Of the byte at `offset` in a rank's input or output; from there on to the end of its slice, if
+    /// the rank has a ring.
+    [[nodiscard]] std::byte* shared(int rank, std::size_t word, std::size_t offset) const noexcept;
+    [[nodiscard]] std::byte* input(int rank, std::size_t offset) const noexcept {
+        return rank == own_.rank ? own_.in + offset : shared(rank, ArrivalLine::in, offset);
+    }
+    [[nodiscard]] std::byte* output(int rank, std::size_t offset) const noexcept {
+        return rank == own_.rank ? own_.out + offset : shared(rank, ArrivalLine::out, offset);
+    }
+
+    void run_part(Block const& block, std::size_t begin, std::size_t end) const;
+
+    Board& board_;
+    std::uint64_t sequence_;
+    Descriptor const& said_;
+    OwnPlace own_;
+};
+
+/// Whether all ranks have arrived for the same collective. Where there are counts, their tables tell.
+bool say_the_same(Board& board, std::uint64_t sequence) noexcept;
+
+/// Why the ranks' words do not fit together, if they do not: every rank computes the same from the
+/// same lines and tables.
+std::optional<AbortReason>
+disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine);
+
+/// Where each rank puts what it contributes to a small message.
+[[nodiscard]] std::byte*
+contribution(Board& board, std::uint64_t sequence, int rank, bool is_on_line) noexcept;
+
+/// A small message: every rank reads what all contribute and combines it for itself.
+void combine_contributions(
+    Board& board,
+    std::uint64_t sequence,
+    Descriptor const& said,
+    bool is_on_line,
+    int rank,
+    void* out
+);
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/reduction/reduce.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <cstddef>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// Something by number, or nothing. Refers to the function that was given.
+template <class T>
+class Numbered {
+public:
+    Numbered() = default;
+    template <class Function>
+    Numbered(std::size_t number, Function const& function) noexcept
+        : size_{number}, function_{&function}, call_{[](void const* called, std::size_t i) {
+              return (*static_cast<Function const*>(called))(i);
+          }} {}
+
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    [[nodiscard]] T operator[](std::size_t i) const { return call_(function_, i); }
+
+private:
+    std::size_t size_ = 0;
+    void const* function_ = nullptr;
+    T (*call_)(void const*, std::size_t) = nullptr;
+};
+/// Addresses of the inputs of all ranks, or of the places where the result is wanted.
+using Places = Numbered<std::byte*>;
+/// By which the inputs are multiplied before they are added; without any they are not.
+using Factors = Numbered<double>;
+
+/// Combines `count` elements of all inputs in rank order and writes them to every output. Which
+/// rank computes it and how it was cut change no bit. There is at least one input, and one output.
+/// An output may be one of the inputs; otherwise they do not overlap. With factors it is a sum of
+/// floating-point numbers, each of them multiplied and rounded before; numbers of 16 bits are
+/// multiplied as floats.
+void reduce_to(
+    DType dtype,
+    ReduceOp op,
+    Places const& inputs,
+    Places const& outputs,
+    std::size_t count,
+    Factors const& factors = {},
+    InstructionSet set = instruction_set()
+);
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/reduction/halves.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 /// @file
 /// Rows of numbers of 16 bits to float and back, the same bits as Half and BFloat16 give, compiled for each
@@ -14084,7 +15228,17 @@ auto* conversion_function(InstructionSet set) noexcept {
 
 }}} // namespace joinable::v0::detail
 
+#endif
+
 // ---- joinable/reduction/lanes.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 /// @file
 /// Elements in registers, and what a reduction does to them. Registers are types of the compiler, and
@@ -14229,7 +15383,17 @@ struct BitOr {
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/reduction/reduce.hpp
+#endif
+
+// ---- joinable/reduction/reduce.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <span>
+#include <type_traits>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -14334,30 +15498,6 @@ inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
     return pass_function<BitOr>(dtype, set);
 }
 
-/// Something by number, or nothing. Refers to the function that was given.
-template <class T>
-class Numbered {
-public:
-    Numbered() = default;
-    template <class Function>
-    Numbered(std::size_t number, Function const& function) noexcept
-        : size_{number}, function_{&function}, call_{[](void const* called, std::size_t i) {
-              return (*static_cast<Function const*>(called))(i);
-          }} {}
-
-    [[nodiscard]] std::size_t size() const noexcept { return size_; }
-    [[nodiscard]] T operator[](std::size_t i) const { return call_(function_, i); }
-
-private:
-    std::size_t size_ = 0;
-    void const* function_ = nullptr;
-    T (*call_)(void const*, std::size_t) = nullptr;
-};
-/// Addresses of the inputs of all ranks, or of the places where the result is wanted.
-using Places = Numbered<std::byte*>;
-/// By which the inputs are multiplied before they are added; without any they are not.
-using Factors = Numbered<double>;
-
 /// The function that runs passes of this reduction, scaled or not.
 inline RunPass pass_function(DType dtype, ReduceOp op, bool is_scaled, InstructionSet set) {
     return is_scaled ? pass_function<PlusScaled>(dtype, set) : pass_function(dtype, op, set);
@@ -14433,19 +15573,14 @@ private:
     alignas(64) std::array<Tile, ReductionPass::most> tiles_;
 };
 
-/// Combines `count` elements of all inputs in rank order and writes them to every output. Which
-/// rank computes it and how it was cut change no bit. There is at least one input, and one output.
-/// An output may be one of the inputs; otherwise they do not overlap. With factors it is a sum of
-/// floating-point numbers, each of them multiplied and rounded before; numbers of 16 bits are
-/// multiplied as floats.
-inline void reduce_to(
+JOINABLE_DEFINITION void reduce_to(
     DType dtype,
     ReduceOp op,
     Places const& inputs,
     Places const& outputs,
     std::size_t count,
-    Factors const& factors = {},
-    InstructionSet set = instruction_set()
+    Factors const& factors,
+    InstructionSet set
 ) {
     std::size_t const bytes = count * size_of(dtype);
     std::array<std::byte const*, ReductionPass::most> from;
@@ -14470,182 +15605,139 @@ inline void reduce_to(
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/communicator/shared_memory/engine/exchange.hpp
+#endif
 
-/// @file
-/// What happens once all ranks have arrived in a collective: nothing here waits, and any rank can
-/// do it for all.
+// ---- joinable/communicator/shared_memory/engine/exchange.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Stands for a rank: of a block that comes from all of them, reduced, or goes to all of them.
-inline constexpr int every_rank = -1;
-
-/// A part of a large collective: `size` elements, found from `in_at` on in the input of the rank
-/// `from`, and wanted from `out_at` on in the output of the rank `to`.
-struct Block {
-    std::size_t size;
-    int from = every_rank;
-    int to = every_rank;
-    std::size_t in_at = 0;
-    std::size_t out_at = 0;
-};
-
-/// Where one rank finds its buffers itself, if that is not where the others find them.
-struct OwnPlace {
-    int rank = -1;           ///< none
-    std::byte* in = nullptr; ///< only read
-    std::byte* out = nullptr;
-};
-
-/// A collective in which all ranks have arrived, as the blocks that have to be moved or reduced.
-/// Blocks are numbered, and every rank finds the same ones.
-class Exchange {
-public:
-    Exchange(
-        Board& board, std::uint64_t sequence, Descriptor const& said, OwnPlace const& own = {}
-    ) noexcept
-        : board_{board}, sequence_{sequence}, said_{said}, own_{own} {}
-
-    [[nodiscard]] int blocks() const noexcept {
-        switch (said_.collective) {
-        case Collective::all_reduce:
-        case Collective::broadcast:
-        case Collective::barrier:
-        case Collective::scaled_all_reduce:
-        case Collective::reduce: return 1;
-        case Collective::all_to_all: return board_.size() * board_.size();
-        default: return board_.size();
-        }
+JOINABLE_DEFINITION int Exchange::blocks() const noexcept {
+    switch (said_.collective) {
+    case Collective::all_reduce:
+    case Collective::broadcast:
+    case Collective::barrier:
+    case Collective::scaled_all_reduce:
+    case Collective::reduce: return 1;
+    case Collective::all_to_all: return board_.size() * board_.size();
+    default: return board_.size();
     }
+}
 
-    /// The elements of block `b`, without looking for its place.
-    [[nodiscard]] std::size_t size_of_block(int b) const noexcept {
-        switch (said_.collective) {
-        case Collective::all_gather: return share(b, 0);
-        case Collective::gather: return share(b, said_.root);
-        case Collective::reduce_scatter:
-        case Collective::scaled_reduce_scatter: return share(0, b);
-        case Collective::scatter: return share(said_.root, b);
-        case Collective::all_to_all: return share(b / board_.size(), b % board_.size());
-        default: return said_.count;
-        }
+JOINABLE_DEFINITION std::size_t Exchange::size_of_block(int b) const noexcept {
+    switch (said_.collective) {
+    case Collective::all_gather: return share(b, 0);
+    case Collective::gather: return share(b, said_.root);
+    case Collective::reduce_scatter:
+    case Collective::scaled_reduce_scatter: return share(0, b);
+    case Collective::scatter: return share(said_.root, b);
+    case Collective::all_to_all: return share(b / board_.size(), b % board_.size());
+    default: return said_.count;
     }
+}
 
-    /// Linear in the number of ranks.
-    [[nodiscard]] Block block(int b) const noexcept {
+JOINABLE_DEFINITION Block Exchange::block(int b) const noexcept {
+    std::size_t const size = size_of_block(b);
+    auto const before = [&] {
+        std::size_t sum = 0;
+        for (int other = 0; other < b; ++other) {
+            sum += size_of_block(other);
+        }
+        return sum;
+    };
+    switch (said_.collective) {
+    case Collective::broadcast: return {size, said_.root};
+    case Collective::reduce: return {size, every_rank, said_.root};
+    case Collective::all_gather: return {size, b, every_rank, 0, before()};
+    case Collective::gather: return {size, b, said_.root, 0, before()};
+    case Collective::reduce_scatter:
+    case Collective::scaled_reduce_scatter: return {size, every_rank, b, before(), 0};
+    case Collective::scatter: return {size, said_.root, b, before(), 0};
+    case Collective::all_to_all: {
+        Block found{size, b / board_.size(), b % board_.size()};
+        for (int rank = 0; rank < found.to; ++rank) {
+            found.in_at += share(found.from, rank);
+        }
+        for (int rank = 0; rank < found.from; ++rank) {
+            found.out_at += share(rank, found.to);
+        }
+        return found;
+    }
+    default: return {size};
+    }
+}
+
+JOINABLE_DEFINITION void Exchange::run(std::size_t begin, std::size_t end) const {
+    std::size_t first = 0; // of the block, in the same count
+    for (int b = 0; b < blocks() && first < end; ++b) {
         std::size_t const size = size_of_block(b);
-        auto const before = [&] {
-            std::size_t sum = 0;
-            for (int other = 0; other < b; ++other) {
-                sum += size_of_block(other);
-            }
-            return sum;
-        };
-        switch (said_.collective) {
-        case Collective::broadcast: return {size, said_.root};
-        case Collective::reduce: return {size, every_rank, said_.root};
-        case Collective::all_gather: return {size, b, every_rank, 0, before()};
-        case Collective::gather: return {size, b, said_.root, 0, before()};
-        case Collective::reduce_scatter:
-        case Collective::scaled_reduce_scatter: return {size, every_rank, b, before(), 0};
-        case Collective::scatter: return {size, said_.root, b, before(), 0};
-        case Collective::all_to_all: {
-            Block found{size, b / board_.size(), b % board_.size()};
-            for (int rank = 0; rank < found.to; ++rank) {
-                found.in_at += share(found.from, rank);
-            }
-            for (int rank = 0; rank < found.from; ++rank) {
-                found.out_at += share(rank, found.to);
-            }
-            return found;
+        std::size_t const from = (std::max)(begin, first);
+        std::size_t const to = (std::min)(end, first + size);
+        if (from < to) {
+            run_part(block(b), from - first, to - first);
         }
-        default: return {size};
-        }
+        first += size;
     }
+}
 
-    /// Computes the elements [begin, end) of all blocks, one after another, for all ranks.
-    void run(std::size_t begin, std::size_t end) const {
-        std::size_t first = 0; // of the block, in the same count
-        for (int b = 0; b < blocks() && first < end; ++b) {
-            std::size_t const size = size_of_block(b);
-            std::size_t const from = (std::max)(begin, first);
-            std::size_t const to = (std::min)(end, first + size);
-            if (from < to) {
-                run_part(block(b), from - first, to - first);
-            }
-            first += size;
-        }
-    }
+JOINABLE_DEFINITION std::size_t Exchange::share(int from, int to) const noexcept {
+    return said_.has_counts ? board_.sends(from, sequence_)[static_cast<std::size_t>(to)]
+                            : said_.count;
+}
 
-private:
-    /// Elements that rank `from` sends to rank `to`.
-    [[nodiscard]] std::size_t share(int from, int to) const noexcept {
-        return said_.has_counts ? board_.sends(from, sequence_)[static_cast<std::size_t>(to)]
-                                : said_.count;
-    }
+JOINABLE_DEFINITION std::byte*
+Exchange::shared(int rank, std::size_t word, std::size_t offset) const noexcept {
+    auto const& said = board_.line(rank, sequence_).payload;
+    std::uint64_t const ring = said[ArrivalLine::ring];
+    return board_.place_at(said[word]) + (ring == 0 ? offset : offset % ring);
+}
 
-    /// Of the byte at `offset` in a rank's input or output; from there on to the end of its slice, if
-    /// the rank has a ring.
-    [[nodiscard]] std::byte* shared(int rank, std::size_t word, std::size_t offset) const noexcept {
-        auto const& said = board_.line(rank, sequence_).payload;
-        std::uint64_t const ring = said[ArrivalLine::ring];
-        return board_.place_at(said[word]) + (ring == 0 ? offset : offset % ring);
+JOINABLE_DEFINITION void
+Exchange::run_part(Block const& block, std::size_t begin, std::size_t end) const {
+    std::size_t const element = size_of(said_.dtype);
+    auto const from = [&](std::size_t rank) {
+        return input(static_cast<int>(rank), (block.in_at + begin) * element);
+    };
+    auto const to = [&](std::size_t k) {
+        int const rank = block.to == every_rank ? static_cast<int>(k) : block.to;
+        return output(rank, (block.out_at + begin) * element);
+    };
+    auto const ranks = static_cast<std::size_t>(board_.size());
+    std::size_t const outputs = block.to == every_rank ? ranks : 1;
+    bool const scales = is_scaled(said_.collective);
+    if (ranks == 1 && from(0) == to(0) && !scales) {
+        return; // a sum over one rank is there already
     }
-    [[nodiscard]] std::byte* input(int rank, std::size_t offset) const noexcept {
-        return rank == own_.rank ? own_.in + offset : shared(rank, ArrivalLine::in, offset);
-    }
-    [[nodiscard]] std::byte* output(int rank, std::size_t offset) const noexcept {
-        return rank == own_.rank ? own_.out + offset : shared(rank, ArrivalLine::out, offset);
-    }
-
-    void run_part(Block const& block, std::size_t begin, std::size_t end) const {
-        std::size_t const element = size_of(said_.dtype);
-        auto const from = [&](std::size_t rank) {
-            return input(static_cast<int>(rank), (block.in_at + begin) * element);
-        };
-        auto const to = [&](std::size_t k) {
-            int const rank = block.to == every_rank ? static_cast<int>(k) : block.to;
-            return output(rank, (block.out_at + begin) * element);
-        };
-        auto const ranks = static_cast<std::size_t>(board_.size());
-        std::size_t const outputs = block.to == every_rank ? ranks : 1;
-        bool const scales = is_scaled(said_.collective);
-        if (ranks == 1 && from(0) == to(0) && !scales) {
-            return; // a sum over one rank is there already
-        }
-        if (block.from == every_rank) {
-            auto const factor = [&](std::size_t rank) {
-                return std::bit_cast<double>(
-                    board_.line(static_cast<int>(rank), sequence_).payload[ArrivalLine::factor]
-                );
-            };
-            reduce_to(
-                said_.dtype,
-                said_.op,
-                {ranks, from},
-                {outputs, to},
-                end - begin,
-                {scales ? ranks : 0, factor}
+    if (block.from == every_rank) {
+        auto const factor = [&](std::size_t rank) {
+            return std::bit_cast<double>(
+                board_.line(static_cast<int>(rank), sequence_).payload[ArrivalLine::factor]
             );
-            return;
-        }
-        std::byte const* const source = from(static_cast<std::size_t>(block.from));
-        for (std::size_t k = 0; k < outputs; ++k) {
-            if (std::byte* const target = to(k); target != source) {
-                std::memcpy(target, source, (end - begin) * element);
-            }
+        };
+        reduce_to(
+            said_.dtype,
+            said_.op,
+            {ranks, from},
+            {outputs, to},
+            end - begin,
+            {scales ? ranks : 0, factor}
+        );
+        return;
+    }
+    std::byte const* const source = from(static_cast<std::size_t>(block.from));
+    for (std::size_t k = 0; k < outputs; ++k) {
+        if (std::byte* const target = to(k); target != source) {
+            std::memcpy(target, source, (end - begin) * element);
         }
     }
+}
 
-    Board& board_;
-    std::uint64_t sequence_;
-    Descriptor const& said_;
-    OwnPlace own_;
-};
-
-/// Whether all ranks have arrived for the same collective. Where there are counts, their tables tell.
-inline bool say_the_same(Board& board, std::uint64_t sequence) noexcept {
+JOINABLE_DEFINITION bool say_the_same(Board& board, std::uint64_t sequence) noexcept {
     ArrivalLine const& first = board.line(0, sequence);
     std::uint64_t const word = first.word.load(std::memory_order_relaxed) & ~ArrivalLine::frozen;
     for (int rank = 1; rank < board.size(); ++rank) {
@@ -14659,9 +15751,7 @@ inline bool say_the_same(Board& board, std::uint64_t sequence) noexcept {
     return true;
 }
 
-/// Why the ranks' words do not fit together, if they do not: every rank computes the same from the
-/// same lines and tables.
-inline std::optional<AbortReason>
+JOINABLE_DEFINITION std::optional<AbortReason>
 disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
     auto const said_by = [&](int rank) {
         ArrivalLine const& line = board.line(rank, sequence);
@@ -14683,15 +15773,13 @@ disagreement(Board& board, std::uint64_t sequence, Descriptor const& mine) {
     );
 }
 
-/// Where each rank puts what it contributes to a small message.
-[[nodiscard]] inline std::byte*
+JOINABLE_DEFINITION std::byte*
 contribution(Board& board, std::uint64_t sequence, int rank, bool is_on_line) noexcept {
     return is_on_line ? reinterpret_cast<std::byte*>(board.line(rank, sequence).payload.data())
                       : board.slot(rank, sequence);
 }
 
-/// A small message: every rank reads what all contribute and combines it for itself.
-inline void combine_contributions(
+JOINABLE_DEFINITION void combine_contributions(
     Board& board,
     std::uint64_t sequence,
     Descriptor const& said,
@@ -14717,6 +15805,8 @@ inline void combine_contributions(
 
 }}} // namespace joinable::v0::detail
 
+#endif
+
 // ---- joinable/communicator/shared_memory/engine/chunks.hpp
 
 /// @file
@@ -14733,24 +15823,7 @@ struct Cut {
     std::size_t chunks = 0;
 
     Cut() = default;
-    Cut(Exchange const& exchange, std::size_t element, int world_size) noexcept {
-        for (int b = 0; b < exchange.blocks(); ++b) {
-            total += exchange.size_of_block(b);
-        }
-        std::size_t const bytes = total * element;
-        auto const ranks = static_cast<std::size_t>(world_size);
-        // One chunk each, as long as taking over half of one would save less than a line between two
-        // processors; else so small that all ranks end together, so large that claiming costs nothing.
-        std::size_t const wanted =
-            bytes <= tuning::one_chunk_bytes
-                ? bytes / ranks
-                : (std::min)(
-                      bytes / (tuning::chunks_per_rank * ranks), tuning::largest_chunk_bytes
-                  );
-        constexpr std::size_t line = 64;
-        chunk = (wanted / line + 1) * line / element;
-        chunks = (total + chunk - 1) / chunk;
-    }
+    Cut(Exchange const& exchange, std::size_t element, int world_size) noexcept;
 
     /// The chunks of a rank's share are those from its first up to the first of the next rank.
     [[nodiscard]] std::size_t first_of(int rank, int world_size) const noexcept {
@@ -14762,14 +15835,7 @@ struct Cut {
     }
 };
 
-[[nodiscard]] inline bool
-chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
-    std::uint64_t done = 0;
-    for (int rank = 0; rank < board.size(); ++rank) {
-        done += board.progress(rank, sequence).done.load();
-    }
-    return done == cut.chunks;
-}
+[[nodiscard]] bool chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept;
 
 /// Whether some chunk will never be done: the rank that had claimed it died, and the board says why.
 /// All ranks find the same. @pre all chunks are claimed
@@ -14779,13 +15845,68 @@ chunks_are_lost(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
            !chunks_are_done(board, sequence, cut);
 }
 
-[[nodiscard]] inline bool
+[[nodiscard]] bool
+has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut, int owner) noexcept;
+/// Of any rank's share.
+[[nodiscard]] bool has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut) noexcept;
+
+/// A worker of `rank` computes chunks until none is left to claim in `shares` shares, of which its own
+/// is the first. Whether all are done, by whomever.
+bool run_chunks(
+    Board& board,
+    std::uint64_t sequence,
+    Descriptor const& said,
+    Cut const& cut,
+    int rank,
+    int shares,
+    Worker worker = Worker::rank
+);
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/shared_memory/engine/chunks.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <atomic>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION
+Cut::Cut(Exchange const& exchange, std::size_t element, int world_size) noexcept {
+    for (int b = 0; b < exchange.blocks(); ++b) {
+        total += exchange.size_of_block(b);
+    }
+    std::size_t const bytes = total * element;
+    auto const ranks = static_cast<std::size_t>(world_size);
+    // One chunk each, as long as taking over half of one would save less than a line between two
+    // processors; else so small that all ranks end together, so large that claiming costs nothing.
+    std::size_t const wanted =
+        bytes <= tuning::one_chunk_bytes
+            ? bytes / ranks
+            : (std::min)(bytes / (tuning::chunks_per_rank * ranks), tuning::largest_chunk_bytes);
+    constexpr std::size_t line = 64;
+    chunk = (wanted / line + 1) * line / element;
+    chunks = (total + chunk - 1) / chunk;
+}
+
+JOINABLE_DEFINITION bool
+chunks_are_done(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
+    std::uint64_t done = 0;
+    for (int rank = 0; rank < board.size(); ++rank) {
+        done += board.progress(rank, sequence).done.load();
+    }
+    return done == cut.chunks;
+}
+
+JOINABLE_DEFINITION bool
 has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut, int owner) noexcept {
     auto const claimed = board.progress(owner, sequence).claimed.load(std::memory_order_relaxed);
     return claimed < cut.share_of(owner, board.size());
 }
-/// Of any rank's share.
-[[nodiscard]] inline bool
+
+JOINABLE_DEFINITION bool
 has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
     for (int owner = 0; owner < board.size(); ++owner) {
         if (has_unclaimed(board, sequence, cut, owner)) {
@@ -14795,16 +15916,14 @@ has_unclaimed(Board& board, std::uint64_t sequence, Cut const& cut) noexcept {
     return false;
 }
 
-/// A worker of `rank` computes chunks until none is left to claim in `shares` shares, of which its own
-/// is the first. Whether all are done, by whomever.
-inline bool run_chunks(
+JOINABLE_DEFINITION bool run_chunks(
     Board& board,
     std::uint64_t sequence,
     Descriptor const& said,
     Cut const& cut,
     int rank,
     int shares,
-    Worker worker = Worker::rank
+    Worker worker
 ) {
     int const ranks = board.size();
     std::uint64_t done = 0;
@@ -14840,6 +15959,8 @@ inline bool run_chunks(
 
 }}} // namespace joinable::v0::detail
 
+#endif
+
 // ---- joinable/communicator/shared_memory/engine/slices.hpp
 
 /// @file
@@ -14858,9 +15979,7 @@ struct Slices {
     int ranks = 1;
 
     Slices() = default;
-    Slices(Board const& board, Descriptor const& said) noexcept
-        : total{said.count}, element{size_of(said.dtype)}, chunk{chunk_bytes(board) / element},
-          ranks{board.size()} {}
+    Slices(Board const& board, Descriptor const& said) noexcept;
 
     /// Whether such a collective could be cut: every rank finds what belongs together in the same
     /// place of its buffer.
@@ -14874,29 +15993,14 @@ struct Slices {
                static_cast<std::size_t>(board.size());
     }
 
-    [[nodiscard]] std::size_t count() const noexcept {
-        std::size_t const slice = chunk * static_cast<std::size_t>(ranks);
-        return (total + slice - 1) / slice;
-    }
+    [[nodiscard]] std::size_t count() const noexcept;
     /// The elements [first, second) of a slice that are shared out to the ranks [from, to).
     [[nodiscard]] std::pair<std::size_t, std::size_t>
-    range(std::size_t slice, int from, int to) const noexcept {
-        auto const start = [&](int rank) {
-            std::size_t const chunks =
-                slice * static_cast<std::size_t>(ranks) + static_cast<std::size_t>(rank);
-            return (std::min)(total, chunks * chunk);
-        };
-        return {start(from), start(to)};
-    }
+    range(std::size_t slice, int from, int to) const noexcept;
 
 private:
     /// Whole cache lines.
-    [[nodiscard]] static std::size_t chunk_bytes(Board const& board) noexcept {
-        constexpr std::size_t line = 64;
-        std::size_t const slice =
-            board.room.is_crowded() ? tuning::crowded_slice_bytes : tuning::slice_bytes;
-        return (slice / static_cast<std::size_t>(board.size()) / line + 1) * line;
-    }
+    [[nodiscard]] static std::size_t chunk_bytes(Board const& board) noexcept;
 };
 
 /// How far one rank has got in it.
@@ -14907,14 +16011,7 @@ public:
     Pipeline(Board& board, std::uint64_t sequence, Descriptor const& said) noexcept
         : sequence_{sequence}, slices_{board, said}, count_{slices_.count()} {}
 
-    [[nodiscard]] static bool is_needed(Board& board, std::uint64_t sequence) noexcept {
-        for (int rank = 0; rank < board.size(); ++rank) {
-            if (board.line(rank, sequence).payload[ArrivalLine::ring] != 0) {
-                return true;
-            }
-        }
-        return false;
-    }
+    [[nodiscard]] static bool is_needed(Board& board, std::uint64_t sequence) noexcept;
 
     /// Does all that can be done without the others. Whether this rank's buffers are final. `Memory`
     /// copies a range of bytes to this rank's ring, and from it.
@@ -14963,67 +16060,20 @@ public:
     }
 
     /// For whom this rank waits, if it cannot advance.
-    [[nodiscard]] std::vector<int> holding_up(Board& board) const {
-        std::uint64_t const done = done_by_all(board);
-        std::uint64_t const lent = lent_by_all(board);
-        std::vector<int> ranks;
-        for (int rank = 0; done != count_ && rank < board.size(); ++rank) {
-            ChunkProgress const& its = board.progress(rank, sequence_);
-            if (done < lent ? its.done.load() == done : its.lent.load() == lent) {
-                ranks.push_back(rank);
-            }
-        }
-        return ranks;
-    }
+    [[nodiscard]] std::vector<int> holding_up(Board& board) const;
 
     /// Whether this rank, which cannot advance, never will: because some rank that is not through has
     /// died, because one has given up, or because the deadline of one for which it waits is over.
-    [[nodiscard]] bool is_lost(Board& board) const {
-        if (!board.is_aborted()) {
-            return false;
-        }
-        for (int rank = 0; rank < board.size(); ++rank) {
-            ChunkProgress const& its = board.progress(rank, sequence_);
-            if (board.is_dead(rank) && (its.lent.load() != count_ || its.done.load() != count_)) {
-                return true;
-            }
-        }
-        if (is_given_up(board)) {
-            return true;
-        }
-        AbortReason const reason = board.reason();
-        std::vector<int> const ranks = holding_up(board);
-        return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
-            return is_overdue(reason, rank);
-        });
-    }
+    [[nodiscard]] bool is_lost(Board& board) const;
     /// Whether some rank still computes a slice, and with it in this rank's memory. Not one that has
     /// died, or whose deadline is over: its process has been stopped.
     /// @pre this rank has told that it gives up, so that nobody begins another one
-    [[nodiscard]] bool is_in_use(Board& board) const {
-        AbortReason const reason = board.reason();
-        for (int const rank : board.computing(sequence_)) {
-            if (!board.is_dead(rank) && !is_overdue(reason, rank)) {
-                return true;
-            }
-        }
-        return false;
-    }
+    [[nodiscard]] bool is_in_use(Board& board) const;
 
 private:
-    [[nodiscard]] static bool is_overdue(AbortReason const& reason, int rank) noexcept {
-        return reason.kind == FailureKind::timed_out &&
-               std::find(reason.ranks.begin(), reason.ranks.end(), rank) != reason.ranks.end();
-    }
+    [[nodiscard]] static bool is_overdue(AbortReason const& reason, int rank) noexcept;
     /// By any rank: then it does not expect anybody in its memory any more.
-    [[nodiscard]] bool is_given_up(Board& board) const noexcept {
-        for (int rank = 0; rank < board.size(); ++rank) {
-            if (board.progress(rank, sequence_).has_given_up.load()) {
-                return true;
-            }
-        }
-        return false;
-    }
+    [[nodiscard]] bool is_given_up(Board& board) const noexcept;
     [[nodiscard]] bool can_compute(Board& board) const noexcept {
         return computed_ < lent_by_all(board) && !is_given_up(board);
     }
@@ -15036,19 +16086,10 @@ private:
             copy(begin * slices_.element, end * slices_.element);
         }
     }
-    [[nodiscard]] std::uint64_t limit_of_lending(Board& board, int rank) const noexcept {
-        bool const has_ring = board.line(rank, sequence_).payload[ArrivalLine::ring] != 0;
-        return has_ring ? (std::min)(count_, taken_ + tuning::slices_per_ring) : count_;
-    }
+    [[nodiscard]] std::uint64_t limit_of_lending(Board& board, int rank) const noexcept;
     /// Of a number that each rank tells.
     [[nodiscard]] std::uint64_t
-    least(Board& board, std::atomic<std::uint64_t> ChunkProgress::* told) const noexcept {
-        std::uint64_t least = count_;
-        for (int rank = 0; rank < board.size(); ++rank) {
-            least = (std::min)(least, (board.progress(rank, sequence_).*told).load());
-        }
-        return least;
-    }
+    least(Board& board, std::atomic<std::uint64_t> ChunkProgress::* told) const noexcept;
     [[nodiscard]] std::uint64_t lent_by_all(Board& board) const noexcept {
         return least(board, &ChunkProgress::lent);
     }
@@ -15066,83 +16107,187 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/communicator/shared_memory/engine/helper.hpp
+// ---- joinable/communicator/shared_memory/engine/slices.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Computes for a rank beside it, in collectives in which all ranks have arrived. It knows what the
-/// board knows: the rank itself is not asked, and finishes its collectives as always.
-class Helper {
-public:
-    Helper(Board& board, int rank) noexcept : board_{board}, rank_{rank} {}
+JOINABLE_DEFINITION Slices::Slices(Board const& board, Descriptor const& said) noexcept
+    : total{said.count}, element{size_of(said.dtype)}, chunk{chunk_bytes(board) / element},
+      ranks{board.size()} {}
 
-    /// Until stop().
-    void run() {
-        auto const forever = end_of_wait(SleepThrough{}());
-        while (!stops_.load()) {
-            board_.helpers_room.sleep([&] { return stops_.load() || help(); }, forever);
+JOINABLE_DEFINITION std::size_t Slices::count() const noexcept {
+    std::size_t const slice = chunk * static_cast<std::size_t>(ranks);
+    return (total + slice - 1) / slice;
+}
+
+JOINABLE_DEFINITION std::pair<std::size_t, std::size_t>
+Slices::range(std::size_t slice, int from, int to) const noexcept {
+    auto const start = [&](int rank) {
+        std::size_t const chunks =
+            slice * static_cast<std::size_t>(ranks) + static_cast<std::size_t>(rank);
+        return (std::min)(total, chunks * chunk);
+    };
+    return {start(from), start(to)};
+}
+
+JOINABLE_DEFINITION std::size_t Slices::chunk_bytes(Board const& board) noexcept {
+    constexpr std::size_t line = 64;
+    std::size_t const slice =
+        board.room.is_crowded() ? tuning::crowded_slice_bytes : tuning::slice_bytes;
+    return (slice / static_cast<std::size_t>(board.size()) / line + 1) * line;
+}
+
+JOINABLE_DEFINITION bool Pipeline::is_needed(Board& board, std::uint64_t sequence) noexcept {
+    for (int rank = 0; rank < board.size(); ++rank) {
+        if (board.line(rank, sequence).payload[ArrivalLine::ring] != 0) {
+            return true;
         }
     }
-    void stop() noexcept {
-        stops_.store(true);
-        board_.helpers_room.wake();
-    }
+    return false;
+}
 
-private:
-    /// Computes in the oldest collective in which there is something left. Whether there was one.
-    bool help() {
-        std::uint64_t const first = board_.retired(rank_).load();
-        for (std::uint64_t k = 0; k < Board::max_in_flight; ++k) {
-            std::uint64_t const sequence = first + k;
-            if (!board_.has_arrived(rank_, sequence)) {
-                return false;
-            }
-            if (have_all_arrived(sequence)) {
-                bool const is_still_there = board_.begin_helping(rank_, sequence);
-                bool const has_computed = is_still_there && compute(sequence);
-                board_.end_computing(rank_, Worker::helper);
-                board_.room.wake(); // a rank that waits for the slots
-                if (has_computed) {
-                    return true;
-                }
-            }
+JOINABLE_DEFINITION std::vector<int> Pipeline::holding_up(Board& board) const {
+    std::uint64_t const done = done_by_all(board);
+    std::uint64_t const lent = lent_by_all(board);
+    std::vector<int> ranks;
+    for (int rank = 0; done != count_ && rank < board.size(); ++rank) {
+        ChunkProgress const& its = board.progress(rank, sequence_);
+        if (done < lent ? its.done.load() == done : its.lent.load() == lent) {
+            ranks.push_back(rank);
         }
+    }
+    return ranks;
+}
+
+JOINABLE_DEFINITION bool Pipeline::is_lost(Board& board) const {
+    if (!board.is_aborted()) {
         return false;
     }
-
-    [[nodiscard]] bool have_all_arrived(std::uint64_t sequence) noexcept {
-        for (int rank = 0; rank < board_.size(); ++rank) {
-            if (!board_.has_arrived(rank, sequence)) {
-                return false;
-            }
+    for (int rank = 0; rank < board.size(); ++rank) {
+        ChunkProgress const& its = board.progress(rank, sequence_);
+        if (board.is_dead(rank) && (its.lent.load() != count_ || its.done.load() != count_)) {
+            return true;
         }
+    }
+    if (is_given_up(board)) {
         return true;
     }
+    AbortReason const reason = board.reason();
+    std::vector<int> const ranks = holding_up(board);
+    return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
+        return is_overdue(reason, rank);
+    });
+}
 
-    /// @pre all have arrived, and the slots stay as they are
-    bool compute(std::uint64_t sequence) {
-        ArrivalLine const& line = board_.line(rank_, sequence);
-        Descriptor const said = ArrivalLine::decode(line.word.load(), line.payload);
-        if (is_small(said) || disagreement(board_, sequence, said)) {
-            return false; // the rank itself tells the others
+JOINABLE_DEFINITION bool Pipeline::is_in_use(Board& board) const {
+    AbortReason const reason = board.reason();
+    for (int const rank : board.computing(sequence_)) {
+        if (!board.is_dead(rank) && !is_overdue(reason, rank)) {
+            return true;
         }
-        if (Pipeline::is_needed(board_, sequence)) {
-            return false; // it does not know the rank's own memory
-        }
-        Cut const cut{Exchange{board_, sequence, said}, size_of(said.dtype), board_.size()};
-        bool const has_some = has_unclaimed(board_, sequence, cut);
-        if (has_some) {
-            run_chunks(board_, sequence, said, cut, rank_, board_.size(), Worker::helper);
-        }
-        return has_some;
     }
+    return false;
+}
 
-    Board& board_;
-    int rank_;
-    std::atomic<bool> stops_{false};
-};
+JOINABLE_DEFINITION bool Pipeline::is_overdue(AbortReason const& reason, int rank) noexcept {
+    return reason.kind == FailureKind::timed_out &&
+           std::find(reason.ranks.begin(), reason.ranks.end(), rank) != reason.ranks.end();
+}
+
+JOINABLE_DEFINITION bool Pipeline::is_given_up(Board& board) const noexcept {
+    for (int rank = 0; rank < board.size(); ++rank) {
+        if (board.progress(rank, sequence_).has_given_up.load()) {
+            return true;
+        }
+    }
+    return false;
+}
+
+JOINABLE_DEFINITION std::uint64_t
+Pipeline::limit_of_lending(Board& board, int rank) const noexcept {
+    bool const has_ring = board.line(rank, sequence_).payload[ArrivalLine::ring] != 0;
+    return has_ring ? (std::min)(count_, taken_ + tuning::slices_per_ring) : count_;
+}
+
+JOINABLE_DEFINITION std::uint64_t
+Pipeline::least(Board& board, std::atomic<std::uint64_t> ChunkProgress::* told) const noexcept {
+    std::uint64_t least = count_;
+    for (int rank = 0; rank < board.size(); ++rank) {
+        least = (std::min)(least, (board.progress(rank, sequence_).*told).load());
+    }
+    return least;
+}
 
 }}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/communicator/shared_memory/engine/helper.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void Helper::run() {
+    auto const forever = end_of_wait(SleepThrough{}());
+    while (!stops_.load()) {
+        board_.helpers_room.sleep([&] { return stops_.load() || help(); }, forever);
+    }
+}
+
+JOINABLE_DEFINITION bool Helper::help() {
+    std::uint64_t const first = board_.retired(rank_).load();
+    for (std::uint64_t k = 0; k < Board::max_in_flight; ++k) {
+        std::uint64_t const sequence = first + k;
+        if (!board_.has_arrived(rank_, sequence)) {
+            return false;
+        }
+        if (have_all_arrived(sequence)) {
+            bool const is_still_there = board_.begin_helping(rank_, sequence);
+            bool const has_computed = is_still_there && compute(sequence);
+            board_.end_computing(rank_, Worker::helper);
+            board_.room.wake(); // a rank that waits for the slots
+            if (has_computed) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+JOINABLE_DEFINITION bool Helper::have_all_arrived(std::uint64_t sequence) noexcept {
+    for (int rank = 0; rank < board_.size(); ++rank) {
+        if (!board_.has_arrived(rank, sequence)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+JOINABLE_DEFINITION bool Helper::compute(std::uint64_t sequence) {
+    ArrivalLine const& line = board_.line(rank_, sequence);
+    Descriptor const said = ArrivalLine::decode(line.word.load(), line.payload);
+    if (is_small(said) || disagreement(board_, sequence, said)) {
+        return false; // the rank itself tells the others
+    }
+    if (Pipeline::is_needed(board_, sequence)) {
+        return false; // it does not know the rank's own memory
+    }
+    Cut const cut{Exchange{board_, sequence, said}, size_of(said.dtype), board_.size()};
+    bool const has_some = has_unclaimed(board_, sequence, cut);
+    if (has_some) {
+        run_chunks(board_, sequence, said, cut, rank_, board_.size(), Worker::helper);
+    }
+    return has_some;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/communicator/shared_memory/group/mailbox.hpp
 
@@ -15163,28 +16308,11 @@ struct alignas(64) PendingMessage {
 };
 
 /// No member of a template: nvcc 13 looks for an operator new with an alignment there.
-inline PendingMessage& write_message(
+PendingMessage& write_message(
     std::byte* memory, bool is_send, int tag, ConstBuffer said, std::uint64_t data_place
-) noexcept {
-    auto* const pending = ::new (memory) PendingMessage{};
-    pending->is_send = is_send;
-    pending->dtype = said.dtype;
-    pending->tag = tag;
-    pending->count = said.count;
-    pending->data = data_place;
-    return *pending;
-}
+) noexcept;
 
-inline std::string text_of(bool is_send, int tag, std::uint64_t count, DType dtype) {
-    return concat(
-        is_send ? "a send of " : "a receive of ",
-        count,
-        " ",
-        joinable::name_of(dtype),
-        " with tag ",
-        tag
-    );
-}
+std::string text_of(bool is_send, int tag, std::uint64_t count, DType dtype);
 
 /// The messages from one rank to another: the messages of either that wait for one of the other, in
 /// the order in which they were written. It lies in memory that processes share and holds no
@@ -15197,30 +16325,9 @@ public:
 
     /// The oldest message of the other side with this tag; null if there is none. Linear in the
     /// messages that wait. @pre locked, as for all that follows
-    [[nodiscard]] PendingMessage* find(Board& board, bool is_send, int tag) const noexcept {
-        for (std::uint64_t place = first_; place != 0;) {
-            PendingMessage& pending = at(board, place);
-            if (pending.is_send != is_send && pending.tag == tag) {
-                return &pending;
-            }
-            place = pending.next;
-        }
-        return nullptr;
-    }
-    void append(Board& board, PendingMessage& pending) noexcept {
-        std::uint64_t const place = board.place_of(&pending);
-        (last_ == 0 ? first_ : at(board, last_).next) = place;
-        last_ = place;
-    }
-    void remove(Board& board, PendingMessage& pending) noexcept {
-        std::uint64_t const place = board.place_of(&pending);
-        std::uint64_t before = 0;
-        for (std::uint64_t other = first_; other != place; other = at(board, other).next) {
-            before = other;
-        }
-        (before == 0 ? first_ : at(board, before).next) = pending.next;
-        last_ = last_ == place ? before : last_;
-    }
+    [[nodiscard]] PendingMessage* find(Board& board, bool is_send, int tag) const noexcept;
+    void append(Board& board, PendingMessage& pending) noexcept;
+    void remove(Board& board, PendingMessage& pending) noexcept;
 
 private:
     static PendingMessage& at(Board& board, std::uint64_t place) noexcept {
@@ -15233,6 +16340,67 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/shared_memory/group/mailbox.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION PendingMessage& write_message(
+    std::byte* memory, bool is_send, int tag, ConstBuffer said, std::uint64_t data_place
+) noexcept {
+    auto* const pending = ::new (memory) PendingMessage{};
+    pending->is_send = is_send;
+    pending->dtype = said.dtype;
+    pending->tag = tag;
+    pending->count = said.count;
+    pending->data = data_place;
+    return *pending;
+}
+
+JOINABLE_DEFINITION std::string text_of(bool is_send, int tag, std::uint64_t count, DType dtype) {
+    return concat(
+        is_send ? "a send of " : "a receive of ",
+        count,
+        " ",
+        joinable::name_of(dtype),
+        " with tag ",
+        tag
+    );
+}
+
+JOINABLE_DEFINITION PendingMessage*
+Mailbox::find(Board& board, bool is_send, int tag) const noexcept {
+    for (std::uint64_t place = first_; place != 0;) {
+        PendingMessage& pending = at(board, place);
+        if (pending.is_send != is_send && pending.tag == tag) {
+            return &pending;
+        }
+        place = pending.next;
+    }
+    return nullptr;
+}
+
+JOINABLE_DEFINITION void Mailbox::append(Board& board, PendingMessage& pending) noexcept {
+    std::uint64_t const place = board.place_of(&pending);
+    (last_ == 0 ? first_ : at(board, last_).next) = place;
+    last_ = place;
+}
+
+JOINABLE_DEFINITION void Mailbox::remove(Board& board, PendingMessage& pending) noexcept {
+    std::uint64_t const place = board.place_of(&pending);
+    std::uint64_t before = 0;
+    for (std::uint64_t other = first_; other != place; other = at(board, other).next) {
+        before = other;
+    }
+    (before == 0 ? first_ : at(board, before).next) = pending.next;
+    last_ = last_ == place ? before : last_;
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/communicator/shared_memory/group/group.hpp
 
@@ -15268,39 +16436,18 @@ public:
     /// The parts of that which are used from the start, each as its place and its bytes. The others are
     /// for reserve().
     [[nodiscard]] static std::array<std::pair<std::size_t, std::size_t>, 2> parts_at_start(int size
-    ) {
-        return {{
-            {0, Board::bytes_at_start(size)},
-            {shared_at(size), mailboxes_at(size) - shared_at(size)},
-        }};
-    }
+    );
     /// `numbers` are those of the members among all, by their rank in the group. `is_zeroed`: of the
     /// memory nothing is touched but these parts.
     /// @pre `memory` is as for a Board, and has bytes_for(size)
     static Group
-    create(std::span<int const> numbers, std::span<std::byte> memory, bool is_zeroed = false) {
-        int const size = static_cast<int>(numbers.size());
-        Group const group{Board::create(size, memory)};
-        ::new (group.at(shared_at(size))) Shared{};
-        auto* const members = ::new (group.at(members_at(size))) Member[width(size)];
-        for (std::size_t rank = 0; rank < numbers.size(); ++rank) {
-            members[rank].number = numbers[rank];
-        }
-        group.shared().present.store(size);
-        if (!is_zeroed) { // which empty mailboxes are
-            ::new (group.at(mailboxes_at(size))) Mailbox[width(size) * width(size)];
-        }
-        return group;
-    }
+    create(std::span<int const> numbers, std::span<std::byte> memory, bool is_zeroed = false);
     /// The group behind a board that create() has made.
     explicit Group(Board& board, Watch* watch = nullptr) noexcept : board_{&board}, watch_{watch} {}
 
     [[nodiscard]] Board& board() const noexcept { return *board_; }
     [[nodiscard]] int number_of(int rank) const noexcept { return member(rank).number; }
-    [[nodiscard]] Mailbox& mailbox(int from, int to) const noexcept {
-        auto* const first = std::launder(reinterpret_cast<Mailbox*>(at(mailboxes_at(size()))));
-        return first[width(from) * width(size()) + width(to)];
-    }
+    [[nodiscard]] Mailbox& mailbox(int from, int to) const noexcept;
 
     /// `rank` ends the collectives, the messages, and the groups that were split from this one. The
     /// first writer wins: of a group around this one, too, whose end may not have reached this one
@@ -15313,11 +16460,7 @@ public:
     /// `rank` takes part no longer: a collective cannot complete any more, but the others still have
     /// their messages and their groups without it. The last that is done with this group: its memory
     /// may be gone after that.
-    void leave(int rank) const {
-        member(rank).has_left.store(true);
-        board_->abort(loss(rank), number_of(rank), [this] { return look_for_deaths(); });
-        shared().present.fetch_sub(1);
-    }
+    void leave(int rank) const;
 
     /// The rank that has this number among all has died, wherever it was; `death` says how. Ends what
     /// abort() ends: in groups of which it was a member with its rank there, unless it, or another
@@ -15346,30 +16489,7 @@ public:
     /// Whether its collectives or its messages have ended, for `rank`. Does what another rank has only
     /// begun: so it is true for one that has failed because of that, and nothing can start after it was
     /// true.
-    [[nodiscard]] bool is_aborted(int rank) const {
-        bool const is_of_all = shared().end.has_begun();
-        if (!is_of_all && !board_->is_ending()) {
-            return false;
-        }
-        if (board_->is_aborted() && (!is_of_all || shared().end.is_given())) {
-            return true;
-        }
-        int const culprit = rank_of(is_of_all ? shared().end.writer() : board_->ended_by());
-        AbortReason reason{
-            FailureKind::communication, {}, "a process that was to tell why all ends was stopped"
-        };
-        if (culprit >= 0) {
-            reason = reason_of_delay(
-                {culprit}, "finish its abort", FirstReason::patience, rank, "waits for it"
-            );
-        }
-        if (is_of_all) {
-            end(reason, number_of(rank));
-        } else {
-            board_->abort(reason, number_of(rank), [this] { return look_for_deaths(); });
-        }
-        return true;
-    }
+    [[nodiscard]] bool is_aborted(int rank) const;
 
     /// Whether a message to or from `peer` that waits will never be delivered.
     [[nodiscard]] bool is_lost(int peer) const noexcept {
@@ -15385,58 +16505,17 @@ public:
     /// collectives, or those of one split from it, of which the rank with this number was a member.
     /// Nothing, if it is not.
     [[nodiscard]] std::optional<std::vector<int>>
-    ranks_here(AbortReason const& said, int number) const {
-        auto const is_of = [&](auto const& end) { return end.reason().message == said.message; };
-        if ((shared().end.is_given() && is_of(shared().end)) ||
-            (board_->is_aborted() && is_of(*board_))) {
-            return said.ranks;
-        }
-        std::optional<std::vector<int>> found;
-        for_each_child([&](Group child) {
-            if (!found && child.rank_of(number) >= 0) {
-                found = child.ranks_here(said, number);
-                if (found) {
-                    std::erase_if(*found, [&](int rank) { return rank >= child.size(); });
-                    std::transform(found->begin(), found->end(), found->begin(), [&](int rank) {
-                        return rank_of(child.number_of(rank));
-                    });
-                    std::sort(found->begin(), found->end());
-                }
-            }
-        });
-        return found;
-    }
+    ranks_here(AbortReason const& said, int number) const;
 
     /// Whether groups have been split from this one, whose errors name other numbers.
     [[nodiscard]] bool has_split() const noexcept { return shared().has_split.load(); }
 
     /// From now on `child` ends with this group. False if this has ended: then it is too late.
-    [[nodiscard]] bool adopt(Group child) const noexcept {
-        shared().has_split.store(true);
-        child.shared().parent = child.board_->place_of(board_);
-        add(child);
-        return !shared().end.is_given(); // or the rank that ends it finds the child after this
-    }
+    [[nodiscard]] bool adopt(Group child) const noexcept;
     /// Whether the memory of a group that was adopted may be given back: all members have left, and
     /// so have those of its own groups. Then nobody finds it any more. `number` is that of the rank
     /// that does it, the one that has that memory.
-    [[nodiscard]] bool retire(int number) const noexcept {
-        if (shared().present.load() != 0 || shared().parent == 0 || shared().children.load() != 0) {
-            return false;
-        }
-        Group const parent = group_at(shared().parent); // lives as long as it has children
-        int nobody = 0;
-        if (!parent.shared().locked_by.compare_exchange_strong(nobody, number + 1)) {
-            return false; // the next time
-        }
-        parent.remove(*this);
-        bool const is_free = parent.shared().visitors.load() == 0;
-        if (!is_free) { // somebody may have found it before: the next time
-            parent.add(*this);
-        }
-        parent.shared().locked_by.store(0);
-        return is_free;
-    }
+    [[nodiscard]] bool retire(int number) const noexcept;
 
 private:
     struct alignas(cache_line) Shared {
@@ -15475,63 +16554,18 @@ private:
     [[nodiscard]] Member& member(int rank) const noexcept {
         return std::launder(reinterpret_cast<Member*>(at(members_at(size()))))[rank];
     }
-    [[nodiscard]] int rank_of(int number) const noexcept {
-        int rank = size() - 1;
-        while (rank >= 0 && number_of(rank) != number) {
-            --rank;
-        }
-        return rank;
-    }
+    [[nodiscard]] int rank_of(int number) const noexcept;
 
     /// What has ended this group or one around it. Groups are ended from the outermost one
     /// inwards, and a rank that hears of it may be faster.
-    [[nodiscard]] std::optional<AbortReason> ended_by() const {
-        Group group = *this;
-        while (!group.shared().end.is_given()) {
-            if (group.shared().parent == 0) {
-                return std::nullopt;
-            }
-            group = group.group_at(group.shared().parent);
-        }
-        return group.shared().end.reason();
-    }
+    [[nodiscard]] std::optional<AbortReason> ended_by() const;
 
-    void end(AbortReason const& reason, int writer) const {
-        auto const before_sleep = [this] { return look_for_deaths(); };
-        shared().end.give(reason, writer, [] {});
-        shared().end.settle(board_->room, reason, writer, [] {}, before_sleep);
-        AbortReason const first = shared().end.reason();
-        board_->abort(first, writer, before_sleep);
-        for_each_child([&](Group child) { child.end(first, writer); });
-    }
+    void end(AbortReason const& reason, int writer) const;
 
     /// `reason` is that of the group around this one: of this death, or of what was before it.
     bool mark_dead(
         int number, std::string const& death, AbortReason reason, bool is_of_death, int burier
-    ) const {
-        int const rank = rank_of(number);
-        if (is_of_death && rank >= 0) {
-            reason.ranks = {rank};
-            reason.message = concat("rank ", rank, " failed: ", death);
-        }
-        if (shared().end.take_over(number, reason, burier, [] {})) {
-            board_->room.wake();
-        }
-        if (!shared().end.is_given()) {
-            return false; // another rank does it, or has died there as well
-        }
-        AbortReason const first = shared().end.reason();
-        is_of_death = is_of_death && first.message == reason.message;
-        board_->mark_dead(rank, number, first, burier);
-        int holder = number + 1;
-        shared().locked_by.compare_exchange_strong(holder, 0);
-        bool is_everywhere = true;
-        for_each_child([&](Group child) {
-            is_everywhere =
-                child.mark_dead(number, death, first, is_of_death, burier) && is_everywhere;
-        });
-        return is_everywhere;
-    }
+    ) const;
 
     template <class Do>
     void for_each_child(Do const& visit) const {
@@ -15543,34 +16577,216 @@ private:
         }
         shared().visitors.fetch_sub(1);
     }
-    void add(Group child) const noexcept {
-        std::uint64_t const place = board_->place_of(child.board_);
-        std::uint64_t first = shared().children.load();
-        do {
-            child.shared().next.store(first);
-        } while (!shared().children.compare_exchange_weak(first, place));
-    }
+    void add(Group child) const noexcept;
     /// @pre it is in the list, and this rank holds the lock
-    void remove(Group child) const noexcept {
-        std::uint64_t const place = board_->place_of(child.board_);
-        std::uint64_t const next = child.shared().next.load();
-        std::uint64_t newer = place;
-        if (shared().children.compare_exchange_strong(newer, next)) {
-            return;
-        }
-        while (group_at(newer).shared().next.load() != place
-        ) { // those before it stay where they are
-            newer = group_at(newer).shared().next.load();
-        }
-        group_at(newer).shared().next.store(next);
-    }
+    void remove(Group child) const noexcept;
 
     Board* board_;
     Watch* watch_ = nullptr; ///< null: others look
 };
 
 /// The numbers of the members of the group from which all others come: their ranks.
-[[nodiscard]] inline std::vector<int> all_numbers(int world_size) {
+[[nodiscard]] std::vector<int> all_numbers(int world_size);
+
+/// What the other ranks hear when a failure ends the body of `rank`. An error that names ranks may
+/// mean those of a group that was split off: it is told in the numbers of all. Where it is not known
+/// which group that was, it is this rank that failed.
+[[nodiscard]] AbortReason reason_of_exit(Group group, int rank, AbortReason reason);
+
+}}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/shared_memory/group/group.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION std::array<std::pair<std::size_t, std::size_t>, 2>
+Group::parts_at_start(int size) {
+    return {{
+        {0, Board::bytes_at_start(size)},
+        {shared_at(size), mailboxes_at(size) - shared_at(size)},
+    }};
+}
+
+JOINABLE_DEFINITION Group
+Group::create(std::span<int const> numbers, std::span<std::byte> memory, bool is_zeroed) {
+    int const size = static_cast<int>(numbers.size());
+    Group const group{Board::create(size, memory)};
+    ::new (group.at(shared_at(size))) Shared{};
+    auto* const members = ::new (group.at(members_at(size))) Member[width(size)];
+    for (std::size_t rank = 0; rank < numbers.size(); ++rank) {
+        members[rank].number = numbers[rank];
+    }
+    group.shared().present.store(size);
+    if (!is_zeroed) { // which empty mailboxes are
+        ::new (group.at(mailboxes_at(size))) Mailbox[width(size) * width(size)];
+    }
+    return group;
+}
+
+JOINABLE_DEFINITION Mailbox& Group::mailbox(int from, int to) const noexcept {
+    auto* const first = std::launder(reinterpret_cast<Mailbox*>(at(mailboxes_at(size()))));
+    return first[width(from) * width(size()) + width(to)];
+}
+
+JOINABLE_DEFINITION void Group::leave(int rank) const {
+    member(rank).has_left.store(true);
+    board_->abort(loss(rank), number_of(rank), [this] { return look_for_deaths(); });
+    shared().present.fetch_sub(1);
+}
+
+JOINABLE_DEFINITION bool Group::is_aborted(int rank) const {
+    bool const is_of_all = shared().end.has_begun();
+    if (!is_of_all && !board_->is_ending()) {
+        return false;
+    }
+    if (board_->is_aborted() && (!is_of_all || shared().end.is_given())) {
+        return true;
+    }
+    int const culprit = rank_of(is_of_all ? shared().end.writer() : board_->ended_by());
+    AbortReason reason{
+        FailureKind::communication, {}, "a process that was to tell why all ends was stopped"
+    };
+    if (culprit >= 0) {
+        reason = reason_of_delay(
+            {culprit}, "finish its abort", FirstReason::patience, rank, "waits for it"
+        );
+    }
+    if (is_of_all) {
+        end(reason, number_of(rank));
+    } else {
+        board_->abort(reason, number_of(rank), [this] { return look_for_deaths(); });
+    }
+    return true;
+}
+
+JOINABLE_DEFINITION std::optional<std::vector<int>>
+Group::ranks_here(AbortReason const& said, int number) const {
+    auto const is_of = [&](auto const& end) { return end.reason().message == said.message; };
+    if ((shared().end.is_given() && is_of(shared().end)) ||
+        (board_->is_aborted() && is_of(*board_))) {
+        return said.ranks;
+    }
+    std::optional<std::vector<int>> found;
+    for_each_child([&](Group child) {
+        if (!found && child.rank_of(number) >= 0) {
+            found = child.ranks_here(said, number);
+            if (found) {
+                std::erase_if(*found, [&](int rank) { return rank >= child.size(); });
+                std::transform(found->begin(), found->end(), found->begin(), [&](int rank) {
+                    return rank_of(child.number_of(rank));
+                });
+                std::sort(found->begin(), found->end());
+            }
+        }
+    });
+    return found;
+}
+
+JOINABLE_DEFINITION bool Group::adopt(Group child) const noexcept {
+    shared().has_split.store(true);
+    child.shared().parent = child.board_->place_of(board_);
+    add(child);
+    return !shared().end.is_given(); // or the rank that ends it finds the child after this
+}
+
+JOINABLE_DEFINITION bool Group::retire(int number) const noexcept {
+    if (shared().present.load() != 0 || shared().parent == 0 || shared().children.load() != 0) {
+        return false;
+    }
+    Group const parent = group_at(shared().parent); // lives as long as it has children
+    int nobody = 0;
+    if (!parent.shared().locked_by.compare_exchange_strong(nobody, number + 1)) {
+        return false; // the next time
+    }
+    parent.remove(*this);
+    bool const is_free = parent.shared().visitors.load() == 0;
+    if (!is_free) { // somebody may have found it before: the next time
+        parent.add(*this);
+    }
+    parent.shared().locked_by.store(0);
+    return is_free;
+}
+
+JOINABLE_DEFINITION int Group::rank_of(int number) const noexcept {
+    int rank = size() - 1;
+    while (rank >= 0 && number_of(rank) != number) {
+        --rank;
+    }
+    return rank;
+}
+
+JOINABLE_DEFINITION std::optional<AbortReason> Group::ended_by() const {
+    Group group = *this;
+    while (!group.shared().end.is_given()) {
+        if (group.shared().parent == 0) {
+            return std::nullopt;
+        }
+        group = group.group_at(group.shared().parent);
+    }
+    return group.shared().end.reason();
+}
+
+JOINABLE_DEFINITION void Group::end(AbortReason const& reason, int writer) const {
+    auto const before_sleep = [this] { return look_for_deaths(); };
+    shared().end.give(reason, writer, [] {});
+    shared().end.settle(board_->room, reason, writer, [] {}, before_sleep);
+    AbortReason const first = shared().end.reason();
+    board_->abort(first, writer, before_sleep);
+    for_each_child([&](Group child) { child.end(first, writer); });
+}
+
+JOINABLE_DEFINITION bool Group::mark_dead(
+    int number, std::string const& death, AbortReason reason, bool is_of_death, int burier
+) const {
+    int const rank = rank_of(number);
+    if (is_of_death && rank >= 0) {
+        reason.ranks = {rank};
+        reason.message = concat("rank ", rank, " failed: ", death);
+    }
+    if (shared().end.take_over(number, reason, burier, [] {})) {
+        board_->room.wake();
+    }
+    if (!shared().end.is_given()) {
+        return false; // another rank does it, or has died there as well
+    }
+    AbortReason const first = shared().end.reason();
+    is_of_death = is_of_death && first.message == reason.message;
+    board_->mark_dead(rank, number, first, burier);
+    int holder = number + 1;
+    shared().locked_by.compare_exchange_strong(holder, 0);
+    bool is_everywhere = true;
+    for_each_child([&](Group child) {
+        is_everywhere = child.mark_dead(number, death, first, is_of_death, burier) && is_everywhere;
+    });
+    return is_everywhere;
+}
+
+JOINABLE_DEFINITION void Group::add(Group child) const noexcept {
+    std::uint64_t const place = board_->place_of(child.board_);
+    std::uint64_t first = shared().children.load();
+    do {
+        child.shared().next.store(first);
+    } while (!shared().children.compare_exchange_weak(first, place));
+}
+
+JOINABLE_DEFINITION void Group::remove(Group child) const noexcept {
+    std::uint64_t const place = board_->place_of(child.board_);
+    std::uint64_t const next = child.shared().next.load();
+    std::uint64_t newer = place;
+    if (shared().children.compare_exchange_strong(newer, next)) {
+        return;
+    }
+    while (group_at(newer).shared().next.load() != place) { // those before it stay where they are
+        newer = group_at(newer).shared().next.load();
+    }
+    group_at(newer).shared().next.store(next);
+}
+
+JOINABLE_DEFINITION std::vector<int> all_numbers(int world_size) {
     std::vector<int> numbers;
     numbers.reserve(static_cast<std::size_t>(Board::checked(world_size)));
     for (int rank = 0; rank < world_size; ++rank) {
@@ -15579,10 +16795,7 @@ private:
     return numbers;
 }
 
-/// What the other ranks hear when a failure ends the body of `rank`. An error that names ranks may
-/// mean those of a group that was split off: it is told in the numbers of all. Where it is not known
-/// which group that was, it is this rank that failed.
-[[nodiscard]] inline AbortReason reason_of_exit(Group group, int rank, AbortReason reason) {
+JOINABLE_DEFINITION AbortReason reason_of_exit(Group group, int rank, AbortReason reason) {
     if (!reason.ranks.empty() && group.has_split()) {
         std::vector<int> const ranks = group.ranks_here(reason, rank).value_or(std::vector<int>{});
         if (!ranks.empty() && ranks != reason.ranks) {
@@ -15594,6 +16807,8 @@ private:
 }
 
 }}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/communicator/shared_memory/group/board_communicator.hpp
 
@@ -15612,19 +16827,9 @@ public:
 
     /// Not collective. Complete when rank `to` has received it: messages between two ranks with one
     /// tag arrive in their order. Both sides say the same count and dtype, else Mismatch on both.
-    Work send(ConstBuffer buffer, int to, int tag = 0) {
-        check_memory(buffer);
-        check_rank("destination", to, size());
-        // A send is only read from; both sides of a message share one type.
-        Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
-        return {rank_, rank_.post_message(true, to, tag, read)};
-    }
+    Work send(ConstBuffer buffer, int to, int tag = 0);
     /// Not collective. The other side of send().
-    Work receive(Buffer buffer, int from, int tag = 0) {
-        check_memory(buffer);
-        check_rank("source", from, size());
-        return {rank_, rank_.post_message(false, from, tag, buffer)};
-    }
+    Work receive(Buffer buffer, int from, int tag = 0);
 
     /// Local. The first reason wins; every wait that cannot complete any more throws it.
     void abort(AbortReason const& reason) { rank_.abort(reason); }
@@ -15654,51 +16859,10 @@ protected:
     explicit BoardCommunicator(Arguments&&... arguments)
         : rank_{std::forward<Arguments>(arguments)...} {}
     /// The rank leaves its group: ranks that wait for it get PeerFailed.
-    ~BoardCommunicator() {
-        if (unwinding_.has_begun()) {
-            rank_.abort_for_exception("the scope of its communicator");
-        }
-        rank_.group().leave(rank());
-    }
+    ~BoardCommunicator();
 
     /// What split() does before there is a communicator.
-    [[nodiscard]] Slot allot_slot(int color, int key) {
-        if (color < 0) {
-            throw ContractViolation{
-                concat("split needs a color of at least 0, but was given ", color)
-            };
-        }
-        std::array<std::int32_t, 2> const mine{color, key};
-        std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
-        this->all_gather({mine.data(), 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32})
-            .wait();
-        std::vector<int> members;
-        for (int other = 0; other < size(); ++other) {
-            if (all[static_cast<std::size_t>(other)][0] == color) {
-                members.push_back(other);
-            }
-        }
-        std::sort(members.begin(), members.end(), [&](int a, int b) {
-            return std::pair{all[static_cast<std::size_t>(a)][1], a} <
-                   std::pair{all[static_cast<std::size_t>(b)][1], b};
-        });
-        int const maker = members.front();
-        std::uint64_t const made = rank() == maker ? rank_.make_group(members) : 0;
-        std::vector<std::uint64_t> places(all.size());
-        this->all_gather({&made, 1, DType::u64}, {places.data(), places.size(), DType::u64}).wait();
-        std::uint64_t const place = places[static_cast<std::size_t>(maker)];
-        if (place == 0) {
-            throw CommunicationError{concat(
-                "rank ",
-                maker,
-                " has no memory left that it shares, for a group of ",
-                members.size(),
-                " ranks: wait for what is under way, or leave groups before making new ones"
-            )};
-        }
-        auto const slot = std::find(members.begin(), members.end(), rank());
-        return {rank_.group().group_at(place), static_cast<int>(slot - members.begin())};
-    }
+    [[nodiscard]] Slot allot_slot(int color, int key);
 
     Rank rank_;
 
@@ -15711,6 +16875,82 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/shared_memory/group/board_communicator.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+template <class Rank, class Work>
+Work BoardCommunicator<Rank, Work>::send(ConstBuffer buffer, int to, int tag) {
+    check_memory(buffer);
+    check_rank("destination", to, size());
+    // A send is only read from; both sides of a message share one type.
+    Buffer const read{const_cast<void*>(buffer.data), buffer.count, buffer.dtype};
+    return {rank_, rank_.post_message(true, to, tag, read)};
+}
+
+template <class Rank, class Work>
+Work BoardCommunicator<Rank, Work>::receive(Buffer buffer, int from, int tag) {
+    check_memory(buffer);
+    check_rank("source", from, size());
+    return {rank_, rank_.post_message(false, from, tag, buffer)};
+}
+
+template <class Rank, class Work>
+BoardCommunicator<Rank, Work>::~BoardCommunicator() {
+    if (unwinding_.has_begun()) {
+        rank_.abort_for_exception("the scope of its communicator");
+    }
+    rank_.group().leave(rank());
+}
+
+template <class Rank, class Work>
+typename BoardCommunicator<Rank, Work>::Slot
+BoardCommunicator<Rank, Work>::allot_slot(int color, int key) {
+    if (color < 0) {
+        throw ContractViolation{concat("split needs a color of at least 0, but was given ", color)};
+    }
+    std::array<std::int32_t, 2> const mine{color, key};
+    std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
+    this->all_gather({mine.data(), 2, DType::i32}, {all.data(), 2 * all.size(), DType::i32}).wait();
+    std::vector<int> members;
+    for (int other = 0; other < size(); ++other) {
+        if (all[static_cast<std::size_t>(other)][0] == color) {
+            members.push_back(other);
+        }
+    }
+    std::sort(members.begin(), members.end(), [&](int a, int b) {
+        return std::pair{all[static_cast<std::size_t>(a)][1], a} <
+               std::pair{all[static_cast<std::size_t>(b)][1], b};
+    });
+    int const maker = members.front();
+    std::uint64_t const made = rank() == maker ? rank_.make_group(members) : 0;
+    std::vector<std::uint64_t> places(all.size());
+    this->all_gather({&made, 1, DType::u64}, {places.data(), places.size(), DType::u64}).wait();
+    std::uint64_t const place = places[static_cast<std::size_t>(maker)];
+    if (place == 0) {
+        throw CommunicationError{concat(
+            "rank ",
+            maker,
+            " has no memory left that it shares, for a group of ",
+            members.size(),
+            " ranks: wait for what is under way, or leave groups before making new ones"
+        )};
+    }
+    auto const slot = std::find(members.begin(), members.end(), rank());
+    return {rank_.group().group_at(place), static_cast<int>(slot - members.begin())};
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/communicator/shared_memory/engine/lent_memory.hpp
 
@@ -15774,74 +17014,20 @@ public:
     /// back. Linear in the elements.
     /// @throws ContractViolation  there will never be room. Throws what the Room throws.
     [[nodiscard]] bool
-    lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size_t ring = 0) {
-        bool const copies_in = !room_->reaches(in);
-        bool const copies_out = !room_->reaches(out);
-        bool const is_in_place = in.data == out.data && copies_in;
-        std::size_t const in_bytes = copies_in ? in_cache_lines(in.bytes()) : 0;
-        std::size_t const out_at = is_in_place ? 0 : in_bytes;
-        std::size_t const out_end = copies_out ? out_at + in_cache_lines(out.bytes()) : 0;
-        std::size_t const all = (std::max)(in_bytes, out_end);
-        bool const is_sliced = ring != 0 && all > ring;
-        std::size_t const bytes = is_sliced ? ring : all;
-        if (bytes > room_->size()) {
-            throw ContractViolation{concat(
-                "a collective of ",
-                bytes,
-                " bytes does not fit in the ",
-                room_->size(),
-                " bytes that a process rank shares: cut it into smaller ones"
-            )};
-        }
-        std::byte* const copies = bytes == 0 ? nullptr : room_->allocate(bytes);
-        if (bytes != 0 && copies == nullptr) {
-            return false;
-        }
-        Loan& loan = loans_[sequence % loans_.size()];
-        loan = {copies, bytes, {}, copies_in ? in : ConstBuffer{}, copies_out ? out : Buffer{}};
-        if (is_sliced) {
-            loan.at = {copies, copies, ring};
-            return true;
-        }
-        loan.at = {copies_in ? copies : in.data, copies_out ? copies + out_at : out.data};
-        copy(copies, loan.in.data, loan.in.bytes());
-        return true;
-    }
+    lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size_t ring = 0);
     [[nodiscard]] LentAddresses lent(std::uint64_t sequence, ConstBuffer, Buffer) const noexcept {
         return loans_[sequence % loans_.size()].at;
     }
 
     /// Where the rank itself has the buffers of a collective that moves in slices.
-    [[nodiscard]] LentAddresses own(std::uint64_t sequence) const noexcept {
-        Loan const& loan = loans_[sequence % loans_.size()];
-        return loan.at.ring == 0 ? loan.at : LentAddresses{loan.in.data, loan.out.data};
-    }
+    [[nodiscard]] LentAddresses own(std::uint64_t sequence) const noexcept;
     /// The bytes [begin, end) of the input to their place in the ring. They do not pass its end.
-    void copy_in(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept {
-        Loan const& loan = loans_[sequence % loans_.size()];
-        if (loan.in.count != 0) {
-            auto const* const from = static_cast<std::byte const*>(loan.in.data) + begin;
-            copy(loan.copies + begin % loan.bytes, from, end - begin);
-        }
-    }
+    void copy_in(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept;
     /// The same from the ring to the output.
-    void copy_out(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept {
-        Loan const& loan = loans_[sequence % loans_.size()];
-        if (loan.out.count != 0) {
-            auto* const to = static_cast<std::byte*>(loan.out.data) + begin;
-            copy(to, loan.copies + begin % loan.bytes, end - begin);
-        }
-    }
+    void copy_out(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept;
 
     /// Copies the output to the rank's own buffer, unless it was written there.
-    void give_back(std::uint64_t sequence) noexcept {
-        Loan& loan = loans_[sequence % loans_.size()];
-        if (loan.at.ring == 0) {
-            copy(loan.out.data, loan.at.out, loan.out.bytes());
-        }
-        free(loan);
-        loan = {};
-    }
+    void give_back(std::uint64_t sequence) noexcept;
 
 private:
     struct Loan {
@@ -15872,6 +17058,85 @@ using LentBy = std::conditional_t<Memory::is_all_in_reach, OwnMemory, StagedMemo
 
 }}} // namespace joinable::v0::detail
 
+// ---- joinable/communicator/shared_memory/engine/lent_memory.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION bool
+StagedMemory::lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size_t ring) {
+    bool const copies_in = !room_->reaches(in);
+    bool const copies_out = !room_->reaches(out);
+    bool const is_in_place = in.data == out.data && copies_in;
+    std::size_t const in_bytes = copies_in ? in_cache_lines(in.bytes()) : 0;
+    std::size_t const out_at = is_in_place ? 0 : in_bytes;
+    std::size_t const out_end = copies_out ? out_at + in_cache_lines(out.bytes()) : 0;
+    std::size_t const all = (std::max)(in_bytes, out_end);
+    bool const is_sliced = ring != 0 && all > ring;
+    std::size_t const bytes = is_sliced ? ring : all;
+    if (bytes > room_->size()) {
+        throw ContractViolation{concat(
+            "a collective of ",
+            bytes,
+            " bytes does not fit in the ",
+            room_->size(),
+            " bytes that a process rank shares: cut it into smaller ones"
+        )};
+    }
+    std::byte* const copies = bytes == 0 ? nullptr : room_->allocate(bytes);
+    if (bytes != 0 && copies == nullptr) {
+        return false;
+    }
+    Loan& loan = loans_[sequence % loans_.size()];
+    loan = {copies, bytes, {}, copies_in ? in : ConstBuffer{}, copies_out ? out : Buffer{}};
+    if (is_sliced) {
+        loan.at = {copies, copies, ring};
+        return true;
+    }
+    loan.at = {copies_in ? copies : in.data, copies_out ? copies + out_at : out.data};
+    copy(copies, loan.in.data, loan.in.bytes());
+    return true;
+}
+
+JOINABLE_DEFINITION LentAddresses StagedMemory::own(std::uint64_t sequence) const noexcept {
+    Loan const& loan = loans_[sequence % loans_.size()];
+    return loan.at.ring == 0 ? loan.at : LentAddresses{loan.in.data, loan.out.data};
+}
+
+JOINABLE_DEFINITION void
+StagedMemory::copy_in(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept {
+    Loan const& loan = loans_[sequence % loans_.size()];
+    if (loan.in.count != 0) {
+        auto const* const from = static_cast<std::byte const*>(loan.in.data) + begin;
+        copy(loan.copies + begin % loan.bytes, from, end - begin);
+    }
+}
+
+JOINABLE_DEFINITION void
+StagedMemory::copy_out(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept {
+    Loan const& loan = loans_[sequence % loans_.size()];
+    if (loan.out.count != 0) {
+        auto* const to = static_cast<std::byte*>(loan.out.data) + begin;
+        copy(to, loan.copies + begin % loan.bytes, end - begin);
+    }
+}
+
+JOINABLE_DEFINITION void StagedMemory::give_back(std::uint64_t sequence) noexcept {
+    Loan& loan = loans_[sequence % loans_.size()];
+    if (loan.at.ring == 0) {
+        copy(loan.out.data, loan.at.out, loan.out.bytes());
+    }
+    free(loan);
+    loan = {};
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
 // ---- joinable/communicator/shared_memory/engine/endpoint.hpp
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -15884,8 +17149,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 template <class Group, class Memory = OwnMemory>
 class Endpoint {
 public:
-    Endpoint(Group group, int rank, Memory memory = {}) noexcept
-        : group_{group}, board_{group_.board()}, rank_{rank}, memory_{std::move(memory)} {}
+    Endpoint(Group group, int rank, Memory memory = {}) noexcept;
     Endpoint(Endpoint const&) = delete;
     Endpoint& operator=(Endpoint const&) = delete;
 
@@ -15906,70 +17170,10 @@ public:
         return retired_ == next_ ? std::vector<int>{} : board_.missing(retired_);
     }
 
-    /// See the Memory, where it has arenas.
-    [[nodiscard]] Arena allocate(std::size_t bytes, std::size_t alignment) {
-        return memory_.allocate(bytes, alignment);
-    }
+    [[nodiscard]] Memory& memory() noexcept { return memory_; }
 
     /// Arrives in the next collective and returns its number.
-    std::uint64_t post(Request const& request) {
-        auto const& [said, in, out, sends, expects] = request;
-        make_room();
-        std::uint64_t const sequence = next_;
-        std::size_t const bytes = said.count * size_of(said.dtype);
-        bool const is_small = detail::is_small(said);
-        bool const is_on_line = is_small && bytes <= ArrivalLine::inline_bytes;
-        pending_of(sequence) = {said, out.data, is_small, is_on_line};
-        ArrivalLine& line = board_.line(rank_, sequence);
-        std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
-        if ((old & ArrivalLine::frozen) != 0) {
-            throw_failure(board_.reason());
-        }
-        if (!is_on_line) {
-            line.payload[ArrivalLine::count] = said.count;
-        }
-        if (!is_small) {
-            std::size_t const ring = Slices::fit(said.collective) ? Slices::ring_bytes(board_) : 0;
-            while (!memory_.lend(sequence, in, out, ring)) {
-                if (retired_ == next_) {
-                    throw ContractViolation{
-                        "a collective finds no place in the memory that a rank shares: wait for "
-                        "messages and for collectives of other groups that are under way"
-                    };
-                }
-                finish(retired_);
-            }
-            LentAddresses const at = memory_.lent(sequence, in, out);
-            line.payload[ArrivalLine::in] = board_.place_of(at.in);
-            line.payload[ArrivalLine::out] = board_.place_of(at.out);
-            line.payload[ArrivalLine::factor] = std::bit_cast<std::uint64_t>(said.factor);
-            line.payload[ArrivalLine::ring] = at.ring;
-            if (said.has_counts) {
-                auto const mine = board_.sends(rank_, sequence);
-                reserve_once(counts_, sequence, mine.data(), 2 * mine.size_bytes());
-                sends.copy_to(mine);
-                expects.copy_to(board_.expects(rank_, sequence));
-            }
-            board_.progress(rank_, sequence).reset();
-        } else if (in.count != 0) {
-            auto* const place = contribution(board_, sequence, rank_, is_on_line);
-            if (!is_on_line) {
-                reserve_once(slots_, sequence, place, tuning::slot_bytes);
-            }
-            std::memcpy(place, in.data, bytes);
-        }
-        std::uint64_t const word = ArrivalLine::encode(sequence, said, is_on_line);
-        if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
-            throw_failure(board_.reason());
-        }
-        ++next_;
-        board_.room.wake();
-        if (!is_small && board_.helpers_room.has_sleepers() &&
-            arrival_of(sequence) == Arrival::complete) {
-            board_.helpers_room.wake(); // done by the rank that comes last
-        }
-        return sequence;
-    }
+    std::uint64_t post(Request const& request);
 
     [[nodiscard]] bool is_done(std::uint64_t sequence) const noexcept {
         return sequence < retired_ || pending_[sequence % Board::max_in_flight].is_done;
@@ -15977,120 +17181,17 @@ public:
 
     /// Makes progress. Whether this rank's buffers are final.
     /// @throws TimedOut  after aborting the group: it was polled for the deadline, and ranks are missing.
-    [[nodiscard]] bool test(std::uint64_t sequence) {
-        if (progress(sequence)) {
-            return true;
-        }
-        Pending& pending = pending_of(sequence);
-        return arrival_of(sequence) == Arrival::waiting &&
-               has_polled_too_long(
-                   pending.polled,
-                   [&] { return board_.missing(sequence); },
-                   "arrive",
-                   [&] { return "waits in " + pending.said.text(); }
-               ) &&
-               progress(sequence); // throws, unless all have arrived meanwhile
-    }
+    [[nodiscard]] bool test(std::uint64_t sequence);
 
     /// Makes progress, by not more than this rank's own share if that is not computed yet: so a rank
     /// that tests amid other work does no more of it than the others. Also by slices of other
     /// collectives, for which other ranks may wait. Whether its buffers are final.
-    [[nodiscard]] bool progress(std::uint64_t sequence) {
-        Pending const& pending = pending_of(sequence);
-        bool const is_first =
-            !is_done(sequence) && (!pending.has_agreed || has_own_share(sequence, pending));
-        if (try_finish(sequence, is_first ? 1 : size())) {
-            return true;
-        }
-        for (std::uint64_t other = retired_; Memory::needs_slices && other != next_; ++other) {
-            if (other != sequence && has_slices(other)) {
-                advance_other(other);
-            }
-        }
-        group_.look_for_deaths(); // who polls may never wait
-        return false;
-    }
+    [[nodiscard]] bool progress(std::uint64_t sequence);
 
     /// Makes progress, by that many shares. Whether this rank's buffers are final.
-    [[nodiscard]] bool try_finish(std::uint64_t sequence, int shares) {
-        if (is_done(sequence)) {
-            return true;
-        }
-        Pending& pending = pending_of(sequence);
-        if (!pending.has_agreed) {
-            switch (arrival_of(sequence)) {
-            case Arrival::waiting: return false;
-            case Arrival::never: throw_failure(board_.reason());
-            case Arrival::complete: break;
-            }
-            if (auto const reason = disagreement(board_, sequence, pending.said)) {
-                pending.is_refused = true;
-                group_.abort(*reason, rank_);
-                throw_failure(*reason);
-            }
-            pending.is_sliced = !pending.is_small && Pipeline::is_needed(board_, sequence);
-            if (pending.is_sliced) {
-                pending.pipeline = Pipeline{board_, sequence, pending.said};
-            } else if (!pending.is_small) {
-                pending.cut = Cut{
-                    Exchange{board_, sequence, pending.said}, size_of(pending.said.dtype), size()
-                };
-            }
-            pending.has_agreed = true;
-        }
-        if (pending.is_small) {
-            combine_contributions(
-                board_, sequence, pending.said, pending.is_on_line, rank_, pending.out
-            );
-        } else if (pending.is_sliced) {
-            if (!pending.pipeline.advance(board_, pending.said, rank_, memory_)) {
-                if (pending.pipeline.is_lost(board_)) {
-                    give_up(sequence);
-                    if (!pending.pipeline.is_in_use(board_)) {
-                        throw_failure(board_.reason());
-                    }
-                }
-                return false;
-            }
-            memory_.give_back(sequence);
-        } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_, shares)) {
-            memory_.give_back(sequence);
-        } else if (shares == size() && chunks_are_lost(board_, sequence, pending.cut)) {
-            throw_failure(board_.reason());
-        } else {
-            return false;
-        }
-        pending.is_done = true;
-        retire();
-        return true;
-    }
+    [[nodiscard]] bool try_finish(std::uint64_t sequence, int shares);
 
-    void finish(std::uint64_t sequence) {
-        if (try_finish(sequence, size())) {
-            return;
-        }
-        Pending const& pending = pending_of(sequence);
-        wait_for_others(
-            [&] { return arrival_of(sequence) != Arrival::waiting; },
-            [&] { return board_.missing(sequence); },
-            "arrive",
-            [&] { return "waits in " + pending.said.text(); }
-        );
-        while (!try_finish(sequence, size())) { // all have arrived
-            if (pending.is_sliced) {
-                wait_for_slices(sequence);
-                continue;
-            }
-            auto const is_over = [&] { // the last chunks are being computed
-                return chunks_are_done(board_, sequence, pending.cut) ||
-                       chunks_are_lost(board_, sequence, pending.cut);
-            };
-            // A thread never stops for long; should it be late, it still writes to this rank's buffer.
-            if (!wait(is_over, deadline_) && Memory::needs_slices) {
-                give_up_on_computing(sequence);
-            }
-        }
-    }
+    void finish(std::uint64_t sequence);
 
     /// Waits until `ready()` or until the deadline. It begins anew when a rank that holds this one
     /// up says that it is alive. `holding_up()` lists those ranks; if none is left at the deadline,
@@ -16099,57 +17200,18 @@ public:
     template <class Ready, class HoldingUp, class Does>
     void wait_for_others(
         Ready const& ready, HoldingUp const& holding_up, char const* to_do, Does const& does
-    ) {
-        auto const start = now();
-        std::chrono::nanoseconds left = deadline_;
-        while (!wait(ready, left)) {
-            std::vector<int> overdue = holding_up();
-            if (overdue.empty()) {
-                return;
-            }
-            left = take_overdue(overdue, now() - start);
-            if (!overdue.empty()) {
-                abort_for(overdue, to_do, does());
-            }
-        }
-    }
+    );
     /// The same for a rank that tests in place of waiting, and has just found that it is not ready.
     /// Whether the group is aborted because of that.
     template <class HoldingUp, class Does>
     [[nodiscard]] bool has_polled_too_long(
         PolledTime& polled, HoldingUp const& holding_up, char const* to_do, Does const& does
-    ) {
-        if (!polled.reaches(deadline_)) {
-            return false;
-        }
-        std::vector<int> overdue = holding_up();
-        polled.set(deadline_ - take_overdue(overdue, polled.count()));
-        if (!overdue.empty()) {
-            abort_for(overdue, to_do, does());
-        }
-        return !overdue.empty();
-    }
+    );
 
     /// Whether `ready()` before the deadline. Meanwhile this rank's other collectives make
     /// progress; each time that one does, the deadline begins anew.
     template <class Ready>
-    bool wait(Ready const& ready, std::chrono::nanoseconds deadline) {
-        for (;;) {
-            std::uint64_t other = next_;
-            auto const is_ready_or_free = [&] {
-                return ready() || (other = find_other()) != next_;
-            };
-            if (!board_.room.wait(is_ready_or_free, deadline, [&] {
-                    return group_.look_for_deaths();
-                })) {
-                return false;
-            }
-            if (other == next_) {
-                return true;
-            }
-            advance_other(other);
-        }
-    }
+    bool wait(Ready const& ready, std::chrono::nanoseconds deadline);
 
 private:
     struct Pending {
@@ -16177,89 +17239,22 @@ private:
     /// Leaves in `overdue` the ranks that have said nothing since the deadline, of which this one has
     /// waited for so long. Returns for how much longer to wait for the others.
     [[nodiscard]] std::chrono::nanoseconds
-    take_overdue(std::vector<int>& overdue, std::chrono::nanoseconds waited) {
-        return take_ranks_at_work(overdue, deadline_, [&](int rank) {
-            std::chrono::steady_clock::time_point const alive{
-                std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
-            };
-            return (std::min)(waited, std::chrono::nanoseconds{now() - alive});
-        });
-    }
+    take_overdue(std::vector<int>& overdue, std::chrono::nanoseconds waited);
     /// Before this rank writes to what it has on the board for the collectives of one place in flight.
     void reserve_once(
         std::uint64_t& reserved, std::uint64_t sequence, void const* data, std::size_t bytes
-    ) {
-        std::uint64_t const bit = std::uint64_t{1} << sequence % Board::max_in_flight;
-        if ((reserved & bit) == 0) {
-            group_.reserve(data, bytes);
-            reserved |= bit;
-        }
-    }
+    );
     /// Ranks that have not finished a chunk at the deadline: their processes have been stopped.
-    void give_up_on_computing(std::uint64_t sequence) {
-        std::vector<int> const overdue = board_.computing(sequence);
-        if (!overdue.empty()) {
-            abort_for(overdue, "finish its share", "waits in " + pending_of(sequence).said.text());
-        }
-        for (int const rank : overdue) {
-            board_.give_up_on(rank);
-        }
-    }
+    void give_up_on_computing(std::uint64_t sequence);
     /// Until the pipeline can advance, or never will.
-    void wait_for_slices(std::uint64_t sequence) {
-        Pipeline const& pipeline = pending_of(sequence).pipeline;
-        auto const is_over = [&] {
-            return is_done(sequence) || pipeline.can_advance(board_, rank_) ||
-                   (pipeline.is_lost(board_) &&
-                    (!has_given_up(sequence) || !pipeline.is_in_use(board_)));
-        };
-        wait_for_others(
-            is_over,
-            [&] { return board_.is_aborted() ? std::vector<int>{} : pipeline.holding_up(board_); },
-            "copy a slice",
-            [&] { return "waits in " + pending_of(sequence).said.text(); }
-        );
-        if (!is_over()) { // the deadline of a group that had failed before
-            give_up(sequence);
-            throw_failure(board_.reason());
-        }
-    }
+    void wait_for_slices(std::uint64_t sequence);
     [[nodiscard]] bool has_given_up(std::uint64_t sequence) noexcept {
         return board_.progress(rank_, sequence).has_given_up.load();
     }
-    void give_up(std::uint64_t sequence) noexcept {
-        if (!has_given_up(sequence)) {
-            board_.progress(rank_, sequence).has_given_up.store(true);
-            board_.room.wake();
-        }
-    }
+    void give_up(std::uint64_t sequence) noexcept;
 
     /// The slot of the next collective is free when every rank has finished what used it before.
-    void make_room() {
-        constexpr std::uint64_t max_in_flight = Board::max_in_flight;
-        if (next_ < max_in_flight + all_retired_) {
-            return;
-        }
-        if (retired_ + max_in_flight <= next_) {
-            finish(retired_);
-        }
-        auto const others_have_room = [&] {
-            all_retired_ = next_;
-            for (int rank = 0; rank < size(); ++rank) {
-                all_retired_ = (std::min)(all_retired_, board_.release(rank));
-            }
-            return next_ < max_in_flight + all_retired_ || board_.is_aborted();
-        };
-        wait_for_others(
-            others_have_room,
-            [&] { return board_.holding_up(next_); },
-            "finish a collective",
-            [] { return "posts another one"; }
-        );
-        if (board_.is_aborted()) {
-            throw_failure(board_.reason());
-        }
-    }
+    void make_room();
 
     /// The first collective of this rank in which it can compute; without one, the next one's number.
     [[nodiscard]] std::uint64_t find_other() noexcept {
@@ -16269,50 +17264,16 @@ private:
         }
         return other;
     }
-    [[nodiscard]] bool can_compute(std::uint64_t sequence) noexcept {
-        Pending const& pending = pending_of(sequence);
-        return !pending.is_small && !pending.is_done && !pending.is_refused &&
-               arrival_of(sequence) == Arrival::complete &&
-               (!pending.has_agreed ||
-                (pending.is_sliced ? pending.pipeline.can_advance(board_, rank_)
-                                   : has_unclaimed(board_, sequence, pending.cut)));
-    }
+    [[nodiscard]] bool can_compute(std::uint64_t sequence) noexcept;
     /// For this rank to copy or to compute.
-    [[nodiscard]] bool has_slices(std::uint64_t sequence) noexcept {
-        Pending const& pending = pending_of(sequence);
-        return can_compute(sequence) &&
-               (pending.has_agreed ? pending.is_sliced : Pipeline::is_needed(board_, sequence));
-    }
-    void advance_other(std::uint64_t sequence) noexcept {
-        try {
-            static_cast<void>(try_finish(sequence, size()));
-        } catch (...) { // NOLINT(bugprone-empty-catch): its own wait() throws it
-        }
-    }
+    [[nodiscard]] bool has_slices(std::uint64_t sequence) noexcept;
+    void advance_other(std::uint64_t sequence) noexcept;
     [[nodiscard]] bool has_own_share(std::uint64_t sequence, Pending const& pending) noexcept {
         return !pending.is_small && has_unclaimed(board_, sequence, pending.cut, rank_);
     }
-    [[nodiscard]] Arrival arrival_of(std::uint64_t sequence) noexcept {
-        for (int rank = 0; rank < size(); ++rank) {
-            std::uint64_t const word = board_.line(rank, sequence).word.load();
-            if ((word & ArrivalLine::sequence_mask) != (sequence & ArrivalLine::sequence_mask)) {
-                return (word & ArrivalLine::frozen) != 0 ? Arrival::never : Arrival::waiting;
-            }
-        }
-        return Arrival::complete;
-    }
+    [[nodiscard]] Arrival arrival_of(std::uint64_t sequence) noexcept;
 
-    void retire() noexcept {
-        std::uint64_t retired = retired_;
-        while (retired < next_ && pending_of(retired).is_done) {
-            ++retired;
-        }
-        if (retired != retired_) {
-            retired_ = retired;
-            board_.retired(rank_).store(retired);
-            board_.room.wake();
-        }
-    }
+    void retire() noexcept;
 
     void
     abort_for(std::vector<int> const& overdue, char const* to_do, std::string const& meanwhile) {
@@ -16334,6 +17295,388 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/shared_memory/engine/endpoint.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <bit>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+template <class Group, class Memory>
+Endpoint<Group, Memory>::Endpoint(Group group, int rank, Memory memory) noexcept
+    : group_{group}, board_{group_.board()}, rank_{rank}, memory_{std::move(memory)} {}
+
+template <class Group, class Memory>
+std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
+    auto const& [said, in, out, sends, expects] = request;
+    make_room();
+    std::uint64_t const sequence = next_;
+    std::size_t const bytes = said.count * size_of(said.dtype);
+    bool const is_small = detail::is_small(said);
+    bool const is_on_line = is_small && bytes <= ArrivalLine::inline_bytes;
+    pending_of(sequence) = {said, out.data, is_small, is_on_line};
+    ArrivalLine& line = board_.line(rank_, sequence);
+    std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
+    if ((old & ArrivalLine::frozen) != 0) {
+        throw_failure(board_.reason());
+    }
+    if (!is_on_line) {
+        line.payload[ArrivalLine::count] = said.count;
+    }
+    if (!is_small) {
+        std::size_t const ring = Slices::fit(said.collective) ? Slices::ring_bytes(board_) : 0;
+        while (!memory_.lend(sequence, in, out, ring)) {
+            if (retired_ == next_) {
+                throw ContractViolation{
+                    "a collective finds no place in the memory that a rank shares: wait for "
+                    "messages and for collectives of other groups that are under way"
+                };
+            }
+            finish(retired_);
+        }
+        LentAddresses const at = memory_.lent(sequence, in, out);
+        line.payload[ArrivalLine::in] = board_.place_of(at.in);
+        line.payload[ArrivalLine::out] = board_.place_of(at.out);
+        line.payload[ArrivalLine::factor] = std::bit_cast<std::uint64_t>(said.factor);
+        line.payload[ArrivalLine::ring] = at.ring;
+        if (said.has_counts) {
+            auto const mine = board_.sends(rank_, sequence);
+            reserve_once(counts_, sequence, mine.data(), 2 * mine.size_bytes());
+            sends.copy_to(mine);
+            expects.copy_to(board_.expects(rank_, sequence));
+        }
+        board_.progress(rank_, sequence).reset();
+    } else if (in.count != 0) {
+        auto* const place = contribution(board_, sequence, rank_, is_on_line);
+        if (!is_on_line) {
+            reserve_once(slots_, sequence, place, tuning::slot_bytes);
+        }
+        std::memcpy(place, in.data, bytes);
+    }
+    std::uint64_t const word = ArrivalLine::encode(sequence, said, is_on_line);
+    if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
+        throw_failure(board_.reason());
+    }
+    ++next_;
+    board_.room.wake();
+    if (!is_small && board_.helpers_room.has_sleepers() &&
+        arrival_of(sequence) == Arrival::complete) {
+        board_.helpers_room.wake(); // done by the rank that comes last
+    }
+    return sequence;
+}
+
+template <class Group, class Memory>
+bool Endpoint<Group, Memory>::test(std::uint64_t sequence) {
+    if (progress(sequence)) {
+        return true;
+    }
+    Pending& pending = pending_of(sequence);
+    return arrival_of(sequence) == Arrival::waiting &&
+           has_polled_too_long(
+               pending.polled,
+               [&] { return board_.missing(sequence); },
+               "arrive",
+               [&] { return "waits in " + pending.said.text(); }
+           ) &&
+           progress(sequence); // throws, unless all have arrived meanwhile
+}
+
+template <class Group, class Memory>
+bool Endpoint<Group, Memory>::progress(std::uint64_t sequence) {
+    Pending const& pending = pending_of(sequence);
+    bool const is_first =
+        !is_done(sequence) && (!pending.has_agreed || has_own_share(sequence, pending));
+    if (try_finish(sequence, is_first ? 1 : size())) {
+        return true;
+    }
+    for (std::uint64_t other = retired_; Memory::needs_slices && other != next_; ++other) {
+        if (other != sequence && has_slices(other)) {
+            advance_other(other);
+        }
+    }
+    group_.look_for_deaths(); // who polls may never wait
+    return false;
+}
+
+template <class Group, class Memory>
+bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
+    if (is_done(sequence)) {
+        return true;
+    }
+    Pending& pending = pending_of(sequence);
+    if (!pending.has_agreed) {
+        switch (arrival_of(sequence)) {
+        case Arrival::waiting: return false;
+        case Arrival::never: throw_failure(board_.reason());
+        case Arrival::complete: break;
+        }
+        if (auto const reason = disagreement(board_, sequence, pending.said)) {
+            pending.is_refused = true;
+            group_.abort(*reason, rank_);
+            throw_failure(*reason);
+        }
+        pending.is_sliced = !pending.is_small && Pipeline::is_needed(board_, sequence);
+        if (pending.is_sliced) {
+            pending.pipeline = Pipeline{board_, sequence, pending.said};
+        } else if (!pending.is_small) {
+            pending.cut =
+                Cut{Exchange{board_, sequence, pending.said}, size_of(pending.said.dtype), size()};
+        }
+        pending.has_agreed = true;
+    }
+    if (pending.is_small) {
+        combine_contributions(
+            board_, sequence, pending.said, pending.is_on_line, rank_, pending.out
+        );
+    } else if (pending.is_sliced) {
+        if (!pending.pipeline.advance(board_, pending.said, rank_, memory_)) {
+            if (pending.pipeline.is_lost(board_)) {
+                give_up(sequence);
+                if (!pending.pipeline.is_in_use(board_)) {
+                    throw_failure(board_.reason());
+                }
+            }
+            return false;
+        }
+        memory_.give_back(sequence);
+    } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_, shares)) {
+        memory_.give_back(sequence);
+    } else if (shares == size() && chunks_are_lost(board_, sequence, pending.cut)) {
+        throw_failure(board_.reason());
+    } else {
+        return false;
+    }
+    pending.is_done = true;
+    retire();
+    return true;
+}
+
+template <class Group, class Memory>
+void Endpoint<Group, Memory>::finish(std::uint64_t sequence) {
+    if (try_finish(sequence, size())) {
+        return;
+    }
+    Pending const& pending = pending_of(sequence);
+    wait_for_others(
+        [&] { return arrival_of(sequence) != Arrival::waiting; },
+        [&] { return board_.missing(sequence); },
+        "arrive",
+        [&] { return "waits in " + pending.said.text(); }
+    );
+    while (!try_finish(sequence, size())) { // all have arrived
+        if (pending.is_sliced) {
+            wait_for_slices(sequence);
+            continue;
+        }
+        auto const is_over = [&] { // the last chunks are being computed
+            return chunks_are_done(board_, sequence, pending.cut) ||
+                   chunks_are_lost(board_, sequence, pending.cut);
+        };
+        // A thread never stops for long; should it be late, it still writes to this rank's buffer.
+        if (!wait(is_over, deadline_) && Memory::needs_slices) {
+            give_up_on_computing(sequence);
+        }
+    }
+}
+
+template <class Group, class Memory>
+template <class Ready, class HoldingUp, class Does>
+void Endpoint<Group, Memory>::wait_for_others(
+    Ready const& ready, HoldingUp const& holding_up, char const* to_do, Does const& does
+) {
+    auto const start = now();
+    std::chrono::nanoseconds left = deadline_;
+    while (!wait(ready, left)) {
+        std::vector<int> overdue = holding_up();
+        if (overdue.empty()) {
+            return;
+        }
+        left = take_overdue(overdue, now() - start);
+        if (!overdue.empty()) {
+            abort_for(overdue, to_do, does());
+        }
+    }
+}
+
+template <class Group, class Memory>
+template <class HoldingUp, class Does>
+bool Endpoint<Group, Memory>::has_polled_too_long(
+    PolledTime& polled, HoldingUp const& holding_up, char const* to_do, Does const& does
+) {
+    if (!polled.reaches(deadline_)) {
+        return false;
+    }
+    std::vector<int> overdue = holding_up();
+    polled.set(deadline_ - take_overdue(overdue, polled.count()));
+    if (!overdue.empty()) {
+        abort_for(overdue, to_do, does());
+    }
+    return !overdue.empty();
+}
+
+template <class Group, class Memory>
+template <class Ready>
+bool Endpoint<Group, Memory>::wait(Ready const& ready, std::chrono::nanoseconds deadline) {
+    for (;;) {
+        std::uint64_t other = next_;
+        auto const is_ready_or_free = [&] { return ready() || (other = find_other()) != next_; };
+        if (!board_.room.wait(is_ready_or_free, deadline, [&] {
+                return group_.look_for_deaths();
+            })) {
+            return false;
+        }
+        if (other == next_) {
+            return true;
+        }
+        advance_other(other);
+    }
+}
+
+template <class Group, class Memory>
+std::chrono::nanoseconds
+Endpoint<Group, Memory>::take_overdue(std::vector<int>& overdue, std::chrono::nanoseconds waited) {
+    return take_ranks_at_work(overdue, deadline_, [&](int rank) {
+        std::chrono::steady_clock::time_point const alive{
+            std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
+        };
+        return (std::min)(waited, std::chrono::nanoseconds{now() - alive});
+    });
+}
+
+template <class Group, class Memory>
+void Endpoint<Group, Memory>::reserve_once(
+    std::uint64_t& reserved, std::uint64_t sequence, void const* data, std::size_t bytes
+) {
+    std::uint64_t const bit = std::uint64_t{1} << sequence % Board::max_in_flight;
+    if ((reserved & bit) == 0) {
+        group_.reserve(data, bytes);
+        reserved |= bit;
+    }
+}
+
+template <class Group, class Memory>
+void Endpoint<Group, Memory>::give_up_on_computing(std::uint64_t sequence) {
+    std::vector<int> const overdue = board_.computing(sequence);
+    if (!overdue.empty()) {
+        abort_for(overdue, "finish its share", "waits in " + pending_of(sequence).said.text());
+    }
+    for (int const rank : overdue) {
+        board_.give_up_on(rank);
+    }
+}
+
+template <class Group, class Memory>
+void Endpoint<Group, Memory>::wait_for_slices(std::uint64_t sequence) {
+    Pipeline const& pipeline = pending_of(sequence).pipeline;
+    auto const is_over = [&] {
+        return is_done(sequence) || pipeline.can_advance(board_, rank_) ||
+               (pipeline.is_lost(board_) && (!has_given_up(sequence) || !pipeline.is_in_use(board_))
+               );
+    };
+    wait_for_others(
+        is_over,
+        [&] { return board_.is_aborted() ? std::vector<int>{} : pipeline.holding_up(board_); },
+        "copy a slice",
+        [&] { return "waits in " + pending_of(sequence).said.text(); }
+    );
+    if (!is_over()) { // the deadline of a group that had failed before
+        give_up(sequence);
+        throw_failure(board_.reason());
+    }
+}
+
+template <class Group, class Memory>
+void Endpoint<Group, Memory>::give_up(std::uint64_t sequence) noexcept {
+    if (!has_given_up(sequence)) {
+        board_.progress(rank_, sequence).has_given_up.store(true);
+        board_.room.wake();
+    }
+}
+
+template <class Group, class Memory>
+void Endpoint<Group, Memory>::make_room() {
+    constexpr std::uint64_t max_in_flight = Board::max_in_flight;
+    if (next_ < max_in_flight + all_retired_) {
+        return;
+    }
+    if (retired_ + max_in_flight <= next_) {
+        finish(retired_);
+    }
+    auto const others_have_room = [&] {
+        all_retired_ = next_;
+        for (int rank = 0; rank < size(); ++rank) {
+            all_retired_ = (std::min)(all_retired_, board_.release(rank));
+        }
+        return next_ < max_in_flight + all_retired_ || board_.is_aborted();
+    };
+    wait_for_others(
+        others_have_room,
+        [&] { return board_.holding_up(next_); },
+        "finish a collective",
+        [] { return "posts another one"; }
+    );
+    if (board_.is_aborted()) {
+        throw_failure(board_.reason());
+    }
+}
+
+template <class Group, class Memory>
+bool Endpoint<Group, Memory>::can_compute(std::uint64_t sequence) noexcept {
+    Pending const& pending = pending_of(sequence);
+    return !pending.is_small && !pending.is_done && !pending.is_refused &&
+           arrival_of(sequence) == Arrival::complete &&
+           (!pending.has_agreed ||
+            (pending.is_sliced ? pending.pipeline.can_advance(board_, rank_)
+                               : has_unclaimed(board_, sequence, pending.cut)));
+}
+
+template <class Group, class Memory>
+bool Endpoint<Group, Memory>::has_slices(std::uint64_t sequence) noexcept {
+    Pending const& pending = pending_of(sequence);
+    return can_compute(sequence) &&
+           (pending.has_agreed ? pending.is_sliced : Pipeline::is_needed(board_, sequence));
+}
+
+template <class Group, class Memory>
+void Endpoint<Group, Memory>::advance_other(std::uint64_t sequence) noexcept {
+    try {
+        static_cast<void>(try_finish(sequence, size()));
+    } catch (...) { // NOLINT(bugprone-empty-catch): its own wait() throws it
+    }
+}
+
+template <class Group, class Memory>
+typename Endpoint<Group, Memory>::Arrival Endpoint<Group, Memory>::arrival_of(std::uint64_t sequence
+) noexcept {
+    for (int rank = 0; rank < size(); ++rank) {
+        std::uint64_t const word = board_.line(rank, sequence).word.load();
+        if ((word & ArrivalLine::sequence_mask) != (sequence & ArrivalLine::sequence_mask)) {
+            return (word & ArrivalLine::frozen) != 0 ? Arrival::never : Arrival::waiting;
+        }
+    }
+    return Arrival::complete;
+}
+
+template <class Group, class Memory>
+void Endpoint<Group, Memory>::retire() noexcept {
+    std::uint64_t retired = retired_;
+    while (retired < next_ && pending_of(retired).is_done) {
+        ++retired;
+    }
+    if (retired != retired_) {
+        retired_ = retired;
+        board_.retired(rank_).store(retired);
+        board_.room.wake();
+    }
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/communicator/shared_memory/group/group_storage.hpp
 
@@ -16420,9 +17763,7 @@ class GroupRank : public Endpoint<Group, LentBy<Memory>> {
     using Base = Endpoint<Group, LentBy<Memory>>;
 
 public:
-    GroupRank(Group group, int rank, std::shared_ptr<GroupStorage<Memory>> storage)
-        : Base{group, rank, LentBy<Memory>{std::shared_ptr<Memory>{storage, &storage->memory()}}},
-          group_{group}, storage_{std::move(storage)} {}
+    GroupRank(Group group, int rank, std::shared_ptr<GroupStorage<Memory>> storage);
 
     [[nodiscard]] Group const& group() const noexcept { return group_; }
     [[nodiscard]] std::shared_ptr<GroupStorage<Memory>> const& storage() const noexcept {
@@ -16430,92 +17771,29 @@ public:
     }
 
     /// Tells the others that an exception is leaving `what` on this rank.
-    void abort_for_exception(std::string const& what) {
-        group_.abort(
-            blamed_on(this->rank(), {FailureKind::peer_failed, {}, "an exception left " + what}),
-            this->rank()
-        );
-    }
+    void abort_for_exception(std::string const& what);
 
     /// The group of these ranks of this group, in their order, of which this is the first; as its
     /// place relative to this board. 0: there is no memory.
     /// @throws PeerFailed, ...  this group was aborted.
-    [[nodiscard]] std::uint64_t make_group(std::vector<int> members) {
-        for (int& member : members) {
-            member = group_.number_of(member);
-        }
-        std::optional<Group> made;
-        try {
-            made = storage_->make(members, members.front());
-        } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): all members hear of it
-        }
-        if (!made) {
-            return 0;
-        }
-        if (!group_.adopt(*made)) {
-            throw_failure(group_.loss(this->rank()));
-        }
-        return group_.board().place_of(&made->board());
-    }
+    [[nodiscard]] std::uint64_t make_group(std::vector<int> members);
 
     /// Leaves a message for the other side, or delivers at once.
     /// @throws Mismatch           the other side has another count or dtype; on both, unless the group
     ///                            had failed before.
     /// @throws ContractViolation  the memory for this rank's messages is in use.
-    [[nodiscard]] Message post_message(bool is_send, int peer, int tag, Buffer buffer) {
-        Message message{is_send, peer, tag, buffer};
-        PendingMessage* other = meet(message);
-        if (other == nullptr) {
-            message.pending = &write_message(message);
-            other = meet(message); // which may have come meanwhile
-        }
-        if (other != nullptr) {
-            deliver(message, *other);
-            throw_away(message);
-            group_.board().room.wake();
-        }
-        return message;
-    }
+    [[nodiscard]] Message post_message(bool is_send, int peer, int tag, Buffer buffer);
 
     /// Whether waiting for the message would return at once, or throw.
-    [[nodiscard]] bool is_settled(Message const& message) const noexcept {
-        switch (message.pending->state.load()) {
-        case PendingMessage::State::waiting: return group_.is_lost(message.peer);
-        case PendingMessage::State::taken: return group_.board().is_dead(message.peer);
-        case PendingMessage::State::done: break;
-        }
-        return true;
-    }
+    [[nodiscard]] bool is_settled(Message const& message) const noexcept;
 
     /// Blocks until the message is settled; then nobody touches its buffer any more. Whether it was
     /// delivered: if not, group().loss(peer) says why.
-    [[nodiscard]] bool finish_message(Message& message) {
-        if (!is_settled(message)) {
-            this->wait_for_others(
-                [&] { return !waits(message) || group_.is_lost(message.peer); },
-                [&] { return missing_in(message); },
-                what_is_missing(message),
-                [&] { return "waits in " + message.text(); }
-            );
-        }
-        bool const has_come = is_delivered(message);
-        if (has_come && !message.is_send && !is_in_reach(message.buffer)) {
-            copy(message.buffer.data, data_of(*message.pending), message.buffer.bytes());
-        }
-        throw_away(message);
-        return has_come;
-    }
+    [[nodiscard]] bool finish_message(Message& message);
 
     /// Whether a message that was found not to be settled has been polled for the deadline: then the
     /// group is aborted.
-    [[nodiscard]] bool has_polled_message_too_long(Message& message) {
-        return this->has_polled_too_long(
-            message.polled,
-            [&] { return missing_in(message); },
-            what_is_missing(message),
-            [&] { return "waits in " + message.text(); }
-        );
-    }
+    [[nodiscard]] bool has_polled_message_too_long(Message& message);
 
 private:
     using State = PendingMessage::State;
@@ -16531,18 +17809,7 @@ private:
     }
 
     /// @throws CommunicationError  there is no memory for it, which only the first message may need.
-    [[nodiscard]] Mailbox& mailbox_of(Message const& message) {
-        auto const peer = static_cast<std::size_t>(message.peer);
-        Mailbox& mailbox = message.is_send ? group_.mailbox(this->rank(), message.peer)
-                                           : group_.mailbox(message.peer, this->rank());
-        std::vector<bool>& reserved = mailboxes_[message.is_send ? 1 : 0];
-        reserved.resize(static_cast<std::size_t>(this->size()));
-        if (!reserved[peer]) {
-            group_.reserve(&mailbox, sizeof mailbox);
-            reserved[peer] = true;
-        }
-        return mailbox;
-    }
+    [[nodiscard]] Mailbox& mailbox_of(Message const& message);
     [[nodiscard]] std::byte* data_of(PendingMessage const& pending) noexcept {
         return group_.board().place_at(pending.data);
     }
@@ -16553,18 +17820,7 @@ private:
     }
 
     /// Waits until the mailbox is this rank's, or nothing can come of it. Whether it is this rank's.
-    [[nodiscard]] bool lock(Mailbox& mailbox, int peer) {
-        bool is_mine = mailbox.try_lock();
-        if (!is_mine) {
-            this->wait_for_others(
-                [&] { return (is_mine = mailbox.try_lock()) || group_.is_lost(peer); },
-                [&] { return std::vector{peer}; },
-                "let a mailbox go",
-                [] { return "waits for it"; }
-            );
-        }
-        return is_mine;
-    }
+    [[nodiscard]] bool lock(Mailbox& mailbox, int peer);
 
     void unlock(Mailbox& mailbox) noexcept {
         mailbox.unlock();
@@ -16572,87 +17828,14 @@ private:
     }
 
     /// Takes the message of the other side, if there is one, else leaves this side's, if it is written.
-    [[nodiscard]] PendingMessage* meet(Message& message) {
-        Board& board = group_.board();
-        Mailbox& mailbox = mailbox_of(message);
-        if (!lock(mailbox, message.peer)) {
-            throw_away(message);
-            throw_failure(group_.loss(message.peer));
-        }
-        PendingMessage* const other = mailbox.find(board, message.is_send, message.tag);
-        if (other != nullptr) {
-            Message const theirs{
-                !message.is_send, this->rank(), other->tag, {nullptr, other->count, other->dtype}
-            };
-            if (other->count != message.buffer.count || other->dtype != message.buffer.dtype) {
-                unlock(mailbox);
-                throw_away(message);
-                throw_mismatch(message, theirs);
-            }
-            mailbox.remove(board, *other);
-            other->state.store(State::taken);
-        } else if (message.pending != nullptr) {
-            mailbox.append(board, *message.pending);
-        }
-        unlock(mailbox);
-        return other;
-    }
+    [[nodiscard]] PendingMessage* meet(Message& message);
 
-    void deliver(Message const& message, PendingMessage& other) noexcept {
-        if (message.is_send) {
-            copy(data_of(other), message.buffer.data, message.buffer.bytes());
-        } else {
-            copy(message.buffer.data, data_of(other), message.buffer.bytes());
-        }
-        other.state.store(State::done); // from here on it may be gone
-    }
+    void deliver(Message const& message, PendingMessage& other) noexcept;
 
     /// Whether the message is delivered: if not, the other side finds it no longer. Or its process has
     /// been stopped while it was at it: then the message is left to it for ever.
-    [[nodiscard]] bool is_delivered(Message& message) {
-        PendingMessage& pending = *message.pending;
-        Mailbox& mailbox = mailbox_of(message);
-        for (;;) {
-            bool is_locked = false;
-            auto const is_over = [&] {
-                State const state = pending.state.load();
-                return state == State::done ||
-                       (state == State::waiting && (is_locked = mailbox.try_lock())) ||
-                       group_.board().is_dead(message.peer); // a message to it is taken back, too
-            };
-            // A thread never stops for long; should it be late, it still copies to this rank's buffer.
-            while (!this->wait(is_over, this->deadline())) {
-                if (!Memory::is_all_in_reach) {
-                    abort_for_copy(message);
-                    message.pending = nullptr;
-                    return false;
-                }
-            }
-            if (!is_locked) {
-                return pending.state.load() == State::done;
-            }
-            bool const waits = pending.state.load() == State::waiting;
-            if (waits) {
-                mailbox.remove(group_.board(), pending);
-            }
-            unlock(mailbox);
-            if (waits) {
-                return false;
-            }
-        }
-    }
-    void abort_for_copy(Message const& message) {
-        group_.abort(
-            reason_of_delay(
-                {message.peer},
-                "finish its copy",
-                this->deadline(),
-                this->rank(),
-                "waits in " + message.text()
-            ),
-            this->rank()
-        );
-    }
+    [[nodiscard]] bool is_delivered(Message& message);
+    void abort_for_copy(Message const& message);
 
     /// Whether the other side finds the buffer itself: then there is no copy of it.
     [[nodiscard]] bool is_in_reach(ConstBuffer buffer) const noexcept {
@@ -16661,52 +17844,10 @@ private:
     [[nodiscard]] std::size_t bytes_of(Message const& message) const noexcept {
         return sizeof(PendingMessage) + (is_in_reach(message.buffer) ? 0 : message.buffer.bytes());
     }
-    [[nodiscard]] PendingMessage& write_message(Message const& message) {
-        std::byte* const memory = storage_->memory().allocate(bytes_of(message));
-        if (memory == nullptr) {
-            throw ContractViolation{concat(
-                message.text(),
-                " finds no place in the memory that a rank shares: wait for what is under way, or "
-                "cut it into smaller ones"
-            )};
-        }
-        void* data = message.buffer.data;
-        if (!is_in_reach(message.buffer)) {
-            data = memory + sizeof(PendingMessage);
-            if (message.is_send) {
-                copy(data, message.buffer.data, message.buffer.bytes());
-            }
-        }
-        return detail::write_message(
-            memory, message.is_send, message.tag, message.buffer, group_.board().place_of(data)
-        );
-    }
-    void throw_away(Message& message) noexcept {
-        if (message.pending != nullptr) {
-            auto* const memory = reinterpret_cast<std::byte*>(message.pending);
-            storage_->memory().free(memory, bytes_of(message));
-            message.pending = nullptr;
-        }
-    }
+    [[nodiscard]] PendingMessage& write_message(Message const& message);
+    void throw_away(Message& message) noexcept;
 
-    [[noreturn]] void throw_mismatch(Message const& mine, Message const& theirs) {
-        AbortReason const reason{
-            FailureKind::mismatch,
-            {this->rank(), mine.peer},
-            concat(
-                "messages between rank ",
-                this->rank(),
-                " and rank ",
-                mine.peer,
-                ": ",
-                mine.text(),
-                " meets ",
-                theirs.text()
-            )
-        };
-        group_.abort(reason, this->rank());
-        throw_failure(group_.loss(mine.peer)); // which may be another one
-    }
+    [[noreturn]] void throw_mismatch(Message const& mine, Message const& theirs);
 
     Group group_;
     std::shared_ptr<GroupStorage<Memory>> storage_;
@@ -16715,6 +17856,270 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
+
+// ---- joinable/communicator/shared_memory/group/group_rank.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <new>
+#include <optional>
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+template <class Memory>
+GroupRank<Memory>::GroupRank(Group group, int rank, std::shared_ptr<GroupStorage<Memory>> storage)
+    : Base{group, rank, LentBy<Memory>{std::shared_ptr<Memory>{storage, &storage->memory()}}},
+      group_{group}, storage_{std::move(storage)} {}
+
+template <class Memory>
+void GroupRank<Memory>::abort_for_exception(std::string const& what) {
+    group_.abort(
+        blamed_on(this->rank(), {FailureKind::peer_failed, {}, "an exception left " + what}),
+        this->rank()
+    );
+}
+
+template <class Memory>
+std::uint64_t GroupRank<Memory>::make_group(std::vector<int> members) {
+    for (int& member : members) {
+        member = group_.number_of(member);
+    }
+    std::optional<Group> made;
+    try {
+        made = storage_->make(members, members.front());
+    } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): all members hear of it
+    }
+    if (!made) {
+        return 0;
+    }
+    if (!group_.adopt(*made)) {
+        throw_failure(group_.loss(this->rank()));
+    }
+    return group_.board().place_of(&made->board());
+}
+
+template <class Memory>
+Message GroupRank<Memory>::post_message(bool is_send, int peer, int tag, Buffer buffer) {
+    Message message{is_send, peer, tag, buffer};
+    PendingMessage* other = meet(message);
+    if (other == nullptr) {
+        message.pending = &write_message(message);
+        other = meet(message); // which may have come meanwhile
+    }
+    if (other != nullptr) {
+        deliver(message, *other);
+        throw_away(message);
+        group_.board().room.wake();
+    }
+    return message;
+}
+
+template <class Memory>
+bool GroupRank<Memory>::is_settled(Message const& message) const noexcept {
+    switch (message.pending->state.load()) {
+    case PendingMessage::State::waiting: return group_.is_lost(message.peer);
+    case PendingMessage::State::taken: return group_.board().is_dead(message.peer);
+    case PendingMessage::State::done: break;
+    }
+    return true;
+}
+
+template <class Memory>
+bool GroupRank<Memory>::finish_message(Message& message) {
+    if (!is_settled(message)) {
+        this->wait_for_others(
+            [&] { return !waits(message) || group_.is_lost(message.peer); },
+            [&] { return missing_in(message); },
+            what_is_missing(message),
+            [&] { return "waits in " + message.text(); }
+        );
+    }
+    bool const has_come = is_delivered(message);
+    if (has_come && !message.is_send && !is_in_reach(message.buffer)) {
+        copy(message.buffer.data, data_of(*message.pending), message.buffer.bytes());
+    }
+    throw_away(message);
+    return has_come;
+}
+
+template <class Memory>
+bool GroupRank<Memory>::has_polled_message_too_long(Message& message) {
+    return this->has_polled_too_long(
+        message.polled,
+        [&] { return missing_in(message); },
+        what_is_missing(message),
+        [&] { return "waits in " + message.text(); }
+    );
+}
+
+template <class Memory>
+Mailbox& GroupRank<Memory>::mailbox_of(Message const& message) {
+    auto const peer = static_cast<std::size_t>(message.peer);
+    Mailbox& mailbox = message.is_send ? group_.mailbox(this->rank(), message.peer)
+                                       : group_.mailbox(message.peer, this->rank());
+    std::vector<bool>& reserved = mailboxes_[message.is_send ? 1 : 0];
+    reserved.resize(static_cast<std::size_t>(this->size()));
+    if (!reserved[peer]) {
+        group_.reserve(&mailbox, sizeof mailbox);
+        reserved[peer] = true;
+    }
+    return mailbox;
+}
+
+template <class Memory>
+bool GroupRank<Memory>::lock(Mailbox& mailbox, int peer) {
+    bool is_mine = mailbox.try_lock();
+    if (!is_mine) {
+        this->wait_for_others(
+            [&] { return (is_mine = mailbox.try_lock()) || group_.is_lost(peer); },
+            [&] { return std::vector{peer}; },
+            "let a mailbox go",
+            [] { return "waits for it"; }
+        );
+    }
+    return is_mine;
+}
+
+template <class Memory>
+PendingMessage* GroupRank<Memory>::meet(Message& message) {
+    Board& board = group_.board();
+    Mailbox& mailbox = mailbox_of(message);
+    if (!lock(mailbox, message.peer)) {
+        throw_away(message);
+        throw_failure(group_.loss(message.peer));
+    }
+    PendingMessage* const other = mailbox.find(board, message.is_send, message.tag);
+    if (other != nullptr) {
+        Message const theirs{
+            !message.is_send, this->rank(), other->tag, {nullptr, other->count, other->dtype}
+        };
+        if (other->count != message.buffer.count || other->dtype != message.buffer.dtype) {
+            unlock(mailbox);
+            throw_away(message);
+            throw_mismatch(message, theirs);
+        }
+        mailbox.remove(board, *other);
+        other->state.store(State::taken);
+    } else if (message.pending != nullptr) {
+        mailbox.append(board, *message.pending);
+    }
+    unlock(mailbox);
+    return other;
+}
+
+template <class Memory>
+void GroupRank<Memory>::deliver(Message const& message, PendingMessage& other) noexcept {
+    if (message.is_send) {
+        copy(data_of(other), message.buffer.data, message.buffer.bytes());
+    } else {
+        copy(message.buffer.data, data_of(other), message.buffer.bytes());
+    }
+    other.state.store(State::done); // from here on it may be gone
+}
+
+template <class Memory>
+bool GroupRank<Memory>::is_delivered(Message& message) {
+    PendingMessage& pending = *message.pending;
+    Mailbox& mailbox = mailbox_of(message);
+    for (;;) {
+        bool is_locked = false;
+        auto const is_over = [&] {
+            State const state = pending.state.load();
+            return state == State::done ||
+                   (state == State::waiting && (is_locked = mailbox.try_lock())) ||
+                   group_.board().is_dead(message.peer); // a message to it is taken back, too
+        };
+        // A thread never stops for long; should it be late, it still copies to this rank's buffer.
+        while (!this->wait(is_over, this->deadline())) {
+            if (!Memory::is_all_in_reach) {
+                abort_for_copy(message);
+                message.pending = nullptr;
+                return false;
+            }
+        }
+        if (!is_locked) {
+            return pending.state.load() == State::done;
+        }
+        bool const waits = pending.state.load() == State::waiting;
+        if (waits) {
+            mailbox.remove(group_.board(), pending);
+        }
+        unlock(mailbox);
+        if (waits) {
+            return false;
+        }
+    }
+}
+
+template <class Memory>
+void GroupRank<Memory>::abort_for_copy(Message const& message) {
+    group_.abort(
+        reason_of_delay(
+            {message.peer},
+            "finish its copy",
+            this->deadline(),
+            this->rank(),
+            "waits in " + message.text()
+        ),
+        this->rank()
+    );
+}
+
+template <class Memory>
+PendingMessage& GroupRank<Memory>::write_message(Message const& message) {
+    std::byte* const memory = storage_->memory().allocate(bytes_of(message));
+    if (memory == nullptr) {
+        throw ContractViolation{concat(
+            message.text(),
+            " finds no place in the memory that a rank shares: wait for what is under way, or "
+            "cut it into smaller ones"
+        )};
+    }
+    void* data = message.buffer.data;
+    if (!is_in_reach(message.buffer)) {
+        data = memory + sizeof(PendingMessage);
+        if (message.is_send) {
+            copy(data, message.buffer.data, message.buffer.bytes());
+        }
+    }
+    return detail::write_message(
+        memory, message.is_send, message.tag, message.buffer, group_.board().place_of(data)
+    );
+}
+
+template <class Memory>
+void GroupRank<Memory>::throw_away(Message& message) noexcept {
+    if (message.pending != nullptr) {
+        auto* const memory = reinterpret_cast<std::byte*>(message.pending);
+        storage_->memory().free(memory, bytes_of(message));
+        message.pending = nullptr;
+    }
+}
+
+template <class Memory>
+void GroupRank<Memory>::throw_mismatch(Message const& mine, Message const& theirs) {
+    AbortReason const reason{
+        FailureKind::mismatch,
+        {this->rank(), mine.peer},
+        concat(
+            "messages between rank ",
+            this->rank(),
+            " and rank ",
+            mine.peer,
+            ": ",
+            mine.text(),
+            " meets ",
+            theirs.text()
+        )
+    };
+    group_.abort(reason, this->rank());
+    throw_failure(group_.loss(mine.peer)); // which may be another one
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
 
 // ---- joinable/communicator/shared_memory/group/group_work.hpp
 
@@ -16728,68 +18133,28 @@ class BoardCommunicator;
 template <class Memory>
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] GroupWork {
 public:
-    GroupWork(GroupWork&& other) noexcept
-        : rank_{std::exchange(other.rank_, nullptr)}, sequence_{other.sequence_},
-          message_{other.message_}, is_lost_{other.is_lost_}, unwinding_{other.unwinding_} {}
+    GroupWork(GroupWork&& other) noexcept;
     GroupWork& operator=(GroupWork&&) = delete;
 
-    ~GroupWork() {
-        if (rank_ == nullptr ||
-            (is_message() ? message_.pending == nullptr : rank_->is_done(sequence_))) {
-            return;
-        }
-        try {
-            if (unwinding_.has_begun()) {
-                rank_->abort_for_exception(is_message() ? "a message" : "a collective");
-            }
-            wait();
-        } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
-        }
-    }
+    ~GroupWork();
 
     /// Blocks until this rank's buffers are final. Waiting again returns at once, or throws again.
     /// @throws Mismatch  ranks said different things; no data moved.
     /// @throws TimedOut, PeerFailed, ...  what the communicator was aborted with, unless every rank
     ///         had arrived before and none died over its share of the work.
-    void wait() {
-        if (!is_message()) {
-            rank_->finish(sequence_);
-        } else if (message_.pending != nullptr) {
-            is_lost_ = !rank_->finish_message(message_);
-        }
-        if (is_lost_) {
-            throw_failure(rank_->group().loss(message_.peer));
-        }
-    }
+    void wait();
     /// Makes progress; true once wait() would return at once. @throws as wait() does; TimedOut, while
     /// some rank has not arrived, once the time between tests of this work, each gap counted as at
     /// most 10 ms, adds up to the deadline.
-    [[nodiscard]] bool test() {
-        if (!is_message()) {
-            return rank_->test(sequence_);
-        }
-        return progress() || (rank_->has_polled_message_too_long(message_) && progress());
-    }
+    [[nodiscard]] bool test();
     /// The same without that deadline, for a rank that waits in the end.
-    [[nodiscard]] bool progress() {
-        if (!is_message()) {
-            return rank_->progress(sequence_);
-        }
-        if (message_.pending != nullptr && !rank_->is_settled(message_)) {
-            rank_->group().look_for_deaths(); // who polls may never wait
-            return false;
-        }
-        wait();
-        return true;
-    }
+    [[nodiscard]] bool progress();
 
 private:
     template <class, class>
     friend class BoardCommunicator;
-    GroupWork(GroupRank<Memory>& rank, std::uint64_t sequence) noexcept
-        : rank_{&rank}, sequence_{sequence} {}
-    GroupWork(GroupRank<Memory>& rank, Message const& message) noexcept
-        : rank_{&rank}, message_{message} {}
+    GroupWork(GroupRank<Memory>& rank, std::uint64_t sequence) noexcept;
+    GroupWork(GroupRank<Memory>& rank, Message const& message) noexcept;
 
     [[nodiscard]] bool is_message() const noexcept { return message_.peer >= 0; }
 
@@ -16802,9 +18167,423 @@ private:
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/communicator/shared_memory/process/members.hpp
+// ---- joinable/communicator/shared_memory/group/group_work.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+template <class Memory>
+GroupWork<Memory>::GroupWork(GroupWork&& other) noexcept
+    : rank_{std::exchange(other.rank_, nullptr)}, sequence_{other.sequence_},
+      message_{other.message_}, is_lost_{other.is_lost_}, unwinding_{other.unwinding_} {}
+
+template <class Memory>
+GroupWork<Memory>::~GroupWork() {
+    if (rank_ == nullptr ||
+        (is_message() ? message_.pending == nullptr : rank_->is_done(sequence_))) {
+        return;
+    }
+    try {
+        if (unwinding_.has_begun()) {
+            rank_->abort_for_exception(is_message() ? "a message" : "a collective");
+        }
+        wait();
+    } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
+    }
+}
+
+template <class Memory>
+void GroupWork<Memory>::wait() {
+    if (!is_message()) {
+        rank_->finish(sequence_);
+    } else if (message_.pending != nullptr) {
+        is_lost_ = !rank_->finish_message(message_);
+    }
+    if (is_lost_) {
+        throw_failure(rank_->group().loss(message_.peer));
+    }
+}
+
+template <class Memory>
+bool GroupWork<Memory>::test() {
+    if (!is_message()) {
+        return rank_->test(sequence_);
+    }
+    return progress() || (rank_->has_polled_message_too_long(message_) && progress());
+}
+
+template <class Memory>
+bool GroupWork<Memory>::progress() {
+    if (!is_message()) {
+        return rank_->progress(sequence_);
+    }
+    if (message_.pending != nullptr && !rank_->is_settled(message_)) {
+        rank_->group().look_for_deaths(); // who polls may never wait
+        return false;
+    }
+    wait();
+    return true;
+}
+
+template <class Memory>
+GroupWork<Memory>::GroupWork(GroupRank<Memory>& rank, std::uint64_t sequence) noexcept
+    : rank_{&rank}, sequence_{sequence} {}
+
+template <class Memory>
+GroupWork<Memory>::GroupWork(GroupRank<Memory>& rank, Message const& message) noexcept
+    : rank_{&rank}, message_{message} {}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/communicator/shared_memory/process/process_segment.hpp
+
+#if defined(__linux__)
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include <sys/mman.h>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// How the body of a rank ended, for the process that started it.
+struct alignas(64) Outcome {
+    enum State : int { running, returned, threw };
+
+    std::atomic<State> state{running};
+    std::atomic<std::chrono::nanoseconds::rep> deadline{default_deadline.count()};
+    StoredReason reason; ///< why it threw
+};
+
+/// The memory that ranks share which are processes: their group, their outcomes, and room for each
+/// rank's buffers. It is mapped before the processes are made, so it has one address in all of
+/// them, and it has no name: killing any process leaves nothing in /dev/shm.
+class ProcessSegment : public Watch, public std::enable_shared_from_this<ProcessSegment> {
+public:
+    /// @throws ContractViolation   no group can have so many ranks.
+    /// @throws CommunicationError  there is no memory.
+    explicit ProcessSegment(int size);
+    virtual ~ProcessSegment() {
+        if (bytes_ != 0) {
+            munmap(memory_, bytes_);
+        }
+    }
+    ProcessSegment(ProcessSegment const&) = delete;
+    ProcessSegment& operator=(ProcessSegment const&) = delete;
+
+    [[nodiscard]] Board& board() const noexcept { return *board_; }
+    [[nodiscard]] Group group() noexcept { return Group{*board_, this}; }
+    /// Here the process that started the ranks looks for deaths.
+    std::chrono::nanoseconds look_for_deaths() noexcept override { return SleepThrough{}(); }
+    [[nodiscard]] Outcome& outcome(int rank) const noexcept;
+    /// Where a rank puts what the others need: copies of its buffers, messages, groups of some ranks.
+    [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept;
+
+protected:
+    static constexpr std::size_t most_room = std::size_t{1} << 36U; // for each rank
+    static constexpr std::size_t least_room = std::size_t{1} << 24U;
+
+    /// Lies in memory that a derived class has mapped, and unmaps.
+    /// @pre it has bytes_for(size, room) from the beginning of a page on, zeroed; one process creates it
+    ProcessSegment(int size, std::size_t room, std::byte* memory, bool is_creator);
+    /// What is used of that from the start, each part as its place and its bytes. For the others
+    /// reserve() is called.
+    static std::array<std::pair<std::size_t, std::size_t>, 3> parts_at_start(int size);
+    /// Up to where staging() begins, if `room` is 0.
+    static std::size_t bytes_for(int size, std::size_t room);
+
+private:
+    static constexpr std::size_t page = 4096;
+
+    void create(int size);
+    static std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
+    static std::size_t outcomes_at(int size) {
+        return (Group::bytes_for(size) + alignof(Outcome) - 1) / alignof(Outcome) *
+               alignof(Outcome);
+    }
+    [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {
+        return static_cast<std::byte*>(memory_) + offset;
+    }
+
+    std::size_t staging_at_;
+    std::size_t room_ = 0;
+    std::size_t bytes_ = 0; ///< to unmap
+    void* memory_ = nullptr;
+    Board* board_ = nullptr;
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/communicator/shared_memory/process/process_segment.ipp
+
+#if defined(__linux__)
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION ProcessSegment::ProcessSegment(int size) : staging_at_{bytes_for(size, 0)} {
+    // Address space, not memory: pages are made when a rank first writes them.
+    for (room_ = most_room;; room_ /= 2) {
+        bytes_ = bytes_for(size, room_);
+        memory_ = mmap(
+            nullptr,
+            bytes_,
+            PROT_READ | PROT_WRITE,
+            MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE,
+            -1,
+            0
+        );
+        if (memory_ != MAP_FAILED) {
+            break;
+        }
+        if (room_ <= least_room) {
+            throw CommunicationError{concat(
+                "expected ",
+                bytes_,
+                " bytes of shared memory for ",
+                size,
+                " process ranks, but mmap says: ",
+                std::strerror(errno),
+                "; allow more address space, or use fewer ranks"
+            )};
+        }
+    }
+    create(size);
+}
+
+JOINABLE_DEFINITION Outcome& ProcessSegment::outcome(int rank) const noexcept {
+    return std::launder(reinterpret_cast<Outcome*>(at(outcomes_at(board_->size()))))[rank];
+}
+
+JOINABLE_DEFINITION std::span<std::byte> ProcessSegment::staging(int rank) const noexcept {
+    std::size_t const offset = page_offset_of(rank, board_->size());
+    return {at(staging_at_ + static_cast<std::size_t>(rank) * room_ + offset), room_ - page};
+}
+
+JOINABLE_DEFINITION
+ProcessSegment::ProcessSegment(int size, std::size_t room, std::byte* memory, bool is_creator)
+    : staging_at_{bytes_for(size, 0)}, room_{room}, memory_{memory},
+      board_{&Board::at_address(memory)} {
+    if (is_creator) {
+        create(size);
+    }
+}
+
+JOINABLE_DEFINITION std::array<std::pair<std::size_t, std::size_t>, 3>
+ProcessSegment::parts_at_start(int size) {
+    auto const [board, group] = Group::parts_at_start(size);
+    return {{board, group, {outcomes_at(size), width(size) * sizeof(Outcome)}}};
+}
+
+JOINABLE_DEFINITION std::size_t ProcessSegment::bytes_for(int size, std::size_t room) {
+    std::size_t const tables = outcomes_at(size) + width(size) * sizeof(Outcome);
+    return (tables + page - 1) / page * page + width(size) * room;
+}
+
+JOINABLE_DEFINITION void ProcessSegment::create(int size) {
+    board_ = &Group::create(all_numbers(size), {at(0), outcomes_at(size)}, true).board();
+    ::new (at(outcomes_at(size))) Outcome[width(size)];
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+#endif
+
+// ---- joinable/communicator/shared_memory/process/process_rank.hpp
+
+#if defined(__linux__)
+
+#include <chrono>
+#include <memory>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// What one process has of its group: what its communicator and its works have in common.
+class ProcessRank : public GroupRank<Room> {
+public:
+    ProcessRank(ProcessSegment& segment, int rank);
+    /// Of a group that was split from that of all.
+    ProcessRank(Group group, int rank, std::shared_ptr<GroupStorage<Room>> storage);
+
+    /// The process that started this one waits as long for the others after a failure: what is set
+    /// for the group of all counts.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept;
+
+private:
+    Outcome* outcome_ = nullptr;
+};
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+// ---- joinable/communicator/shared_memory/process/process_rank.ipp
+
+#if defined(__linux__)
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <cstddef>
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION ProcessRank::ProcessRank(ProcessSegment& segment, int rank) : GroupRank{
+          segment.group(),
+          rank,
+          // An arena may outlive this, so it keeps a segment that nobody else does.
+          std::make_shared<GroupStorage<Room>>(
+              segment.staging(rank),
+              [&segment,
+               kept = segment.weak_from_this().lock()](std::byte const* data, std::size_t bytes) {
+                  segment.reserve(data, bytes);
+              }
+          )
+      },
+      outcome_{&segment.outcome(rank)} {}
+
+JOINABLE_DEFINITION
+ProcessRank::ProcessRank(Group group, int rank, std::shared_ptr<GroupStorage<Room>> storage)
+    : GroupRank{group, rank, std::move(storage)} {}
+
+JOINABLE_DEFINITION std::chrono::nanoseconds
+ProcessRank::set_deadline(std::chrono::nanoseconds deadline) noexcept {
+    if (outcome_ != nullptr) {
+        outcome_->deadline.store(deadline.count());
+    }
+    return GroupRank::set_deadline(deadline);
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+#endif
+
+// ---- joinable/communicator/shared_memory/process.hpp
 
 #if defined(__linux__) // elsewhere there are no process ranks
+
+namespace joinable { inline namespace v0 {
+
+/// A collective or a message between process ranks. wait() and test() are those of the class behind
+/// it, which all ranks of this machine share.
+using ProcessWork = detail::GroupWork<detail::Room>;
+
+namespace detail {
+
+/// Before the bases that use the segment, so that it is there longer.
+struct SegmentOwner {
+    std::shared_ptr<ProcessSegment> owned; ///< null: it is somebody else's
+};
+
+} // namespace detail
+
+/// One rank of a group of unrelated processes, for ProcessCommunicator::attach.
+struct AttachOptions {
+    int rank = 0;
+    int size = 1;
+    std::string job; ///< the same on all ranks of the group; no other group has it meanwhile
+    std::chrono::nanoseconds deadline = default_deadline; ///< to find each other, and of all waits
+};
+
+/// Ranks are processes of this machine, one object in each: made by run_processes(), or started by
+/// anybody and attached to each other by a name.
+///
+/// Collectives are those of ThreadCommunicator, with the same results bit for bit: asynchronous, in
+/// rank order, up to 64 in flight, and a rank that computes holds up nobody. More than 2 KiB are
+/// copied into memory that the ranks share, and the result is copied back by wait() or test(). So is
+/// a message by the side that comes first. Nothing is copied of buffers that lie in an arena of this
+/// communicator: the others read and write them where they are. A rank has up to 64 GiB for all that
+/// and for the groups that it splits off, less where the system gives less address space; what it has
+/// used once is kept until the ranks end, and used again.
+///
+/// From half a MiB on (2 MiB, where ranks share cores) an all_reduce, reduce or broadcast in which a
+/// rank's buffer is in no arena moves in slices, copied in and out while others compute: then every
+/// rank copies its slices inside wait() or test() of any collective, and one that computes
+/// something else holds up the others.
+///
+/// A rank that is killed is PeerFailed on all others at once, in every group, wherever it was: with
+/// its number in that group, if it was a member. Where ranks have attached they look at each other
+/// while they wait; what dies with a rank is then the thread that attached it, so that thread has to
+/// stay as long as the communicator and those that were split from it.
+///
+/// All members that take buffers throw ContractViolation before any data moves when counts or
+/// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
+/// by bit. Buffers are the caller's until the work has been waited for; spans of counts are copied.
+class ProcessCommunicator : detail::SegmentOwner,
+                            public detail::BoardCommunicator<detail::ProcessRank, ProcessWork> {
+public:
+    /// Meets the other ranks of the job, which call this, too: each in its own process or thread, as
+    /// the same user of the same machine. Returns when all have come. Until then the job has a file
+    /// in /dev/shm. Afterwards killing any process leaves nothing there. A rank takes some 14 KiB
+    /// there at the start, and more when it uses it: 2 KiB for each message below that in flight, a
+    /// table for each collective by counts in flight, and what its buffers need. A rank that finds no
+    /// room for that throws CommunicationError, and the others PeerFailed; so they do at once if rank 0
+    /// finds none at the start.
+    /// @throws TimedOut            naming the ranks that had not come at the deadline.
+    /// @throws PeerFailed          a rank died meanwhile.
+    /// @throws ContractViolation   the rank is none, or another process is that rank already; ranks
+    ///                             have different world sizes.
+    /// @throws CommunicationError  /dev/shm is full; the job's file there is none that this program
+    ///                             can use: damaged, or of another version. Files of other users that
+    ///                             have its name are passed by.
+    static ProcessCommunicator attach(AttachOptions const& options);
+
+    /// The same for ranks that mpirun, mpiexec, torchrun or srun started; see launch_environment().
+    /// @throws ContractViolation  also if that fails, or the ranks are on several machines.
+    static ProcessCommunicator
+    from_environment(std::chrono::nanoseconds deadline = default_deadline);
+
+    /// For run_processes.
+    ProcessCommunicator(detail::ProcessSegment& segment, int rank);
+
+    /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
+    /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
+    /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
+    [[nodiscard]] ProcessCommunicator split(int color, int key);
+
+    /// Local. Zeroed memory that the ranks share, for what is to be reduced often; memory of arenas
+    /// that are gone is used again. With the first one, half of what is shared is set aside for
+    /// arenas; where that is full, an arena is from the heap, and its buffers are copied as others
+    /// are. An arena may outlive the communicator, not the process, and is used and destroyed by one
+    /// thread at a time with it. @throws ContractViolation  alignment is no power of two.
+    [[nodiscard]] Arena
+    allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment);
+
+    /// Collective, blocks. See shared_buffer().
+    [[nodiscard]] Arena share(std::size_t bytes);
+
+private:
+    ProcessCommunicator(
+        std::shared_ptr<detail::ProcessSegment> segment, AttachOptions const& options
+    );
+    ProcessCommunicator(ProcessCommunicator const& parent, Slot const& slot);
+};
+
+}} // namespace joinable::v0
+
+#endif
+
+// ---- joinable/communicator/shared_memory/process/members.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+#if defined(__linux__)
 
 #include <atomic>
 #include <cstddef>
@@ -16950,148 +18729,12 @@ struct alignas(64) MemberTable {
 }}} // namespace joinable::v0::detail
 
 #endif
-
-// ---- joinable/communicator/shared_memory/process/process_segment.hpp
-
-#if defined(__linux__) // elsewhere there are no process ranks
-
-#include <array>
-#include <atomic>
-#include <chrono>
-#include <cstddef>
-#include <memory>
-#include <new>
-#include <span>
-#include <string>
-#include <utility>
-
-#include <cerrno>
-#include <cstring>
-#include <sys/mman.h>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// How the body of a rank ended, for the process that started it.
-struct alignas(64) Outcome {
-    enum State : int { running, returned, threw };
-
-    std::atomic<State> state{running};
-    std::atomic<std::chrono::nanoseconds::rep> deadline{default_deadline.count()};
-    StoredReason reason; ///< why it threw
-};
-
-/// The memory that ranks share which are processes: their group, their outcomes, and room for each
-/// rank's buffers. It is mapped before the processes are made, so it has one address in all of
-/// them, and it has no name: killing any process leaves nothing in /dev/shm.
-class ProcessSegment : public Watch, public std::enable_shared_from_this<ProcessSegment> {
-public:
-    /// @throws ContractViolation   no group can have so many ranks.
-    /// @throws CommunicationError  there is no memory.
-    explicit ProcessSegment(int size) : staging_at_{bytes_for(size, 0)} {
-        // Address space, not memory: pages are made when a rank first writes them.
-        for (room_ = most_room;; room_ /= 2) {
-            bytes_ = bytes_for(size, room_);
-            memory_ = mmap(
-                nullptr,
-                bytes_,
-                PROT_READ | PROT_WRITE,
-                MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE,
-                -1,
-                0
-            );
-            if (memory_ != MAP_FAILED) {
-                break;
-            }
-            if (room_ <= least_room) {
-                throw CommunicationError{concat(
-                    "expected ",
-                    bytes_,
-                    " bytes of shared memory for ",
-                    size,
-                    " process ranks, but mmap says: ",
-                    std::strerror(errno),
-                    "; allow more address space, or use fewer ranks"
-                )};
-            }
-        }
-        create(size);
-    }
-    virtual ~ProcessSegment() {
-        if (bytes_ != 0) {
-            munmap(memory_, bytes_);
-        }
-    }
-    ProcessSegment(ProcessSegment const&) = delete;
-    ProcessSegment& operator=(ProcessSegment const&) = delete;
-
-    [[nodiscard]] Board& board() const noexcept { return *board_; }
-    [[nodiscard]] Group group() noexcept { return Group{*board_, this}; }
-    /// Here the process that started the ranks looks for deaths.
-    std::chrono::nanoseconds look_for_deaths() noexcept override { return SleepThrough{}(); }
-    [[nodiscard]] Outcome& outcome(int rank) const noexcept {
-        return std::launder(reinterpret_cast<Outcome*>(at(outcomes_at(board_->size()))))[rank];
-    }
-    /// Where a rank puts what the others need: copies of its buffers, messages, groups of some ranks.
-    [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept {
-        std::size_t const offset = page_offset_of(rank, board_->size());
-        return {at(staging_at_ + static_cast<std::size_t>(rank) * room_ + offset), room_ - page};
-    }
-
-protected:
-    static constexpr std::size_t most_room = std::size_t{1} << 36U; // for each rank
-    static constexpr std::size_t least_room = std::size_t{1} << 24U;
-
-    /// Lies in memory that a derived class has mapped, and unmaps.
-    /// @pre it has bytes_for(size, room) from the beginning of a page on, zeroed; one process creates it
-    ProcessSegment(int size, std::size_t room, std::byte* memory, bool is_creator)
-        : staging_at_{bytes_for(size, 0)}, room_{room}, memory_{memory},
-          board_{&Board::at_address(memory)} {
-        if (is_creator) {
-            create(size);
-        }
-    }
-    /// What is used of that from the start, each part as its place and its bytes. For the others
-    /// reserve() is called.
-    static std::array<std::pair<std::size_t, std::size_t>, 3> parts_at_start(int size) {
-        auto const [board, group] = Group::parts_at_start(size);
-        return {{board, group, {outcomes_at(size), width(size) * sizeof(Outcome)}}};
-    }
-    /// Up to where staging() begins, if `room` is 0.
-    static std::size_t bytes_for(int size, std::size_t room) {
-        std::size_t const tables = outcomes_at(size) + width(size) * sizeof(Outcome);
-        return (tables + page - 1) / page * page + width(size) * room;
-    }
-
-private:
-    static constexpr std::size_t page = 4096;
-
-    void create(int size) {
-        board_ = &Group::create(all_numbers(size), {at(0), outcomes_at(size)}, true).board();
-        ::new (at(outcomes_at(size))) Outcome[width(size)];
-    }
-    static std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
-    static std::size_t outcomes_at(int size) {
-        return (Group::bytes_for(size) + alignof(Outcome) - 1) / alignof(Outcome) *
-               alignof(Outcome);
-    }
-    [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {
-        return static_cast<std::byte*>(memory_) + offset;
-    }
-
-    std::size_t staging_at_;
-    std::size_t room_ = 0;
-    std::size_t bytes_ = 0; ///< to unmap
-    void* memory_ = nullptr;
-    Board* board_ = nullptr;
-};
-
-}}} // namespace joinable::v0::detail
-
 #endif
 
 // ---- joinable/communicator/shared_memory/process/shared_object.hpp
 
-#if defined(__linux__) // elsewhere there are no process ranks
+#if JOINABLE_HAS_DEFINITIONS
+#if defined(__linux__)
 
 #include <algorithm>
 #include <chrono>
@@ -17349,10 +18992,12 @@ private:
 }}} // namespace joinable::v0::detail
 
 #endif
+#endif
 
 // ---- joinable/communicator/shared_memory/process/named_segment.hpp
 
-#if defined(__linux__) // elsewhere there are no process ranks
+#if JOINABLE_HAS_DEFINITIONS
+#if defined(__linux__)
 
 #include <algorithm>
 #include <atomic>
@@ -17821,59 +19466,11 @@ private:
 }}} // namespace joinable::v0::detail
 
 #endif
-
-// ---- joinable/communicator/shared_memory/process/process_rank.hpp
-
-#if defined(__linux__) // elsewhere there are no process ranks
-
-#include <chrono>
-#include <cstddef>
-#include <memory>
-#include <utility>
-
-namespace joinable { inline namespace v0 { namespace detail {
-
-/// What one process has of its group: what its communicator and its works have in common.
-class ProcessRank : public GroupRank<Room> {
-public:
-    ProcessRank(ProcessSegment& segment, int rank)
-        : GroupRank{
-              segment.group(),
-              rank,
-              // An arena may outlive this, so it keeps a segment that nobody else does.
-              std::make_shared<GroupStorage<Room>>(
-                  segment.staging(rank),
-                  [&segment,
-                   kept = segment.weak_from_this().lock()](std::byte const* data, std::size_t bytes) {
-                      segment.reserve(data, bytes);
-                  }
-              )
-          },
-          outcome_{&segment.outcome(rank)} {}
-    /// Of a group that was split from that of all.
-    ProcessRank(Group group, int rank, std::shared_ptr<GroupStorage<Room>> storage)
-        : GroupRank{group, rank, std::move(storage)} {}
-
-    /// The process that started this one waits as long for the others after a failure: what is set
-    /// for the group of all counts.
-    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline) noexcept {
-        if (outcome_ != nullptr) {
-            outcome_->deadline.store(deadline.count());
-        }
-        return GroupRank::set_deadline(deadline);
-    }
-
-private:
-    Outcome* outcome_ = nullptr;
-};
-
-}}} // namespace joinable::v0::detail
-
 #endif
 
 // ---- joinable/communicator/shared_memory/process/shared_mapping.hpp
 
-#if defined(__linux__) // elsewhere there are no process ranks
+#if defined(__linux__)
 
 #include <array>
 #include <cstddef>
@@ -17968,142 +19565,90 @@ template <class Comm>
 
 #endif
 
-// ---- joinable/communicator/shared_memory/process.hpp
+// ---- joinable/communicator/shared_memory/process.ipp
 
-#if defined(__linux__) // elsewhere there are no process ranks
+#if JOINABLE_HAS_DEFINITIONS
+
+#if defined(__linux__)
+
+#include <utility>
 
 namespace joinable { inline namespace v0 {
 
-/// A collective or a message between process ranks. wait() and test() are those of the class behind
-/// it, which all ranks of this machine share.
-using ProcessWork = detail::GroupWork<detail::Room>;
-
-namespace detail {
-
-/// Before the bases that use the segment, so that it is there longer.
-struct SegmentOwner {
-    std::shared_ptr<ProcessSegment> owned; ///< null: it is somebody else's
-};
-
-} // namespace detail
-
-/// One rank of a group of unrelated processes, for ProcessCommunicator::attach.
-struct AttachOptions {
-    int rank = 0;
-    int size = 1;
-    std::string job; ///< the same on all ranks of the group; no other group has it meanwhile
-    std::chrono::nanoseconds deadline = default_deadline; ///< to find each other, and of all waits
-};
-
-/// Ranks are processes of this machine, one object in each: made by run_processes(), or started by
-/// anybody and attached to each other by a name.
-///
-/// Collectives are those of ThreadCommunicator, with the same results bit for bit: asynchronous, in
-/// rank order, up to 64 in flight, and a rank that computes holds up nobody. More than 2 KiB are
-/// copied into memory that the ranks share, and the result is copied back by wait() or test(). So is
-/// a message by the side that comes first. Nothing is copied of buffers that lie in an arena of this
-/// communicator: the others read and write them where they are. A rank has up to 64 GiB for all that
-/// and for the groups that it splits off, less where the system gives less address space; what it has
-/// used once is kept until the ranks end, and used again.
-///
-/// From half a MiB on (2 MiB, where ranks share cores) an all_reduce, reduce or broadcast in which a
-/// rank's buffer is in no arena moves in slices, copied in and out while others compute: then every
-/// rank copies its slices inside wait() or test() of any collective, and one that computes
-/// something else holds up the others.
-///
-/// A rank that is killed is PeerFailed on all others at once, in every group, wherever it was: with
-/// its number in that group, if it was a member. Where ranks have attached they look at each other
-/// while they wait; what dies with a rank is then the thread that attached it, so that thread has to
-/// stay as long as the communicator and those that were split from it.
-///
-/// All members that take buffers throw ContractViolation before any data moves when counts or
-/// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
-/// by bit. Buffers are the caller's until the work has been waited for; spans of counts are copied.
-class ProcessCommunicator : detail::SegmentOwner,
-                            public detail::BoardCommunicator<detail::ProcessRank, ProcessWork> {
-public:
-    /// Meets the other ranks of the job, which call this, too: each in its own process or thread, as
-    /// the same user of the same machine. Returns when all have come. Until then the job has a file
-    /// in /dev/shm. Afterwards killing any process leaves nothing there. A rank takes some 14 KiB
-    /// there at the start, and more when it uses it: 2 KiB for each message below that in flight, a
-    /// table for each collective by counts in flight, and what its buffers need. A rank that finds no
-    /// room for that throws CommunicationError, and the others PeerFailed; so they do at once if rank 0
-    /// finds none at the start.
-    /// @throws TimedOut            naming the ranks that had not come at the deadline.
-    /// @throws PeerFailed          a rank died meanwhile.
-    /// @throws ContractViolation   the rank is none, or another process is that rank already; ranks
-    ///                             have different world sizes.
-    /// @throws CommunicationError  /dev/shm is full; the job's file there is none that this program
-    ///                             can use: damaged, or of another version. Files of other users that
-    ///                             have its name are passed by.
-    static ProcessCommunicator attach(AttachOptions const& options) {
-        if (options.rank < 0 || options.rank >= options.size) {
-            throw ContractViolation{detail::concat(
-                "expected a rank from 0 to below the world size, but was given rank ",
-                options.rank,
-                " of ",
-                options.size
-            )};
-        }
-        return ProcessCommunicator{
-            detail::NamedSegment::attach(options.rank, options.size, options.job, options.deadline),
-            options
-        };
+JOINABLE_DEFINITION ProcessCommunicator ProcessCommunicator::attach(AttachOptions const& options) {
+    if (options.rank < 0 || options.rank >= options.size) {
+        throw ContractViolation{detail::concat(
+            "expected a rank from 0 to below the world size, but was given rank ",
+            options.rank,
+            " of ",
+            options.size
+        )};
     }
+    return ProcessCommunicator{
+        detail::NamedSegment::attach(options.rank, options.size, options.job, options.deadline),
+        options
+    };
+}
 
-    /// The same for ranks that mpirun, mpiexec, torchrun or srun started; see launch_environment().
-    /// @throws ContractViolation  also if that fails, or the ranks are on several machines.
-    static ProcessCommunicator
-    from_environment(std::chrono::nanoseconds deadline = default_deadline) {
-        LaunchEnvironment const launch = launch_environment();
-        if (!launch.spread.empty()) {
-            throw ContractViolation{detail::concat(
-                "expected all ranks on this machine, as they share its memory, but ",
-                launch.spread,
-                ": start them on one machine, or use a communicator that has a network"
-            )};
-        }
-        return attach({launch.rank, launch.size, launch.job, deadline});
+JOINABLE_DEFINITION ProcessCommunicator
+ProcessCommunicator::from_environment(std::chrono::nanoseconds deadline) {
+    LaunchEnvironment const launch = launch_environment();
+    if (!launch.spread.empty()) {
+        throw ContractViolation{detail::concat(
+            "expected all ranks on this machine, as they share its memory, but ",
+            launch.spread,
+            ": start them on one machine, or use a communicator that has a network"
+        )};
     }
+    return attach({launch.rank, launch.size, launch.job, deadline});
+}
 
-    /// For run_processes.
-    ProcessCommunicator(detail::ProcessSegment& segment, int rank)
-        : SegmentOwner{}, BoardCommunicator{segment, rank} {}
+JOINABLE_DEFINITION
+ProcessCommunicator::ProcessCommunicator(detail::ProcessSegment& segment, int rank)
+    : SegmentOwner{}, BoardCommunicator{segment, rank} {}
 
-    /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
-    /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
-    /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
-    [[nodiscard]] ProcessCommunicator split(int color, int key) {
-        return {*this, allot_slot(color, key)};
-    }
+JOINABLE_DEFINITION ProcessCommunicator ProcessCommunicator::split(int color, int key) {
+    return {*this, allot_slot(color, key)};
+}
 
-    /// Local. Zeroed memory that the ranks share, for what is to be reduced often; memory of arenas
-    /// that are gone is used again. With the first one, half of what is shared is set aside for
-    /// arenas; where that is full, an arena is from the heap, and its buffers are copied as others
-    /// are. An arena may outlive the communicator, not the process, and is used and destroyed by one
-    /// thread at a time with it. @throws ContractViolation  alignment is no power of two.
-    [[nodiscard]] Arena
-    allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
-        return rank_.allocate(bytes, alignment);
-    }
+JOINABLE_DEFINITION Arena ProcessCommunicator::allocate(std::size_t bytes, std::size_t alignment) {
+    return rank_.memory().allocate(bytes, alignment);
+}
 
-    /// Collective, blocks. See shared_buffer().
-    [[nodiscard]] Arena share(std::size_t bytes) { return detail::share_mapping(*this, bytes); }
+JOINABLE_DEFINITION Arena ProcessCommunicator::share(std::size_t bytes) {
+    return detail::share_mapping(*this, bytes);
+}
 
-private:
-    ProcessCommunicator(
-        std::shared_ptr<detail::ProcessSegment> segment, AttachOptions const& options
-    )
-        : SegmentOwner{std::move(segment)}, BoardCommunicator{*owned, options.rank} {
-        set_deadline(options.deadline);
-    }
-    ProcessCommunicator(ProcessCommunicator const& parent, Slot const& slot)
-        : SegmentOwner{parent}, BoardCommunicator{slot.group, slot.rank, parent.rank_.storage()} {
-        set_deadline(parent.rank_.deadline());
-    }
-};
+JOINABLE_DEFINITION ProcessCommunicator::ProcessCommunicator(
+    std::shared_ptr<detail::ProcessSegment> segment, AttachOptions const& options
+)
+    : SegmentOwner{std::move(segment)}, BoardCommunicator{*owned, options.rank} {
+    set_deadline(options.deadline);
+}
+
+JOINABLE_DEFINITION
+ProcessCommunicator::ProcessCommunicator(ProcessCommunicator const& parent, Slot const& slot)
+    : SegmentOwner{parent}, BoardCommunicator{slot.group, slot.rank, parent.rank_.storage()} {
+    set_deadline(parent.rank_.deadline());
+}
 
 }} // namespace joinable::v0
+
+#endif
+
+#endif
+
+// ---- joinable/communicator/shared_memory/process.hpp
+
+#if defined(__linux__)
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_INSTANTIATE(class Endpoint<Group, LentBy<Room>>)
+JOINABLE_INSTANTIATE(class GroupRank<Room>)
+JOINABLE_INSTANTIATE(class GroupWork<Room>)
+JOINABLE_INSTANTIATE(class BoardCommunicator<ProcessRank, ProcessWork>)
+
+}}} // namespace joinable::v0::detail
 
 #endif
 
@@ -18237,22 +19782,17 @@ template <class T, Communicator Comm>
 
 // ---- joinable/communicator/shared_memory/process/child_processes.hpp
 
-#if defined(__linux__) // elsewhere there are no process ranks
+#if defined(__linux__)
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
-#include <limits>
 #include <string>
 #include <vector>
 
-#include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <poll.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -18260,90 +19800,18 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// The processes of one group, seen by the one that started them. None is left when this is gone.
 class ChildProcesses {
 public:
-    explicit ChildProcesses(ProcessSegment& segment) : segment_{segment} {
-        auto const size = static_cast<std::size_t>(segment.board().size());
-        children_.reserve(size);
-        deaths_.resize(size);
-        waited_for_.resize(size);
-    }
-    ~ChildProcesses() {
-        for (Child const& child : children_) {
-            end(child);
-        }
-        for (Child const& child : children_) {
-            reap(child);
-            close(child.handle);
-        }
-    }
+    explicit ChildProcesses(ProcessSegment& segment);
+    ~ChildProcesses();
     ChildProcesses(ChildProcesses const&) = delete;
     ChildProcesses& operator=(ChildProcesses const&) = delete;
 
     /// Makes the process of the next rank. True in the new process, which must end by _exit.
     /// @throws CommunicationError  the system has no more processes.
-    [[nodiscard]] bool start() {
-        pid_t const parent = getpid();
-        pid_t const child = fork();
-        if (child == 0) {
-            prctl(PR_SET_PDEATHSIG, SIGKILL);
-            if (getppid() != parent) { // it died before that
-                _exit(1);
-            }
-            return true;
-        }
-        auto const rank = static_cast<int>(children_.size());
-        if (child > 0) {
-            int const handle =
-                static_cast<int>(syscall(SYS_pidfd_open, child, 0)); // closed on exec
-            if (handle >= 0) {
-                children_.push_back({child, handle, rank});
-                return false;
-            }
-            int const error = errno;
-            kill(child, SIGKILL);
-            reap({child, -1, rank});
-            errno = error;
-        }
-        throw CommunicationError{concat(
-            "a process for rank ",
-            rank,
-            " could not be started: ",
-            std::strerror(errno),
-            "; process ranks need fork() and the pidfd_open() of Linux 5.3"
-        )};
-    }
+    [[nodiscard]] bool start();
 
     /// Returns when all have ended. Tells the others of one that died. Once one has failed the
     /// others have their longest deadline to end, then they are killed.
-    void wait() {
-        auto limit = (std::chrono::steady_clock::time_point::max)();
-        while (!children_.empty()) {
-            waited_for_.clear();
-            for (Child const& child : children_) {
-                waited_for_.push_back({child.handle, POLLIN, 0});
-            }
-            auto const again = unburied_.empty() ? limit : (std::min)(limit, in_a_moment());
-            poll(waited_for_.data(), waited_for_.size(), milliseconds_until(again));
-            bool const is_over = std::chrono::steady_clock::now() >= limit;
-            for (std::size_t i = children_.size(); i-- > 0;) {
-                Child const child = children_[i];
-                bool const has_ended = (waited_for_[i].revents & POLLIN) != 0;
-                if (has_ended || is_over) {
-                    children_.erase(children_.begin() + static_cast<std::ptrdiff_t>(i));
-                    if (has_ended) {
-                        note(child.rank, reap(child));
-                    } else { // no failure of its own, but what follows from that of others
-                        end(child);
-                        reap(child);
-                    }
-                    close(child.handle);
-                }
-            }
-            mark_dead();
-            if (has_failure_ && limit == (std::chrono::steady_clock::time_point::max)()) {
-                limit = end_of_wait(longest_deadline());
-            }
-        }
-    }
+    void wait();
 
     /// How the process of `rank` died; empty if it ended as it should, or had to be killed after a
     /// failure of others.
@@ -18363,61 +19831,18 @@ private:
         // By its handle: its number may be another process's, where the program ignores SIGCHLD.
         syscall(SYS_pidfd_send_signal, child.handle, SIGKILL, nullptr, 0);
     }
-    static int reap(Child const& child) noexcept {
-        int status = 0;
-        pid_t reaped = 0;
-        do { // NOLINT(cppcoreguidelines-avoid-do-while)
-            reaped = waitpid(child.id, &status, 0);
-        } while (reaped < 0 && errno == EINTR);
-        return reaped == child.id ? status : unknown; // the program may ignore SIGCHLD
-    }
+    static int reap(Child const& child) noexcept;
 
-    void note(int rank, int status) {
-        Outcome::State const state = segment_.outcome(rank).state.load();
-        bool const was_killed = status != unknown && WIFSIGNALED(status);
-        has_failure_ = has_failure_ || state != Outcome::returned || was_killed;
-        if (state != Outcome::running && !was_killed) {
-            return;
-        }
-        std::string& death = deaths_[static_cast<std::size_t>(rank)];
-        if (was_killed) {
-            death = concat("its process was killed by signal ", WTERMSIG(status));
-        } else if (status != unknown) {
-            death = concat("its process ended with status ", WEXITSTATUS(status));
-        } else {
-            death = "its process ended";
-        }
-        unburied_.push_back(rank);
-    }
+    void note(int rank, int status);
 
     /// Tells the others. Who is left over was stopped by another that died, not yet noted.
-    void mark_dead() {
-        std::erase_if(unburied_, [&](int rank) {
-            return segment_.group().mark_dead(rank, death(rank), FirstReason::nobody);
-        });
-    }
+    void mark_dead();
 
-    [[nodiscard]] std::chrono::nanoseconds longest_deadline() const noexcept {
-        std::chrono::nanoseconds longest{0};
-        for (Child const& child : children_) {
-            std::chrono::nanoseconds const its{segment_.outcome(child.rank).deadline.load()};
-            longest = (std::max)(longest, its);
-        }
-        return longest;
-    }
+    [[nodiscard]] std::chrono::nanoseconds longest_deadline() const noexcept;
     [[nodiscard]] static std::chrono::steady_clock::time_point in_a_moment() noexcept {
         return std::chrono::steady_clock::now() + std::chrono::milliseconds{1};
     }
-    [[nodiscard]] static int milliseconds_until(std::chrono::steady_clock::time_point end
-    ) noexcept {
-        if (end == (std::chrono::steady_clock::time_point::max)()) {
-            return -1;
-        }
-        auto const left =
-            std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
-        constexpr int most = (std::numeric_limits<int>::max)();
-        return static_cast<int>(std::clamp<std::chrono::milliseconds::rep>(left.count(), 0, most));
-    }
+    [[nodiscard]] static int milliseconds_until(std::chrono::steady_clock::time_point end) noexcept;
 
     ProcessSegment& segment_;
     std::vector<Child> children_;
@@ -18431,89 +19856,178 @@ private:
 
 #endif
 
+// ---- joinable/communicator/shared_memory/process/child_processes.ipp
+
+#if defined(__linux__)
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <algorithm>
+#include <cerrno>
+#include <limits>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION ChildProcesses::ChildProcesses(ProcessSegment& segment) : segment_{segment} {
+    auto const size = static_cast<std::size_t>(segment.board().size());
+    children_.reserve(size);
+    deaths_.resize(size);
+    waited_for_.resize(size);
+}
+
+JOINABLE_DEFINITION ChildProcesses::~ChildProcesses() {
+    for (Child const& child : children_) {
+        end(child);
+    }
+    for (Child const& child : children_) {
+        reap(child);
+        close(child.handle);
+    }
+}
+
+JOINABLE_DEFINITION bool ChildProcesses::start() {
+    pid_t const parent = getpid();
+    pid_t const child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent) { // it died before that
+            _exit(1);
+        }
+        return true;
+    }
+    auto const rank = static_cast<int>(children_.size());
+    if (child > 0) {
+        int const handle = static_cast<int>(syscall(SYS_pidfd_open, child, 0)); // closed on exec
+        if (handle >= 0) {
+            children_.push_back({child, handle, rank});
+            return false;
+        }
+        int const error = errno;
+        kill(child, SIGKILL);
+        reap({child, -1, rank});
+        errno = error;
+    }
+    throw CommunicationError{concat(
+        "a process for rank ",
+        rank,
+        " could not be started: ",
+        std::strerror(errno),
+        "; process ranks need fork() and the pidfd_open() of Linux 5.3"
+    )};
+}
+
+JOINABLE_DEFINITION void ChildProcesses::wait() {
+    auto limit = (std::chrono::steady_clock::time_point::max)();
+    while (!children_.empty()) {
+        waited_for_.clear();
+        for (Child const& child : children_) {
+            waited_for_.push_back({child.handle, POLLIN, 0});
+        }
+        auto const again = unburied_.empty() ? limit : (std::min)(limit, in_a_moment());
+        poll(waited_for_.data(), waited_for_.size(), milliseconds_until(again));
+        bool const is_over = std::chrono::steady_clock::now() >= limit;
+        for (std::size_t i = children_.size(); i-- > 0;) {
+            Child const child = children_[i];
+            bool const has_ended = (waited_for_[i].revents & POLLIN) != 0;
+            if (has_ended || is_over) {
+                children_.erase(children_.begin() + static_cast<std::ptrdiff_t>(i));
+                if (has_ended) {
+                    note(child.rank, reap(child));
+                } else { // no failure of its own, but what follows from that of others
+                    end(child);
+                    reap(child);
+                }
+                close(child.handle);
+            }
+        }
+        mark_dead();
+        if (has_failure_ && limit == (std::chrono::steady_clock::time_point::max)()) {
+            limit = end_of_wait(longest_deadline());
+        }
+    }
+}
+
+JOINABLE_DEFINITION int ChildProcesses::reap(Child const& child) noexcept {
+    int status = 0;
+    pid_t reaped = 0;
+    do { // NOLINT(cppcoreguidelines-avoid-do-while)
+        reaped = waitpid(child.id, &status, 0);
+    } while (reaped < 0 && errno == EINTR);
+    return reaped == child.id ? status : unknown; // the program may ignore SIGCHLD
+}
+
+JOINABLE_DEFINITION void ChildProcesses::note(int rank, int status) {
+    Outcome::State const state = segment_.outcome(rank).state.load();
+    bool const was_killed = status != unknown && WIFSIGNALED(status);
+    has_failure_ = has_failure_ || state != Outcome::returned || was_killed;
+    if (state != Outcome::running && !was_killed) {
+        return;
+    }
+    std::string& death = deaths_[static_cast<std::size_t>(rank)];
+    if (was_killed) {
+        death = concat("its process was killed by signal ", WTERMSIG(status));
+    } else if (status != unknown) {
+        death = concat("its process ended with status ", WEXITSTATUS(status));
+    } else {
+        death = "its process ended";
+    }
+    unburied_.push_back(rank);
+}
+
+JOINABLE_DEFINITION void ChildProcesses::mark_dead() {
+    std::erase_if(unburied_, [&](int rank) {
+        return segment_.group().mark_dead(rank, death(rank), FirstReason::nobody);
+    });
+}
+
+JOINABLE_DEFINITION std::chrono::nanoseconds ChildProcesses::longest_deadline() const noexcept {
+    std::chrono::nanoseconds longest{0};
+    for (Child const& child : children_) {
+        std::chrono::nanoseconds const its{segment_.outcome(child.rank).deadline.load()};
+        longest = (std::max)(longest, its);
+    }
+    return longest;
+}
+
+JOINABLE_DEFINITION int ChildProcesses::milliseconds_until(std::chrono::steady_clock::time_point end
+) noexcept {
+    if (end == (std::chrono::steady_clock::time_point::max)()) {
+        return -1;
+    }
+    auto const left =
+        std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+    constexpr int most = (std::numeric_limits<int>::max)();
+    return static_cast<int>(std::clamp<std::chrono::milliseconds::rep>(left.count(), 0, most));
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+#endif
+
 // ---- joinable/communicator/shared_memory/run_processes.hpp
 
 #if defined(__linux__) // elsewhere there are no process ranks
 
 #include <cerrno>
 #include <cstring>
-#include <unistd.h>
 
 namespace joinable { inline namespace v0 {
 
 namespace detail {
 
 /// The life of the process of one rank, after it was made.
-[[noreturn]] inline void run_rank(
+[[noreturn]] void run_rank(
     ProcessSegment& segment, int rank, std::function<void(ProcessCommunicator&)> const& body
-) noexcept {
-    Outcome& outcome = segment.outcome(rank);
-    {
-        ProcessCommunicator comm{segment, rank};
-        try {
-            body(comm);
-            outcome.state.store(Outcome::returned);
-        } catch (...) {
-            AbortReason const reason = failure_of(std::current_exception());
-            AbortReason const told = reason_of_exit(segment.group(), rank, reason);
-            outcome.reason.store(reason.ranks.empty() ? reason : told);
-            outcome.state.store(Outcome::threw);
-            comm.abort(told);
-        }
-    }
-    std::fflush(nullptr
-    ); // _exit leaves alone what belongs to the program: its destructors and files
-    _exit(outcome.state.load() == Outcome::returned ? 0 : 1);
-}
+) noexcept;
 
 /// Of the ranks that failed the one that did so first: by itself, not because of another; named by
 /// the abort, if there are several. Throws what it said.
-inline void throw_first_failure(ProcessSegment& segment, ChildProcesses const& children) {
-    int const size = segment.board().size();
-    std::vector<AbortReason> failures;
-    auto const look_at = [&](int rank) {
-        if (!children.death(rank).empty()) {
-            failures.push_back({FailureKind::peer_failed, {}, children.death(rank)});
-        } else if (segment.outcome(rank).state.load() == Outcome::threw) {
-            failures.push_back(segment.outcome(rank).reason.load());
-        } else {
-            return;
-        }
-        bool const is_own = failures.back().ranks.empty();
-        failures.back() = blamed_on(rank, failures.back());
-        if (is_own) {
-            throw PeerFailed{failures.back().ranks, failures.back().message};
-        }
-    };
-    if (segment.board().is_aborted()) {
-        for (int const rank : segment.board().reason().ranks) {
-            if (rank < size) {
-                look_at(rank);
-            }
-        }
-    }
-    for (int rank = 0; rank < size; ++rank) {
-        look_at(rank);
-    }
-    if (!failures.empty()) {
-        throw PeerFailed{failures.front().ranks, failures.front().message};
-    }
-}
+void throw_first_failure(ProcessSegment& segment, ChildProcesses const& children);
 
 /// As run_processes(), which is called with so many types of bodies that it does nothing else.
-inline void
-run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const& body) {
-    ProcessSegment segment{world_size};
-    ChildProcesses children{segment};
-    std::fflush(nullptr); // or each rank would print what this process has not printed yet
-    for (int rank = 0; rank < world_size; ++rank) {
-        if (children.start()) {
-            run_rank(segment, rank, body);
-        }
-    }
-    children.wait();
-    throw_first_failure(segment, children);
-}
+void run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const& body);
 
 } // namespace detail
 
@@ -18565,7 +20079,147 @@ void run_processes(int world_size, F body) {
 
 #endif
 
+// ---- joinable/communicator/shared_memory/run_processes.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#if defined(__linux__)
+
+#include <cstdio>
+#include <exception>
+#include <unistd.h>
+#include <vector>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void run_rank(
+    ProcessSegment& segment, int rank, std::function<void(ProcessCommunicator&)> const& body
+) noexcept {
+    Outcome& outcome = segment.outcome(rank);
+    {
+        ProcessCommunicator comm{segment, rank};
+        try {
+            body(comm);
+            outcome.state.store(Outcome::returned);
+        } catch (...) {
+            AbortReason const reason = failure_of(std::current_exception());
+            AbortReason const told = reason_of_exit(segment.group(), rank, reason);
+            outcome.reason.store(reason.ranks.empty() ? reason : told);
+            outcome.state.store(Outcome::threw);
+            comm.abort(told);
+        }
+    }
+    std::fflush(nullptr
+    ); // _exit leaves alone what belongs to the program: its destructors and files
+    _exit(outcome.state.load() == Outcome::returned ? 0 : 1);
+}
+
+JOINABLE_DEFINITION void
+throw_first_failure(ProcessSegment& segment, ChildProcesses const& children) {
+    int const size = segment.board().size();
+    std::vector<AbortReason> failures;
+    auto const look_at = [&](int rank) {
+        if (!children.death(rank).empty()) {
+            failures.push_back({FailureKind::peer_failed, {}, children.death(rank)});
+        } else if (segment.outcome(rank).state.load() == Outcome::threw) {
+            failures.push_back(segment.outcome(rank).reason.load());
+        } else {
+            return;
+        }
+        bool const is_own = failures.back().ranks.empty();
+        failures.back() = blamed_on(rank, failures.back());
+        if (is_own) {
+            throw PeerFailed{failures.back().ranks, failures.back().message};
+        }
+    };
+    if (segment.board().is_aborted()) {
+        for (int const rank : segment.board().reason().ranks) {
+            if (rank < size) {
+                look_at(rank);
+            }
+        }
+    }
+    for (int rank = 0; rank < size; ++rank) {
+        look_at(rank);
+    }
+    if (!failures.empty()) {
+        throw PeerFailed{failures.front().ranks, failures.front().message};
+    }
+}
+
+JOINABLE_DEFINITION void
+run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const& body) {
+    ProcessSegment segment{world_size};
+    ChildProcesses children{segment};
+    std::fflush(nullptr); // or each rank would print what this process has not printed yet
+    for (int rank = 0; rank < world_size; ++rank) {
+        if (children.start()) {
+            run_rank(segment, rank, body);
+        }
+    }
+    children.wait();
+    throw_first_failure(segment, children);
+}
+
+}}} // namespace joinable::v0::detail
+
+#endif
+
+#endif
+
+// ---- joinable/communicator/shared_memory/thread.hpp
+
+namespace joinable { inline namespace v0 {
+
+/// A collective or a message between thread ranks. wait() and test() are those of the class behind
+/// it, which all ranks of this machine share.
+using ThreadWork = detail::GroupWork<detail::Heap>;
+
+/// Ranks are threads of this process: made by run_threads(), one object per rank.
+///
+/// Reductions combine every element in rank order, so results are the same bit for bit in whatever
+/// order ranks arrive. Products of a scaled sum are rounded before they are added, those of 16-bit
+/// numbers to float. Everything is asynchronous: a rank that waits or tests does the work for all,
+/// so a rank that computes holds up nobody. Up to 64 collectives are in flight, further ones finish
+/// the oldest. Ranks compare what they are about to do in every collective. No allocation, no lock
+/// and no system call in a collective unless a rank waits long.
+///
+/// All members that take buffers throw ContractViolation before any data moves when counts or
+/// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
+/// by bit. Buffers are the caller's until the work has been waited for; spans of counts are copied.
+class ThreadCommunicator
+    : public detail::BoardCommunicator<detail::GroupRank<detail::Heap>, ThreadWork> {
+public:
+    /// For run_threads.
+    ThreadCommunicator(
+        detail::Group group, int rank, std::shared_ptr<detail::GroupStorage<detail::Heap>> storage
+    );
+
+    /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
+    /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
+    /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
+    [[nodiscard]] ThreadCommunicator split(int color, int key);
+
+    /// Collective, blocks. See shared_buffer().
+    [[nodiscard]] Arena share(std::size_t bytes);
+
+private:
+    ThreadCommunicator(detail::GroupRank<detail::Heap> const& parent, Slot const& slot);
+};
+
+}} // namespace joinable::v0
+
 // ---- joinable/communicator/shared_memory/group/shared_heap.hpp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <vector>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -18612,53 +20266,50 @@ template <class Comm>
 
 }}} // namespace joinable::v0::detail
 
-// ---- joinable/communicator/shared_memory/thread.hpp
+#endif
+
+// ---- joinable/communicator/shared_memory/thread.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <utility>
 
 namespace joinable { inline namespace v0 {
 
-/// A collective or a message between thread ranks. wait() and test() are those of the class behind
-/// it, which all ranks of this machine share.
-using ThreadWork = detail::GroupWork<detail::Heap>;
+JOINABLE_DEFINITION ThreadCommunicator::ThreadCommunicator(
+    detail::Group group, int rank, std::shared_ptr<detail::GroupStorage<detail::Heap>> storage
+)
+    : BoardCommunicator{group, rank, std::move(storage)} {}
 
-/// Ranks are threads of this process: made by run_threads(), one object per rank.
-///
-/// Reductions combine every element in rank order, so results are the same bit for bit in whatever
-/// order ranks arrive. Products of a scaled sum are rounded before they are added, those of 16-bit
-/// numbers to float. Everything is asynchronous: a rank that waits or tests does the work for all,
-/// so a rank that computes holds up nobody. Up to 64 collectives are in flight, further ones finish
-/// the oldest. Ranks compare what they are about to do in every collective. No allocation, no lock
-/// and no system call in a collective unless a rank waits long.
-///
-/// All members that take buffers throw ContractViolation before any data moves when counts or
-/// dtypes do not fit, a root is no rank, memory is missing or overlaps, or floats are combined bit
-/// by bit. Buffers are the caller's until the work has been waited for; spans of counts are copied.
-class ThreadCommunicator
-    : public detail::BoardCommunicator<detail::GroupRank<detail::Heap>, ThreadWork> {
-public:
-    /// For run_threads.
-    ThreadCommunicator(
-        detail::Group group, int rank, std::shared_ptr<detail::GroupStorage<detail::Heap>> storage
-    )
-        : BoardCommunicator{group, rank, std::move(storage)} {}
+JOINABLE_DEFINITION ThreadCommunicator ThreadCommunicator::split(int color, int key) {
+    return {rank_, allot_slot(color, key)};
+}
 
-    /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
-    /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
-    /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
-    [[nodiscard]] ThreadCommunicator split(int color, int key) {
-        return {rank_, allot_slot(color, key)};
-    }
+JOINABLE_DEFINITION Arena ThreadCommunicator::share(std::size_t bytes) {
+    return detail::share_heap(*this, bytes);
+}
 
-    /// Collective, blocks. See shared_buffer().
-    [[nodiscard]] Arena share(std::size_t bytes) { return detail::share_heap(*this, bytes); }
-
-private:
-    ThreadCommunicator(detail::GroupRank<detail::Heap> const& parent, Slot const& slot)
-        : ThreadCommunicator{slot.group, slot.rank, parent.storage()} {
-        set_deadline(parent.deadline());
-    }
-};
+JOINABLE_DEFINITION ThreadCommunicator::ThreadCommunicator(
+    detail::GroupRank<detail::Heap> const& parent, Slot const& slot
+)
+    : ThreadCommunicator{slot.group, slot.rank, parent.storage()} {
+    set_deadline(parent.deadline());
+}
 
 }} // namespace joinable::v0
+
+#endif
+
+// ---- joinable/communicator/shared_memory/thread.hpp
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_INSTANTIATE(class Endpoint<Group, LentBy<Heap>>)
+JOINABLE_INSTANTIATE(class GroupRank<Heap>)
+JOINABLE_INSTANTIATE(class GroupWork<Heap>)
+JOINABLE_INSTANTIATE(class BoardCommunicator<GroupRank<Heap>, ThreadWork>)
+
+}}} // namespace joinable::v0::detail
 
 // ---- joinable/communicator/shared_memory/run_threads.hpp
 
@@ -18666,7 +20317,47 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-inline bool is_of_a_peer(std::exception_ptr const& error) {
+bool is_of_a_peer(std::exception_ptr const& error);
+
+/// Of the exceptions that ended the ranks' bodies, the one that came first: not what other ranks
+/// threw because of it. `named` are the ranks that the abort names.
+std::exception_ptr
+original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& named, int first);
+
+/// As run_threads(), which is called with so many types of bodies that it does nothing else.
+void run_threads_of(int world_size, std::function<void(ThreadCommunicator&)> const& body);
+
+} // namespace detail
+
+/// Runs `body(ThreadCommunicator&)` on `world_size` threads, one rank each, and waits for all.
+///
+/// If a body throws, the others get PeerFailed from whatever they wait in, and the original
+/// exception is rethrown here. A rank that returns while others wait for it is PeerFailed with its
+/// number at once. A thread that is stuck in the caller's own code cannot be ended.
+/// @throws ContractViolation  world_size is below 1.
+template <class F>
+void run_threads(int world_size, F body) {
+    static_assert(
+        std::invocable<F&, ThreadCommunicator&>,
+        "run_threads: each rank calls body(ThreadCommunicator&), which this body does not take"
+    );
+    detail::run_threads_of(world_size, std::ref(body));
+}
+
+}} // namespace joinable::v0
+
+// ---- joinable/communicator/shared_memory/run_threads.ipp
+
+#if JOINABLE_HAS_DEFINITIONS
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <thread>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION bool is_of_a_peer(std::exception_ptr const& error) {
     try {
         std::rethrow_exception(error);
     } catch (PeerFailed const&) {
@@ -18676,9 +20367,7 @@ inline bool is_of_a_peer(std::exception_ptr const& error) {
     }
 }
 
-/// Of the exceptions that ended the ranks' bodies, the one that came first: not what other ranks
-/// threw because of it. `named` are the ranks that the abort names.
-inline std::exception_ptr
+JOINABLE_DEFINITION std::exception_ptr
 original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& named, int first) {
     std::vector<int> ranks = named;
     if (first >= 0) {
@@ -18701,8 +20390,8 @@ original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& 
     return found;
 }
 
-/// As run_threads(), which is called with so many types of bodies that it does nothing else.
-inline void run_threads_of(int world_size, std::function<void(ThreadCommunicator&)> const& body) {
+JOINABLE_DEFINITION void
+run_threads_of(int world_size, std::function<void(ThreadCommunicator&)> const& body) {
     auto const storage = std::make_shared<GroupStorage<Heap>>();
     Group const group = storage->make(all_numbers(world_size), 0).value();
     std::vector<std::exception_ptr> errors(static_cast<std::size_t>(world_size));
@@ -18738,24 +20427,9 @@ inline void run_threads_of(int world_size, std::function<void(ThreadCommunicator
     }
 }
 
-} // namespace detail
+}}} // namespace joinable::v0::detail
 
-/// Runs `body(ThreadCommunicator&)` on `world_size` threads, one rank each, and waits for all.
-///
-/// If a body throws, the others get PeerFailed from whatever they wait in, and the original
-/// exception is rethrown here. A rank that returns while others wait for it is PeerFailed with its
-/// number at once. A thread that is stuck in the caller's own code cannot be ended.
-/// @throws ContractViolation  world_size is below 1.
-template <class F>
-void run_threads(int world_size, F body) {
-    static_assert(
-        std::invocable<F&, ThreadCommunicator&>,
-        "run_threads: each rank calls body(ThreadCommunicator&), which this body does not take"
-    );
-    detail::run_threads_of(world_size, std::ref(body));
-}
-
-}} // namespace joinable::v0
+#endif
 
 // ---- joinable/communicator/self.hpp
 

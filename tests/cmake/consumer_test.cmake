@@ -30,6 +30,22 @@ if(CONSUMER STREQUAL "single_header")
     run(${one_line} ${sources}/main.cpp)
 elseif(CONSUMER STREQUAL "single_header_two_units")
     run(${one_line} ${sources}/main.cpp ${sources}/two_units/other.cpp)
+elseif(CONSUMER STREQUAL "compiled_once")
+    build_project(compiled_once)
+    # A program of both kinds is refused, whichever file comes first; the symbol says why.
+    foreach(mixed mixed reversed)
+        execute_process(
+            COMMAND ${CMAKE_COMMAND} --build ${build} --target ${mixed}
+            RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output
+        )
+        if(result EQUAL 0 OR NOT output MATCHES "needs_JOINABLE_SEPARATE_COMPILATION_in_all_files")
+            message(FATAL_ERROR "${mixed}: expected a linker's error, but it ended with ${result}:\n${output}")
+        endif()
+    endforeach()
+    # The single header, too.
+    file(WRITE ${build}/source.cpp "#define JOINABLE_SOURCE\n#include <joinable/join.hpp>\n")
+    run(${one_line}_single -DJOINABLE_SEPARATE_COMPILATION ${sources}/main.cpp ${build}/source.cpp)
+    run(${build}/consumer_single)
 elseif(CONSUMER STREQUAL "cxx_23")
     build_project(add_subdirectory -DCMAKE_CXX_STANDARD=23)
 else()

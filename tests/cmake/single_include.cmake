@@ -8,7 +8,8 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${single})
 file(READ ${single} text)
 get_target_property(headers joinable HEADER_SET)
 get_target_property(opt_in joinable HEADER_SET_interop)
-foreach(header ${headers} ${opt_in})
+get_target_property(definitions joinable HEADER_SET_definitions)
+foreach(header ${headers} ${opt_in} ${definitions})
     cmake_path(ABSOLUTE_PATH header BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
     cmake_path(
         RELATIVE_PATH header BASE_DIRECTORY ${PROJECT_SOURCE_DIR}/include OUTPUT_VARIABLE name

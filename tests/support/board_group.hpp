@@ -5,6 +5,9 @@
 #include <cstddef>
 
 #include <joinable/communicator/shared_memory/board/board.hpp>
+#include <joinable/communicator/shared_memory/engine/endpoint.hpp>
+// Endpoints of a group that the library does not compile once.
+#include <joinable/communicator/shared_memory/engine/endpoint.ipp>
 
 namespace joinable_tests {
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <optional>
@@ -13,6 +12,7 @@
 #include <joinable/bucket/bucket.hpp>
 #include <joinable/bucket/memory.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/config.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/tensor/tensor_list.hpp>
 
@@ -31,41 +31,7 @@ public:
         std::size_t piece_bytes,
         std::string_view what = "tensor",
         BufferMemory const& memory = {}
-    )
-        : tensors_{std::move(tensors), what, memory.id()}, memory_{memory} {
-        std::vector<AnyView> const& views = current_views();
-        if (views.empty()) {
-            return;
-        }
-        std::array<std::size_t, 1> const limits{{piece_bytes}};
-        std::array<std::size_t, 2> memory_bytes{};
-        for (auto& members : compute_bucket_assignment_by_size(views, limits).buckets) {
-            Bucket piece{{nullptr, 0, views[members.front()].dtype()}, std::move(members), {}};
-            for (std::size_t const member : piece.parameters) {
-                piece.buffer.count += views[member].numel();
-            }
-            if (piece.buffer.count != 0) {
-                std::size_t& bytes = memory_bytes[pieces_.size() % 2];
-                bytes = (std::max)(bytes, piece.buffer.bytes());
-                pieces_.push_back(std::move(piece));
-            }
-        }
-        for (std::size_t const bytes : memory_bytes) {
-            arenas_.push_back(memory_.allocate(bytes));
-        }
-        for (std::size_t p = 0; p < pieces_.size(); ++p) {
-            std::byte* place = arenas_[p % 2].data();
-            pieces_[p].buffer.data = place;
-            for (std::size_t const member : pieces_[p].parameters) {
-                Shape const& extents = views[member].extents();
-                DType const dtype = views[member].dtype();
-                pieces_[p].views.emplace_back(
-                    place, dtype, extents, row_major_strides(extents), memory_.id()
-                );
-                place += views[member].numel() * size_of(dtype);
-            }
-        }
-    }
+    );
 
     /// Collective over `comm`; all ranks have planned for tensors of the same extents and dtypes in
     /// the same order, strided as they like. Blocks until this rank's are written. At most two
@@ -129,3 +95,7 @@ void broadcast_coalesced(Comm& comm, Tensors&& tensors, std::size_t buffer_bytes
 }
 
 }} // namespace joinable::v0
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/bucket/broadcast_coalesced.ipp>
+#endif

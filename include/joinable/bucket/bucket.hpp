@@ -1,24 +1,17 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
-#include <numeric>
 #include <span>
-#include <string>
-#include <utility>
 #include <vector>
 
-#include <joinable/bucket/assignment.hpp>
 #include <joinable/bucket/memory.hpp>
 #include <joinable/bucket/options.hpp>
-#include <joinable/detail/text.hpp>
+#include <joinable/config.hpp>
 #include <joinable/device/arena.hpp>
-#include <joinable/error.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/dtype.hpp>
-#include <joinable/tensor/overlap.hpp>
 #include <joinable/tensor/parameters.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -36,15 +29,7 @@ struct Bucket {
 namespace detail {
 
 /// The trainable parameters, last one first: gradients usually become ready in this order.
-inline std::vector<std::size_t> expected_ready_order(ParameterList const& parameters) {
-    std::vector<std::size_t> order;
-    for (std::size_t i = parameters.size(); i-- > 0;) {
-        if (parameters[i].requires_grad()) {
-            order.push_back(i);
-        }
-    }
-    return order;
-}
+std::vector<std::size_t> expected_ready_order(ParameterList const& parameters);
 
 } // namespace detail
 
@@ -63,36 +48,12 @@ public:
         std::span<std::size_t const> order,
         std::span<std::size_t const> limits,
         BufferMemory const& memory = {}
-    )
-        : memory_{memory} {
-        if (order.empty()) {
-            throw ContractViolation{"no parameter requires a gradient: there is nothing to reduce"};
-        }
-        std::array<std::size_t, dtype_count> bytes{};
-        for (std::size_t const i : order) {
-            detail::check_value(parameters, i, memory_.id());
-            AnyView const value = parameters[i].value();
-            bytes[index(value.dtype())] += // whatever the cut: each one may start a bucket
-                value.numel() * size_of(value.dtype()) + bucket_alignment;
-        }
-        for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
-            if (bytes[dtype] != 0) {
-                arenas_[dtype] = memory_.allocate(bytes[dtype]);
-            }
-        }
-        cut(parameters, order, limits);
-    }
+    );
 
     /// In the order in which they are launched: as they fill when gradients come in `order`.
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept { return buckets_; }
     /// Of all arenas.
-    [[nodiscard]] std::size_t bytes() const noexcept {
-        std::size_t bytes = 0;
-        for (Arena const& arena : arenas_) {
-            bytes += arena.bytes();
-        }
-        return bytes;
-    }
+    [[nodiscard]] std::size_t bytes() const noexcept;
 
     /// Calls f(arena) for each, in an order that all ranks have which have the same parameters.
     template <class F>
@@ -112,33 +73,12 @@ public:
         ParameterList const& parameters,
         std::span<std::size_t const> order,
         std::span<std::size_t const> limits
-    ) {
-        std::vector<Bucket> const before = std::exchange(buckets_, {});
-        cut(parameters, order, limits);
-        for (std::size_t dtype = 0; dtype < dtype_count; ++dtype) {
-            Arena const& arena = arenas_[dtype];
-            std::vector<std::size_t> position(parameters.size());
-            std::vector<std::size_t> offset(parameters.size());
-            std::size_t count = 0;
-            for_each_place(buckets_, dtype, [&](std::size_t i, AnyView const& view) {
-                position[i] = count++;
-                offset[i] = offset_in(arena, view);
-            });
-            std::vector<detail::Section> sections;
-            for_each_place(before, dtype, [&](std::size_t i, AnyView const& view) {
-                std::size_t const bytes = view.numel() * size_of(view.dtype());
-                sections.push_back({offset_in(arena, view), offset[i], bytes, position[i]});
-            });
-            memory_.device().permute(arena, sections);
-        }
-    }
+    );
 
 private:
     static std::size_t index(DType dtype) noexcept { return static_cast<std::size_t>(dtype); }
 
-    static std::size_t offset_in(Arena const& arena, AnyView const& view) noexcept {
-        return static_cast<std::size_t>(static_cast<std::byte*>(view.data()) - arena.data());
-    }
+    static std::size_t offset_in(Arena const& arena, AnyView const& view) noexcept;
     /// Calls f(parameter, view) for what is in the arena of a dtype, in the order of offsets.
     template <class F>
     static void for_each_place(std::vector<Bucket> const& buckets, std::size_t dtype, F const& f) {
@@ -154,38 +94,7 @@ private:
     void
     cut(ParameterList const& parameters,
         std::span<std::size_t const> order,
-        std::span<std::size_t const> limits) {
-        std::vector<AnyView> values;
-        for (std::size_t const i : order) {
-            values.push_back(parameters[i].value());
-        }
-        std::vector<std::size_t> as_given(order.size()); // keeps buckets in the order they fill in
-        std::iota(as_given.begin(), as_given.end(), std::size_t{0});
-        auto const assignment = compute_bucket_assignment_by_size(values, limits, {}, as_given);
-
-        std::array<std::size_t, dtype_count> used{};
-        for (auto const& members : assignment.buckets) {
-            DType const dtype = values[members.front()].dtype();
-            std::size_t& offset = used[index(dtype)];
-            std::byte* const base = arenas_[index(dtype)].data();
-            Bucket bucket{{base + offset, 0, dtype}, {}, {}};
-            for (std::size_t const member : members) {
-                AnyView const& value = values[member];
-                bucket.parameters.push_back(order[member]);
-                bucket.views.emplace_back(
-                    base + offset,
-                    dtype,
-                    value.extents(),
-                    detail::dense_strides(value.extents(), value.strides()),
-                    memory_.id()
-                );
-                bucket.buffer.count += value.numel();
-                offset += value.numel() * size_of(dtype);
-            }
-            offset = (offset + bucket_alignment - 1) / bucket_alignment * bucket_alignment;
-            buckets_.push_back(std::move(bucket));
-        }
-    }
+        std::span<std::size_t const> limits);
 
     BufferMemory memory_;
     std::array<Arena, dtype_count> arenas_; ///< by dtype; empty where no parameter has it
@@ -200,3 +109,7 @@ make_bucket_layout(ParameterList const& parameters, BucketOptions const& options
 }
 
 }} // namespace joinable::v0
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/bucket/bucket.ipp>
+#endif

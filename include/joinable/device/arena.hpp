@@ -1,28 +1,16 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
-#include <cstring>
-#include <memory>
-#include <new>
 #include <optional>
-#include <utility>
 
-#include <joinable/detail/text.hpp>
-#include <joinable/error.hpp>
+#include <joinable/config.hpp>
 
 namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-inline void check_alignment(std::size_t alignment) {
-    if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
-        throw ContractViolation{
-            concat("memory is aligned to a power of two in bytes, but was asked for ", alignment)
-        };
-    }
-}
+void check_alignment(std::size_t alignment);
 
 /// Where in a page the arenas of a rank begin, in bytes. Elements that are combined have the same place in
 /// the buffers of all ranks. Where all buffers begin at the start of a page, as large blocks of the heap do,
@@ -52,40 +40,12 @@ public:
         std::size_t bytes,
         std::size_t alignment = default_alignment,
         std::optional<std::size_t> page_offset = {}
-    ) {
-        detail::check_alignment(alignment);
-        if (bytes == 0) {
-            return;
-        }
-        std::size_t const offset = page_offset.value_or(0);
-        if (page_offset) {
-            alignment = (std::max)(alignment, std::size_t{4096});
-        }
-        std::size_t room = bytes + alignment + offset;
-        if (room < bytes) {
-            throw std::bad_alloc{};
-        }
-        void* const block = ::operator new(room);
-        void* start = block;
-        std::align(alignment, bytes + offset, start, room);
-        std::byte* const data = static_cast<std::byte*>(start) + offset;
-        std::memset(data, 0, bytes);
-        *this = Arena{data, bytes, &free_block, block};
-    }
+    );
     /// For communicators. Calls `release` once, if it is given.
     Arena(std::byte* data, std::size_t bytes, Release release, void* context) noexcept
         : data_{data}, bytes_{bytes}, release_{release}, context_{context} {}
-    Arena(Arena&& other) noexcept
-        : data_{std::exchange(other.data_, nullptr)}, bytes_{std::exchange(other.bytes_, 0)},
-          release_{std::exchange(other.release_, nullptr)}, context_{other.context_} {}
-    Arena& operator=(Arena&& other) noexcept {
-        Arena old{std::move(other)};
-        std::swap(data_, old.data_);
-        std::swap(bytes_, old.bytes_);
-        std::swap(release_, old.release_);
-        std::swap(context_, old.context_);
-        return *this;
-    }
+    Arena(Arena&& other) noexcept;
+    Arena& operator=(Arena&& other) noexcept;
     ~Arena() {
         if (release_ != nullptr) {
             release_(context_, data_, bytes_);
@@ -108,3 +68,7 @@ private:
 };
 
 }} // namespace joinable::v0
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/device/arena.ipp>
+#endif

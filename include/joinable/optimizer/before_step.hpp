@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cmath>
 #include <cstddef>
 #include <functional>
-#include <numeric>
 #include <span>
 #include <type_traits>
 #include <vector>
 
+#include <joinable/config.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/strided_view.hpp>
@@ -90,29 +89,7 @@ public:
     explicit ClipNorm(double max_norm) noexcept : max_norm_{max_norm} {}
 
     /// Collective.
-    bool operator()(ShardGradients const& gradients) {
-        squares_.assign(gradients.parameter_count(), 0.0);
-        for (auto const& [parameter, view] : gradients) {
-            double square = 0;
-            detail::for_each_element(view, [&]<class T>(T const& element) {
-                double const number = static_cast<detail::wide_of<T>>(element);
-                square += number * number;
-            });
-            squares_[parameter] += square;
-        }
-        gradients.sum(squares_);
-        norm_ = std::sqrt(std::accumulate(squares_.begin(), squares_.end(), 0.0));
-        double const factor = max_norm_ / (norm_ + 1e-6);
-        if (!(factor >= 1.0)) { // one that is not a number makes gradients so, as in PyTorch
-            for (auto const& gradient : gradients) {
-                detail::for_each_element(gradient.view, [&]<class T>(T& element) {
-                    using Wide = detail::wide_of<T>;
-                    element = T(static_cast<Wide>(element) * static_cast<Wide>(factor));
-                });
-            }
-        }
-        return true;
-    }
+    bool operator()(ShardGradients const& gradients);
 
     /// Before the last step was clipped.
     [[nodiscard]] double norm() const noexcept { return norm_; }
@@ -124,3 +101,7 @@ private:
 };
 
 }} // namespace joinable::v0
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/optimizer/before_step.ipp>
+#endif

@@ -3,17 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
-#include <string>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
-#include <joinable/detail/text.hpp>
+#include <joinable/config.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/device/copy.hpp>
-#include <joinable/error.hpp>
 #include <joinable/optimizer/before_step.hpp>
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/partition.hpp>
@@ -51,20 +47,7 @@ public:
     /// 32.
     OptimizerShard(
         ShardBucket bucket, int rank, std::size_t names, bool has_masters, Sharding sharding
-    )
-        : bucket_{std::move(bucket)}, rank_{rank}, sharding_{sharding},
-          state_{
-              bucket_.dtype,
-              kept_count(static_cast<std::size_t>(rank)),
-              names,
-              has_masters && is_half_precision(bucket_.dtype)
-          },
-          gradients_{reduces_to_owners(sharding) ? part() * element() : 0} {
-        for (ShardPiece const& piece : bucket_.pieces) {
-            first_ += piece.owner < rank ? 1 : 0;
-            own_ += piece.owner == rank ? 1 : 0;
-        }
-    }
+    );
 
     /// The same, for a rule with another number of state arrays: zeros.
     [[nodiscard]] OptimizerShard with_state(std::size_t names) const {
@@ -103,69 +86,20 @@ public:
     [[nodiscard]] bool reduces() const noexcept { return gradients_.bytes() != 0; }
 
     /// Where the elements of a parameter are that begins at `data` in a bucket, or in scratch: dense.
-    [[nodiscard]] static AnyView place_of(AnyView const& value, std::byte* data) {
-        Shape const& extents = value.extents();
-        return {data, value.dtype(), extents, detail::dense_strides(extents, value.strides())};
-    }
+    [[nodiscard]] static AnyView place_of(AnyView const& value, std::byte* data);
 
     /// Writes all gradients into a bucket, each element times `factor`: zeros where that is 0, or where
     /// there is no gradient.
-    void pack_gradients(ParameterList const& parameters, double factor, std::byte* bucket) const {
-        for (std::size_t k = 0; k < bucket_.pieces.size(); ++k) {
-            if (bucket_.pieces[k].begin == 0) { // else its parameter is there
-                pack_gradient(parameters, k, factor, bucket);
-            }
-        }
-    }
+    void pack_gradients(ParameterList const& parameters, double factor, std::byte* bucket) const;
     /// Writes the gradient of the parameter that begins with piece `k`.
     void pack_gradient(
         ParameterList const& parameters, std::size_t k, double factor, std::byte* bucket
-    ) const {
-        ShardPiece const& piece = bucket_.pieces[k];
-        AnyView const value = parameters[piece.parameter].value();
-        AnyView const gradient = parameters[piece.parameter].grad();
-        AnyView const place = place_of(value, bucket + piece.offset * element());
-        if (!gradient || factor == 0.0) {
-            fill_zero(place);
-        } else {
-            check_gradient_of(parameters, piece.parameter, value, gradient);
-            scale_copy(gradient, factor, place);
-        }
-    }
+    ) const;
 
     /// Appends the gradients of the pieces that this rank steps, where there are any. `shift` is added to indices.
     void append_gradients(
         ParameterList const& parameters, std::size_t shift, std::vector<ShardGradient>& list
-    ) const {
-        for (ShardPiece const& piece : kept()) {
-            AnyView const value = parameters[piece.parameter].value();
-            std::size_t const i = shift + piece.parameter;
-            if (reduces()) {
-                std::byte* const data = gradient_at(piece);
-                list.push_back(
-                    {i, is_whole(piece, value) ? place_of(value, data) : run(data, piece)}
-                );
-                continue;
-            }
-            AnyView const gradient = parameters[piece.parameter].grad();
-            if (!gradient) {
-                continue;
-            }
-            check_gradient_of(parameters, piece.parameter, value, gradient);
-            if (is_whole(piece, value)) {
-                list.push_back({i, gradient});
-            } else if (is_laid_out_alike(value, gradient)) {
-                list.push_back({i, run(begin_of(gradient, piece), piece)});
-            } else {
-                throw ContractViolation{detail::concat(
-                    "ZeroOptions::before_step is given runs of elements with Partition::flat, but the "
-                    "gradient of ",
-                    detail::describe_parameter(parameters, piece.parameter),
-                    " is not laid out as its value; use Partition::by_parameters"
-                )};
-            }
-        }
-    }
+    ) const;
 
     /// Steps the pieces that this rank keeps and that have gradients. `steps` counts, for each parameter.
     template <class Rule>
@@ -223,56 +157,16 @@ public:
 
     /// The one parameter of this bucket, where it is dense and has one owner: it can be sent from where it
     /// is. Else an empty view.
-    [[nodiscard]] AnyView lone_value(ParameterList const& parameters) const {
-        if (bucket_.pieces.size() != 1 || bucket_.pieces.front().size != bucket_.count()) {
-            return {};
-        }
-        AnyView const value = parameters[bucket_.pieces.front().parameter].value();
-        return is_dense(value) ? value : AnyView{};
-    }
+    [[nodiscard]] AnyView lone_value(ParameterList const& parameters) const;
 
     /// Copies this rank's values into its part of a bucket.
     void
-    pack_own(ParameterList const& parameters, std::byte* bucket, detail::Scratch& scratch) const {
-        for (ShardPiece const& piece : own()) {
-            AnyView const value = parameters[piece.parameter].value();
-            detail::copy_bytes(
-                bucket + piece.offset * element(),
-                elements_of(value, value, piece, scratch),
-                piece.size * element()
-            );
-        }
-    }
+    pack_own(ParameterList const& parameters, std::byte* bucket, detail::Scratch& scratch) const;
     /// Copies all other values from a bucket.
-    void unpack_others(ParameterList const& parameters, std::byte const* bucket) const {
-        for (ShardPiece const& piece : bucket_.pieces) {
-            AnyView const value = parameters[piece.parameter].value();
-            std::byte const* const from = bucket + piece.offset * element();
-            if (piece.owner == rank_) {
-                continue;
-            }
-            if (is_dense(value)) {
-                detail::copy_bytes(begin_of(value, piece), from, piece.size * element());
-            } else {
-                auto* const whole = const_cast<std::byte*>(from) - piece.begin * element();
-                copy(place_of(value, whole), value);
-            }
-        }
-    }
+    void unpack_others(ParameterList const& parameters, std::byte const* bucket) const;
 
     /// Takes values of 16 bits as masters.
-    void load_masters(ParameterList const& parameters, detail::Scratch& scratch) const {
-        if (!state_.has_masters()) {
-            return;
-        }
-        for (ShardPiece const& piece : kept()) {
-            AnyView const value = parameters[piece.parameter].value();
-            std::byte const* const values = elements_of(value, value, piece, scratch);
-            visit_sixteen_bits([&]<class Stored>(std::type_identity<Stored>) {
-                detail::widen_to<Stored>(masters_of(piece), values, piece.size);
-            });
-        }
-    }
+    void load_masters(ParameterList const& parameters, detail::Scratch& scratch) const;
 
 private:
     [[nodiscard]] static bool is_dense(AnyView const& value) {
@@ -303,33 +197,14 @@ private:
         AnyView const& tensor,
         ShardPiece const& piece,
         detail::Scratch& scratch
-    ) const {
-        if (is_laid_out_alike(value, tensor)) {
-            return begin_of(tensor, piece);
-        }
-        std::byte* const whole = scratch.data(value.numel() * element());
-        copy(tensor, place_of(value, whole));
-        return whole + piece.begin * element();
-    }
+    ) const;
 
     static void check_gradient_of(
         ParameterList const& parameters,
         std::size_t i,
         AnyView const& value,
         AnyView const& gradient
-    ) {
-        detail::check_gradient(parameters, i, gradient);
-        if (!detail::is_like(value, gradient)) {
-            throw ContractViolation{detail::concat(
-                "the gradient of ",
-                detail::describe_parameter(parameters, i),
-                " is ",
-                detail::to_text(gradient),
-                ", but its value is ",
-                detail::to_text(value)
-            )};
-        }
-    }
+    );
 
     template <class F>
     void visit_sixteen_bits(F const& f) const {
@@ -343,22 +218,7 @@ private:
     /// Compares the first value of a piece with its master.
     void check_masters(
         ParameterList const& parameters, ShardPiece const& piece, std::byte const* values
-    ) const {
-        if (!state_.has_masters() || piece.size == 0) {
-            return;
-        }
-        visit_sixteen_bits([&]<class Stored>(std::type_identity<Stored>) {
-            Stored rounded;
-            detail::narrow_to<Stored>(reinterpret_cast<std::byte*>(&rounded), masters_of(piece), 1);
-            if (std::memcmp(&rounded, values, sizeof(Stored)) != 0) {
-                throw ContractViolation{detail::concat(
-                    detail::describe_parameter(parameters, piece.parameter),
-                    " has changed since the last step, but the optimizer steps a copy of 32 bits; call "
-                    "reload() on every rank when values were loaded"
-                )};
-            }
-        });
-    }
+    ) const;
 
     ShardBucket bucket_;
     int rank_;
@@ -370,3 +230,7 @@ private:
 };
 
 }} // namespace joinable::v0
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/optimizer/shard.ipp>
+#endif

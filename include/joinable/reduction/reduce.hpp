@@ -1,121 +1,13 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <cstddef>
-#include <cstring>
-#include <span>
-#include <type_traits>
 
 #include <joinable/config.hpp>
-#include <joinable/reduction/halves.hpp>
-#include <joinable/reduction/lanes.hpp>
 #include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/reduce_op.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
-
-/// One pass of a reduction: reads every input once, in order, and writes every output. An output may be
-/// one of the inputs; otherwise they do not overlap.
-struct ReductionPass {
-    std::span<std::byte const* const> inputs;
-    std::span<std::byte* const> outputs;
-    std::size_t bytes;
-    double const* factors = nullptr; ///< of the inputs, for PlusScaled
-
-    static constexpr std::size_t most = 16; ///< inputs, and outputs: more are hard on a cache
-};
-
-template <class T, class Operation, class L>
-[[gnu::always_inline]] inline void
-load_input(L& lanes, ReductionPass const& pass, std::size_t input, std::size_t at) noexcept {
-    lanes.load(pass.inputs[input] + at);
-    if constexpr (std::is_same_v<Operation, PlusScaled>) {
-        lanes.scale(static_cast<T>(pass.factors[input]));
-    }
-}
-
-/// Reduces what is from byte `at` on of every input, as long as it fills lanes. All of a lane is read
-/// before something is written. Returns where it ends.
-template <class T, class L, class Operation>
-[[gnu::always_inline]] inline std::size_t
-reduce_lanes(Operation const& operation, ReductionPass const& pass, std::size_t at) noexcept {
-    for (; at + L::bytes <= pass.bytes; at += L::bytes) {
-        L result;
-        load_input<T, Operation>(result, pass, 0, at);
-        for (std::size_t i = 1; i < pass.inputs.size(); ++i) {
-            L next;
-            load_input<T, Operation>(next, pass, i, at);
-            result.combine(operation, next);
-        }
-        for (std::byte* const output : pass.outputs) {
-            result.store(output + at);
-        }
-    }
-    return at;
-}
-
-template <class T, std::size_t width, class Operation>
-[[gnu::always_inline]] inline void
-reduce_bytes(Operation const& operation, ReductionPass const& pass) noexcept {
-    std::size_t at = reduce_lanes<T, EightLanes<Lanes<T, width>>>(operation, pass, 0);
-    at = reduce_lanes<T, Lanes<T, width>>(operation, pass, at);
-    if constexpr (width > 16) {
-        at = reduce_lanes<T, Lanes<T, 16>>(operation, pass, at);
-    }
-    reduce_lanes<T, Lanes<T, sizeof(T)>>(operation, pass, at);
-}
-
-// The same for each instruction set. AVX-512 is for float alone, the type of gradients and of what
-// numbers of 16 bits are widened to: it pays in cache, and each function has to be compiled.
-template <class T, class Operation>
-JOINABLE_LOOP void reduce_baseline(ReductionPass const& pass) noexcept {
-    reduce_bytes<T, 16>(Operation{}, pass);
-}
-template <class T, class Operation>
-JOINABLE_LOOP_AVX2 void reduce_avx2(ReductionPass const& pass) noexcept {
-    reduce_bytes<T, 32>(Operation{}, pass);
-}
-
-template <class Operation>
-JOINABLE_LOOP_AVX512 void reduce_avx512(ReductionPass const& pass) noexcept {
-    reduce_bytes<float, 64>(Operation{}, pass);
-}
-
-/// What a reduction computes in: numbers of 16 bits are widened before.
-template <class T>
-using accumulator_of = std::conditional_t<sixteen_bits<T>, float, T>;
-
-using RunPass = void (*)(ReductionPass const&) noexcept;
-
-template <class Operation>
-RunPass pass_function(DType dtype, InstructionSet set) {
-    return visit_dtype(dtype, [&]<class Stored>(std::type_identity<Stored>) -> RunPass {
-        using T = typename Operation::template Number<accumulator_of<Stored>>;
-        if constexpr (std::is_same_v<T, float>) {
-            if (set == InstructionSet::avx512) {
-                return &reduce_avx512<Operation>;
-            }
-        }
-        return set == InstructionSet::baseline ? &reduce_baseline<T, Operation>
-                                               : &reduce_avx2<T, Operation>;
-    });
-}
-
-/// The function that runs passes on this processor, over numbers that are computed in as they are
-/// stored.
-inline RunPass pass_function(DType dtype, ReduceOp op, InstructionSet set) {
-    switch (op) {
-    case ReduceOp::sum: return pass_function<Plus>(dtype, set);
-    case ReduceOp::product: return pass_function<Times>(dtype, set);
-    case ReduceOp::min: return pass_function<Lesser>(dtype, set);
-    case ReduceOp::max: return pass_function<Greater>(dtype, set);
-    case ReduceOp::bit_and: return pass_function<BitAnd>(dtype, set);
-    case ReduceOp::bit_or: break;
-    }
-    return pass_function<BitOr>(dtype, set);
-}
 
 /// Something by number, or nothing. Refers to the function that was given.
 template <class T>
@@ -141,87 +33,12 @@ using Places = Numbered<std::byte*>;
 /// By which the inputs are multiplied before they are added; without any they are not.
 using Factors = Numbered<double>;
 
-/// The function that runs passes of this reduction, scaled or not.
-inline RunPass pass_function(DType dtype, ReduceOp op, bool is_scaled, InstructionSet set) {
-    return is_scaled ? pass_function<PlusScaled>(dtype, set) : pass_function(dtype, op, set);
-}
-
-/// A reduction of `bytes` bytes to every output, computed tile by tile in the first-level cache:
-/// where there are more inputs or outputs than in a pass, or numbers of 16 bits, which accumulate
-/// in float and are rounded once.
-class TiledReduction {
-public:
-    TiledReduction(DType dtype, ReduceOp op, Factors const& factors, InstructionSet set)
-        : factors_{factors} {
-        if (is_half_precision(dtype)) {
-            bool const is_half = dtype == DType::f16;
-            widen_ = is_half ? conversion_function<Widen<Half>>(set)
-                             : conversion_function<Widen<BFloat16>>(set);
-            narrow_ = is_half ? conversion_function<Narrow<Half>>(set)
-                              : conversion_function<Narrow<BFloat16>>(set);
-            dtype = DType::f32;
-        }
-        run_pass_ = pass_function(dtype, op, factors.size() != 0, set);
-    }
-
-    void run(Places const& inputs, Places const& outputs, std::size_t bytes) {
-        for (std::size_t at = 0; at < bytes; at += tile_bytes) {
-            std::size_t const n = (std::min)(tile_bytes, bytes - at);
-            std::byte const* const sum = reduce_tile(inputs, at, n);
-            std::byte* const first = outputs[0] + at;
-            if (narrow_ != nullptr) {
-                narrow_(sum, first, n / sizeof(Half));
-            } else {
-                std::memcpy(first, sum, n);
-            }
-            for (std::size_t i = 1; i < outputs.size(); ++i) {
-                std::memcpy(outputs[i] + at, first, n);
-            }
-        }
-    }
-
-private:
-    static constexpr std::size_t tile_bytes = 2048;
-    using Tile = std::array<std::byte, 2 * tile_bytes>; // has room for numbers that were widened
-
-    /// The unrounded result, in the first tile.
-    std::byte const* reduce_tile(Places const& inputs, std::size_t at, std::size_t n) {
-        bool const widens = widen_ != nullptr;
-        std::byte* const sum = tiles_[0].data();
-        std::array<std::byte const*, ReductionPass::most> from;
-        std::array<double, ReductionPass::most> factors;
-        std::size_t filled = 0;
-        for (std::size_t i = 0; i < inputs.size(); ++i) {
-            from[filled] = inputs[i] + at;
-            factors[filled] = factors_.size() == 0 ? 1.0 : factors_[i];
-            if (widens) {
-                widen_(from[filled], tiles_[filled].data(), n / sizeof(Half));
-                from[filled] = tiles_[filled].data();
-            }
-            ++filled;
-            if (filled == from.size() || i + 1 == inputs.size()) {
-                run_pass_({{from.data(), filled}, {&sum, 1}, widens ? 2 * n : n, factors.data()});
-                from[0] = sum;
-                factors[0] = 1.0;
-                filled = 1;
-            }
-        }
-        return sum;
-    }
-
-    Factors factors_;
-    RunPass run_pass_;
-    void (*widen_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
-    void (*narrow_)(std::byte const*, std::byte*, std::size_t) noexcept = nullptr;
-    alignas(64) std::array<Tile, ReductionPass::most> tiles_;
-};
-
 /// Combines `count` elements of all inputs in rank order and writes them to every output. Which
 /// rank computes it and how it was cut change no bit. There is at least one input, and one output.
 /// An output may be one of the inputs; otherwise they do not overlap. With factors it is a sum of
 /// floating-point numbers, each of them multiplied and rounded before; numbers of 16 bits are
 /// multiplied as floats.
-inline void reduce_to(
+void reduce_to(
     DType dtype,
     ReduceOp op,
     Places const& inputs,
@@ -229,26 +46,10 @@ inline void reduce_to(
     std::size_t count,
     Factors const& factors = {},
     InstructionSet set = instruction_set()
-) {
-    std::size_t const bytes = count * size_of(dtype);
-    std::array<std::byte const*, ReductionPass::most> from;
-    std::array<std::byte*, ReductionPass::most> to;
-    if (is_half_precision(dtype) || inputs.size() > from.size() || outputs.size() > to.size()) {
-        return TiledReduction{dtype, op, factors, set}.run(inputs, outputs, bytes);
-    }
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-        from[i] = inputs[i];
-    }
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-        to[i] = outputs[i];
-    }
-    std::array<double, ReductionPass::most> by;
-    for (std::size_t i = 0; i < factors.size(); ++i) {
-        by[i] = factors[i];
-    }
-    pass_function(dtype, op, factors.size() != 0, set)(
-        {{from.data(), inputs.size()}, {to.data(), outputs.size()}, bytes, by.data()}
-    );
-}
+);
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/reduction/reduce.ipp>
+#endif

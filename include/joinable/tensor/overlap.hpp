@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
-#include <utility>
 
+#include <joinable/config.hpp>
 #include <joinable/tensor/tensor.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -15,39 +13,14 @@ namespace joinable { inline namespace v0 {
 namespace detail {
 
 /// The dimensions of extent above 1, those with the smallest stride first.
-inline Shape dimensions_by_stride(Shape const& extents, Shape const& strides) {
-    Shape order;
-    for (std::size_t d = 0; d < extents.size(); ++d) {
-        if (extents[d] > 1) {
-            order.push_back(d);
-        }
-    }
-    for (std::size_t i = 1; i < order.size(); ++i) { // insertion sort of at most eight
-        for (std::size_t k = i; k > 0 && strides[order[k]] < strides[order[k - 1]]; --k) {
-            std::swap(order[k], order[k - 1]);
-        }
-    }
-    return order;
-}
+Shape dimensions_by_stride(Shape const& extents, Shape const& strides);
 
 } // namespace detail
 
 /// Whether a tensor's elements fill its memory without gaps or overlap, in whatever order of
 /// dimensions: then its strides can be kept in a flat buffer. The rule of PyTorch's
 /// is_non_overlapping_and_dense.
-[[nodiscard]] inline bool is_non_overlapping_and_dense(Shape const& extents, Shape const& strides) {
-    if (numel(extents) == 0) {
-        return true;
-    }
-    std::size_t expected = 1;
-    for (std::size_t const d : detail::dimensions_by_stride(extents, strides)) {
-        if (strides[d] != expected) {
-            return false;
-        }
-        expected *= extents[d];
-    }
-    return true;
-}
+[[nodiscard]] bool is_non_overlapping_and_dense(Shape const& extents, Shape const& strides);
 
 namespace detail {
 
@@ -64,42 +37,13 @@ namespace detail {
 class SumsOfStrides {
 public:
     /// Adds a stride that may be taken 0 to `count - 1` times. At most 16 of them.
-    void add(std::size_t stride, std::size_t count) noexcept {
-        if (stride != 0 && count > 1) {
-            terms_[size_++] = {stride, count, 0, 0};
-        }
-    }
+    void add(std::size_t stride, std::size_t count) noexcept;
 
     /// One term per stride. It keeps the sums there are, but not in how many ways they come.
-    void merge_equal_strides() noexcept {
-        sort();
-        std::size_t merged = 0;
-        for (std::size_t i = 0; i < size_; ++i) {
-            if (merged != 0 && terms_[merged - 1].stride == terms_[i].stride) {
-                terms_[merged - 1].count += terms_[i].count - 1;
-            } else {
-                terms_[merged++] = terms_[i];
-            }
-        }
-        size_ = merged;
-    }
+    void merge_equal_strides() noexcept;
 
     /// Whether there are at least `wanted` ways. Also true when the search took too many steps.
-    [[nodiscard]] bool has(std::size_t total, int wanted) noexcept {
-        sort();
-        std::size_t rest = 0;
-        std::size_t divisor = 0;
-        for (std::size_t i = size_; i-- > 0;) {
-            rest += terms_[i].stride * (terms_[i].count - 1);
-            divisor = std::gcd(divisor, terms_[i].stride);
-            terms_[i].rest = rest;
-            terms_[i].divisor = divisor;
-        }
-        wanted_ = wanted;
-        steps_ = 0;
-        search(0, total);
-        return wanted_ <= 0;
-    }
+    [[nodiscard]] bool has(std::size_t total, int wanted) noexcept;
 
 private:
     struct Term {
@@ -110,34 +54,9 @@ private:
     };
     static constexpr int max_steps = 10'000; ///< about half a millisecond
 
-    void sort() noexcept {
-        auto const end = terms_.begin() + static_cast<std::ptrdiff_t>(size_);
-        std::sort(terms_.begin(), end, [](Term const& a, Term const& b) {
-            return a.stride > b.stride;
-        });
-    }
+    void sort() noexcept;
 
-    void search(std::size_t i, std::size_t total) noexcept {
-        if (i == size_) {
-            wanted_ -= total == 0 ? 1 : 0;
-            return;
-        }
-        Term const& term = terms_[i];
-        if (total > term.rest || total % term.divisor != 0) {
-            return;
-        }
-        std::size_t const later = term.rest - term.stride * (term.count - 1);
-        std::size_t const first =
-            total <= later ? 0 : (total - later + term.stride - 1) / term.stride;
-        std::size_t const last = (std::min)(term.count - 1, total / term.stride);
-        for (std::size_t k = first; k <= last && wanted_ > 0; ++k) {
-            if (++steps_ > max_steps) {
-                wanted_ = 0;
-                return;
-            }
-            search(i + 1, total - k * term.stride);
-        }
-    }
+    void search(std::size_t i, std::size_t total) noexcept;
 
     std::array<Term, 2 * max_tensor_rank> terms_{};
     std::size_t size_ = 0;
@@ -146,34 +65,9 @@ private:
 };
 
 /// Whether each stride is larger than all that the smaller ones reach: then no two indices meet.
-inline bool is_nested(Shape const& extents, Shape const& strides) {
-    std::size_t reach = 0;
-    for (std::size_t const d : dimensions_by_stride(extents, strides)) {
-        if (strides[d] <= reach) {
-            return false;
-        }
-        reach += strides[d] * (extents[d] - 1);
-    }
-    return true;
-}
+bool is_nested(Shape const& extents, Shape const& strides);
 
-inline bool is_overlapping(Shape const& extents, Shape const& strides) {
-    if (numel(extents) < 2 || is_nested(extents, strides)) {
-        return false;
-    }
-    // Two indices name one element where the difference of indices, taken from -(extent - 1) to
-    // extent - 1, steps to 0 without being 0. Counted from the lowest difference:
-    SumsOfStrides sums;
-    std::size_t total = 0;
-    for (std::size_t d = 0; d < extents.size(); ++d) {
-        if (extents[d] > 1 && strides[d] == 0) {
-            return true;
-        }
-        sums.add(strides[d], 2 * extents[d] - 1);
-        total += strides[d] * (extents[d] - 1);
-    }
-    return sums.has(total, 2);
-}
+bool is_overlapping(Shape const& extents, Shape const& strides);
 
 } // namespace detail
 
@@ -234,3 +128,7 @@ template <Tensor A, Tensor B>
 }
 
 }} // namespace joinable::v0
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/tensor/overlap.ipp>
+#endif

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <joinable/config.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/detail/handle_list.hpp>
 
@@ -56,52 +57,18 @@ public:
     /// Local. `what` is how errors call one of them.
     /// @throws ContractViolation  a tensor is missing, has no memory (null pointers) or is not on
     ///         `device`.
-    FixedTensors(TensorList tensors, std::string_view what, DeviceId device = {})
-        : tensors_{std::move(tensors)}, what_{what} {
-        for (AnyTensor const& tensor : tensors_) {
-            AnyView const view = tensor.view();
-            if (!view || view.device() != device || !detail::has_memory(view)) {
-                refuse(
-                    views_.size(),
-                    !view ? " is missing; give a pointer that is not null"
-                    : view.device() != device
-                        ? " is not on " + detail::to_text(device) + "; give a copy that is"
-                        : " has elements at a null pointer; give it memory"
-                );
-            }
-            views_.push_back(view);
-        }
-    }
+    FixedTensors(TensorList tensors, std::string_view what, DeviceId device = {});
 
     /// Where the tensors are now. Local; valid until the next call; no allocation.
     /// @throws ContractViolation  one has other extents, another dtype or device than it had, or no
     ///         memory.
-    std::vector<AnyView> const& views() {
-        for (std::size_t i = 0; i < views_.size(); ++i) {
-            AnyView const now = tensors_[i].view();
-            if (!detail::is_like(now, views_[i]) || !detail::has_memory(now)) {
-                refuse(
-                    i,
-                    " was " + detail::to_text(views_[i]) + ", but now is " + detail::to_text(now) +
-                        (detail::has_memory(now) ? "" : " at a null pointer") +
-                        "; it may move, but neither grow nor change"
-                );
-            }
-            views_[i] = now;
-        }
-        return views_;
-    }
+    std::vector<AnyView> const& views();
 
     /// Appends those of another object. Local.
-    void append(FixedTensors const& more) {
-        detail::append(tensors_, more.tensors_);
-        views_.insert(views_.end(), more.views_.begin(), more.views_.end());
-    }
+    void append(FixedTensors const& more);
 
 private:
-    [[noreturn]] void refuse(std::size_t i, std::string const& why) const {
-        throw ContractViolation{detail::concat(what_, " ", i, why)};
-    }
+    [[noreturn]] void refuse(std::size_t i, std::string const& why) const;
 
     TensorList tensors_;
     std::string_view what_;
@@ -148,3 +115,7 @@ template <class... Ranges>
 }
 
 }} // namespace joinable::v0
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/tensor/tensor_list.ipp>
+#endif

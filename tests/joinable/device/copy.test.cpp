@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <joinable/device/copy.hpp>
+#include <joinable/device/detail/loops.hpp>
+#include <joinable/device/detail/transpose.hpp>
+#include <joinable/reduction/arithmetic.hpp>
 
 #include <algorithm>
 #include <bit>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -14,8 +13,7 @@
 #include <joinable/bucket/detail/used_map.hpp>
 #include <joinable/bucket/marks.hpp>
 #include <joinable/bucket/options.hpp>
-#include <joinable/detail/text.hpp>
-#include <joinable/error.hpp>
+#include <joinable/config.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -23,21 +21,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// full; packs gradients when their time has come, and says what was done wrong. Local.
 class Iteration {
 public:
-    Iteration(Gradients& gradients, BucketOptions const& options)
-        : gradients_{gradients}, states_(gradients.parameters().size()),
-          finds_unused_{options.find_unused && !options.static_graph},
-          sends_held_{options.unused_gradients == UnusedGradients::held},
-          records_order_{rebuilds(options)} {
-        if (options.find_unused || options.static_graph) {
-            used_.emplace(states_.size());
-            accumulated_.resize(states_.size());
-        }
-        if (options.static_graph) {
-            graph_.emplace(states_.size());
-        }
-        ready_order_.reserve(gradients.trained().size());
-        fit_to_buckets();
-    }
+    Iteration(Gradients& gradients, BucketOptions const& options);
 
     /// Whether the map of used parameters is exchanged in every iteration.
     [[nodiscard]] bool finds_unused() const noexcept { return finds_unused_; }
@@ -47,12 +31,7 @@ public:
 
     /// Its place in a bucket is about to be sent, because another rank uses the parameter: where this
     /// one does not, puts zeros there, or what the gradient holds.
-    void take_unused(std::size_t i) const {
-        if (is_unused(i)) {
-            bool const is_held = sends_held_ && has_pass_;
-            is_held ? gradients_.pack(i, factor_) : gradients_.zero(i);
-        }
-    }
+    void take_unused(std::size_t i) const;
     /// Whether everything of a bucket is in its place, or is known to be unused.
     [[nodiscard]] bool is_full(std::size_t bucket) const noexcept {
         return pending_[bucket] == 0 && !is_recording_;
@@ -62,60 +41,13 @@ public:
 
     /// `has_pass`: gradients will be marked. Else contribute_nothing() or
     /// contribute_accumulated() follows.
-    void begin(double factor, bool has_pass) {
-        if (is_open_) {
-            throw ContractViolation{concat_missing(
-                "the previous iteration was not finalized; call finalize_backward() first"
-            )};
-        }
-        is_open_ = true;
-        factor_ = factor;
-        has_pass_ = has_pass;
-        is_recording_ = has_pass && graph_ && !graph_->is_recorded();
-        for (std::size_t b = 0; b < pending_.size(); ++b) {
-            pending_[b] = gradients_.buckets()[b].parameters.size();
-        }
-        std::fill(states_.begin(), states_.end(), State::pending);
-        ready_order_.clear();
-        if (finds_unused_) {
-            used_->clear();
-        }
-        if (graph_) {
-            graph_->begin();
-        }
-    }
+    void begin(double factor, bool has_pass);
 
-    void leave_out(std::size_t i) {
-        require_trained(i);
-        char const* const wrong =
-            !finds_unused_
-                ? " was said to be unused, but the option find_unused is off or "
-                  "static_graph finds out by itself; turn find_unused on, or mark it ready with a gradient of zeros"
-            : states_[i] != State::pending ? " was said to be unused twice"
-                                           : nullptr;
-        if (wrong != nullptr) {
-            throw ContractViolation{gradients_.describe(i) + wrong};
-        }
-        take_or_leave(i);
-    }
+    void leave_out(std::size_t i);
     /// What the recorded graph does not use.
-    void leave_out_unrecorded() {
-        for (std::size_t k = 0; graph_ && graph_->is_recorded() && k < trained().size(); ++k) {
-            if (!graph_->is_used(trained()[k])) {
-                take_or_leave(trained()[k]);
-            }
-        }
-    }
+    void leave_out_unrecorded();
 
-    void mark(std::size_t i) {
-        require_markable(i);
-        if (records_order_) {
-            ready_order_.push_back(i);
-        }
-        if (!graph_ || graph_->mark(i)) {
-            take(i);
-        }
-    }
+    void mark(std::size_t i);
     void mark_accumulated(std::size_t i) {
         require_trained(i);
         if (used_) {
@@ -123,14 +55,7 @@ public:
         }
     }
 
-    void contribute_nothing() {
-        has_pass_ = is_recording_ = false;
-        ready_order_.clear();
-        for (std::size_t const i : trained()) {
-            states_[i] = State::unused;
-        }
-        std::fill(pending_.begin(), pending_.end(), std::size_t{0});
-    }
+    void contribute_nothing();
     void contribute_accumulated() {
         for (std::size_t const i : trained()) {
             used_ ? take_or_leave(i) : take(i);
@@ -139,26 +64,8 @@ public:
 
     /// The pass has come to its end: what a static graph did not mark in its first iteration is
     /// unused, everything else must be ready.
-    void complete() {
-        if (is_recording_) {
-            complete_ready_order();
-            for (std::size_t const i : trained()) {
-                graph_->is_used(i) ? take_used(i) : take_or_leave(i);
-            }
-            graph_->record();
-            is_recording_ = false;
-        } else if (graph_) {
-            complete_ready_order();
-        }
-        require_all_ready();
-    }
-    void write_used() {
-        for (std::size_t const i : trained()) {
-            if (!is_unused(i)) {
-                used_->use(i);
-            }
-        }
-    }
+    void complete();
+    void write_used();
 
     /// In which order the gradients became ready, unused ones last; empty where this rank had none.
     [[nodiscard]] std::vector<std::size_t> const& ready_order() const noexcept {
@@ -170,21 +77,9 @@ public:
         fit_to_buckets();
     }
 
-    void end() {
-        if (graph_ && used_->is_empty()) {
-            used_->clear(); // no rank had gradients: the graph is still to be seen
-        }
-        std::fill(accumulated_.begin(), accumulated_.end(), false);
-        is_open_ = false;
-    }
+    void end();
 
-    void require_open(std::string_view verb) const {
-        if (!is_open_) {
-            throw ContractViolation{
-                concat(verb, " without prepare_for_backward(): no iteration is open")
-            };
-        }
-    }
+    void require_open(std::string_view verb) const;
 
 private:
     enum class State : std::uint8_t { pending, ready, unused };
@@ -202,16 +97,7 @@ private:
         settle(i, State::ready);
     }
     /// With a static graph, after the first iteration, no bucket sends what no rank used in it.
-    void take_used(std::size_t i) {
-        if (graph_ && used_->is_known() && !used_->is_used(i)) {
-            throw ContractViolation{concat(
-                gradients_.describe(i),
-                " is used, but no rank used it in the first iteration: with static_graph all "
-                "iterations use the same parameters; turn it off and find_unused on"
-            )};
-        }
-        take(i);
-    }
+    void take_used(std::size_t i);
     /// A parameter that this iteration does not use: its gradient may be of earlier rounds.
     void take_or_leave(std::size_t i) { accumulated_[i] ? take_used(i) : settle(i, State::unused); }
     void settle(std::size_t i, State state) {
@@ -220,86 +106,17 @@ private:
     }
 
     /// Of several marks of a parameter the last one counts.
-    void complete_ready_order() {
-        if (ready_order_.empty()) {
-            return;
-        }
-        std::vector<std::size_t> order; // from the end, each one once
-        std::vector<bool> is_listed(states_.size());
-        auto const list = [&](std::size_t i) {
-            if (!is_listed[i]) {
-                is_listed[i] = true;
-                order.push_back(i);
-            }
-        };
-        for (std::size_t k = trained().size(); k-- > 0;) {
-            if (!graph_->is_used(trained()[k])) {
-                list(trained()[k]);
-            }
-        }
-        for (std::size_t k = ready_order_.size(); k-- > 0;) {
-            list(ready_order_[k]);
-        }
-        ready_order_.assign(order.rbegin(), order.rend());
-    }
+    void complete_ready_order();
 
     // -- what can be wrong -------------------------------------------------------------------------
 
-    void require_trained(std::size_t i) const {
-        require_in_range(i, states_.size(), gradients_.rank());
-        if (!gradients_.is_trained(i)) {
-            throw ContractViolation{
-                gradients_.describe(i) + " was marked, but does not require a gradient"
-            };
-        }
-    }
+    void require_trained(std::size_t i) const;
 
-    void require_markable(std::size_t i) const {
-        require_trained(i);
-        char const* const wrong =
-            !is_open_ ? " was marked ready outside an iteration; call prepare_for_backward() first"
-            : is_unused(i) && graph_
-                ? " is used, but was not in the first iteration: with static_graph all iterations "
-                  "use the same parameters; turn it off and find_unused on"
-            : is_unused(i)
-                ? " was said to be unused, but became ready; leave it out of the unused ones"
-            : states_[i] == State::ready && graph_
-                ? " became ready more often than in the first iteration: with static_graph all "
-                  "iterations use parameters equally often; turn it off"
-            : states_[i] == State::ready
-                ? " was marked ready twice in an iteration; mark a parameter that is shared by "
-                  "modules or used in several passes once, when its last use is done, or turn "
-                  "static_graph on, which counts its uses"
-                : nullptr;
-        if (wrong != nullptr) {
-            throw ContractViolation{gradients_.describe(i) + wrong};
-        }
-    }
+    void require_markable(std::size_t i) const;
 
-    void require_all_ready() const {
-        if (std::any_of(pending_.begin(), pending_.end(), [](std::size_t n) { return n != 0; })) {
-            throw ContractViolation{concat_missing(
-                graph_ ? "parameters are not used, but were in the first iteration: with "
-                         "static_graph all iterations use the same parameters; turn it off and "
-                         "find_unused on"
-                : finds_unused_
-                    ? "not all gradients became ready; give those that the pass does not use to "
-                      "prepare_for_backward() as unused, or check that all outputs of forward "
-                      "reach "
-                      "the loss"
-                    : "not all gradients became ready; mark every trainable parameter in each "
-                      "iteration, set requires_grad to false where there is nothing to train, or "
-                      "turn the option find_unused or static_graph on"
-            )};
-        }
-    }
+    void require_all_ready() const;
 
-    [[nodiscard]] std::string concat_missing(std::string_view text) const {
-        auto const is_missing = [&](std::size_t i) {
-            return gradients_.is_trained(i) && states_[i] == State::pending;
-        };
-        return detail::concat_missing(text, gradients_.parameters(), gradients_.rank(), is_missing);
-    }
+    [[nodiscard]] std::string concat_missing(std::string_view text) const;
 
     Gradients& gradients_;
     std::vector<State> states_;        ///< per parameter
@@ -318,3 +135,7 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/bucket/detail/iteration.ipp>
+#endif

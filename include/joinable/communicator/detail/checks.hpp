@@ -3,17 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <span>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include <joinable/communicator/capabilities.hpp>
-#include <joinable/communicator/communicator.hpp>
-#include <joinable/detail/text.hpp>
-#include <joinable/error.hpp>
-#include <joinable/tensor/dtype.hpp>
+#include <joinable/config.hpp>
 
 /// @file
 /// What every communicator checks before any data moves: on its own rank, which throws
@@ -21,140 +15,36 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-inline void check_reduction(ConstBuffer buffer, ReduceOp op) {
-    if ((op == ReduceOp::bit_and || op == ReduceOp::bit_or) && is_floating_point(buffer.dtype)) {
-        throw ContractViolation{concat(
-            "a reduction with ",
-            name_of(op),
-            " needs integers, but the elements are ",
-            name_of(buffer.dtype)
-        )};
-    }
-}
+void check_reduction(ConstBuffer buffer, ReduceOp op);
 
-inline void check_scaled(ConstBuffer buffer, ReduceOp op) {
-    if (op != ReduceOp::sum || !is_floating_point(buffer.dtype)) {
-        throw ContractViolation{concat(
-            "a reduction with a factor is a sum of floating-point numbers, but was given ",
-            name_of(op),
-            " of ",
-            name_of(buffer.dtype),
-            "; leave the factor out, or convert the buffer"
-        )};
-    }
-}
+void check_scaled(ConstBuffer buffer, ReduceOp op);
 
-inline void check_memory(ConstBuffer buffer) {
-    if (buffer.data == nullptr && buffer.count != 0) {
-        throw ContractViolation{
-            concat("a collective was given a null pointer for ", buffer.count, " elements")
-        };
-    }
-}
+void check_memory(ConstBuffer buffer);
 
 /// `what` is the role of the rank: "root", "destination".
-inline void check_rank(std::string_view what, int rank, int size) {
-    if (rank < 0 || rank >= size) {
-        throw ContractViolation{
-            concat(what, " ", rank, " is no rank of a communicator of ", size, " ranks")
-        };
-    }
-}
+void check_rank(std::string_view what, int rank, int size);
 
 inline void check_root(int root, int size) {
     check_rank("root", root, size);
 }
 
-inline void check_same_dtype(ConstBuffer a, ConstBuffer b) {
-    if (a.dtype != b.dtype) {
-        throw ContractViolation{concat(
-            "a collective needs two buffers of one dtype, but got ",
-            name_of(a.dtype),
-            " and ",
-            name_of(b.dtype)
-        )};
-    }
-}
+void check_same_dtype(ConstBuffer a, ConstBuffer b);
 
-inline void check_count(std::string_view what, std::size_t expected, std::size_t given) {
-    if (expected != given) {
-        throw ContractViolation{
-            concat(what, " of a collective must have ", expected, " elements here, but has ", given)
-        };
-    }
-}
+void check_count(std::string_view what, std::size_t expected, std::size_t given);
 
-[[nodiscard]] inline bool overlap(ConstBuffer a, ConstBuffer b) noexcept {
-    std::less<> const before; // also of pointers into different objects
-    auto const* const first = static_cast<std::byte const*>(a.data);
-    auto const* const second = static_cast<std::byte const*>(b.data);
-    return a.count != 0 && b.count != 0 && before(first, second + b.bytes()) &&
-           before(second, first + a.bytes());
-}
+[[nodiscard]] bool overlap(ConstBuffer a, ConstBuffer b) noexcept;
 
 /// Any rank may write one part of a large message while another still reads the next: so `part`
 /// lies outside of `whole`, or is exactly what begins at element `own` of it.
-inline void check_place(ConstBuffer part, ConstBuffer whole, std::size_t own) {
-    if (overlap(part, whole) &&
-        static_cast<std::byte const*>(part.data) !=
-            static_cast<std::byte const*>(whole.data) + own * size_of(whole.dtype)) {
-        throw ContractViolation{
-            "the input and the output of a collective overlap: they must lie apart, or the smaller "
-            "one must be this rank's part of the other"
-        };
-    }
-}
+void check_place(ConstBuffer part, ConstBuffer whole, std::size_t own);
 
 /// `in` and `out` hold one equal part for each rank.
-inline void check_parts(ConstBuffer in, ConstBuffer out, int size) {
-    check_memory(in);
-    check_memory(out);
-    if (in.dtype != out.dtype || in.count != out.count ||
-        in.count % static_cast<std::size_t>(size) != 0) {
-        throw ContractViolation{concat(
-            "an all_to_all over ",
-            size,
-            " ranks without counts needs two buffers of one dtype and count, a multiple of ",
-            size,
-            ", but got ",
-            in.count,
-            " of ",
-            name_of(in.dtype),
-            " and ",
-            out.count,
-            " of ",
-            name_of(out.dtype)
-        )};
-    }
-}
+void check_parts(ConstBuffer in, ConstBuffer out, int size);
 
-inline void check_apart(ConstBuffer in, ConstBuffer out) {
-    if (overlap(in, out)) {
-        throw ContractViolation{"the input and the output of an all_to_all must not overlap"};
-    }
-}
+void check_apart(ConstBuffer in, ConstBuffer out);
 
 /// `whole` must be `size` times as many elements as `part`, of the same dtype.
-inline void check_share(ConstBuffer part, ConstBuffer whole, int size) {
-    check_memory(part);
-    check_memory(whole);
-    if (part.dtype != whole.dtype || whole.count != part.count * static_cast<std::size_t>(size)) {
-        throw ContractViolation{concat(
-            "a collective over ",
-            size,
-            " ranks needs one buffer of ",
-            size,
-            " times the elements of the other and the same dtype, but got ",
-            part.count,
-            " of ",
-            name_of(part.dtype),
-            " and ",
-            whole.count,
-            " of ",
-            name_of(whole.dtype)
-        )};
-    }
-}
+void check_share(ConstBuffer part, ConstBuffer whole, int size);
 
 /// Elements before the share of `rank`.
 [[nodiscard]] constexpr std::size_t offset_of(Counts counts, std::size_t rank) noexcept {
@@ -166,56 +56,18 @@ inline void check_share(ConstBuffer part, ConstBuffer whole, int size) {
 }
 
 /// `counts` has one entry per rank; together they are the elements of `whole`.
-inline void check_counts(Counts counts, ConstBuffer whole, int size) {
-    check_memory(whole);
-    if (counts.size() != static_cast<std::size_t>(size)) {
-        throw ContractViolation{concat(
-            "a collective over ", size, " ranks needs ", size, " counts, but got ", counts.size()
-        )};
-    }
-    std::size_t left = whole.count; // a sum could overflow
-    for (std::size_t const count : counts) {
-        if (count > left) {
-            left = whole.count + 1;
-            break;
-        }
-        left -= count;
-    }
-    if (left != 0) {
-        throw ContractViolation{concat(
-            "the counts of a collective must add up to the ",
-            whole.count,
-            " elements of the buffer that they divide, but they add up to ",
-            left > whole.count ? "more" : "less"
-        )};
-    }
-}
+void check_counts(Counts counts, ConstBuffer whole, int size);
 
 /// The same, and `part` has this rank's count of elements.
-inline void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int rank, int size) {
-    check_memory(part);
-    check_same_dtype(part, whole);
-    check_counts(counts, whole, size);
-    check_count("this rank's own part", counts[static_cast<std::size_t>(rank)], part.count);
-}
+void check_counts(Counts counts, ConstBuffer part, ConstBuffer whole, int rank, int size);
 
 /// What each rank asks for, in bytes, by rank: all of them must ask for the same. `doing` says what
 /// they do.
 /// @throws Mismatch  on all ranks, which have the same sizes here.
-inline void
-check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing = "share memory") {
-    std::vector<int> ranks;
-    std::string text =
-        concat("ranks ", doing, " of different sizes: rank 0 of ", sizes[0], " bytes");
-    for (std::size_t rank = 1; rank < sizes.size(); ++rank) {
-        if (sizes[rank] != sizes[0]) {
-            ranks.push_back(static_cast<int>(rank));
-            text += concat(", rank ", rank, " of ", sizes[rank]);
-        }
-    }
-    if (!ranks.empty()) {
-        throw Mismatch{ranks, text + "; give the same count of the same elements on every rank"};
-    }
-}
+void check_same_size(std::span<std::uint64_t const> sizes, std::string_view doing = "share memory");
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/communicator/detail/checks.ipp>
+#endif

@@ -5,20 +5,17 @@
 #include <cstddef>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include <joinable/communicator/communicator.hpp>
-#include <joinable/communicator/environment.hpp>
 #include <joinable/communicator/shared_memory/board/group_memory.hpp>
 #include <joinable/communicator/shared_memory/group/board_communicator.hpp>
 #include <joinable/communicator/shared_memory/group/group_work.hpp>
+#include <joinable/config.hpp>
 #include <joinable/device/arena.hpp>
 
 #if defined(__linux__) // elsewhere there are no process ranks
 
-#include <joinable/communicator/shared_memory/process/named_segment.hpp>
 #include <joinable/communicator/shared_memory/process/process_rank.hpp>
-#include <joinable/communicator/shared_memory/process/shared_mapping.hpp>
 
 namespace joinable { inline namespace v0 {
 
@@ -84,46 +81,20 @@ public:
     /// @throws CommunicationError  /dev/shm is full; the job's file there is none that this program
     ///                             can use: damaged, or of another version. Files of other users that
     ///                             have its name are passed by.
-    static ProcessCommunicator attach(AttachOptions const& options) {
-        if (options.rank < 0 || options.rank >= options.size) {
-            throw ContractViolation{detail::concat(
-                "expected a rank from 0 to below the world size, but was given rank ",
-                options.rank,
-                " of ",
-                options.size
-            )};
-        }
-        return ProcessCommunicator{
-            detail::NamedSegment::attach(options.rank, options.size, options.job, options.deadline),
-            options
-        };
-    }
+    static ProcessCommunicator attach(AttachOptions const& options);
 
     /// The same for ranks that mpirun, mpiexec, torchrun or srun started; see launch_environment().
     /// @throws ContractViolation  also if that fails, or the ranks are on several machines.
     static ProcessCommunicator
-    from_environment(std::chrono::nanoseconds deadline = default_deadline) {
-        LaunchEnvironment const launch = launch_environment();
-        if (!launch.spread.empty()) {
-            throw ContractViolation{detail::concat(
-                "expected all ranks on this machine, as they share its memory, but ",
-                launch.spread,
-                ": start them on one machine, or use a communicator that has a network"
-            )};
-        }
-        return attach({launch.rank, launch.size, launch.job, deadline});
-    }
+    from_environment(std::chrono::nanoseconds deadline = default_deadline);
 
     /// For run_processes.
-    ProcessCommunicator(detail::ProcessSegment& segment, int rank)
-        : SegmentOwner{}, BoardCommunicator{segment, rank} {}
+    ProcessCommunicator(detail::ProcessSegment& segment, int rank);
 
     /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
     /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
     /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
-    [[nodiscard]] ProcessCommunicator split(int color, int key) {
-        return {*this, allot_slot(color, key)};
-    }
+    [[nodiscard]] ProcessCommunicator split(int color, int key);
 
     /// Local. Zeroed memory that the ranks share, for what is to be reduced often; memory of arenas
     /// that are gone is used again. With the first one, half of what is shared is set aside for
@@ -131,26 +102,34 @@ public:
     /// are. An arena may outlive the communicator, not the process, and is used and destroyed by one
     /// thread at a time with it. @throws ContractViolation  alignment is no power of two.
     [[nodiscard]] Arena
-    allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment) {
-        return rank_.allocate(bytes, alignment);
-    }
+    allocate(std::size_t bytes, std::size_t alignment = Arena::default_alignment);
 
     /// Collective, blocks. See shared_buffer().
-    [[nodiscard]] Arena share(std::size_t bytes) { return detail::share_mapping(*this, bytes); }
+    [[nodiscard]] Arena share(std::size_t bytes);
 
 private:
     ProcessCommunicator(
         std::shared_ptr<detail::ProcessSegment> segment, AttachOptions const& options
-    )
-        : SegmentOwner{std::move(segment)}, BoardCommunicator{*owned, options.rank} {
-        set_deadline(options.deadline);
-    }
-    ProcessCommunicator(ProcessCommunicator const& parent, Slot const& slot)
-        : SegmentOwner{parent}, BoardCommunicator{slot.group, slot.rank, parent.rank_.storage()} {
-        set_deadline(parent.rank_.deadline());
-    }
+    );
+    ProcessCommunicator(ProcessCommunicator const& parent, Slot const& slot);
 };
 
 }} // namespace joinable::v0
+
+#endif
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/communicator/shared_memory/process.ipp>
+#endif
+
+#if defined(__linux__)
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_INSTANTIATE(class Endpoint<Group, LentBy<Room>>)
+JOINABLE_INSTANTIATE(class GroupRank<Room>)
+JOINABLE_INSTANTIATE(class GroupWork<Room>)
+JOINABLE_INSTANTIATE(class BoardCommunicator<ProcessRank, ProcessWork>)
+
+}}} // namespace joinable::v0::detail
 
 #endif

@@ -3,17 +3,12 @@
 
 #include <concepts>
 #include <cstddef>
-#include <cstdio>
-#include <exception>
 #include <functional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <joinable/communicator/shared_buffer.hpp>
-#include <joinable/communicator/shared_memory/group/group.hpp>
 #include <joinable/communicator/shared_memory/process.hpp>
-#include <joinable/detail/failure.hpp>
+#include <joinable/config.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 
@@ -25,83 +20,22 @@
 
 #include <cerrno>
 #include <cstring>
-#include <unistd.h>
 
 namespace joinable { inline namespace v0 {
 
 namespace detail {
 
 /// The life of the process of one rank, after it was made.
-[[noreturn]] inline void run_rank(
+[[noreturn]] void run_rank(
     ProcessSegment& segment, int rank, std::function<void(ProcessCommunicator&)> const& body
-) noexcept {
-    Outcome& outcome = segment.outcome(rank);
-    {
-        ProcessCommunicator comm{segment, rank};
-        try {
-            body(comm);
-            outcome.state.store(Outcome::returned);
-        } catch (...) {
-            AbortReason const reason = failure_of(std::current_exception());
-            AbortReason const told = reason_of_exit(segment.group(), rank, reason);
-            outcome.reason.store(reason.ranks.empty() ? reason : told);
-            outcome.state.store(Outcome::threw);
-            comm.abort(told);
-        }
-    }
-    std::fflush(nullptr
-    ); // _exit leaves alone what belongs to the program: its destructors and files
-    _exit(outcome.state.load() == Outcome::returned ? 0 : 1);
-}
+) noexcept;
 
 /// Of the ranks that failed the one that did so first: by itself, not because of another; named by
 /// the abort, if there are several. Throws what it said.
-inline void throw_first_failure(ProcessSegment& segment, ChildProcesses const& children) {
-    int const size = segment.board().size();
-    std::vector<AbortReason> failures;
-    auto const look_at = [&](int rank) {
-        if (!children.death(rank).empty()) {
-            failures.push_back({FailureKind::peer_failed, {}, children.death(rank)});
-        } else if (segment.outcome(rank).state.load() == Outcome::threw) {
-            failures.push_back(segment.outcome(rank).reason.load());
-        } else {
-            return;
-        }
-        bool const is_own = failures.back().ranks.empty();
-        failures.back() = blamed_on(rank, failures.back());
-        if (is_own) {
-            throw PeerFailed{failures.back().ranks, failures.back().message};
-        }
-    };
-    if (segment.board().is_aborted()) {
-        for (int const rank : segment.board().reason().ranks) {
-            if (rank < size) {
-                look_at(rank);
-            }
-        }
-    }
-    for (int rank = 0; rank < size; ++rank) {
-        look_at(rank);
-    }
-    if (!failures.empty()) {
-        throw PeerFailed{failures.front().ranks, failures.front().message};
-    }
-}
+void throw_first_failure(ProcessSegment& segment, ChildProcesses const& children);
 
 /// As run_processes(), which is called with so many types of bodies that it does nothing else.
-inline void
-run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const& body) {
-    ProcessSegment segment{world_size};
-    ChildProcesses children{segment};
-    std::fflush(nullptr); // or each rank would print what this process has not printed yet
-    for (int rank = 0; rank < world_size; ++rank) {
-        if (children.start()) {
-            run_rank(segment, rank, body);
-        }
-    }
-    children.wait();
-    throw_first_failure(segment, children);
-}
+void run_processes_of(int world_size, std::function<void(ProcessCommunicator&)> const& body);
 
 } // namespace detail
 
@@ -151,4 +85,8 @@ void run_processes(int world_size, F body) {
 
 }} // namespace joinable::v0
 
+#endif
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/communicator/shared_memory/run_processes.ipp>
 #endif

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <utility>
 
 #include <joinable/communicator/shared_memory/board/group_memory.hpp>
 #include <joinable/communicator/shared_memory/group/board_communicator.hpp>
@@ -11,7 +10,7 @@
 #include <joinable/communicator/shared_memory/group/group_rank.hpp>
 #include <joinable/communicator/shared_memory/group/group_storage.hpp>
 #include <joinable/communicator/shared_memory/group/group_work.hpp>
-#include <joinable/communicator/shared_memory/group/shared_heap.hpp>
+#include <joinable/config.hpp>
 #include <joinable/device/arena.hpp>
 
 namespace joinable { inline namespace v0 {
@@ -38,24 +37,31 @@ public:
     /// For run_threads.
     ThreadCommunicator(
         detail::Group group, int rank, std::shared_ptr<detail::GroupStorage<detail::Heap>> storage
-    )
-        : BoardCommunicator{group, rank, std::move(storage)} {}
+    );
 
     /// Collective, blocks. The ranks of one `color` (>= 0) form a group, in the order of their
     /// `key`, then of their rank here. It inherits the deadline. An abort of this communicator
     /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
-    [[nodiscard]] ThreadCommunicator split(int color, int key) {
-        return {rank_, allot_slot(color, key)};
-    }
+    [[nodiscard]] ThreadCommunicator split(int color, int key);
 
     /// Collective, blocks. See shared_buffer().
-    [[nodiscard]] Arena share(std::size_t bytes) { return detail::share_heap(*this, bytes); }
+    [[nodiscard]] Arena share(std::size_t bytes);
 
 private:
-    ThreadCommunicator(detail::GroupRank<detail::Heap> const& parent, Slot const& slot)
-        : ThreadCommunicator{slot.group, slot.rank, parent.storage()} {
-        set_deadline(parent.deadline());
-    }
+    ThreadCommunicator(detail::GroupRank<detail::Heap> const& parent, Slot const& slot);
 };
 
 }} // namespace joinable::v0
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/communicator/shared_memory/thread.ipp>
+#endif
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_INSTANTIATE(class Endpoint<Group, LentBy<Heap>>)
+JOINABLE_INSTANTIATE(class GroupRank<Heap>)
+JOINABLE_INSTANTIATE(class GroupWork<Heap>)
+JOINABLE_INSTANTIATE(class BoardCommunicator<GroupRank<Heap>, ThreadWork>)
+
+}}} // namespace joinable::v0::detail

@@ -2,29 +2,21 @@
 #pragma once
 
 #include <chrono>
-#include <cstddef>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/detail/collective_members.hpp>
-#include <joinable/communicator/detail/descriptor.hpp>
 #include <joinable/communicator/detail/request.hpp>
 #include <joinable/communicator/tcp/listener.hpp>
 #include <joinable/communicator/tcp/options.hpp>
-#include <joinable/detail/text.hpp>
+#include <joinable/config.hpp>
 #include <joinable/detail/unwinding.hpp>
 #include <joinable/error.hpp>
 
 #if defined(__linux__) // elsewhere there are no such sockets
 
-#include <joinable/communicator/tcp/detail/connect.hpp>
 #include <joinable/communicator/tcp/detail/hub_thread.hpp>
 #include <joinable/communicator/tcp/detail/rank.hpp>
-
-#include <cerrno>
-#include <cstring>
 
 namespace joinable { inline namespace v0 {
 
@@ -32,23 +24,10 @@ namespace joinable { inline namespace v0 {
 /// while unwinding it aborts. When it is gone, nothing writes to this rank's buffer any more.
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] TcpWork {
 public:
-    TcpWork(TcpWork&& other) noexcept
-        : rank_{std::exchange(other.rank_, nullptr)}, sequence_{other.sequence_},
-          unwinding_{other.unwinding_} {}
+    TcpWork(TcpWork&& other) noexcept;
     TcpWork& operator=(TcpWork&&) = delete;
 
-    ~TcpWork() {
-        if (rank_ == nullptr || rank_->is_done(sequence_)) {
-            return;
-        }
-        try {
-            if (unwinding_.has_begun()) {
-                rank_->abort_for_exception("a collective");
-            }
-            wait();
-        } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
-        }
-    }
+    ~TcpWork();
 
     /// Blocks until this rank's buffer is final. Waiting again returns at once, or throws again.
     /// @throws Mismatch  ranks said different things; no data moved.
@@ -103,29 +82,10 @@ public:
     ///                             another job, secret or world size.
     /// @throws CommunicationError  rank 0 cannot listen there; another program answers, or one with
     ///                             another version of this library.
-    static TcpCommunicator attach(TcpOptions const& options) {
-        check(options);
-        if (options.rank == 0) {
-            return attach(TcpListener{options.address, options.port}, options);
-        }
-        return TcpCommunicator{detail::HubThread{}, connect(options), options};
-    }
+    static TcpCommunicator attach(TcpOptions const& options);
     /// The same for rank 0, which listens already. What the options say of address and port is of no
     /// account. @throws ContractViolation  also if it is another rank.
-    static TcpCommunicator attach(TcpListener listener, TcpOptions const& options) {
-        check(options);
-        if (options.rank != 0) {
-            throw ContractViolation{detail::concat(
-                "expected rank 0 to listen, as the others connect to it, but was given rank ",
-                options.rank
-            )};
-        }
-        TcpOptions found = options;
-        found.port = listener.port();
-        Ends ends = connected();
-        detail::Hub hub{std::move(listener.socket_), std::move(ends.hub), job_of(found)};
-        return TcpCommunicator{detail::HubThread{std::move(hub)}, std::move(ends.rank), found};
-    }
+    static TcpCommunicator attach(TcpListener listener, TcpOptions const& options);
     /// The same for ranks that mpirun, mpiexec, torchrun or srun started; see tcp_environment().
     /// @throws ContractViolation  also if that fails.
     static TcpCommunicator from_environment(std::chrono::nanoseconds deadline = default_deadline) {
@@ -139,14 +99,7 @@ public:
     TcpCommunicator& operator=(TcpCommunicator const&) = delete;
     /// The rank leaves: ranks that wait for it get PeerFailed. Blocks for a moment, and for up to 5 s
     /// where somebody does not answer.
-    ~TcpCommunicator() {
-        if (unwinding_.has_begun()) {
-            try {
-                rank_.abort_for_exception("the scope of its communicator");
-            } catch (...) { // NOLINT(bugprone-empty-catch): it leaves, which the others notice, too
-            }
-        }
-    }
+    ~TcpCommunicator();
 
     [[nodiscard]] int rank() const noexcept { return rank_.rank(); }
     [[nodiscard]] int size() const noexcept { return rank_.size(); }
@@ -173,79 +126,18 @@ private:
         detail::Socket rank;
     };
 
-    TcpCommunicator(detail::HubThread hub, detail::Socket socket, TcpOptions const& options)
-        : hub_{std::move(hub)},
-          rank_{std::move(socket), options.rank, options.size, options.connect_timeout} {
-        rank_.meet(detail::concat(
-            "waits for all ranks at ",
-            detail::endpoint_text(options.address, options.port),
-            ": start all ranks of a job, with the same address, port and secret"
-        ));
-        rank_.set_deadline(options.deadline);
-    }
+    TcpCommunicator(detail::HubThread hub, detail::Socket socket, TcpOptions const& options);
 
-    static void check(TcpOptions const& options) {
-        if (options.rank < 0 || options.rank >= options.size || options.size > detail::max_ranks) {
-            throw ContractViolation{detail::concat(
-                "expected a rank from 0 to below the world size, which is at most ",
-                detail::max_ranks,
-                ", but was given rank ",
-                options.rank,
-                " of ",
-                options.size
-            )};
-        }
-        constexpr std::size_t most = detail::TcpJob::most_text;
-        if (options.job.size() > most || options.secret.size() > most) {
-            throw ContractViolation{detail::concat(
-                "expected a job and a secret of at most ",
-                most,
-                " bytes each, but they have ",
-                options.job.size(),
-                " and ",
-                options.secret.size()
-            )};
-        }
-    }
+    static void check(TcpOptions const& options);
 
     static detail::TcpJob job_of(TcpOptions const& options) {
         return {options.size, options.job, options.secret};
     }
-    static detail::Socket connect(TcpOptions const& options) {
-        return detail::connect_rank(
-            options.rank,
-            job_of(options),
-            options.address,
-            options.port,
-            detail::end_of_wait(options.connect_timeout)
-        );
-    }
-    static Ends connected() {
-        int handles[2];
-        if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) != 0) {
-            throw CommunicationError{
-                detail::concat("rank 0 cannot connect to itself: ", std::strerror(errno))
-            };
-        }
-        return {detail::Socket{handles[0]}, detail::Socket{handles[1]}};
-    }
+    static detail::Socket connect(TcpOptions const& options);
+    static Ends connected();
 
     friend class detail::BasicCollectives<TcpCommunicator, TcpWork>;
-    TcpWork post(detail::Request const& request) {
-        detail::Descriptor const& said = request.signature;
-        if (said.count > detail::most_frame_bytes / size_of(said.dtype)) {
-            throw ContractViolation{detail::concat(
-                "a collective by TCP moves at most ",
-                detail::most_frame_bytes,
-                " bytes, but was given ",
-                said.count,
-                " elements of ",
-                name_of(said.dtype),
-                ": it is for small messages"
-            )};
-        }
-        return {rank_, rank_.post(request)};
-    }
+    TcpWork post(detail::Request const& request);
 
     detail::HubThread hub_;        // on rank 0
     mutable detail::TcpRank rank_; // asking reads what has come
@@ -254,4 +146,8 @@ private:
 
 }} // namespace joinable::v0
 
+#endif
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/communicator/tcp/communicator.ipp>
 #endif

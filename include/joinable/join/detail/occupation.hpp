@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <string_view>
@@ -9,7 +8,6 @@
 
 #include <joinable/agreement/control.hpp>
 #include <joinable/config.hpp>
-#include <joinable/error.hpp>
 #include <joinable/join/detail/session.hpp>
 
 /// @file
@@ -29,47 +27,11 @@ public:
     ~Occupation() { end(); }
 
     /// @throws ContractViolation  one of them is inside a guard.
-    void begin(std::vector<ControlCommunicator*> const& communicators, Session& session) {
-        Occupied& occupied = in_guards();
-        Lock const lock{occupied.busy};
-        std::vector<Entry>& all = occupied.entries;
-        for (ControlCommunicator const* communicator : communicators) {
-            if (find(all, communicator->address()) != all.end()) {
-                throw ContractViolation{"a second Join over a communicator that is "
-                                        "inside a guard already; end that one "
-                                        "first, or split() the communicator"};
-            }
-        }
-        all.reserve(all.size() + communicators.size()); // or some could be noted and not others
-        for (ControlCommunicator const* communicator : communicators) {
-            all.push_back({communicator->address(), &session});
-        }
-        occupied.count.store(all.size(), std::memory_order_release);
-        session_ = &session;
-    }
-    void end() noexcept {
-        if (session_ == nullptr) {
-            return;
-        }
-        Occupied& occupied = in_guards();
-        Lock const lock{occupied.busy};
-        std::erase_if(occupied.entries, [this](Entry const& entry) {
-            return entry.session == session_;
-        });
-        occupied.count.store(occupied.entries.size(), std::memory_order_release);
-        session_ = nullptr;
-    }
+    void begin(std::vector<ControlCommunicator*> const& communicators, Session& session);
+    void end() noexcept;
 
     /// The guard that a communicator is inside of; null: none.
-    [[nodiscard]] static Session* session_over(void const* communicator) noexcept {
-        Occupied& occupied = in_guards();
-        if (occupied.count.load(std::memory_order_acquire) == 0) {
-            return nullptr;
-        }
-        Lock const lock{occupied.busy};
-        auto const entry = find(occupied.entries, communicator);
-        return entry == occupied.entries.end() ? nullptr : entry->session;
-    }
+    [[nodiscard]] static Session* session_over(void const* communicator) noexcept;
 
 private:
     struct Entry {
@@ -83,11 +45,7 @@ private:
         std::vector<Entry> entries;
     };
     static std::vector<Entry>::const_iterator
-    find(std::vector<Entry> const& entries, void const* communicator) noexcept {
-        return std::find_if(entries.begin(), entries.end(), [&](Entry const& entry) {
-            return entry.communicator == communicator;
-        });
-    }
+    find(std::vector<Entry> const& entries, void const* communicator) noexcept;
     static Occupied& in_guards() noexcept {
         static Occupied occupied;
         return occupied;
@@ -121,3 +79,7 @@ inline void require_unguarded(void const* communicator, std::string_view name) {
 }
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/join/detail/occupation.ipp>
+#endif

@@ -2,17 +2,13 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <optional>
-#include <span>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/control.hpp>
-#include <joinable/detail/text.hpp>
+#include <joinable/config.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/detail/schedule.hpp>
 #include <joinable/join/detail/verdict.hpp>
@@ -27,25 +23,12 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// Who is where, and the exchanges that find it out. All ranks of `control` make the same calls.
 class RollCall {
 public:
-    RollCall(ControlCommunicator& control, EndPolicy policy)
-        : control_{control}, policy_{policy},
-          joined_after_(static_cast<std::size_t>(control.size())),
-          is_active_(static_cast<std::size_t>(control.size()), true) {}
+    RollCall(ControlCommunicator& control, EndPolicy policy);
 
     /// Starts a roll call; `answer()` ends it. Asynchronous, no allocation. `carry` is what this rank
     /// accumulated, if it arrives.
     /// @throws ContractViolation  it is not what the schedule says, if there is one.
-    void post(RollCallLanes const& mine, Carry const& carry = {}) {
-        mine_ = mine;
-        my_carry_ = carry;
-        if (schedule_) {
-            schedule_->require_promised(control_.rank(), rounds_, mine);
-        } else {
-            words_ = mine.encode();
-            control_.post_sum(words_);
-        }
-        posted_ = true;
-    }
+    void post(RollCallLanes const& mine, Carry const& carry = {});
     [[nodiscard]] bool is_posted() const noexcept { return posted_; }
     [[nodiscard]] bool test() { return schedule_ || control_.test_sum(); }
 
@@ -56,14 +39,7 @@ public:
     /// Waits for the roll call that was posted and returns the verdict, the same on every rank.
     /// One more message only when a rank arrives or fails, or when ranks disagree.
     /// `text` is sent along if this rank failed. Throws what the communicator throws.
-    Verdict answer(std::string_view text = {}) {
-        Verdict const verdict = hear(text);
-        if (verdict == Verdict::mismatch) {
-            name_difference();
-        }
-        rounds_ += verdict == Verdict::go_on ? 1 : 0;
-        return verdict;
-    }
+    Verdict answer(std::string_view text = {});
 
     /// What all ranks said in the last roll call, summed.
     [[nodiscard]] RollCallLanes const& said() const noexcept { return said_; }
@@ -85,83 +61,17 @@ public:
 private:
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
 
-    Verdict hear(std::string_view text) {
-        carry_ = {};
-        if (schedule_) {
-            said_ = schedule_->next();
-            if (said_.arrived > 0) {
-                carry_ = schedule_->carry();
-                note_arrivals(schedule_->arriving());
-            }
-        } else {
-            control_.wait_sum();
-            said_ = RollCallLanes::decode(words_);
-            if (said_.arrived > 0) {
-                exchange_arrivals();
-            }
-            if (said_.failed > 0) {
-                bool const has_failed = mine_.failed != 0;
-                auto const size = static_cast<std::uint64_t>(control_.size());
-                failure_ = Inquiry{control_, 0, size, true}.failure(has_failed, text);
-            }
-        }
-        posted_ = false;
-        Verdict const verdict = judge(said_, policy_);
-        if (verdict != Verdict::go_on) {
-            schedule_.reset();
-        }
-        return verdict;
-    }
+    Verdict hear(std::string_view text);
 
-    void note_arrivals(std::vector<int> const& ranks) {
-        arrived_ = ranks;
-        for (int const rank : ranks) {
-            is_active_[index(rank)] = false;
-            joined_after_[index(rank)] = rounds_;
-        }
-        while (lowest_active_ + 1 < control_.size() && !is_active_[index(lowest_active_)]) {
-            ++lowest_active_;
-        }
-    }
+    void note_arrivals(std::vector<int> const& ranks);
 
     /// A bitmap of those who arrive, the sum of one bit per rank, and their carry: said once and here,
     /// so that a round that does not sync, which nobody can know before it is heard, sums the weights
     /// of its active ranks alone.
-    void exchange_arrivals() {
-        std::size_t const carry_at = (is_active_.size() + 63) / 64;
-        std::vector<std::uint64_t> words(carry_at + 2);
-        if (mine_.arrived != 0) {
-            set_bit(words, control_.rank());
-        }
-        words[carry_at] = my_carry_.ranks;
-        words[carry_at + 1] = my_carry_.weight;
-        control_.sum(words);
-        std::vector<int> ranks;
-        append_bits(ranks, std::span{words}.first(carry_at), 0);
-        note_arrivals(ranks);
-        carry_ = {words[carry_at], words[carry_at + 1]};
-    }
+    void exchange_arrivals();
 
     /// Among the active ranks; where only weights differ, among those that say whether they have one.
-    void name_difference() {
-        int lowest = lowest_active_;
-        std::uint64_t count = said_.active;
-        bool has_say = mine_.active != 0;
-        std::optional<bool> is_weighted;
-        if (said_.silent == 0 || said_.have_one_code()) {
-            is_weighted = mine_.weighted != 0;
-            has_say = has_say && mine_.silent == 0;
-            count -= said_.silent;
-        }
-        if (count != said_.active) {
-            lowest = Inquiry{control_, lowest, count, has_say}.ranks_with(has_say).front();
-        }
-        AgreementList list;
-        list.begin_section(concat("ranks disagree about round ", rounds_, ": "));
-        RoundCode::decode(static_cast<std::uint32_t>(mine_.code.sum)).agree_on(list, is_weighted);
-        failure_ = Inquiry{control_, lowest, count, has_say}.difference(list);
-        failure_.message += "; every active rank must open the same round";
-    }
+    void name_difference();
 
     ControlCommunicator& control_;
     EndPolicy policy_;
@@ -181,3 +91,7 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/join/detail/roll_call.ipp>
+#endif

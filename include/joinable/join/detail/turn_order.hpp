@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include <joinable/detail/text.hpp>
+#include <joinable/config.hpp>
 #include <joinable/error.hpp>
 #include <joinable/join/round.hpp>
 
@@ -33,23 +33,14 @@ public:
         : participants_{std::move(participants)} {}
 
     [[nodiscard]] std::size_t count() const noexcept { return participants_.size(); }
-    [[nodiscard]] std::string name(std::size_t position) const {
-        return concat("participant ", position, " (", participants_[position].name, ")");
-    }
+    [[nodiscard]] std::string name(std::size_t position) const;
 
     [[nodiscard]] bool takes_part(std::size_t position, Round const& round) const {
         auto* const asks = participants_[position].takes_part;
         return asks == nullptr || asks(round);
     }
     /// The first participant, from `from` on, that takes part in a round.
-    [[nodiscard]] std::optional<std::size_t> first(Round const& round, std::size_t from = 0) const {
-        for (std::size_t i = from; i < participants_.size(); ++i) {
-            if (takes_part(i, round)) {
-                return i;
-            }
-        }
-        return {};
-    }
+    [[nodiscard]] std::optional<std::size_t> first(Round const& round, std::size_t from = 0) const;
     /// Whose part comes next in the open round, if there is any.
     [[nodiscard]] std::optional<std::size_t> next() const {
         return round_ ? first(*round_, cursor_) : std::nullopt;
@@ -57,21 +48,7 @@ public:
 
     /// @throws ContractViolation  the round that `opener` announces begins with another
     /// participant.
-    void require_first(std::size_t opener, Round const& announced) const {
-        auto const expected = first(announced);
-        if (!expected) {
-            throw_violation(takes_no_part(opener, announced));
-        }
-        if (expected != opener) {
-            if (round_ && !takes_part(opener, *round_)) {
-                throw_violation(takes_no_part(opener, *round_));
-            }
-            throw_violation(
-                name(opener) + notified(opener) + " first in round " + to_text(announced.number()) +
-                ", but the first one in hook order is " + name(*expected) + order(announced)
-            );
-        }
-    }
+    void require_first(std::size_t opener, Round const& announced) const;
 
     void open(Round const& round) {
         round_ = round;
@@ -93,68 +70,10 @@ public:
 
     /// Begins the part of `position` in the open round. False when it may open the next round,
     /// which it must not where the loop does that. @throws ContractViolation  it is not its turn.
-    bool take_turn(std::size_t position, bool loop_opens_rounds) {
-        if (held_by_) {
-            throw_violation(concat(
-                name(position),
-                notified(position),
-                " while the part of ",
-                name(*held_by_),
-                " is held open",
-                round_ ? order(*round_) : ""
-            ));
-        }
-        auto const expected = next();
-        if (expected == position) {
-            begin(position);
-            return true;
-        }
-        if (expected) {
-            throw_violation(
-                name(position) + notified(position) + " in round " + to_text(round_->number()) +
-                ", but the next one in hook order is " + name(*expected) + order(*round_)
-            );
-        }
-        if (loop_opens_rounds && round_ && !takes_part(position, *round_)) {
-            throw_violation(takes_no_part(position, *round_));
-        }
-        if (loop_opens_rounds && round_) {
-            throw_violation(
-                name(position) + notified(position) + " again in round " +
-                to_text(round_->number()) + "; call next() before each round"
-            );
-        }
-        if (loop_opens_rounds) {
-            throw_violation(
-                concat(name(position), notified(position), " before next() opened a round")
-            );
-        }
-        return false;
-    }
+    bool take_turn(std::size_t position, bool loop_opens_rounds);
 
     /// @throws ContractViolation  a part is held open, or a participant is missing.
-    void require_complete() const {
-        if (held_by_) {
-            throw_violation(concat(
-                "the part of ",
-                name(*held_by_),
-                " in round ",
-                round_->number(),
-                " is still held open (a forward without its backward?)"
-            ));
-        }
-        if (auto const missing = next()) {
-            throw_violation(concat(
-                name(*missing),
-                " takes part in round ",
-                round_->number(),
-                ", but did not ",
-                verb(*missing).empty() ? "notify" : "call ",
-                verb(*missing),
-                order(*round_)
-            ));
-        }
-    }
+    void require_complete() const;
 
     /// Whether a participant is communicating, as far as it says when its part ends.
     [[nodiscard]] bool is_open() const noexcept { return is_open_ || held_by_; }
@@ -166,28 +85,10 @@ private:
         return participants_[position].verb;
     }
     /// As texts go on after its name.
-    [[nodiscard]] std::string notified(std::size_t position) const {
-        return verb(position).empty() ? " notified" : concat(" called ", verb(position));
-    }
+    [[nodiscard]] std::string notified(std::size_t position) const;
     /// Of the participants that take part in a round, as a text ends.
-    [[nodiscard]] std::string order(Round const& round) const {
-        std::string text;
-        for (auto i = first(round); i; i = first(round, *i + 1)) {
-            text += text.empty() ? "; the order of such a round is " : ", then ";
-            text += verb(*i).empty() ? name(*i) : concat(verb(*i), " of ", name(*i));
-        }
-        return text;
-    }
-    [[nodiscard]] std::string takes_no_part(std::size_t position, Round const& round) const {
-        return concat(
-            name(position),
-            " takes no part in round ",
-            round.number(),
-            round.will_sync() ? ", which syncs" : ", which does not sync",
-            verb(position).empty() ? "; notify" : concat("; call ", verb(position)),
-            " only in rounds that concern it"
-        );
-    }
+    [[nodiscard]] std::string order(Round const& round) const;
+    [[nodiscard]] std::string takes_no_part(std::size_t position, Round const& round) const;
 
     std::vector<ParticipantInfo> participants_;
     std::optional<Round> round_;
@@ -197,3 +98,7 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/join/detail/turn_order.ipp>
+#endif

@@ -2,13 +2,12 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 
 #include <joinable/agreement/agree.hpp>
 #include <joinable/agreement/agreement_list.hpp>
-#include <joinable/detail/text.hpp>
+#include <joinable/config.hpp>
 #include <joinable/join/options.hpp>
 
 /// @file
@@ -33,30 +32,8 @@ struct RollCallLanes {
 
     using Words = std::array<std::uint64_t, 7>;
 
-    [[nodiscard]] Words encode() const noexcept {
-        std::uint64_t const ranks = packed(active, arrived, failed);
-        std::uint64_t const say = packed(stop, weighted, contributors);
-        std::uint64_t const coded = code.sum | std::uint64_t{silent} << count_at;
-        return {{ranks, say, weight, coded, code.squares, digest.sum, digest.squares}};
-    }
-    static RollCallLanes decode(Words const& words) noexcept {
-        auto const [active, arrived, failed] = unpacked(words[0]);
-        auto const [stop, weighted, contributors] = unpacked(words[1]);
-        std::uint64_t const code = words[3] << (64 - count_at) >> (64 - count_at);
-        auto const silent = static_cast<std::uint32_t>(words[3] >> count_at);
-        return {
-            active,
-            arrived,
-            failed,
-            stop,
-            weighted,
-            contributors,
-            words[2],
-            {code, words[4]},
-            {words[5], words[6]},
-            silent
-        };
-    }
+    [[nodiscard]] Words encode() const noexcept;
+    static RollCallLanes decode(Words const& words) noexcept;
 
     /// Whether all say the same of the round, but for weights.
     [[nodiscard]] bool have_one_code() const noexcept {
@@ -69,12 +46,7 @@ private:
     static std::uint64_t packed(std::uint64_t a, std::uint64_t b, std::uint64_t c) noexcept {
         return a | b << 20 | c << 40;
     }
-    static Fields unpacked(std::uint64_t word) noexcept {
-        auto const from = [&](unsigned bit) {
-            return static_cast<std::uint32_t>(word >> bit) << 12 >> 12;
-        };
-        return {{from(0), from(20), from(40)}};
-    }
+    static Fields unpacked(std::uint64_t word) noexcept;
 };
 
 /// What ranks that have run out of inputs accumulated since the last round that synced.
@@ -96,59 +68,20 @@ struct RoundCode {
     Opening opening = Opening::notification;
     std::uint32_t opener = 0; ///< index of the notifying participant
 
-    [[nodiscard]] std::uint32_t encode() const noexcept {
-        return static_cast<std::uint32_t>(phase) | (syncs ? 2U : 0U) |
-               static_cast<std::uint32_t>(opening) << 2 | opener << 4;
-    }
-    static RoundCode decode(std::uint32_t code) noexcept {
-        return {
-            static_cast<Phase>(code & 1U),
-            (code & 2U) != 0,
-            static_cast<Opening>((code >> 2) & 3U),
-            code >> 4
-        };
-    }
+    [[nodiscard]] std::uint32_t encode() const noexcept;
+    static RoundCode decode(std::uint32_t code) noexcept;
     /// For a round in which ranks disagree; whether they have a weight, where all that are asked say so.
-    void agree_on(AgreementList& list, std::optional<bool> is_weighted) const {
-        list.add("phase", phase == Phase::train ? "train" : "evaluate");
-        list.add("will_sync", syncs);
-        if (is_weighted) {
-            list.add("has a weight", *is_weighted);
-        }
-        list.add(
-            "opened by",
-            opening == Opening::notification ? concat("participant ", opener)
-            : opening == Opening::next       ? "next()"
-                                             : "look-ahead"
-        );
-    }
+    void agree_on(AgreementList& list, std::optional<bool> is_weighted) const;
 };
 
 enum class Verdict : std::uint8_t { go_on, failed, mismatch, stop, early_end, end };
 
 /// What all ranks said, judged in the order that makes every rank see the same: a failure hides a
 /// mismatch (a leaving rank cannot say what it would have done), and both hide an end.
-[[nodiscard]] inline Verdict judge(RollCallLanes const& said, EndPolicy policy) noexcept {
-    if (said.failed > 0) {
-        return Verdict::failed;
-    }
-    if (!said.have_one_code() ||
-        (said.weighted != 0 && said.weighted + said.silent != said.active)) {
-        return Verdict::mismatch;
-    }
-    if (said.stop > 0) {
-        return said.active > 0 ? Verdict::stop : Verdict::end;
-    }
-    if (said.active == 0) {
-        return Verdict::end;
-    }
-    if (said.arrived > 0 && policy == EndPolicy::stop_at_first) {
-        return Verdict::stop;
-    }
-    if (said.arrived > 0 && policy == EndPolicy::throw_early) {
-        return Verdict::early_end;
-    }
-    return Verdict::go_on;
-}
+[[nodiscard]] Verdict judge(RollCallLanes const& said, EndPolicy policy) noexcept;
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/join/detail/verdict.ipp>
+#endif

@@ -3,15 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
-#include <utility>
 #include <vector>
 
+#include <joinable/config.hpp>
 #include <joinable/detail/hash.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/error.hpp>
 #include <joinable/tensor/any_view.hpp>
-#include <joinable/tensor/dtype.hpp>
 #include <joinable/tensor/parameters.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -21,16 +19,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 class ReadyCheck {
 public:
     /// @throws ContractViolation  gradients are on a device, where the host reads nothing.
-    ReadyCheck(ParameterList parameters, DeviceId device) : parameters_{std::move(parameters)} {
-        if (device != DeviceId{}) {
-            throw ContractViolation{concat(
-                "DataParallelOptions::verify_ready reads gradients from the host, but this "
-                "communicator's are on ",
-                to_text(device),
-                "; leave it off"
-            )};
-        }
-    }
+    ReadyCheck(ParameterList parameters, DeviceId device);
 
     void begin() noexcept { marks_.clear(); }
     void mark(std::size_t i) { marks_.push_back({i, hash_of(i)}); }
@@ -70,28 +59,15 @@ private:
     };
 
     /// Of elements in logical order: a gradient may move, and have gaps between its elements.
-    [[nodiscard]] std::uint64_t hash_of(std::size_t i) const {
-        AnyView const gradient = i < parameters_.size() ? parameters_[i].grad() : AnyView{};
-        if (!gradient || !has_memory(gradient)) {
-            return 0; // what is wrong with it the reducer says
-        }
-        Hash hash;
-        add(hash, static_cast<char const*>(gradient.data()), gradient, 0);
-        return hash.value();
-    }
-    static void add(Hash& hash, char const* data, AnyView const& view, std::size_t dimension) {
-        std::size_t const element = size_of(view.dtype());
-        if (dimension == view.extents().size()) {
-            hash.add(std::string_view{data, element});
-            return;
-        }
-        for (std::size_t i = 0; i < view.extents()[dimension]; ++i) {
-            add(hash, data + i * view.strides()[dimension] * element, view, dimension + 1);
-        }
-    }
+    [[nodiscard]] std::uint64_t hash_of(std::size_t i) const;
+    static void add(Hash& hash, char const* data, AnyView const& view, std::size_t dimension);
 
     ParameterList parameters_;
     std::vector<Mark> marks_;
 };
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/participant/detail/ready_check.ipp>
+#endif

@@ -13,12 +13,12 @@
 
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/communicator.hpp>
+#include <joinable/config.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/device/copy.hpp>
 #include <joinable/error.hpp>
 #include <joinable/optimizer/optimizer_state.hpp>
 #include <joinable/optimizer/shard.hpp>
-#include <joinable/optimizer/update_rule.hpp>
 #include <joinable/participant/detail/sharded_values.hpp>
 #include <joinable/tensor/buffer.hpp>
 #include <joinable/tensor/parameters.hpp>
@@ -45,14 +45,8 @@ struct ShardGroup {
 };
 
 /// Names of the arrays of a shard, masters last.
-inline std::vector<std::string>
-array_names(std::span<std::string_view const> names, ShardState const& state) {
-    std::vector<std::string> all{names.begin(), names.end()};
-    if (state.has_masters()) {
-        all.emplace_back("master");
-    }
-    return all;
-}
+std::vector<std::string>
+array_names(std::span<std::string_view const> names, ShardState const& state);
 
 /// Memory for the ways of a state between ranks, made before the first collective: who runs out of memory
 /// later would leave the others waiting.
@@ -60,38 +54,14 @@ struct StateMessages {
     std::vector<std::byte> array;     ///< the longest one, of all ranks
     std::vector<std::uint64_t> steps; ///< of the largest group
 
-    explicit StateMessages(std::span<ShardGroup const> groups) {
-        std::size_t bytes = 0;
-        std::size_t parameters = 0;
-        for (ShardGroup const& group : groups) {
-            parameters = (std::max)(parameters, group.steps.size());
-            for (OptimizerShard const& shard : group.shards) {
-                std::size_t const size = size_of(shard.state().computed_in());
-                bytes = (std::max)(bytes, shard.bucket().count() * size);
-            }
-        }
-        array.resize(bytes);
-        steps.resize(parameters);
-    }
+    explicit StateMessages(std::span<ShardGroup const> groups);
 };
 
 /// What a rank has of a parameter in a bucket that holds all parts of one array.
-inline AnyView array_view(
+AnyView array_view(
     OptimizerShard const& shard, ShardPiece const& piece, AnyView const& value, std::byte* whole
-) {
-    DType const dtype = shard.state().computed_in();
-    Shape const& extents = value.extents();
-    return {
-        whole + piece.offset * size_of(dtype),
-        dtype,
-        extents,
-        dense_strides(extents, value.strides())
-    };
-}
-inline AnyView view_of_tensor(StateTensor const& tensor) {
-    auto* const elements = const_cast<std::byte*>(tensor.elements.data());
-    return {elements, tensor.dtype, tensor.extents, row_major_strides(tensor.extents)};
-}
+);
+AnyView view_of_tensor(StateTensor const& tensor);
 
 /// One array of a bucket, of all ranks at the root. Collective.
 template <Communicator Comm>
@@ -294,3 +264,7 @@ void check_state(
 }
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/participant/detail/shard_group.ipp>
+#endif

@@ -1,22 +1,19 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <vector>
 
 #include <joinable/agreement/agreement_list.hpp>
+#include <joinable/config.hpp>
 #include <joinable/detail/text.hpp>
 #include <joinable/detail/type_name.hpp>
-#include <joinable/device/device.hpp>
 #include <joinable/error.hpp>
 #include <joinable/optimizer/local_optimizer.hpp>
 #include <joinable/optimizer/partition.hpp>
-#include <joinable/optimizer/shard.hpp>
 #include <joinable/optimizer/update_rule.hpp>
 #include <joinable/participant/detail/check_parameters.hpp>
 #include <joinable/participant/detail/shard_group.hpp>
@@ -160,18 +157,7 @@ void cut_group(
     }
 }
 
-inline void agree_on_options(AgreementList& list, ZeroOptions const& options) {
-    list.add("partition", is_flat(options) ? "flat" : "by_parameters");
-    list.add("bucket_cap_bytes", options.bucket_cap_bytes);
-    list.add("reduces_gradients", options.reduces_gradients);
-    list.add("has before_step", static_cast<bool>(options.before_step));
-    std::vector<std::size_t> shared;
-    for (joinable::SharedObject const& object :
-         options.shared) { // there is one of shared memory, too
-        shared.push_back(object.bytes());
-    }
-    list.add("bytes of shared objects", shared);
-}
+void agree_on_options(AgreementList& list, ZeroOptions const& options);
 template <class Rule>
 void agree_on_rule(AgreementList& list, Rule const& rule) {
     std::span<std::string_view const> const names = state_names_of(rule);
@@ -183,22 +169,7 @@ void agree_on_rule(AgreementList& list, Rule const& rule) {
 }
 
 /// `averaged` are the values whose gradients a guard averages.
-inline void check_averaged(ShardGroup const& group, std::vector<void const*> const& averaged) {
-    std::vector<void const*> sorted = averaged;
-    std::sort(sorted.begin(), sorted.end());
-    for (OptimizerShard const& shard : group.shards) {
-        for (ShardPiece const& piece : shard.bucket().pieces) {
-            void const* const value = group.parameters[piece.parameter].value().data();
-            if (!std::binary_search(sorted.begin(), sorted.end(), value)) {
-                throw ContractViolation{concat(
-                    describe_parameter(group.parameters, piece.parameter),
-                    " is stepped by ZeroRedundancyOptimizer, but no participant of this guard averages its "
-                    "gradient; give DistributedDataParallel the same parameters"
-                )};
-            }
-        }
-    }
-}
+void check_averaged(ShardGroup const& group, std::vector<void const*> const& averaged);
 
 /// A group and its rule have to be as they were when they were given.
 template <class Rule>
@@ -231,3 +202,7 @@ void check_before_step(ShardGroup const& group, Rule const& rule) {
 }
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/participant/detail/shard_plan.ipp>
+#endif

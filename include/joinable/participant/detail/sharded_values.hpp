@@ -9,9 +9,8 @@
 #include <vector>
 
 #include <joinable/bucket/memory.hpp>
-#include <joinable/detail/text.hpp>
+#include <joinable/config.hpp>
 #include <joinable/device/arena.hpp>
-#include <joinable/error.hpp>
 #include <joinable/optimizer/shard.hpp>
 #include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/parameter.hpp>
@@ -56,60 +55,11 @@ public:
         ParameterList const& parameters,
         std::span<OptimizerShard const> shards,
         BufferMemory const& memory
-    )
-        : whole_{parameters} {
-        for (AnyParameter const& parameter : parameters) {
-            parameters_.push_back({parameter});
-        }
-        std::size_t bytes = 0;
-        for (OptimizerShard const& shard : shards) {
-            begins_.push_back(bytes);
-            bytes += (shard.part() * shard.element() + 63) / 64 * 64;
-        }
-        if (bytes != 0) { // one arena for all, because each takes up to two pages beside
-            memory_ = memory.allocate(bytes);
-        }
-        for (std::size_t k = 0; k < shards.size(); ++k) {
-            OptimizerShard const& shard = shards[k];
-            for (ShardPiece const& piece : shard.bucket().pieces) {
-                require_settable(parameters, piece.parameter);
-                AnyView& value = parameters_[piece.parameter].value;
-                if (piece.begin == 0) {
-                    value = OptimizerShard::place_of(parameters[piece.parameter].value(), nullptr);
-                }
-            }
-            for (ShardPiece const& piece : shard.own()) {
-                AnyView& value = parameters_[piece.parameter].value;
-                std::byte* const own =
-                    at(k) + (piece.offset - shard.part_offset()) * shard.element();
-                if (piece.size != 0) {
-                    value = OptimizerShard::place_of(value, own - piece.begin * shard.element());
-                }
-            }
-        }
-    }
+    );
 
     /// Copies what this rank owns from the engine's values.
     /// @throws ContractViolation  one of them is not there; then nothing was copied.
-    void take(std::span<OptimizerShard const> shards, Scratch& scratch) {
-        for (std::size_t i = 0; i < parameters_.size(); ++i) {
-            AnyView const value = whole_[i].value();
-            if (parameters_[i].value &&
-                !(is_like(value, parameters_[i].value) && has_memory(value))) {
-                throw ContractViolation{concat(
-                    "the value of ",
-                    describe_parameter(whole_, i),
-                    " is sharded and not there; call reload() on every rank while what use_all() returned lives"
-                )};
-            }
-        }
-        for (std::size_t k = 0; k < shards.size(); ++k) {
-            if (std::size_t const before = shards[k].part_offset() * shards[k].element();
-                shards[k].part() != 0) {
-                shards[k].pack_own(whole_, at(k) - before, scratch);
-            }
-        }
-    }
+    void take(std::span<OptimizerShard const> shards, Scratch& scratch);
     /// Frees the engine's values.
     void release() const {
         for (PartOfParameter const& parameter : parameters_) {
@@ -125,28 +75,13 @@ public:
     [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }
 
     /// The parameters, of which those that are sharded are stand-ins that live as long as `self`.
-    [[nodiscard]] static ParameterList list(std::shared_ptr<ShardedValues> const& self) {
-        ParameterList list;
-        for (PartOfParameter& parameter : self->parameters_) {
-            list.push_back(AnyParameter{parameter, self});
-        }
-        return list;
-    }
+    [[nodiscard]] static ParameterList list(std::shared_ptr<ShardedValues> const& self);
 
 private:
     [[nodiscard]] std::byte* at(std::size_t shard) const noexcept {
         return memory_.data() + begins_[shard];
     }
-    static void require_settable(ParameterList const& parameters, std::size_t i) {
-        if (!parameters[i].can_set_value()) {
-            throw ContractViolation{concat(
-                "the value of ",
-                describe_parameter(parameters, i),
-                " cannot be sharded: parameter_traits of its type needs 'static void set_value(P&, AnyView)' "
-                "and 'static void release_value(P&)'; or use Sharding::gradients"
-            )};
-        }
-    }
+    static void require_settable(ParameterList const& parameters, std::size_t i);
 
     ParameterList whole_; ///< the engine's
     std::vector<PartOfParameter> parameters_;
@@ -155,3 +90,7 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/participant/detail/sharded_values.ipp>
+#endif

@@ -36,6 +36,8 @@
 #include <support/wait_until.hpp>
 
 #include <joinable/communicator/shared_memory/run_processes.hpp>
+#include <joinable/communicator/tcp/detail/address.hpp>
+#include <joinable/communicator/tcp/detail/connect.hpp>
 
 namespace {
 

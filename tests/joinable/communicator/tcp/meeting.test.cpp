@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // How ranks that are connected by TCP find each other, and whom they turn away.
+#include <joinable/communicator/tcp/detail/connect.hpp>
 #include <joinable/tcp.hpp>
 
 #include <atomic>

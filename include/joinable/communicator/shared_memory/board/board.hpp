@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -12,11 +11,11 @@
 #include <type_traits>
 #include <vector>
 
-#include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/shared_memory/board/arrival_line.hpp>
 #include <joinable/communicator/shared_memory/board/first_reason.hpp>
 #include <joinable/communicator/shared_memory/board/tuning.hpp>
 #include <joinable/communicator/shared_memory/board/waiting.hpp>
+#include <joinable/config.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -28,12 +27,7 @@ struct alignas(64) ChunkProgress {
     std::atomic<std::uint64_t> lent{0};    ///< slices that are in its ring, or were
     std::atomic<bool> has_given_up{false}; ///< it copies no more slices
 
-    void reset() noexcept {
-        claimed.store(0, std::memory_order_relaxed);
-        done.store(0, std::memory_order_relaxed);
-        lent.store(0, std::memory_order_relaxed);
-        has_given_up.store(false, std::memory_order_relaxed);
-    }
+    void reset() noexcept;
 };
 
 /// Who computes for a rank: its own thread, in its waits and tests, or one beside it.
@@ -48,14 +42,7 @@ public:
     static constexpr std::size_t max_in_flight = 64; ///< collectives; a slot each
 
     /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
-    static int checked(int size) {
-        if (size < 1 || size > max_ranks) {
-            throw ContractViolation{
-                concat("a group needs between 1 and ", max_ranks, " ranks, but was given ", size)
-            };
-        }
-        return size;
-    }
+    static int checked(int size);
 
     /// What create() needs.
     /// @throws ContractViolation  `size` is below 1, or above what an arrival can name.
@@ -67,15 +54,7 @@ public:
     [[nodiscard]] static std::size_t bytes_at_start(int size) { return slots_at(checked(size)); }
     /// @pre `memory` is aligned for a Board, has bytes_for(size), and outlives what is returned:
     ///      there is nothing to destroy.
-    static Board& create(int size, std::span<std::byte> memory) {
-        auto* const board = ::new (memory.data()) Board{size};
-        ::new (board->at(lines_at())) ArrivalLine[arrivals(size)];
-        ::new (board->at(ranks_at(size))) RankState[width(size)];
-        ::new (board->at(progress_at(size))) ChunkProgress[arrivals(size)];
-        // The slots and the tables of counts are not touched before they are used.
-        ::new (board->at(counts_at(size))) Count[counts_per_arrival(size) * arrivals(size)];
-        return *board;
-    }
+    static Board& create(int size, std::span<std::byte> memory);
     /// The board that another process created at `memory`.
     static Board& at_address(std::byte* memory) noexcept {
         return *std::launder(reinterpret_cast<Board*>(memory));
@@ -90,20 +69,12 @@ public:
     [[nodiscard]] std::uint64_t place_of(void const* address) const noexcept {
         return reinterpret_cast<std::uintptr_t>(address) - reinterpret_cast<std::uintptr_t>(this);
     }
-    [[nodiscard]] std::byte* place_at(std::uint64_t place) noexcept {
-        // NOLINTNEXTLINE(performance-no-int-to-ptr): it may lie outside of the board
-        return reinterpret_cast<std::byte*>(
-            reinterpret_cast<std::uintptr_t>(this) + static_cast<std::uintptr_t>(place)
-        );
-    }
+    [[nodiscard]] std::byte* place_at(std::uint64_t place) noexcept;
 
     [[nodiscard]] ArrivalLine& line(int rank, std::uint64_t sequence) noexcept {
         return lines()[arrival(rank, sequence)];
     }
-    [[nodiscard]] ChunkProgress& progress(int rank, std::uint64_t sequence) noexcept {
-        return std::launder(reinterpret_cast<ChunkProgress*>(at(progress_at(size_)))
-        )[arrival(rank, sequence)];
-    }
+    [[nodiscard]] ChunkProgress& progress(int rank, std::uint64_t sequence) noexcept;
     /// Room for what `rank` contributes, where that is too long for its line and short enough.
     [[nodiscard]] std::byte* slot(int rank, std::uint64_t sequence) noexcept {
         return at(slots_at(size_)) + arrival(rank, sequence) * tuning::slot_bytes;
@@ -118,19 +89,8 @@ public:
         return counts_of(rank, sequence).last(width(size_));
     }
 
-    [[nodiscard]] bool has_arrived(int rank, std::uint64_t sequence) noexcept {
-        return (line(rank, sequence).word.load() & ArrivalLine::sequence_mask) ==
-               (sequence & ArrivalLine::sequence_mask);
-    }
-    [[nodiscard]] std::vector<int> missing(std::uint64_t sequence) {
-        std::vector<int> ranks;
-        for (int rank = 0; rank < size_; ++rank) {
-            if (!has_arrived(rank, sequence)) {
-                ranks.push_back(rank);
-            }
-        }
-        return ranks;
-    }
+    [[nodiscard]] bool has_arrived(int rank, std::uint64_t sequence) noexcept;
+    [[nodiscard]] std::vector<int> missing(std::uint64_t sequence);
 
     /// Collectives before this number are finished on `rank`.
     [[nodiscard]] std::atomic<std::uint64_t>& retired(int rank) noexcept {
@@ -139,11 +99,7 @@ public:
     /// Collectives before this number are not looked at for `rank` any more: once that is so for all
     /// ranks, their slots are free for others. In this order: a helper that this does not see yet
     /// sees that its rank has retired the collective, and lets it alone (begin_helping).
-    [[nodiscard]] std::uint64_t release(int rank) noexcept {
-        RankState& state = state_of(rank);
-        std::uint64_t const retired = state.retired.load();
-        return (std::min)(retired, computes(state, Worker::helper).load());
-    }
+    [[nodiscard]] std::uint64_t release(int rank) noexcept;
 
     /// When `rank` last said that it is at work, as the steady clock counts; 0 is never.
     [[nodiscard]] std::atomic<std::chrono::steady_clock::rep>& alive_at(int rank) noexcept {
@@ -151,15 +107,7 @@ public:
     }
 
     /// The ranks that have not finished the collective before which `sequence` cannot start.
-    [[nodiscard]] std::vector<int> holding_up(std::uint64_t sequence) {
-        std::vector<int> ranks;
-        for (int rank = 0; rank < size_; ++rank) {
-            if (release(rank) + max_in_flight <= sequence) {
-                ranks.push_back(rank);
-            }
-        }
-        return ranks;
-    }
+    [[nodiscard]] std::vector<int> holding_up(std::uint64_t sequence);
 
     /// The first reason wins. Returns when nothing can arrive any more. Writers are numbered as a
     /// FirstReason says: not by their ranks here, if this is the board of a part of all ranks. Should
@@ -177,17 +125,7 @@ public:
     /// meanwhile and then be marked dead itself, or FirstReason::nobody. Each writer may be buried
     /// many times, by each rank that finds it dead. Returns at once, though another one may not
     /// have finished its own abort.
-    void mark_dead(int rank, int number, AbortReason const& reason, int burier) noexcept {
-        if (is_aborted() && (rank < 0 || is_dead(rank))) {
-            return; // or those who find it would wake each other without end
-        }
-        reason_.take_over(number, reason, burier, [this] { freeze(); });
-        if (rank >= 0) { // after that: a rank that sees it asks for the reason
-            state_of(rank).is_dead.store(true);
-            has_lost_.store(true);
-        }
-        room.wake();
-    }
+    void mark_dead(int rank, int number, AbortReason const& reason, int burier) noexcept;
     [[nodiscard]] bool is_dead(int rank) noexcept { return state_of(rank).is_dead.load(); }
 
     /// Between these a worker of `rank` may claim chunks of a collective.
@@ -206,15 +144,7 @@ public:
     }
 
     /// Ranks that may have claimed a chunk of a collective and not finished it.
-    [[nodiscard]] std::vector<int> computing(std::uint64_t sequence) {
-        std::vector<int> ranks;
-        for (int rank = 0; rank < size_; ++rank) {
-            if (may_compute(state_of(rank), sequence)) {
-                ranks.push_back(rank);
-            }
-        }
-        return ranks;
-    }
+    [[nodiscard]] std::vector<int> computing(std::uint64_t sequence);
     /// Nobody waits for a chunk of `rank` any more.
     void give_up_on(int rank) noexcept {
         state_of(rank).is_given_up.store(true);
@@ -225,18 +155,7 @@ public:
     /// Whether some chunk of a collective will never be computed, because a rank died that had
     /// claimed it or was given up, and no other can still finish one: the same on all ranks.
     /// @pre all chunks are claimed
-    [[nodiscard]] bool may_be_lost(std::uint64_t sequence) noexcept {
-        bool is_left_undone = false;
-        for (int rank = 0; has_lost_.load() && rank < size_; ++rank) {
-            RankState const& state = state_of(rank);
-            bool const has_claimed = may_compute(state, sequence);
-            if (has_claimed && !state.is_dead.load() && !state.is_given_up.load()) {
-                return false;
-            }
-            is_left_undone = is_left_undone || has_claimed;
-        }
-        return is_left_undone;
-    }
+    [[nodiscard]] bool may_be_lost(std::uint64_t sequence) noexcept;
 
     /// A rank ends it, or has. True on every rank that has failed because of that.
     [[nodiscard]] bool is_ending() const noexcept { return reason_.has_begun(); }
@@ -262,17 +181,9 @@ private:
         return state.computes[static_cast<std::size_t>(worker)];
     }
 
-    [[nodiscard]] static bool may_compute(RankState const& state, std::uint64_t sequence) noexcept {
-        return std::any_of(state.computes.begin(), state.computes.end(), [&](auto const& at) {
-            return at.load() == sequence;
-        });
-    }
+    [[nodiscard]] static bool may_compute(RankState const& state, std::uint64_t sequence) noexcept;
 
-    void freeze() noexcept {
-        for (std::size_t i = 0; i < arrivals(size_); ++i) {
-            lines()[i].word.fetch_or(ArrivalLine::frozen);
-        }
-    }
+    void freeze() noexcept;
 
     explicit Board(int size) noexcept : room{size}, helpers_room{size}, size_{size} {}
 
@@ -307,11 +218,7 @@ private:
     [[nodiscard]] static std::size_t arrival(int rank, std::uint64_t sequence) noexcept {
         return static_cast<std::size_t>(rank) * max_in_flight + sequence % max_in_flight;
     }
-    [[nodiscard]] std::span<Count> counts_of(int rank, std::uint64_t sequence) noexcept {
-        auto* const counts = std::launder(reinterpret_cast<Count*>(at(counts_at(size_))));
-        std::size_t const n = counts_per_arrival(size_);
-        return {counts + arrival(rank, sequence) * n, n};
-    }
+    [[nodiscard]] std::span<Count> counts_of(int rank, std::uint64_t sequence) noexcept;
 
 public:
     WaitingRoom room;
@@ -325,3 +232,7 @@ private:
 static_assert(std::is_trivially_destructible_v<Board>);
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/communicator/shared_memory/board/board.ipp>
+#endif

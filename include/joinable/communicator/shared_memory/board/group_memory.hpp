@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
-#include <iterator>
 #include <mutex>
 #include <new>
-#include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include <joinable/communicator/shared_memory/board/arena_space.hpp>
+#include <joinable/config.hpp>
 #include <joinable/device/arena.hpp>
 #include <joinable/tensor/buffer.hpp>
 
@@ -50,10 +47,7 @@ public:
     static constexpr bool is_all_in_reach = false;
 
     /// `reserve` is called before bytes are used that were not used before.
-    explicit Room(
-        std::span<std::byte> memory, ArenaSpace::Reserve reserve = [](auto...) {}
-    )
-        : memory_{memory}, reserve_{std::move(reserve)}, gaps_{{0, memory.size()}} {}
+    explicit Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve = [](auto...) {});
     Room(Room const&) = delete;
     Room& operator=(Room const&) = delete;
 
@@ -62,21 +56,7 @@ public:
 
     /// An arena in the upper half of the memory, which allocate() leaves alone from then on. From the
     /// heap, where there is no room. Throws what `reserve` throws.
-    [[nodiscard]] Arena arena(std::size_t bytes, std::size_t alignment) {
-        std::lock_guard const lock{mutex_};
-        std::size_t const half = memory_.size() / 2;
-        if (Gap* const last = gaps_.empty() ? nullptr : &gaps_.back();
-            !arenas_ && last != nullptr && last->end == memory_.size() && last->begin <= half) {
-            arenas_ = ArenaSpace::make(memory_.subspan(half), reserve_);
-            memory_ = memory_.first(half);
-            last->end = half;
-        }
-        std::optional<Arena> found;
-        if (arenas_) {
-            found = arenas_->allocate(bytes, alignment);
-        }
-        return found ? std::move(*found) : Arena{bytes, alignment};
-    }
+    [[nodiscard]] Arena arena(std::size_t bytes, std::size_t alignment);
     /// Whether the other ranks find it where it is: in an arena.
     [[nodiscard]] bool reaches(ConstBuffer buffer) const noexcept {
         return arenas_ && arenas_->holds(buffer.data, buffer.bytes());
@@ -84,51 +64,8 @@ public:
 
     /// The lowest that is free, because memory that was used before is in the caches. Null if there
     /// is none. Linear in the gaps. Throws what `reserve` throws.
-    [[nodiscard]] std::byte* allocate(std::size_t bytes) {
-        std::size_t const size = in_cache_lines(bytes);
-        std::lock_guard const lock{mutex_};
-        if (gaps_.capacity() < given_ + 2) { // for free(), which must not fail
-            gaps_.reserve(2 * given_ + 16);
-        }
-        auto const gap = std::find_if(gaps_.begin(), gaps_.end(), [&](Gap const& candidate) {
-            return size <= candidate.end - candidate.begin;
-        });
-        if (gap == gaps_.end()) {
-            return nullptr;
-        }
-        std::byte* const found = memory_.data() + gap->begin;
-        if (gap->begin + size > reserved_) {
-            reserve_(memory_.data() + reserved_, gap->begin + size - reserved_);
-            reserved_ = gap->begin + size;
-        }
-        gap->begin += size;
-        if (gap->begin == gap->end) {
-            gaps_.erase(gap);
-        }
-        ++given_;
-        return found;
-    }
-    void free(std::byte* memory, std::size_t bytes) noexcept {
-        auto const begin = static_cast<std::size_t>(memory - memory_.data());
-        std::size_t const end = begin + in_cache_lines(bytes);
-        std::lock_guard const lock{mutex_};
-        --given_;
-        auto const after = std::find_if(gaps_.begin(), gaps_.end(), [&](Gap const& gap) {
-            return begin < gap.begin;
-        });
-        bool const joins_before = after != gaps_.begin() && std::prev(after)->end == begin;
-        bool const joins_after = after != gaps_.end() && after->begin == end;
-        if (joins_before && joins_after) {
-            std::prev(after)->end = after->end;
-            gaps_.erase(after);
-        } else if (joins_before) {
-            std::prev(after)->end = end;
-        } else if (joins_after) {
-            after->begin = begin;
-        } else {
-            gaps_.insert(after, {begin, end});
-        }
-    }
+    [[nodiscard]] std::byte* allocate(std::size_t bytes);
+    void free(std::byte* memory, std::size_t bytes) noexcept;
 
 private:
     struct Gap { ///< as places in the memory
@@ -146,3 +83,7 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/communicator/shared_memory/board/group_memory.ipp>
+#endif

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -13,9 +12,8 @@
 
 #include <joinable/communicator/shared_memory/board/board.hpp>
 #include <joinable/communicator/shared_memory/board/group_memory.hpp>
-#include <joinable/detail/text.hpp>
+#include <joinable/config.hpp>
 #include <joinable/device/arena.hpp>
-#include <joinable/error.hpp>
 #include <joinable/tensor/buffer.hpp>
 
 /// @file
@@ -78,74 +76,20 @@ public:
     /// back. Linear in the elements.
     /// @throws ContractViolation  there will never be room. Throws what the Room throws.
     [[nodiscard]] bool
-    lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size_t ring = 0) {
-        bool const copies_in = !room_->reaches(in);
-        bool const copies_out = !room_->reaches(out);
-        bool const is_in_place = in.data == out.data && copies_in;
-        std::size_t const in_bytes = copies_in ? in_cache_lines(in.bytes()) : 0;
-        std::size_t const out_at = is_in_place ? 0 : in_bytes;
-        std::size_t const out_end = copies_out ? out_at + in_cache_lines(out.bytes()) : 0;
-        std::size_t const all = (std::max)(in_bytes, out_end);
-        bool const is_sliced = ring != 0 && all > ring;
-        std::size_t const bytes = is_sliced ? ring : all;
-        if (bytes > room_->size()) {
-            throw ContractViolation{concat(
-                "a collective of ",
-                bytes,
-                " bytes does not fit in the ",
-                room_->size(),
-                " bytes that a process rank shares: cut it into smaller ones"
-            )};
-        }
-        std::byte* const copies = bytes == 0 ? nullptr : room_->allocate(bytes);
-        if (bytes != 0 && copies == nullptr) {
-            return false;
-        }
-        Loan& loan = loans_[sequence % loans_.size()];
-        loan = {copies, bytes, {}, copies_in ? in : ConstBuffer{}, copies_out ? out : Buffer{}};
-        if (is_sliced) {
-            loan.at = {copies, copies, ring};
-            return true;
-        }
-        loan.at = {copies_in ? copies : in.data, copies_out ? copies + out_at : out.data};
-        copy(copies, loan.in.data, loan.in.bytes());
-        return true;
-    }
+    lend(std::uint64_t sequence, ConstBuffer in, Buffer out, std::size_t ring = 0);
     [[nodiscard]] LentAddresses lent(std::uint64_t sequence, ConstBuffer, Buffer) const noexcept {
         return loans_[sequence % loans_.size()].at;
     }
 
     /// Where the rank itself has the buffers of a collective that moves in slices.
-    [[nodiscard]] LentAddresses own(std::uint64_t sequence) const noexcept {
-        Loan const& loan = loans_[sequence % loans_.size()];
-        return loan.at.ring == 0 ? loan.at : LentAddresses{loan.in.data, loan.out.data};
-    }
+    [[nodiscard]] LentAddresses own(std::uint64_t sequence) const noexcept;
     /// The bytes [begin, end) of the input to their place in the ring. They do not pass its end.
-    void copy_in(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept {
-        Loan const& loan = loans_[sequence % loans_.size()];
-        if (loan.in.count != 0) {
-            auto const* const from = static_cast<std::byte const*>(loan.in.data) + begin;
-            copy(loan.copies + begin % loan.bytes, from, end - begin);
-        }
-    }
+    void copy_in(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept;
     /// The same from the ring to the output.
-    void copy_out(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept {
-        Loan const& loan = loans_[sequence % loans_.size()];
-        if (loan.out.count != 0) {
-            auto* const to = static_cast<std::byte*>(loan.out.data) + begin;
-            copy(to, loan.copies + begin % loan.bytes, end - begin);
-        }
-    }
+    void copy_out(std::uint64_t sequence, std::size_t begin, std::size_t end) noexcept;
 
     /// Copies the output to the rank's own buffer, unless it was written there.
-    void give_back(std::uint64_t sequence) noexcept {
-        Loan& loan = loans_[sequence % loans_.size()];
-        if (loan.at.ring == 0) {
-            copy(loan.out.data, loan.at.out, loan.out.bytes());
-        }
-        free(loan);
-        loan = {};
-    }
+    void give_back(std::uint64_t sequence) noexcept;
 
 private:
     struct Loan {
@@ -175,3 +119,7 @@ template <class Memory>
 using LentBy = std::conditional_t<Memory::is_all_in_reach, OwnMemory, StagedMemory>;
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/communicator/shared_memory/engine/lent_memory.ipp>
+#endif

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
-#include <joinable/communicator/communicator.hpp>
 #include <joinable/communicator/shared_memory/board/board.hpp>
 #include <joinable/communicator/shared_memory/board/tuning.hpp>
 #include <joinable/communicator/shared_memory/engine/exchange.hpp>
+#include <joinable/config.hpp>
 #include <joinable/error.hpp>
 
 /// @file
@@ -30,9 +29,7 @@ struct Slices {
     int ranks = 1;
 
     Slices() = default;
-    Slices(Board const& board, Descriptor const& said) noexcept
-        : total{said.count}, element{size_of(said.dtype)}, chunk{chunk_bytes(board) / element},
-          ranks{board.size()} {}
+    Slices(Board const& board, Descriptor const& said) noexcept;
 
     /// Whether such a collective could be cut: every rank finds what belongs together in the same
     /// place of its buffer.
@@ -46,29 +43,14 @@ struct Slices {
                static_cast<std::size_t>(board.size());
     }
 
-    [[nodiscard]] std::size_t count() const noexcept {
-        std::size_t const slice = chunk * static_cast<std::size_t>(ranks);
-        return (total + slice - 1) / slice;
-    }
+    [[nodiscard]] std::size_t count() const noexcept;
     /// The elements [first, second) of a slice that are shared out to the ranks [from, to).
     [[nodiscard]] std::pair<std::size_t, std::size_t>
-    range(std::size_t slice, int from, int to) const noexcept {
-        auto const start = [&](int rank) {
-            std::size_t const chunks =
-                slice * static_cast<std::size_t>(ranks) + static_cast<std::size_t>(rank);
-            return (std::min)(total, chunks * chunk);
-        };
-        return {start(from), start(to)};
-    }
+    range(std::size_t slice, int from, int to) const noexcept;
 
 private:
     /// Whole cache lines.
-    [[nodiscard]] static std::size_t chunk_bytes(Board const& board) noexcept {
-        constexpr std::size_t line = 64;
-        std::size_t const slice =
-            board.room.is_crowded() ? tuning::crowded_slice_bytes : tuning::slice_bytes;
-        return (slice / static_cast<std::size_t>(board.size()) / line + 1) * line;
-    }
+    [[nodiscard]] static std::size_t chunk_bytes(Board const& board) noexcept;
 };
 
 /// How far one rank has got in it.
@@ -79,14 +61,7 @@ public:
     Pipeline(Board& board, std::uint64_t sequence, Descriptor const& said) noexcept
         : sequence_{sequence}, slices_{board, said}, count_{slices_.count()} {}
 
-    [[nodiscard]] static bool is_needed(Board& board, std::uint64_t sequence) noexcept {
-        for (int rank = 0; rank < board.size(); ++rank) {
-            if (board.line(rank, sequence).payload[ArrivalLine::ring] != 0) {
-                return true;
-            }
-        }
-        return false;
-    }
+    [[nodiscard]] static bool is_needed(Board& board, std::uint64_t sequence) noexcept;
 
     /// Does all that can be done without the others. Whether this rank's buffers are final. `Memory`
     /// copies a range of bytes to this rank's ring, and from it.
@@ -135,67 +110,20 @@ public:
     }
 
     /// For whom this rank waits, if it cannot advance.
-    [[nodiscard]] std::vector<int> holding_up(Board& board) const {
-        std::uint64_t const done = done_by_all(board);
-        std::uint64_t const lent = lent_by_all(board);
-        std::vector<int> ranks;
-        for (int rank = 0; done != count_ && rank < board.size(); ++rank) {
-            ChunkProgress const& its = board.progress(rank, sequence_);
-            if (done < lent ? its.done.load() == done : its.lent.load() == lent) {
-                ranks.push_back(rank);
-            }
-        }
-        return ranks;
-    }
+    [[nodiscard]] std::vector<int> holding_up(Board& board) const;
 
     /// Whether this rank, which cannot advance, never will: because some rank that is not through has
     /// died, because one has given up, or because the deadline of one for which it waits is over.
-    [[nodiscard]] bool is_lost(Board& board) const {
-        if (!board.is_aborted()) {
-            return false;
-        }
-        for (int rank = 0; rank < board.size(); ++rank) {
-            ChunkProgress const& its = board.progress(rank, sequence_);
-            if (board.is_dead(rank) && (its.lent.load() != count_ || its.done.load() != count_)) {
-                return true;
-            }
-        }
-        if (is_given_up(board)) {
-            return true;
-        }
-        AbortReason const reason = board.reason();
-        std::vector<int> const ranks = holding_up(board);
-        return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
-            return is_overdue(reason, rank);
-        });
-    }
+    [[nodiscard]] bool is_lost(Board& board) const;
     /// Whether some rank still computes a slice, and with it in this rank's memory. Not one that has
     /// died, or whose deadline is over: its process has been stopped.
     /// @pre this rank has told that it gives up, so that nobody begins another one
-    [[nodiscard]] bool is_in_use(Board& board) const {
-        AbortReason const reason = board.reason();
-        for (int const rank : board.computing(sequence_)) {
-            if (!board.is_dead(rank) && !is_overdue(reason, rank)) {
-                return true;
-            }
-        }
-        return false;
-    }
+    [[nodiscard]] bool is_in_use(Board& board) const;
 
 private:
-    [[nodiscard]] static bool is_overdue(AbortReason const& reason, int rank) noexcept {
-        return reason.kind == FailureKind::timed_out &&
-               std::find(reason.ranks.begin(), reason.ranks.end(), rank) != reason.ranks.end();
-    }
+    [[nodiscard]] static bool is_overdue(AbortReason const& reason, int rank) noexcept;
     /// By any rank: then it does not expect anybody in its memory any more.
-    [[nodiscard]] bool is_given_up(Board& board) const noexcept {
-        for (int rank = 0; rank < board.size(); ++rank) {
-            if (board.progress(rank, sequence_).has_given_up.load()) {
-                return true;
-            }
-        }
-        return false;
-    }
+    [[nodiscard]] bool is_given_up(Board& board) const noexcept;
     [[nodiscard]] bool can_compute(Board& board) const noexcept {
         return computed_ < lent_by_all(board) && !is_given_up(board);
     }
@@ -208,19 +136,10 @@ private:
             copy(begin * slices_.element, end * slices_.element);
         }
     }
-    [[nodiscard]] std::uint64_t limit_of_lending(Board& board, int rank) const noexcept {
-        bool const has_ring = board.line(rank, sequence_).payload[ArrivalLine::ring] != 0;
-        return has_ring ? (std::min)(count_, taken_ + tuning::slices_per_ring) : count_;
-    }
+    [[nodiscard]] std::uint64_t limit_of_lending(Board& board, int rank) const noexcept;
     /// Of a number that each rank tells.
     [[nodiscard]] std::uint64_t
-    least(Board& board, std::atomic<std::uint64_t> ChunkProgress::* told) const noexcept {
-        std::uint64_t least = count_;
-        for (int rank = 0; rank < board.size(); ++rank) {
-            least = (std::min)(least, (board.progress(rank, sequence_).*told).load());
-        }
-        return least;
-    }
+    least(Board& board, std::atomic<std::uint64_t> ChunkProgress::* told) const noexcept;
     [[nodiscard]] std::uint64_t lent_by_all(Board& board) const noexcept {
         return least(board, &ChunkProgress::lent);
     }
@@ -237,3 +156,7 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/communicator/shared_memory/engine/slices.ipp>
+#endif

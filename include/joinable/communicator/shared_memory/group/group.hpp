@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -21,8 +20,7 @@
 #include <joinable/communicator/shared_memory/board/group_memory.hpp>
 #include <joinable/communicator/shared_memory/board/waiting.hpp>
 #include <joinable/communicator/shared_memory/group/mailbox.hpp>
-#include <joinable/detail/failure.hpp>
-#include <joinable/detail/text.hpp>
+#include <joinable/config.hpp>
 #include <joinable/error.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -57,39 +55,18 @@ public:
     /// The parts of that which are used from the start, each as its place and its bytes. The others are
     /// for reserve().
     [[nodiscard]] static std::array<std::pair<std::size_t, std::size_t>, 2> parts_at_start(int size
-    ) {
-        return {{
-            {0, Board::bytes_at_start(size)},
-            {shared_at(size), mailboxes_at(size) - shared_at(size)},
-        }};
-    }
+    );
     /// `numbers` are those of the members among all, by their rank in the group. `is_zeroed`: of the
     /// memory nothing is touched but these parts.
     /// @pre `memory` is as for a Board, and has bytes_for(size)
     static Group
-    create(std::span<int const> numbers, std::span<std::byte> memory, bool is_zeroed = false) {
-        int const size = static_cast<int>(numbers.size());
-        Group const group{Board::create(size, memory)};
-        ::new (group.at(shared_at(size))) Shared{};
-        auto* const members = ::new (group.at(members_at(size))) Member[width(size)];
-        for (std::size_t rank = 0; rank < numbers.size(); ++rank) {
-            members[rank].number = numbers[rank];
-        }
-        group.shared().present.store(size);
-        if (!is_zeroed) { // which empty mailboxes are
-            ::new (group.at(mailboxes_at(size))) Mailbox[width(size) * width(size)];
-        }
-        return group;
-    }
+    create(std::span<int const> numbers, std::span<std::byte> memory, bool is_zeroed = false);
     /// The group behind a board that create() has made.
     explicit Group(Board& board, Watch* watch = nullptr) noexcept : board_{&board}, watch_{watch} {}
 
     [[nodiscard]] Board& board() const noexcept { return *board_; }
     [[nodiscard]] int number_of(int rank) const noexcept { return member(rank).number; }
-    [[nodiscard]] Mailbox& mailbox(int from, int to) const noexcept {
-        auto* const first = std::launder(reinterpret_cast<Mailbox*>(at(mailboxes_at(size()))));
-        return first[width(from) * width(size()) + width(to)];
-    }
+    [[nodiscard]] Mailbox& mailbox(int from, int to) const noexcept;
 
     /// `rank` ends the collectives, the messages, and the groups that were split from this one. The
     /// first writer wins: of a group around this one, too, whose end may not have reached this one
@@ -102,11 +79,7 @@ public:
     /// `rank` takes part no longer: a collective cannot complete any more, but the others still have
     /// their messages and their groups without it. The last that is done with this group: its memory
     /// may be gone after that.
-    void leave(int rank) const {
-        member(rank).has_left.store(true);
-        board_->abort(loss(rank), number_of(rank), [this] { return look_for_deaths(); });
-        shared().present.fetch_sub(1);
-    }
+    void leave(int rank) const;
 
     /// The rank that has this number among all has died, wherever it was; `death` says how. Ends what
     /// abort() ends: in groups of which it was a member with its rank there, unless it, or another
@@ -135,30 +108,7 @@ public:
     /// Whether its collectives or its messages have ended, for `rank`. Does what another rank has only
     /// begun: so it is true for one that has failed because of that, and nothing can start after it was
     /// true.
-    [[nodiscard]] bool is_aborted(int rank) const {
-        bool const is_of_all = shared().end.has_begun();
-        if (!is_of_all && !board_->is_ending()) {
-            return false;
-        }
-        if (board_->is_aborted() && (!is_of_all || shared().end.is_given())) {
-            return true;
-        }
-        int const culprit = rank_of(is_of_all ? shared().end.writer() : board_->ended_by());
-        AbortReason reason{
-            FailureKind::communication, {}, "a process that was to tell why all ends was stopped"
-        };
-        if (culprit >= 0) {
-            reason = reason_of_delay(
-                {culprit}, "finish its abort", FirstReason::patience, rank, "waits for it"
-            );
-        }
-        if (is_of_all) {
-            end(reason, number_of(rank));
-        } else {
-            board_->abort(reason, number_of(rank), [this] { return look_for_deaths(); });
-        }
-        return true;
-    }
+    [[nodiscard]] bool is_aborted(int rank) const;
 
     /// Whether a message to or from `peer` that waits will never be delivered.
     [[nodiscard]] bool is_lost(int peer) const noexcept {
@@ -174,58 +124,17 @@ public:
     /// collectives, or those of one split from it, of which the rank with this number was a member.
     /// Nothing, if it is not.
     [[nodiscard]] std::optional<std::vector<int>>
-    ranks_here(AbortReason const& said, int number) const {
-        auto const is_of = [&](auto const& end) { return end.reason().message == said.message; };
-        if ((shared().end.is_given() && is_of(shared().end)) ||
-            (board_->is_aborted() && is_of(*board_))) {
-            return said.ranks;
-        }
-        std::optional<std::vector<int>> found;
-        for_each_child([&](Group child) {
-            if (!found && child.rank_of(number) >= 0) {
-                found = child.ranks_here(said, number);
-                if (found) {
-                    std::erase_if(*found, [&](int rank) { return rank >= child.size(); });
-                    std::transform(found->begin(), found->end(), found->begin(), [&](int rank) {
-                        return rank_of(child.number_of(rank));
-                    });
-                    std::sort(found->begin(), found->end());
-                }
-            }
-        });
-        return found;
-    }
+    ranks_here(AbortReason const& said, int number) const;
 
     /// Whether groups have been split from this one, whose errors name other numbers.
     [[nodiscard]] bool has_split() const noexcept { return shared().has_split.load(); }
 
     /// From now on `child` ends with this group. False if this has ended: then it is too late.
-    [[nodiscard]] bool adopt(Group child) const noexcept {
-        shared().has_split.store(true);
-        child.shared().parent = child.board_->place_of(board_);
-        add(child);
-        return !shared().end.is_given(); // or the rank that ends it finds the child after this
-    }
+    [[nodiscard]] bool adopt(Group child) const noexcept;
     /// Whether the memory of a group that was adopted may be given back: all members have left, and
     /// so have those of its own groups. Then nobody finds it any more. `number` is that of the rank
     /// that does it, the one that has that memory.
-    [[nodiscard]] bool retire(int number) const noexcept {
-        if (shared().present.load() != 0 || shared().parent == 0 || shared().children.load() != 0) {
-            return false;
-        }
-        Group const parent = group_at(shared().parent); // lives as long as it has children
-        int nobody = 0;
-        if (!parent.shared().locked_by.compare_exchange_strong(nobody, number + 1)) {
-            return false; // the next time
-        }
-        parent.remove(*this);
-        bool const is_free = parent.shared().visitors.load() == 0;
-        if (!is_free) { // somebody may have found it before: the next time
-            parent.add(*this);
-        }
-        parent.shared().locked_by.store(0);
-        return is_free;
-    }
+    [[nodiscard]] bool retire(int number) const noexcept;
 
 private:
     struct alignas(cache_line) Shared {
@@ -264,63 +173,18 @@ private:
     [[nodiscard]] Member& member(int rank) const noexcept {
         return std::launder(reinterpret_cast<Member*>(at(members_at(size()))))[rank];
     }
-    [[nodiscard]] int rank_of(int number) const noexcept {
-        int rank = size() - 1;
-        while (rank >= 0 && number_of(rank) != number) {
-            --rank;
-        }
-        return rank;
-    }
+    [[nodiscard]] int rank_of(int number) const noexcept;
 
     /// What has ended this group or one around it. Groups are ended from the outermost one
     /// inwards, and a rank that hears of it may be faster.
-    [[nodiscard]] std::optional<AbortReason> ended_by() const {
-        Group group = *this;
-        while (!group.shared().end.is_given()) {
-            if (group.shared().parent == 0) {
-                return std::nullopt;
-            }
-            group = group.group_at(group.shared().parent);
-        }
-        return group.shared().end.reason();
-    }
+    [[nodiscard]] std::optional<AbortReason> ended_by() const;
 
-    void end(AbortReason const& reason, int writer) const {
-        auto const before_sleep = [this] { return look_for_deaths(); };
-        shared().end.give(reason, writer, [] {});
-        shared().end.settle(board_->room, reason, writer, [] {}, before_sleep);
-        AbortReason const first = shared().end.reason();
-        board_->abort(first, writer, before_sleep);
-        for_each_child([&](Group child) { child.end(first, writer); });
-    }
+    void end(AbortReason const& reason, int writer) const;
 
     /// `reason` is that of the group around this one: of this death, or of what was before it.
     bool mark_dead(
         int number, std::string const& death, AbortReason reason, bool is_of_death, int burier
-    ) const {
-        int const rank = rank_of(number);
-        if (is_of_death && rank >= 0) {
-            reason.ranks = {rank};
-            reason.message = concat("rank ", rank, " failed: ", death);
-        }
-        if (shared().end.take_over(number, reason, burier, [] {})) {
-            board_->room.wake();
-        }
-        if (!shared().end.is_given()) {
-            return false; // another rank does it, or has died there as well
-        }
-        AbortReason const first = shared().end.reason();
-        is_of_death = is_of_death && first.message == reason.message;
-        board_->mark_dead(rank, number, first, burier);
-        int holder = number + 1;
-        shared().locked_by.compare_exchange_strong(holder, 0);
-        bool is_everywhere = true;
-        for_each_child([&](Group child) {
-            is_everywhere =
-                child.mark_dead(number, death, first, is_of_death, burier) && is_everywhere;
-        });
-        return is_everywhere;
-    }
+    ) const;
 
     template <class Do>
     void for_each_child(Do const& visit) const {
@@ -332,54 +196,24 @@ private:
         }
         shared().visitors.fetch_sub(1);
     }
-    void add(Group child) const noexcept {
-        std::uint64_t const place = board_->place_of(child.board_);
-        std::uint64_t first = shared().children.load();
-        do {
-            child.shared().next.store(first);
-        } while (!shared().children.compare_exchange_weak(first, place));
-    }
+    void add(Group child) const noexcept;
     /// @pre it is in the list, and this rank holds the lock
-    void remove(Group child) const noexcept {
-        std::uint64_t const place = board_->place_of(child.board_);
-        std::uint64_t const next = child.shared().next.load();
-        std::uint64_t newer = place;
-        if (shared().children.compare_exchange_strong(newer, next)) {
-            return;
-        }
-        while (group_at(newer).shared().next.load() != place
-        ) { // those before it stay where they are
-            newer = group_at(newer).shared().next.load();
-        }
-        group_at(newer).shared().next.store(next);
-    }
+    void remove(Group child) const noexcept;
 
     Board* board_;
     Watch* watch_ = nullptr; ///< null: others look
 };
 
 /// The numbers of the members of the group from which all others come: their ranks.
-[[nodiscard]] inline std::vector<int> all_numbers(int world_size) {
-    std::vector<int> numbers;
-    numbers.reserve(static_cast<std::size_t>(Board::checked(world_size)));
-    for (int rank = 0; rank < world_size; ++rank) {
-        numbers.push_back(rank);
-    }
-    return numbers;
-}
+[[nodiscard]] std::vector<int> all_numbers(int world_size);
 
 /// What the other ranks hear when a failure ends the body of `rank`. An error that names ranks may
 /// mean those of a group that was split off: it is told in the numbers of all. Where it is not known
 /// which group that was, it is this rank that failed.
-[[nodiscard]] inline AbortReason reason_of_exit(Group group, int rank, AbortReason reason) {
-    if (!reason.ranks.empty() && group.has_split()) {
-        std::vector<int> const ranks = group.ranks_here(reason, rank).value_or(std::vector<int>{});
-        if (!ranks.empty() && ranks != reason.ranks) {
-            reason.message = concat(ranks_text(ranks), ", in a group split off: ", reason.message);
-        }
-        reason.ranks = ranks;
-    }
-    return blamed_on(rank, std::move(reason));
-}
+[[nodiscard]] AbortReason reason_of_exit(Group group, int rank, AbortReason reason);
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/communicator/shared_memory/group/group.ipp>
+#endif

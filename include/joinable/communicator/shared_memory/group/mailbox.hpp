@@ -8,7 +8,7 @@
 #include <string>
 
 #include <joinable/communicator/shared_memory/board/board.hpp>
-#include <joinable/detail/text.hpp>
+#include <joinable/config.hpp>
 #include <joinable/tensor/buffer.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -28,28 +28,11 @@ struct alignas(64) PendingMessage {
 };
 
 /// No member of a template: nvcc 13 looks for an operator new with an alignment there.
-inline PendingMessage& write_message(
+PendingMessage& write_message(
     std::byte* memory, bool is_send, int tag, ConstBuffer said, std::uint64_t data_place
-) noexcept {
-    auto* const pending = ::new (memory) PendingMessage{};
-    pending->is_send = is_send;
-    pending->dtype = said.dtype;
-    pending->tag = tag;
-    pending->count = said.count;
-    pending->data = data_place;
-    return *pending;
-}
+) noexcept;
 
-inline std::string text_of(bool is_send, int tag, std::uint64_t count, DType dtype) {
-    return concat(
-        is_send ? "a send of " : "a receive of ",
-        count,
-        " ",
-        joinable::name_of(dtype),
-        " with tag ",
-        tag
-    );
-}
+std::string text_of(bool is_send, int tag, std::uint64_t count, DType dtype);
 
 /// The messages from one rank to another: the messages of either that wait for one of the other, in
 /// the order in which they were written. It lies in memory that processes share and holds no
@@ -62,30 +45,9 @@ public:
 
     /// The oldest message of the other side with this tag; null if there is none. Linear in the
     /// messages that wait. @pre locked, as for all that follows
-    [[nodiscard]] PendingMessage* find(Board& board, bool is_send, int tag) const noexcept {
-        for (std::uint64_t place = first_; place != 0;) {
-            PendingMessage& pending = at(board, place);
-            if (pending.is_send != is_send && pending.tag == tag) {
-                return &pending;
-            }
-            place = pending.next;
-        }
-        return nullptr;
-    }
-    void append(Board& board, PendingMessage& pending) noexcept {
-        std::uint64_t const place = board.place_of(&pending);
-        (last_ == 0 ? first_ : at(board, last_).next) = place;
-        last_ = place;
-    }
-    void remove(Board& board, PendingMessage& pending) noexcept {
-        std::uint64_t const place = board.place_of(&pending);
-        std::uint64_t before = 0;
-        for (std::uint64_t other = first_; other != place; other = at(board, other).next) {
-            before = other;
-        }
-        (before == 0 ? first_ : at(board, before).next) = pending.next;
-        last_ = last_ == place ? before : last_;
-    }
+    [[nodiscard]] PendingMessage* find(Board& board, bool is_send, int tag) const noexcept;
+    void append(Board& board, PendingMessage& pending) noexcept;
+    void remove(Board& board, PendingMessage& pending) noexcept;
 
 private:
     static PendingMessage& at(Board& board, std::uint64_t place) noexcept {
@@ -98,3 +60,7 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/communicator/shared_memory/group/mailbox.ipp>
+#endif

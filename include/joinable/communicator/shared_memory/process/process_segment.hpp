@@ -6,9 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
-#include <new>
 #include <span>
-#include <string>
 #include <utility>
 
 #include <joinable/communicator/communicator.hpp>
@@ -16,12 +14,8 @@
 #include <joinable/communicator/shared_memory/board/stored_reason.hpp>
 #include <joinable/communicator/shared_memory/board/waiting.hpp>
 #include <joinable/communicator/shared_memory/group/group.hpp>
-#include <joinable/detail/text.hpp>
-#include <joinable/device/arena.hpp>
-#include <joinable/error.hpp>
+#include <joinable/config.hpp>
 
-#include <cerrno>
-#include <cstring>
 #include <sys/mman.h>
 
 namespace joinable { inline namespace v0 { namespace detail {
@@ -42,35 +36,7 @@ class ProcessSegment : public Watch, public std::enable_shared_from_this<Process
 public:
     /// @throws ContractViolation   no group can have so many ranks.
     /// @throws CommunicationError  there is no memory.
-    explicit ProcessSegment(int size) : staging_at_{bytes_for(size, 0)} {
-        // Address space, not memory: pages are made when a rank first writes them.
-        for (room_ = most_room;; room_ /= 2) {
-            bytes_ = bytes_for(size, room_);
-            memory_ = mmap(
-                nullptr,
-                bytes_,
-                PROT_READ | PROT_WRITE,
-                MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE,
-                -1,
-                0
-            );
-            if (memory_ != MAP_FAILED) {
-                break;
-            }
-            if (room_ <= least_room) {
-                throw CommunicationError{concat(
-                    "expected ",
-                    bytes_,
-                    " bytes of shared memory for ",
-                    size,
-                    " process ranks, but mmap says: ",
-                    std::strerror(errno),
-                    "; allow more address space, or use fewer ranks"
-                )};
-            }
-        }
-        create(size);
-    }
+    explicit ProcessSegment(int size);
     virtual ~ProcessSegment() {
         if (bytes_ != 0) {
             munmap(memory_, bytes_);
@@ -83,14 +49,9 @@ public:
     [[nodiscard]] Group group() noexcept { return Group{*board_, this}; }
     /// Here the process that started the ranks looks for deaths.
     std::chrono::nanoseconds look_for_deaths() noexcept override { return SleepThrough{}(); }
-    [[nodiscard]] Outcome& outcome(int rank) const noexcept {
-        return std::launder(reinterpret_cast<Outcome*>(at(outcomes_at(board_->size()))))[rank];
-    }
+    [[nodiscard]] Outcome& outcome(int rank) const noexcept;
     /// Where a rank puts what the others need: copies of its buffers, messages, groups of some ranks.
-    [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept {
-        std::size_t const offset = page_offset_of(rank, board_->size());
-        return {at(staging_at_ + static_cast<std::size_t>(rank) * room_ + offset), room_ - page};
-    }
+    [[nodiscard]] std::span<std::byte> staging(int rank) const noexcept;
 
 protected:
     static constexpr std::size_t most_room = std::size_t{1} << 36U; // for each rank
@@ -98,32 +59,17 @@ protected:
 
     /// Lies in memory that a derived class has mapped, and unmaps.
     /// @pre it has bytes_for(size, room) from the beginning of a page on, zeroed; one process creates it
-    ProcessSegment(int size, std::size_t room, std::byte* memory, bool is_creator)
-        : staging_at_{bytes_for(size, 0)}, room_{room}, memory_{memory},
-          board_{&Board::at_address(memory)} {
-        if (is_creator) {
-            create(size);
-        }
-    }
+    ProcessSegment(int size, std::size_t room, std::byte* memory, bool is_creator);
     /// What is used of that from the start, each part as its place and its bytes. For the others
     /// reserve() is called.
-    static std::array<std::pair<std::size_t, std::size_t>, 3> parts_at_start(int size) {
-        auto const [board, group] = Group::parts_at_start(size);
-        return {{board, group, {outcomes_at(size), width(size) * sizeof(Outcome)}}};
-    }
+    static std::array<std::pair<std::size_t, std::size_t>, 3> parts_at_start(int size);
     /// Up to where staging() begins, if `room` is 0.
-    static std::size_t bytes_for(int size, std::size_t room) {
-        std::size_t const tables = outcomes_at(size) + width(size) * sizeof(Outcome);
-        return (tables + page - 1) / page * page + width(size) * room;
-    }
+    static std::size_t bytes_for(int size, std::size_t room);
 
 private:
     static constexpr std::size_t page = 4096;
 
-    void create(int size) {
-        board_ = &Group::create(all_numbers(size), {at(0), outcomes_at(size)}, true).board();
-        ::new (at(outcomes_at(size))) Outcome[width(size)];
-    }
+    void create(int size);
     static std::size_t width(int size) noexcept { return static_cast<std::size_t>(size); }
     static std::size_t outcomes_at(int size) {
         return (Group::bytes_for(size) + alignof(Outcome) - 1) / alignof(Outcome) *
@@ -141,3 +87,7 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/communicator/shared_memory/process/process_segment.ipp>
+#endif

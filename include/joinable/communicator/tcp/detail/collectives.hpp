@@ -3,15 +3,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <deque>
 #include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
-#include <joinable/communicator/detail/reasons.hpp>
 #include <joinable/communicator/tcp/detail/frame.hpp>
+#include <joinable/config.hpp>
 #include <joinable/error.hpp>
 #include <joinable/reduction/reduce.hpp>
 
@@ -24,17 +23,7 @@ public:
     explicit OpenCollectives(int size) : size_{static_cast<std::size_t>(size)} {}
 
     /// Whether the header says what a rank can say; of one that does, its bytes are right.
-    [[nodiscard]] bool is_arrival(FrameHeader const& said, int rank) const noexcept {
-        bool const is_known = said.collective <= Collective::barrier &&
-                              static_cast<std::size_t>(said.dtype) < dtype_count &&
-                              static_cast<std::size_t>(said.op) < reduce_op_count &&
-                              said.root >= 0 && static_cast<std::size_t>(said.root) < size_;
-        std::size_t const element = is_known ? size_of(said.dtype) : 1;
-        return is_known && said.count <= most_frame_bytes / element &&
-               said.sequence == first_ + place_of_next(rank) &&
-               said.sequence < first_ + most_open &&
-               said.bytes == (contributes(said, rank) ? said.count * element : 0);
-    }
+    [[nodiscard]] bool is_arrival(FrameHeader const& said, int rank) const noexcept;
     /// Whether a rank has something to give in what it says.
     [[nodiscard]] static bool contributes(FrameHeader const& said, int rank) noexcept {
         return said.collective == Collective::all_reduce ||
@@ -48,32 +37,15 @@ public:
 
     /// Where `rank` puts what it contributes, from byte `done` on.
     /// @pre is_arrival(said, rank), and no other is under way
-    [[nodiscard]] std::span<std::byte>
-    place(FrameHeader const& said, int rank, std::uint64_t done) {
-        std::size_t const at = place_of_next(rank);
-        if (at == open_.size()) {
-            open_.emplace_back(size_);
-        }
-        return room_in(open_[at].bodies[index(rank)], said.bytes, done);
-    }
+    [[nodiscard]] std::span<std::byte> place(FrameHeader const& said, int rank, std::uint64_t done);
     /// The body is there.
-    void arrive(FrameHeader const& said, int rank) {
-        Open& open = open_[place_of_next(rank)];
-        open.said[index(rank)] =
-            Descriptor{said.collective, said.dtype, said.op, said.root, said.count};
-        ++open.arrived;
-    }
+    void arrive(FrameHeader const& said, int rank);
 
     [[nodiscard]] bool is_complete() const noexcept {
         return !open_.empty() && open_.front().arrived == size_;
     }
     /// Why the oldest cannot be done. @pre is_complete()
-    [[nodiscard]] std::optional<AbortReason> disagreement() const {
-        auto const said_by = [this](int rank) -> Descriptor const& {
-            return *open_.front().said[index(rank)];
-        };
-        return find_difference(static_cast<int>(size_), said_by);
-    }
+    [[nodiscard]] std::optional<AbortReason> disagreement() const;
     /// Does the oldest, and calls `give(rank, sequence, body)` for each rank, for rank 0 last.
     /// @pre is_complete()
     template <class Give>
@@ -100,16 +72,7 @@ public:
         return sequence < first_;
     }
     /// Who has not arrived. @pre not is_finished(sequence)
-    [[nodiscard]] std::vector<int> missing(std::uint64_t sequence) const {
-        std::size_t const at = sequence - first_;
-        std::vector<int> ranks;
-        for (std::size_t rank = 0; rank < size_; ++rank) {
-            if (at >= open_.size() || !open_[at].said[rank]) {
-                ranks.push_back(static_cast<int>(rank));
-            }
-        }
-        return ranks;
-    }
+    [[nodiscard]] std::vector<int> missing(std::uint64_t sequence) const;
 
     static constexpr std::size_t most_open = 64; ///< a rank has as many in flight
 
@@ -125,13 +88,7 @@ private:
     [[nodiscard]] static std::size_t index(int rank) noexcept {
         return static_cast<std::size_t>(rank);
     }
-    [[nodiscard]] std::size_t place_of_next(int rank) const noexcept {
-        std::size_t at = 0;
-        while (at < open_.size() && open_[at].said[index(rank)]) {
-            ++at;
-        }
-        return at;
-    }
+    [[nodiscard]] std::size_t place_of_next(int rank) const noexcept;
 
     std::size_t size_;
     std::uint64_t first_ = 0; ///< sequence number of the oldest
@@ -139,3 +96,7 @@ private:
 };
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/communicator/tcp/detail/collectives.ipp>
+#endif

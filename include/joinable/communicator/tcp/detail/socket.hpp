@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <optional>
@@ -9,14 +8,13 @@
 #include <utility>
 
 #include <cerrno>
-#include <ctime>
 #include <linux/sockios.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include <joinable/config.hpp>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
@@ -49,29 +47,11 @@ public:
 
     /// The number of bytes that were there, at least 1, or 0 if there are none yet. Nothing: there will
     /// be none, as the other side has closed or is lost.
-    [[nodiscard]] std::optional<std::size_t> receive(std::span<std::byte> into) const noexcept {
-        ssize_t const got = again([&] { return ::recv(handle_, into.data(), into.size(), 0); });
-        if (got > 0) {
-            return static_cast<std::size_t>(got);
-        }
-        return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) ? std::optional{std::size_t{0}}
-                                                                    : std::nullopt;
-    }
+    [[nodiscard]] std::optional<std::size_t> receive(std::span<std::byte> into) const noexcept;
     /// The number of bytes that were taken of one after the other. Nothing: the other side is lost;
     /// what it has sent before can still be received.
     [[nodiscard]] std::optional<std::size_t>
-    send(std::span<std::byte const> first, std::span<std::byte const> second = {}) const noexcept {
-        iovec parts[] = {part(first), part(second)};
-        msghdr message{};
-        message.msg_iov = parts;
-        message.msg_iovlen = second.empty() ? 1 : 2;
-        ssize_t const taken = again([&] { return ::sendmsg(handle_, &message, MSG_NOSIGNAL); });
-        if (taken >= 0) {
-            return static_cast<std::size_t>(taken);
-        }
-        bool const is_full = errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS;
-        return is_full ? std::optional{std::size_t{0}} : std::nullopt;
-    }
+    send(std::span<std::byte const> first, std::span<std::byte const> second = {}) const noexcept;
     /// Nothing more is sent; the other side learns it after all that was.
     void end_sending() const noexcept { ::shutdown(handle_, SHUT_WR); }
     /// Whether the other machine has all that was sent.
@@ -82,14 +62,7 @@ public:
 
     /// What every connection of ranks has: small messages go at once, and a machine that is out of
     /// reach is noticed after 30 s, whether something is under way to it or not.
-    void prepare_connection() const noexcept {
-        set(IPPROTO_TCP, TCP_NODELAY, 1);
-        set(SOL_SOCKET, SO_KEEPALIVE, 1);
-        set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
-        set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
-        set(IPPROTO_TCP, TCP_KEEPCNT, 4);
-        set(IPPROTO_TCP, TCP_USER_TIMEOUT, 30'000);
-    }
+    void prepare_connection() const noexcept;
     void set(int level, int option, int value) const noexcept {
         ::setsockopt(handle_, level, option, &value, sizeof value);
     }
@@ -111,23 +84,14 @@ private:
 };
 
 /// Returns when something has happened, at `until`, or early.
-inline void wait_for_any(std::span<pollfd> polled, TimePoint until) noexcept {
-    auto const left = std::clamp<std::chrono::nanoseconds>(
-        until - std::chrono::steady_clock::now(), std::chrono::nanoseconds{0}, std::chrono::hours{1}
-    );
-    auto const seconds = std::chrono::duration_cast<std::chrono::seconds>(left);
-    timespec const time{
-        static_cast<time_t>(seconds.count()), static_cast<long>((left - seconds).count())
-    };
-    if (::ppoll(polled.data(), polled.size(), &time, nullptr) < 0) { // then what it says is not set
-        for (pollfd& one : polled) {
-            one.revents = 0;
-        }
-    }
-}
+void wait_for_any(std::span<pollfd> polled, TimePoint until) noexcept;
 inline void wait_for(Socket const& socket, short events, TimePoint until) noexcept {
     pollfd polled{socket.handle(), events, 0};
     wait_for_any({&polled, 1}, until);
 }
 
 }}} // namespace joinable::v0::detail
+
+#if JOINABLE_HAS_DEFINITIONS
+#include <joinable/communicator/tcp/detail/socket.ipp>
+#endif

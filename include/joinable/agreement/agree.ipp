@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/agreement/agree.hpp>
+
+#include <utility>
+
+#include <joinable/detail/failure.hpp>
+#include <joinable/detail/text.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION std::optional<std::uint32_t> Agreement::value(std::uint64_t count
+) const noexcept {
+    if (count == 0) {
+        return 0;
+    }
+    std::uint64_t const mean = sum / count;
+    if (sum % count != 0 || squares != count * mean * mean) {
+        return {};
+    }
+    return static_cast<std::uint32_t>(mean);
+}
+
+JOINABLE_DEFINITION void HashAgreement::write(std::uint64_t* to, std::uint64_t hash) noexcept {
+    for (unsigned part = 0; part < 3; ++part) {
+        constexpr std::uint64_t mask = (1U << 22) - 1;
+        auto const said = Agreement::of(static_cast<std::uint32_t>((hash >> (22 * part)) & mask));
+        to[2 * part] = said.sum;
+        to[2 * part + 1] = said.squares;
+    }
+}
+
+JOINABLE_DEFINITION bool
+HashAgreement::is_common(std::uint64_t const* sum, std::uint64_t ranks) noexcept {
+    return Agreement{sum[0], sum[1]}.value(ranks) && Agreement{sum[2], sum[3]}.value(ranks) &&
+           Agreement{sum[4], sum[5]}.value(ranks);
+}
+
+JOINABLE_DEFINITION void write_text(std::span<std::uint64_t> words, std::string_view text) {
+    std::size_t const space = 8 * words.size();
+    std::string written{text.substr(0, space)};
+    if (text.size() > space) {
+        written.replace(space - 3, 3, "...");
+    }
+    std::memcpy(words.data(), written.data(), written.size());
+}
+
+JOINABLE_DEFINITION std::string read_text(std::span<std::uint64_t const> words) {
+    std::string text(8 * words.size(), '\0');
+    std::memcpy(text.data(), words.data(), text.size());
+    std::erase(text, '\0');
+    return text;
+}
+
+JOINABLE_DEFINITION void set_bit(std::span<std::uint64_t> words, int bit) {
+    words[static_cast<std::size_t>(bit / 64)] |= std::uint64_t{1} << (bit % 64);
+}
+
+JOINABLE_DEFINITION void
+append_bits(std::vector<int>& ranks, std::span<std::uint64_t const> words, int first) {
+    for (int bit = 0; bit < 64 * static_cast<int>(words.size()); ++bit) {
+        if (((words[static_cast<std::size_t>(bit / 64)] >> (bit % 64)) & 1U) != 0) {
+            ranks.push_back(first + bit);
+        }
+    }
+}
+
+JOINABLE_DEFINITION std::vector<int> Inquiry::ranks_with(bool is_so) {
+    std::vector<int> ranks;
+    for (int first = 0; first < control_.size(); first += bits) {
+        words_ = {};
+        int const mine = control_.rank() - first;
+        if (is_so && mine >= 0 && mine < bits) {
+            set_bit(words_, mine);
+        }
+        control_.sum(words_);
+        append_bits(ranks, words_, first);
+    }
+    return ranks;
+}
+
+JOINABLE_DEFINITION AbortReason Inquiry::failure(bool has_failed, std::string_view text) {
+    std::vector<int> ranks = ranks_with(has_failed);
+    words_ = {};
+    write_text(place(0, text_bytes), text);
+    control_.broadcast(words_, ranks.front());
+    std::string message = failure_text(ranks, read_text(place(0, text_bytes)));
+    return {FailureKind::peer_failed, std::move(ranks), std::move(message)};
+}
+
+JOINABLE_DEFINITION AbortReason Inquiry::difference(AgreementList const& list) {
+    std::size_t const item = first_difference(list);
+    words_ = {list.hash(item)};
+    control_.broadcast(words_, lowest_);
+    std::vector<int> ranks = ranks_with(has_say_ && list.hash(item) != words_[0]);
+    int const other = ranks.empty() ? lowest_ : ranks.front();
+    words_ = {};
+    bool const is_lowest = control_.rank() == lowest_;
+    if ((is_lowest || control_.rank() == other) && item < list.items().size()) {
+        write_item(is_lowest ? 0 : text_bytes, list.items()[item]);
+    }
+    control_.sum(words_);
+    std::string text = text_of(other);
+    if (ranks.size() > 1) {
+        text += concat("; ", ranks_text(ranks), " differ from rank ", lowest_);
+    }
+    return {FailureKind::mismatch, std::move(ranks), std::move(text)};
+}
+
+JOINABLE_DEFINITION std::size_t Inquiry::first_difference(AgreementList const& list) {
+    constexpr std::size_t last = slot_count - 1;
+    for (std::size_t first = 0;; first += last) {
+        words_ = {};
+        for (std::size_t slot = 0; has_say_ && slot < slot_count; ++slot) {
+            std::size_t const item = first + slot;
+            HashAgreement::write(
+                &words_[slot * HashAgreement::words],
+                slot == last ? list.hash_from(item) : list.hash(item)
+            );
+        }
+        control_.sum(words_);
+        std::size_t slot = 0;
+        while (slot < slot_count &&
+               HashAgreement::is_common(&words_[slot * HashAgreement::words], count_)) {
+            ++slot;
+        }
+        if (slot != last) {
+            return first + slot;
+        }
+    }
+}
+
+JOINABLE_DEFINITION void Inquiry::write_item(std::size_t at, AgreementList::Item const& item) {
+    write_text(place(at, label_bytes), item.label);
+    write_text(place(at + label_bytes, text_bytes - label_bytes), item.value);
+}
+
+JOINABLE_DEFINITION AgreementList::Item Inquiry::read_item(std::size_t at) {
+    AgreementList::Item item{read_text(place(at, label_bytes)), "nothing"};
+    if (!item.label.empty()) {
+        item.value = read_text(place(at + label_bytes, text_bytes - label_bytes));
+    }
+    return item;
+}
+
+JOINABLE_DEFINITION std::size_t Inquiry::name_in(std::string const& label) {
+    std::size_t const colon = label.find(": ");
+    return colon == std::string::npos ? 0 : colon + 2;
+}
+
+JOINABLE_DEFINITION std::string Inquiry::place_of(int rank, AgreementList::Item const& item) {
+    std::string const title = item.label.substr(0, item.label.find(" differ: "));
+    return concat("rank ", rank, " compares ", title, " (") +
+           item.label.substr(name_in(item.label)) + ": " + item.value + ")";
+}
+
+JOINABLE_DEFINITION std::string Inquiry::text_of(int other) {
+    auto const [label, value] = read_item(0);
+    auto const there = read_item(text_bytes);
+    std::size_t const name = name_in(there.label);
+    std::string const text = (label.empty() ? there.label : label) + ": rank ";
+    std::string const has = concat(lowest_, " has ", value, ", rank ", other, " has ");
+    if (label == there.label || label.empty() || there.label.empty()) {
+        return text + has + there.value;
+    }
+    if (label.substr(0, name_in(label)) == there.label.substr(0, name)) {
+        return text + has + there.label.substr(name) + ": " + there.value;
+    }
+    return "ranks are at different places of the program: " + place_of(lowest_, {label, value}) +
+           ", " + place_of(other, there) + "; do the same on every rank, in the same order";
+}
+
+JOINABLE_DEFINITION std::optional<AbortReason> find_disagreement(
+    ControlCommunicator& control, AgreementList const& list, std::exception_ptr const& local_error
+) {
+    std::array<std::uint64_t, 1 + HashAgreement::words> words{};
+    words[0] = local_error ? 1 : 0;
+    HashAgreement::write(&words[1], list.hash_from(0));
+    control.sum(words);
+    auto const ranks = static_cast<std::uint64_t>(control.size());
+    Inquiry inquiry{control, 0, ranks, true};
+    if (words[0] != 0) {
+        return inquiry.failure(local_error != nullptr, failure_of(local_error).message);
+    }
+    if (!HashAgreement::is_common(&words[1], ranks)) {
+        return inquiry.difference(list);
+    }
+    return {};
+}
+
+JOINABLE_DEFINITION void agree(
+    ControlCommunicator& control, AgreementList const& list, std::exception_ptr const& local_error
+) {
+    std::optional<AbortReason> failure;
+    try {
+        failure = find_disagreement(control, list, local_error);
+    } catch (...) {
+        control.abort(blamed_on(control.rank(), reason_of(std::current_exception())));
+        throw;
+    }
+    if (local_error) {
+        std::rethrow_exception(local_error);
+    }
+    if (failure) {
+        throw_failure(*failure);
+    }
+}
+
+}}} // namespace joinable::v0::detail

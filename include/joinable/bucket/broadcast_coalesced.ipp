@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/bucket/broadcast_coalesced.hpp>
+
+#include <algorithm>
+
+namespace joinable { inline namespace v0 {
+
+JOINABLE_DEFINITION CoalescedBroadcast::CoalescedBroadcast(
+    TensorList tensors, std::size_t piece_bytes, std::string_view what, BufferMemory const& memory
+)
+    : tensors_{std::move(tensors), what, memory.id()}, memory_{memory} {
+    std::vector<AnyView> const& views = current_views();
+    if (views.empty()) {
+        return;
+    }
+    std::array<std::size_t, 1> const limits{{piece_bytes}};
+    std::array<std::size_t, 2> memory_bytes{};
+    for (auto& members : compute_bucket_assignment_by_size(views, limits).buckets) {
+        Bucket piece{{nullptr, 0, views[members.front()].dtype()}, std::move(members), {}};
+        for (std::size_t const member : piece.parameters) {
+            piece.buffer.count += views[member].numel();
+        }
+        if (piece.buffer.count != 0) {
+            std::size_t& bytes = memory_bytes[pieces_.size() % 2];
+            bytes = (std::max)(bytes, piece.buffer.bytes());
+            pieces_.push_back(std::move(piece));
+        }
+    }
+    for (std::size_t const bytes : memory_bytes) {
+        arenas_.push_back(memory_.allocate(bytes));
+    }
+    for (std::size_t p = 0; p < pieces_.size(); ++p) {
+        std::byte* place = arenas_[p % 2].data();
+        pieces_[p].buffer.data = place;
+        for (std::size_t const member : pieces_[p].parameters) {
+            Shape const& extents = views[member].extents();
+            DType const dtype = views[member].dtype();
+            pieces_[p].views.emplace_back(
+                place, dtype, extents, row_major_strides(extents), memory_.id()
+            );
+            place += views[member].numel() * size_of(dtype);
+        }
+    }
+}
+
+}} // namespace joinable::v0

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/communicator/shared_memory/board/arena_space.hpp>
+
+#include <cstdint>
+#include <cstring>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION std::optional<Arena>
+ArenaSpace::allocate(std::size_t bytes, std::size_t alignment) {
+    check_alignment(alignment);
+    if (bytes == 0) {
+        return Arena{};
+    }
+    auto const start = reinterpret_cast<std::uintptr_t>(memory_.data());
+    std::size_t end = 0; // of the arena before
+    for (auto next = taken_.begin();; ++next) {
+        std::size_t const begin = (start + end + alignment - 1) / alignment * alignment - start;
+        std::size_t const limit = next == taken_.end() ? memory_.size() : next->begin;
+        if (begin <= limit && bytes <= limit - begin) {
+            std::byte* const data = memory_.data() + begin;
+            reserve_(data, bytes);
+            taken_.insert(next, {begin, begin + bytes});
+            std::memset(data, 0, bytes); // something else may have been there
+            return Arena{data, bytes, &release, this};
+        }
+        if (next == taken_.end()) {
+            return std::nullopt;
+        }
+        end = next->end;
+    }
+}
+
+JOINABLE_DEFINITION bool ArenaSpace::holds(void const* data, std::size_t bytes) const noexcept {
+    std::uintptr_t const offset =
+        reinterpret_cast<std::uintptr_t>(data) - reinterpret_cast<std::uintptr_t>(memory_.data());
+    return offset <= memory_.size() && bytes <= memory_.size() - offset;
+}
+
+JOINABLE_DEFINITION void ArenaSpace::release(void* context, std::byte* data, std::size_t) noexcept {
+    auto* const space = static_cast<ArenaSpace*>(context);
+    auto const begin = static_cast<std::size_t>(data - space->memory_.data());
+    std::erase_if(space->taken_, [&](Range const& range) { return range.begin == begin; });
+    space->end_if_unused();
+}
+
+}}} // namespace joinable::v0::detail

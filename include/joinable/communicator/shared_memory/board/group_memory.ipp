@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/communicator/shared_memory/board/group_memory.hpp>
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION Room::Room(std::span<std::byte> memory, ArenaSpace::Reserve reserve)
+    : memory_{memory}, reserve_{std::move(reserve)}, gaps_{{0, memory.size()}} {}
+
+JOINABLE_DEFINITION Arena Room::arena(std::size_t bytes, std::size_t alignment) {
+    std::lock_guard const lock{mutex_};
+    std::size_t const half = memory_.size() / 2;
+    if (Gap* const last = gaps_.empty() ? nullptr : &gaps_.back();
+        !arenas_ && last != nullptr && last->end == memory_.size() && last->begin <= half) {
+        arenas_ = ArenaSpace::make(memory_.subspan(half), reserve_);
+        memory_ = memory_.first(half);
+        last->end = half;
+    }
+    std::optional<Arena> found;
+    if (arenas_) {
+        found = arenas_->allocate(bytes, alignment);
+    }
+    return found ? std::move(*found) : Arena{bytes, alignment};
+}
+
+JOINABLE_DEFINITION std::byte* Room::allocate(std::size_t bytes) {
+    std::size_t const size = in_cache_lines(bytes);
+    std::lock_guard const lock{mutex_};
+    if (gaps_.capacity() < given_ + 2) { // for free(), which must not fail
+        gaps_.reserve(2 * given_ + 16);
+    }
+    auto const gap = std::find_if(gaps_.begin(), gaps_.end(), [&](Gap const& candidate) {
+        return size <= candidate.end - candidate.begin;
+    });
+    if (gap == gaps_.end()) {
+        return nullptr;
+    }
+    std::byte* const found = memory_.data() + gap->begin;
+    if (gap->begin + size > reserved_) {
+        reserve_(memory_.data() + reserved_, gap->begin + size - reserved_);
+        reserved_ = gap->begin + size;
+    }
+    gap->begin += size;
+    if (gap->begin == gap->end) {
+        gaps_.erase(gap);
+    }
+    ++given_;
+    return found;
+}
+
+JOINABLE_DEFINITION void Room::free(std::byte* memory, std::size_t bytes) noexcept {
+    auto const begin = static_cast<std::size_t>(memory - memory_.data());
+    std::size_t const end = begin + in_cache_lines(bytes);
+    std::lock_guard const lock{mutex_};
+    --given_;
+    auto const after =
+        std::find_if(gaps_.begin(), gaps_.end(), [&](Gap const& gap) { return begin < gap.begin; });
+    bool const joins_before = after != gaps_.begin() && std::prev(after)->end == begin;
+    bool const joins_after = after != gaps_.end() && after->begin == end;
+    if (joins_before && joins_after) {
+        std::prev(after)->end = after->end;
+        gaps_.erase(after);
+    } else if (joins_before) {
+        std::prev(after)->end = end;
+    } else if (joins_after) {
+        after->begin = begin;
+    } else {
+        gaps_.insert(after, {begin, end});
+    }
+}
+
+}}} // namespace joinable::v0::detail

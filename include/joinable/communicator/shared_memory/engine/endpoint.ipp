@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/communicator/shared_memory/engine/endpoint.hpp>
+
+#include <algorithm>
+#include <bit>
+
+#include <joinable/communicator/shared_memory/engine/exchange.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+template <class Group, class Memory>
+Endpoint<Group, Memory>::Endpoint(Group group, int rank, Memory memory) noexcept
+    : group_{group}, board_{group_.board()}, rank_{rank}, memory_{std::move(memory)} {}
+
+template <class Group, class Memory>
+std::uint64_t Endpoint<Group, Memory>::post(Request const& request) {
+    auto const& [said, in, out, sends, expects] = request;
+    make_room();
+    std::uint64_t const sequence = next_;
+    std::size_t const bytes = said.count * size_of(said.dtype);
+    bool const is_small = detail::is_small(said);
+    bool const is_on_line = is_small && bytes <= ArrivalLine::inline_bytes;
+    pending_of(sequence) = {said, out.data, is_small, is_on_line};
+    ArrivalLine& line = board_.line(rank_, sequence);
+    std::uint64_t old = line.word.load(std::memory_order_acquire); // of the reason, if frozen
+    if ((old & ArrivalLine::frozen) != 0) {
+        throw_failure(board_.reason());
+    }
+    if (!is_on_line) {
+        line.payload[ArrivalLine::count] = said.count;
+    }
+    if (!is_small) {
+        std::size_t const ring = Slices::fit(said.collective) ? Slices::ring_bytes(board_) : 0;
+        while (!memory_.lend(sequence, in, out, ring)) {
+            if (retired_ == next_) {
+                throw ContractViolation{
+                    "a collective finds no place in the memory that a rank shares: wait for "
+                    "messages and for collectives of other groups that are under way"
+                };
+            }
+            finish(retired_);
+        }
+        LentAddresses const at = memory_.lent(sequence, in, out);
+        line.payload[ArrivalLine::in] = board_.place_of(at.in);
+        line.payload[ArrivalLine::out] = board_.place_of(at.out);
+        line.payload[ArrivalLine::factor] = std::bit_cast<std::uint64_t>(said.factor);
+        line.payload[ArrivalLine::ring] = at.ring;
+        if (said.has_counts) {
+            auto const mine = board_.sends(rank_, sequence);
+            reserve_once(counts_, sequence, mine.data(), 2 * mine.size_bytes());
+            sends.copy_to(mine);
+            expects.copy_to(board_.expects(rank_, sequence));
+        }
+        board_.progress(rank_, sequence).reset();
+    } else if (in.count != 0) {
+        auto* const place = contribution(board_, sequence, rank_, is_on_line);
+        if (!is_on_line) {
+            reserve_once(slots_, sequence, place, tuning::slot_bytes);
+        }
+        std::memcpy(place, in.data, bytes);
+    }
+    std::uint64_t const word = ArrivalLine::encode(sequence, said, is_on_line);
+    if (!line.word.compare_exchange_strong(old, word)) { // frozen meanwhile
+        throw_failure(board_.reason());
+    }
+    ++next_;
+    board_.room.wake();
+    if (!is_small && board_.helpers_room.has_sleepers() &&
+        arrival_of(sequence) == Arrival::complete) {
+        board_.helpers_room.wake(); // done by the rank that comes last
+    }
+    return sequence;
+}
+
+template <class Group, class Memory>
+bool Endpoint<Group, Memory>::test(std::uint64_t sequence) {
+    if (progress(sequence)) {
+        return true;
+    }
+    Pending& pending = pending_of(sequence);
+    return arrival_of(sequence) == Arrival::waiting &&
+           has_polled_too_long(
+               pending.polled,
+               [&] { return board_.missing(sequence); },
+               "arrive",
+               [&] { return "waits in " + pending.said.text(); }
+           ) &&
+           progress(sequence); // throws, unless all have arrived meanwhile
+}
+
+template <class Group, class Memory>
+bool Endpoint<Group, Memory>::progress(std::uint64_t sequence) {
+    Pending const& pending = pending_of(sequence);
+    bool const is_first =
+        !is_done(sequence) && (!pending.has_agreed || has_own_share(sequence, pending));
+    if (try_finish(sequence, is_first ? 1 : size())) {
+        return true;
+    }
+    for (std::uint64_t other = retired_; Memory::needs_slices && other != next_; ++other) {
+        if (other != sequence && has_slices(other)) {
+            advance_other(other);
+        }
+    }
+    group_.look_for_deaths(); // who polls may never wait
+    return false;
+}
+
+template <class Group, class Memory>
+bool Endpoint<Group, Memory>::try_finish(std::uint64_t sequence, int shares) {
+    if (is_done(sequence)) {
+        return true;
+    }
+    Pending& pending = pending_of(sequence);
+    if (!pending.has_agreed) {
+        switch (arrival_of(sequence)) {
+        case Arrival::waiting: return false;
+        case Arrival::never: throw_failure(board_.reason());
+        case Arrival::complete: break;
+        }
+        if (auto const reason = disagreement(board_, sequence, pending.said)) {
+            pending.is_refused = true;
+            group_.abort(*reason, rank_);
+            throw_failure(*reason);
+        }
+        pending.is_sliced = !pending.is_small && Pipeline::is_needed(board_, sequence);
+        if (pending.is_sliced) {
+            pending.pipeline = Pipeline{board_, sequence, pending.said};
+        } else if (!pending.is_small) {
+            pending.cut =
+                Cut{Exchange{board_, sequence, pending.said}, size_of(pending.said.dtype), size()};
+        }
+        pending.has_agreed = true;
+    }
+    if (pending.is_small) {
+        combine_contributions(
+            board_, sequence, pending.said, pending.is_on_line, rank_, pending.out
+        );
+    } else if (pending.is_sliced) {
+        if (!pending.pipeline.advance(board_, pending.said, rank_, memory_)) {
+            if (pending.pipeline.is_lost(board_)) {
+                give_up(sequence);
+                if (!pending.pipeline.is_in_use(board_)) {
+                    throw_failure(board_.reason());
+                }
+            }
+            return false;
+        }
+        memory_.give_back(sequence);
+    } else if (run_chunks(board_, sequence, pending.said, pending.cut, rank_, shares)) {
+        memory_.give_back(sequence);
+    } else if (shares == size() && chunks_are_lost(board_, sequence, pending.cut)) {
+        throw_failure(board_.reason());
+    } else {
+        return false;
+    }
+    pending.is_done = true;
+    retire();
+    return true;
+}
+
+template <class Group, class Memory>
+void Endpoint<Group, Memory>::finish(std::uint64_t sequence) {
+    if (try_finish(sequence, size())) {
+        return;
+    }
+    Pending const& pending = pending_of(sequence);
+    wait_for_others(
+        [&] { return arrival_of(sequence) != Arrival::waiting; },
+        [&] { return board_.missing(sequence); },
+        "arrive",
+        [&] { return "waits in " + pending.said.text(); }
+    );
+    while (!try_finish(sequence, size())) { // all have arrived
+        if (pending.is_sliced) {
+            wait_for_slices(sequence);
+            continue;
+        }
+        auto const is_over = [&] { // the last chunks are being computed
+            return chunks_are_done(board_, sequence, pending.cut) ||
+                   chunks_are_lost(board_, sequence, pending.cut);
+        };
+        // A thread never stops for long; should it be late, it still writes to this rank's buffer.
+        if (!wait(is_over, deadline_) && Memory::needs_slices) {
+            give_up_on_computing(sequence);
+        }
+    }
+}
+
+template <class Group, class Memory>
+template <class Ready, class HoldingUp, class Does>
+void Endpoint<Group, Memory>::wait_for_others(
+    Ready const& ready, HoldingUp const& holding_up, char const* to_do, Does const& does
+) {
+    auto const start = now();
+    std::chrono::nanoseconds left = deadline_;
+    while (!wait(ready, left)) {
+        std::vector<int> overdue = holding_up();
+        if (overdue.empty()) {
+            return;
+        }
+        left = take_overdue(overdue, now() - start);
+        if (!overdue.empty()) {
+            abort_for(overdue, to_do, does());
+        }
+    }
+}
+
+template <class Group, class Memory>
+template <class HoldingUp, class Does>
+bool Endpoint<Group, Memory>::has_polled_too_long(
+    PolledTime& polled, HoldingUp const& holding_up, char const* to_do, Does const& does
+) {
+    if (!polled.reaches(deadline_)) {
+        return false;
+    }
+    std::vector<int> overdue = holding_up();
+    polled.set(deadline_ - take_overdue(overdue, polled.count()));
+    if (!overdue.empty()) {
+        abort_for(overdue, to_do, does());
+    }
+    return !overdue.empty();
+}
+
+template <class Group, class Memory>
+template <class Ready>
+bool Endpoint<Group, Memory>::wait(Ready const& ready, std::chrono::nanoseconds deadline) {
+    for (;;) {
+        std::uint64_t other = next_;
+        auto const is_ready_or_free = [&] { return ready() || (other = find_other()) != next_; };
+        if (!board_.room.wait(is_ready_or_free, deadline, [&] {
+                return group_.look_for_deaths();
+            })) {
+            return false;
+        }
+        if (other == next_) {
+            return true;
+        }
+        advance_other(other);
+    }
+}
+
+template <class Group, class Memory>
+std::chrono::nanoseconds
+Endpoint<Group, Memory>::take_overdue(std::vector<int>& overdue, std::chrono::nanoseconds waited) {
+    return take_ranks_at_work(overdue, deadline_, [&](int rank) {
+        std::chrono::steady_clock::time_point const alive{
+            std::chrono::steady_clock::duration{board_.alive_at(rank).load()}
+        };
+        return (std::min)(waited, std::chrono::nanoseconds{now() - alive});
+    });
+}
+
+template <class Group, class Memory>
+void Endpoint<Group, Memory>::reserve_once(
+    std::uint64_t& reserved, std::uint64_t sequence, void const* data, std::size_t bytes
+) {
+    std::uint64_t const bit = std::uint64_t{1} << sequence % Board::max_in_flight;
+    if ((reserved & bit) == 0) {
+        group_.reserve(data, bytes);
+        reserved |= bit;
+    }
+}
+
+template <class Group, class Memory>
+void Endpoint<Group, Memory>::give_up_on_computing(std::uint64_t sequence) {
+    std::vector<int> const overdue = board_.computing(sequence);
+    if (!overdue.empty()) {
+        abort_for(overdue, "finish its share", "waits in " + pending_of(sequence).said.text());
+    }
+    for (int const rank : overdue) {
+        board_.give_up_on(rank);
+    }
+}
+
+template <class Group, class Memory>
+void Endpoint<Group, Memory>::wait_for_slices(std::uint64_t sequence) {
+    Pipeline const& pipeline = pending_of(sequence).pipeline;
+    auto const is_over = [&] {
+        return is_done(sequence) || pipeline.can_advance(board_, rank_) ||
+               (pipeline.is_lost(board_) && (!has_given_up(sequence) || !pipeline.is_in_use(board_))
+               );
+    };
+    wait_for_others(
+        is_over,
+        [&] { return board_.is_aborted() ? std::vector<int>{} : pipeline.holding_up(board_); },
+        "copy a slice",
+        [&] { return "waits in " + pending_of(sequence).said.text(); }
+    );
+    if (!is_over()) { // the deadline of a group that had failed before
+        give_up(sequence);
+        throw_failure(board_.reason());
+    }
+}
+
+template <class Group, class Memory>
+void Endpoint<Group, Memory>::give_up(std::uint64_t sequence) noexcept {
+    if (!has_given_up(sequence)) {
+        board_.progress(rank_, sequence).has_given_up.store(true);
+        board_.room.wake();
+    }
+}
+
+template <class Group, class Memory>
+void Endpoint<Group, Memory>::make_room() {
+    constexpr std::uint64_t max_in_flight = Board::max_in_flight;
+    if (next_ < max_in_flight + all_retired_) {
+        return;
+    }
+    if (retired_ + max_in_flight <= next_) {
+        finish(retired_);
+    }
+    auto const others_have_room = [&] {
+        all_retired_ = next_;
+        for (int rank = 0; rank < size(); ++rank) {
+            all_retired_ = (std::min)(all_retired_, board_.release(rank));
+        }
+        return next_ < max_in_flight + all_retired_ || board_.is_aborted();
+    };
+    wait_for_others(
+        others_have_room,
+        [&] { return board_.holding_up(next_); },
+        "finish a collective",
+        [] { return "posts another one"; }
+    );
+    if (board_.is_aborted()) {
+        throw_failure(board_.reason());
+    }
+}
+
+template <class Group, class Memory>
+bool Endpoint<Group, Memory>::can_compute(std::uint64_t sequence) noexcept {
+    Pending const& pending = pending_of(sequence);
+    return !pending.is_small && !pending.is_done && !pending.is_refused &&
+           arrival_of(sequence) == Arrival::complete &&
+           (!pending.has_agreed ||
+            (pending.is_sliced ? pending.pipeline.can_advance(board_, rank_)
+                               : has_unclaimed(board_, sequence, pending.cut)));
+}
+
+template <class Group, class Memory>
+bool Endpoint<Group, Memory>::has_slices(std::uint64_t sequence) noexcept {
+    Pending const& pending = pending_of(sequence);
+    return can_compute(sequence) &&
+           (pending.has_agreed ? pending.is_sliced : Pipeline::is_needed(board_, sequence));
+}
+
+template <class Group, class Memory>
+void Endpoint<Group, Memory>::advance_other(std::uint64_t sequence) noexcept {
+    try {
+        static_cast<void>(try_finish(sequence, size()));
+    } catch (...) { // NOLINT(bugprone-empty-catch): its own wait() throws it
+    }
+}
+
+template <class Group, class Memory>
+typename Endpoint<Group, Memory>::Arrival Endpoint<Group, Memory>::arrival_of(std::uint64_t sequence
+) noexcept {
+    for (int rank = 0; rank < size(); ++rank) {
+        std::uint64_t const word = board_.line(rank, sequence).word.load();
+        if ((word & ArrivalLine::sequence_mask) != (sequence & ArrivalLine::sequence_mask)) {
+            return (word & ArrivalLine::frozen) != 0 ? Arrival::never : Arrival::waiting;
+        }
+    }
+    return Arrival::complete;
+}
+
+template <class Group, class Memory>
+void Endpoint<Group, Memory>::retire() noexcept {
+    std::uint64_t retired = retired_;
+    while (retired < next_ && pending_of(retired).is_done) {
+        ++retired;
+    }
+    if (retired != retired_) {
+        retired_ = retired;
+        board_.retired(rank_).store(retired);
+        board_.room.wake();
+    }
+}
+
+}}} // namespace joinable::v0::detail

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/communicator/shared_memory/group/group_rank.hpp>
+
+#include <new>
+#include <optional>
+#include <utility>
+
+#include <joinable/communicator/detail/reasons.hpp>
+#include <joinable/detail/failure.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+template <class Memory>
+GroupRank<Memory>::GroupRank(Group group, int rank, std::shared_ptr<GroupStorage<Memory>> storage)
+    : Base{group, rank, LentBy<Memory>{std::shared_ptr<Memory>{storage, &storage->memory()}}},
+      group_{group}, storage_{std::move(storage)} {}
+
+template <class Memory>
+void GroupRank<Memory>::abort_for_exception(std::string const& what) {
+    group_.abort(
+        blamed_on(this->rank(), {FailureKind::peer_failed, {}, "an exception left " + what}),
+        this->rank()
+    );
+}
+
+template <class Memory>
+std::uint64_t GroupRank<Memory>::make_group(std::vector<int> members) {
+    for (int& member : members) {
+        member = group_.number_of(member);
+    }
+    std::optional<Group> made;
+    try {
+        made = storage_->make(members, members.front());
+    } catch (std::bad_alloc const&) { // NOLINT(bugprone-empty-catch): all members hear of it
+    }
+    if (!made) {
+        return 0;
+    }
+    if (!group_.adopt(*made)) {
+        throw_failure(group_.loss(this->rank()));
+    }
+    return group_.board().place_of(&made->board());
+}
+
+template <class Memory>
+Message GroupRank<Memory>::post_message(bool is_send, int peer, int tag, Buffer buffer) {
+    Message message{is_send, peer, tag, buffer};
+    PendingMessage* other = meet(message);
+    if (other == nullptr) {
+        message.pending = &write_message(message);
+        other = meet(message); // which may have come meanwhile
+    }
+    if (other != nullptr) {
+        deliver(message, *other);
+        throw_away(message);
+        group_.board().room.wake();
+    }
+    return message;
+}
+
+template <class Memory>
+bool GroupRank<Memory>::is_settled(Message const& message) const noexcept {
+    switch (message.pending->state.load()) {
+    case PendingMessage::State::waiting: return group_.is_lost(message.peer);
+    case PendingMessage::State::taken: return group_.board().is_dead(message.peer);
+    case PendingMessage::State::done: break;
+    }
+    return true;
+}
+
+template <class Memory>
+bool GroupRank<Memory>::finish_message(Message& message) {
+    if (!is_settled(message)) {
+        this->wait_for_others(
+            [&] { return !waits(message) || group_.is_lost(message.peer); },
+            [&] { return missing_in(message); },
+            what_is_missing(message),
+            [&] { return "waits in " + message.text(); }
+        );
+    }
+    bool const has_come = is_delivered(message);
+    if (has_come && !message.is_send && !is_in_reach(message.buffer)) {
+        copy(message.buffer.data, data_of(*message.pending), message.buffer.bytes());
+    }
+    throw_away(message);
+    return has_come;
+}
+
+template <class Memory>
+bool GroupRank<Memory>::has_polled_message_too_long(Message& message) {
+    return this->has_polled_too_long(
+        message.polled,
+        [&] { return missing_in(message); },
+        what_is_missing(message),
+        [&] { return "waits in " + message.text(); }
+    );
+}
+
+template <class Memory>
+Mailbox& GroupRank<Memory>::mailbox_of(Message const& message) {
+    auto const peer = static_cast<std::size_t>(message.peer);
+    Mailbox& mailbox = message.is_send ? group_.mailbox(this->rank(), message.peer)
+                                       : group_.mailbox(message.peer, this->rank());
+    std::vector<bool>& reserved = mailboxes_[message.is_send ? 1 : 0];
+    reserved.resize(static_cast<std::size_t>(this->size()));
+    if (!reserved[peer]) {
+        group_.reserve(&mailbox, sizeof mailbox);
+        reserved[peer] = true;
+    }
+    return mailbox;
+}
+
+template <class Memory>
+bool GroupRank<Memory>::lock(Mailbox& mailbox, int peer) {
+    bool is_mine = mailbox.try_lock();
+    if (!is_mine) {
+        this->wait_for_others(
+            [&] { return (is_mine = mailbox.try_lock()) || group_.is_lost(peer); },
+            [&] { return std::vector{peer}; },
+            "let a mailbox go",
+            [] { return "waits for it"; }
+        );
+    }
+    return is_mine;
+}
+
+template <class Memory>
+PendingMessage* GroupRank<Memory>::meet(Message& message) {
+    Board& board = group_.board();
+    Mailbox& mailbox = mailbox_of(message);
+    if (!lock(mailbox, message.peer)) {
+        throw_away(message);
+        throw_failure(group_.loss(message.peer));
+    }
+    PendingMessage* const other = mailbox.find(board, message.is_send, message.tag);
+    if (other != nullptr) {
+        Message const theirs{
+            !message.is_send, this->rank(), other->tag, {nullptr, other->count, other->dtype}
+        };
+        if (other->count != message.buffer.count || other->dtype != message.buffer.dtype) {
+            unlock(mailbox);
+            throw_away(message);
+            throw_mismatch(message, theirs);
+        }
+        mailbox.remove(board, *other);
+        other->state.store(State::taken);
+    } else if (message.pending != nullptr) {
+        mailbox.append(board, *message.pending);
+    }
+    unlock(mailbox);
+    return other;
+}
+
+template <class Memory>
+void GroupRank<Memory>::deliver(Message const& message, PendingMessage& other) noexcept {
+    if (message.is_send) {
+        copy(data_of(other), message.buffer.data, message.buffer.bytes());
+    } else {
+        copy(message.buffer.data, data_of(other), message.buffer.bytes());
+    }
+    other.state.store(State::done); // from here on it may be gone
+}
+
+template <class Memory>
+bool GroupRank<Memory>::is_delivered(Message& message) {
+    PendingMessage& pending = *message.pending;
+    Mailbox& mailbox = mailbox_of(message);
+    for (;;) {
+        bool is_locked = false;
+        auto const is_over = [&] {
+            State const state = pending.state.load();
+            return state == State::done ||
+                   (state == State::waiting && (is_locked = mailbox.try_lock())) ||
+                   group_.board().is_dead(message.peer); // a message to it is taken back, too
+        };
+        // A thread never stops for long; should it be late, it still copies to this rank's buffer.
+        while (!this->wait(is_over, this->deadline())) {
+            if (!Memory::is_all_in_reach) {
+                abort_for_copy(message);
+                message.pending = nullptr;
+                return false;
+            }
+        }
+        if (!is_locked) {
+            return pending.state.load() == State::done;
+        }
+        bool const waits = pending.state.load() == State::waiting;
+        if (waits) {
+            mailbox.remove(group_.board(), pending);
+        }
+        unlock(mailbox);
+        if (waits) {
+            return false;
+        }
+    }
+}
+
+template <class Memory>
+void GroupRank<Memory>::abort_for_copy(Message const& message) {
+    group_.abort(
+        reason_of_delay(
+            {message.peer},
+            "finish its copy",
+            this->deadline(),
+            this->rank(),
+            "waits in " + message.text()
+        ),
+        this->rank()
+    );
+}
+
+template <class Memory>
+PendingMessage& GroupRank<Memory>::write_message(Message const& message) {
+    std::byte* const memory = storage_->memory().allocate(bytes_of(message));
+    if (memory == nullptr) {
+        throw ContractViolation{concat(
+            message.text(),
+            " finds no place in the memory that a rank shares: wait for what is under way, or "
+            "cut it into smaller ones"
+        )};
+    }
+    void* data = message.buffer.data;
+    if (!is_in_reach(message.buffer)) {
+        data = memory + sizeof(PendingMessage);
+        if (message.is_send) {
+            copy(data, message.buffer.data, message.buffer.bytes());
+        }
+    }
+    return detail::write_message(
+        memory, message.is_send, message.tag, message.buffer, group_.board().place_of(data)
+    );
+}
+
+template <class Memory>
+void GroupRank<Memory>::throw_away(Message& message) noexcept {
+    if (message.pending != nullptr) {
+        auto* const memory = reinterpret_cast<std::byte*>(message.pending);
+        storage_->memory().free(memory, bytes_of(message));
+        message.pending = nullptr;
+    }
+}
+
+template <class Memory>
+void GroupRank<Memory>::throw_mismatch(Message const& mine, Message const& theirs) {
+    AbortReason const reason{
+        FailureKind::mismatch,
+        {this->rank(), mine.peer},
+        concat(
+            "messages between rank ",
+            this->rank(),
+            " and rank ",
+            mine.peer,
+            ": ",
+            mine.text(),
+            " meets ",
+            theirs.text()
+        )
+    };
+    group_.abort(reason, this->rank());
+    throw_failure(group_.loss(mine.peer)); // which may be another one
+}
+
+}}} // namespace joinable::v0::detail

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/communicator/shared_memory/process/process_segment.hpp>
+
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+#include <joinable/detail/text.hpp>
+#include <joinable/device/arena.hpp>
+#include <joinable/error.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION ProcessSegment::ProcessSegment(int size) : staging_at_{bytes_for(size, 0)} {
+    // Address space, not memory: pages are made when a rank first writes them.
+    for (room_ = most_room;; room_ /= 2) {
+        bytes_ = bytes_for(size, room_);
+        memory_ = mmap(
+            nullptr,
+            bytes_,
+            PROT_READ | PROT_WRITE,
+            MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE,
+            -1,
+            0
+        );
+        if (memory_ != MAP_FAILED) {
+            break;
+        }
+        if (room_ <= least_room) {
+            throw CommunicationError{concat(
+                "expected ",
+                bytes_,
+                " bytes of shared memory for ",
+                size,
+                " process ranks, but mmap says: ",
+                std::strerror(errno),
+                "; allow more address space, or use fewer ranks"
+            )};
+        }
+    }
+    create(size);
+}
+
+JOINABLE_DEFINITION Outcome& ProcessSegment::outcome(int rank) const noexcept {
+    return std::launder(reinterpret_cast<Outcome*>(at(outcomes_at(board_->size()))))[rank];
+}
+
+JOINABLE_DEFINITION std::span<std::byte> ProcessSegment::staging(int rank) const noexcept {
+    std::size_t const offset = page_offset_of(rank, board_->size());
+    return {at(staging_at_ + static_cast<std::size_t>(rank) * room_ + offset), room_ - page};
+}
+
+JOINABLE_DEFINITION
+ProcessSegment::ProcessSegment(int size, std::size_t room, std::byte* memory, bool is_creator)
+    : staging_at_{bytes_for(size, 0)}, room_{room}, memory_{memory},
+      board_{&Board::at_address(memory)} {
+    if (is_creator) {
+        create(size);
+    }
+}
+
+JOINABLE_DEFINITION std::array<std::pair<std::size_t, std::size_t>, 3>
+ProcessSegment::parts_at_start(int size) {
+    auto const [board, group] = Group::parts_at_start(size);
+    return {{board, group, {outcomes_at(size), width(size) * sizeof(Outcome)}}};
+}
+
+JOINABLE_DEFINITION std::size_t ProcessSegment::bytes_for(int size, std::size_t room) {
+    std::size_t const tables = outcomes_at(size) + width(size) * sizeof(Outcome);
+    return (tables + page - 1) / page * page + width(size) * room;
+}
+
+JOINABLE_DEFINITION void ProcessSegment::create(int size) {
+    board_ = &Group::create(all_numbers(size), {at(0), outcomes_at(size)}, true).board();
+    ::new (at(outcomes_at(size))) Outcome[width(size)];
+}
+
+}}} // namespace joinable::v0::detail

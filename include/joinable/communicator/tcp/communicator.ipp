@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/communicator/tcp/communicator.hpp>
+
+#if defined(__linux__)
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#include <joinable/communicator/detail/descriptor.hpp>
+#include <joinable/communicator/tcp/detail/connect.hpp>
+#include <joinable/detail/text.hpp>
+
+namespace joinable { inline namespace v0 {
+
+JOINABLE_DEFINITION TcpWork::TcpWork(TcpWork&& other) noexcept
+    : rank_{std::exchange(other.rank_, nullptr)}, sequence_{other.sequence_},
+      unwinding_{other.unwinding_} {}
+
+JOINABLE_DEFINITION TcpWork::~TcpWork() {
+    if (rank_ == nullptr || rank_->is_done(sequence_)) {
+        return;
+    }
+    try {
+        if (unwinding_.has_begun()) {
+            rank_->abort_for_exception("a collective");
+        }
+        wait();
+    } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
+    }
+}
+
+JOINABLE_DEFINITION TcpCommunicator TcpCommunicator::attach(TcpOptions const& options) {
+    check(options);
+    if (options.rank == 0) {
+        return attach(TcpListener{options.address, options.port}, options);
+    }
+    return TcpCommunicator{detail::HubThread{}, connect(options), options};
+}
+
+JOINABLE_DEFINITION TcpCommunicator
+TcpCommunicator::attach(TcpListener listener, TcpOptions const& options) {
+    check(options);
+    if (options.rank != 0) {
+        throw ContractViolation{detail::concat(
+            "expected rank 0 to listen, as the others connect to it, but was given rank ",
+            options.rank
+        )};
+    }
+    TcpOptions found = options;
+    found.port = listener.port();
+    Ends ends = connected();
+    detail::Hub hub{std::move(listener.socket_), std::move(ends.hub), job_of(found)};
+    return TcpCommunicator{detail::HubThread{std::move(hub)}, std::move(ends.rank), found};
+}
+
+JOINABLE_DEFINITION TcpCommunicator::~TcpCommunicator() {
+    if (unwinding_.has_begun()) {
+        try {
+            rank_.abort_for_exception("the scope of its communicator");
+        } catch (...) { // NOLINT(bugprone-empty-catch): it leaves, which the others notice, too
+        }
+    }
+}
+
+JOINABLE_DEFINITION TcpCommunicator::TcpCommunicator(
+    detail::HubThread hub, detail::Socket socket, TcpOptions const& options
+)
+    : hub_{std::move(hub)},
+      rank_{std::move(socket), options.rank, options.size, options.connect_timeout} {
+    rank_.meet(detail::concat(
+        "waits for all ranks at ",
+        detail::endpoint_text(options.address, options.port),
+        ": start all ranks of a job, with the same address, port and secret"
+    ));
+    rank_.set_deadline(options.deadline);
+}
+
+JOINABLE_DEFINITION void TcpCommunicator::check(TcpOptions const& options) {
+    if (options.rank < 0 || options.rank >= options.size || options.size > detail::max_ranks) {
+        throw ContractViolation{detail::concat(
+            "expected a rank from 0 to below the world size, which is at most ",
+            detail::max_ranks,
+            ", but was given rank ",
+            options.rank,
+            " of ",
+            options.size
+        )};
+    }
+    constexpr std::size_t most = detail::TcpJob::most_text;
+    if (options.job.size() > most || options.secret.size() > most) {
+        throw ContractViolation{detail::concat(
+            "expected a job and a secret of at most ",
+            most,
+            " bytes each, but they have ",
+            options.job.size(),
+            " and ",
+            options.secret.size()
+        )};
+    }
+}
+
+JOINABLE_DEFINITION detail::Socket TcpCommunicator::connect(TcpOptions const& options) {
+    return detail::connect_rank(
+        options.rank,
+        job_of(options),
+        options.address,
+        options.port,
+        detail::end_of_wait(options.connect_timeout)
+    );
+}
+
+JOINABLE_DEFINITION TcpCommunicator::Ends TcpCommunicator::connected() {
+    int handles[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, handles) != 0) {
+        throw CommunicationError{
+            detail::concat("rank 0 cannot connect to itself: ", std::strerror(errno))
+        };
+    }
+    return {detail::Socket{handles[0]}, detail::Socket{handles[1]}};
+}
+
+JOINABLE_DEFINITION TcpWork TcpCommunicator::post(detail::Request const& request) {
+    detail::Descriptor const& said = request.signature;
+    if (said.count > detail::most_frame_bytes / size_of(said.dtype)) {
+        throw ContractViolation{detail::concat(
+            "a collective by TCP moves at most ",
+            detail::most_frame_bytes,
+            " bytes, but was given ",
+            said.count,
+            " elements of ",
+            name_of(said.dtype),
+            ": it is for small messages"
+        )};
+    }
+    return {rank_, rank_.post(request)};
+}
+
+}} // namespace joinable::v0
+
+#endif

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/communicator/tcp/detail/hub.hpp>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include <joinable/communicator/detail/deadline.hpp>
+#include <joinable/communicator/detail/reasons.hpp>
+#include <joinable/detail/text.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION Hub::Hub(Socket listener, Socket rank_0, TcpJob job)
+    : collectives_{job.size}, members_(static_cast<std::size_t>(job.size)) {
+    handshakes_.emplace(std::move(listener), std::move(job));
+    admit(0, std::move(rank_0));
+}
+
+JOINABLE_DEFINITION bool Hub::serve() {
+    TimePoint next = Clock::now() + std::chrono::hours{1};
+    polled_.clear();
+    for (Member const& one : members_) {
+        bool const is_blocked = one.outbox.is_blocked(leaving_ ? Outbox::no_limit : one.limit());
+        auto const events = static_cast<short>(POLLIN | (is_blocked ? POLLOUT : 0));
+        polled_.push_back({one.socket.handle(), events, 0}); // one that is closed is left out
+    }
+    if (handshakes_) {
+        handshakes_->poll(polled_);
+        next = handshakes_->next_look();
+    }
+    if (leaving_) { // the kernel does not tell when something has been delivered
+        next = (std::min)(*leaving_, Clock::now() + std::chrono::milliseconds{1});
+    }
+    // Who was not seen to have said something may have said it before the last turn read this.
+    auto const overdue = std::exchange(overdue_, {});
+    wait_for_any(polled_, overdue.empty() ? next : Clock::now());
+    for (int rank = 0; rank < size(); ++rank) {
+        if (polled_[static_cast<std::size_t>(rank)].revents != 0) {
+            attend_to(rank);
+        }
+    }
+    for (Overdue const& one : overdue) {
+        judge(one.rank, one.header, one.meanwhile);
+    }
+    look_into_lobby();
+    start_if_all_are_here();
+    return !leaving_ || !is_over();
+}
+
+JOINABLE_DEFINITION void Hub::attend_to(int rank) {
+    Member& one = member(rank);
+    bool goes_on = true;
+    bool makes_sense = true;
+    try {
+        goes_on = one.inbox.read(
+            one.socket,
+            [&](FrameHeader const& header, std::uint64_t done) {
+                return place_for(rank, header, done);
+            },
+            [&](FrameHeader const& header) { take(rank, header); }
+        );
+    } catch (ProtocolError const&) {
+        makes_sense = false;
+    }
+    if (!makes_sense) {
+        lose(
+            rank,
+            {FailureKind::communication,
+             {rank},
+             concat("rank ", rank, " sent what no rank sends: is it this version of joinable?")}
+        );
+    } else if (one.has_said_all) {
+        lose(rank, reason_of_leaving(rank));
+    } else if (!goes_on) {
+        lose(
+            rank,
+            {FailureKind::peer_failed,
+             {rank},
+             concat(
+                 "rank ",
+                 rank,
+                 " failed: its connection broke: its process died, or its machine is out of "
+                 "reach"
+             )}
+        );
+    } else {
+        flush(one);
+    }
+    while (!end_ && collectives_.is_complete()) {
+        finish_collective();
+    }
+}
+
+JOINABLE_DEFINITION std::span<std::byte>
+Hub::place_for(int rank, FrameHeader const& header, std::uint64_t done) {
+    Member& one = member(rank);
+    if (done == 0) {
+        if (!can_say(rank, header)) {
+            throw ProtocolError{};
+        }
+        one.consumed = header.consumed;
+    }
+    if (header.kind != FrameKind::arrival) {
+        return room_in(one.body, header.bytes, done);
+    }
+    if (!end_) {
+        return collectives_.place(header, rank, done);
+    }
+    return room_in(one.body, (std::min<std::uint64_t>)(header.bytes - done, 65'536), 0);
+}
+
+JOINABLE_DEFINITION bool Hub::can_say(int rank, FrameHeader const& header) {
+    Member const& one = member(rank);
+    if (one.has_said_all || header.consumed < one.consumed || header.consumed > one.outbox.sent()) {
+        return false;
+    }
+    bool const is_asked_for =
+        end_ || header.sequence == meeting || collectives_.has_arrived(header.sequence, rank);
+    switch (header.kind) {
+    case FrameKind::arrival:
+        return end_ ? header.bytes <= most_frame_bytes
+                    : !handshakes_ && collectives_.is_arrival(header, rank);
+    case FrameKind::abort: return header.bytes <= most_told_bytes;
+    case FrameKind::overdue:
+        return header.bytes <= most_told_bytes && is_asked_for &&
+               header.count <=
+                   static_cast<std::uint64_t>((std::numeric_limits<std::int64_t>::max)());
+    case FrameKind::question: return header.bytes == 0 && is_asked_for;
+    case FrameKind::leave:
+    case FrameKind::keep_alive:
+    case FrameKind::credit: return header.bytes == 0;
+    default: return false;
+    }
+}
+
+JOINABLE_DEFINITION void Hub::take(int rank, FrameHeader const& header) {
+    std::vector<std::byte> const& body = member(rank).body;
+    switch (header.kind) {
+    case FrameKind::arrival:
+        // An arrival that began before the end is as good as not begun.
+        if (!end_) {
+            collectives_.arrive(header, rank);
+        }
+        break;
+    case FrameKind::abort:
+        if (auto reason = unpacked_reason(body)) {
+            end(std::move(*reason));
+            break;
+        }
+        throw ProtocolError{};
+    case FrameKind::leave: member(rank).has_said_all = true; break;
+    case FrameKind::keep_alive: member(rank).alive_at = Clock::now(); break;
+    case FrameKind::overdue: overdue_.push_back({rank, header, unpacked_text(body)}); break;
+    case FrameKind::question: answer(rank, header.sequence); break;
+    default: break;
+    }
+}
+
+JOINABLE_DEFINITION void
+Hub::judge(int rank, FrameHeader const& header, std::string const& meanwhile) {
+    if (end_ || is_finished(header.sequence)) {
+        return; // the answer to that is under way
+    }
+    auto const deadline = std::chrono::nanoseconds{static_cast<std::int64_t>(header.count)};
+    std::vector<int> overdue = missing(header.sequence);
+    auto const left = take_ranks_at_work(overdue, deadline, [&](int other) {
+        bool const has_said = member(other).alive_at != Clock::time_point{};
+        return has_said ? std::chrono::nanoseconds{Clock::now() - member(other).alive_at}
+                        : (std::chrono::nanoseconds::max)();
+    });
+    if (!overdue.empty()) {
+        bool const is_meeting = header.sequence == meeting;
+        char const* const to_do = is_meeting ? "connect" : "arrive";
+        end(reason_of_delay(overdue, to_do, deadline, rank, meanwhile));
+        return;
+    }
+    FrameHeader reply;
+    reply.kind = FrameKind::wait;
+    reply.sequence = header.sequence;
+    reply.count = static_cast<std::uint64_t>(left.count());
+    send(rank, reply, {});
+}
+
+JOINABLE_DEFINITION void Hub::answer(int rank, std::uint64_t sequence) {
+    FrameHeader reply;
+    reply.kind = FrameKind::answer;
+    reply.sequence = sequence;
+    std::vector<int> const ranks = is_finished(sequence) ? std::vector<int>{} : missing(sequence);
+    send(rank, reply, std::as_bytes(std::span{ranks}));
+}
+
+JOINABLE_DEFINITION std::vector<int> Hub::missing(std::uint64_t sequence) const {
+    if (sequence != meeting) {
+        return collectives_.missing(sequence);
+    }
+    std::vector<int> ranks;
+    for (std::size_t rank = 0; rank < members_.size(); ++rank) {
+        if (!members_[rank].has_come) {
+            ranks.push_back(static_cast<int>(rank));
+        }
+    }
+    return ranks;
+}
+
+JOINABLE_DEFINITION void Hub::send(int rank, FrameHeader header, std::span<std::byte const> body) {
+    Member& one = member(rank);
+    if (!is_linked(rank)) {
+        return;
+    }
+    header.bytes = body.size();
+    header.consumed = one.inbox.consumed();
+    one.outbox.send(one.socket, bytes_of(header), body, one.limit());
+}
+
+JOINABLE_DEFINITION void Hub::flush(Member& one) {
+    if (one.socket.is_open()) {
+        one.outbox.flush(one.socket, leaving_ ? Outbox::no_limit : one.limit());
+    }
+}
+
+JOINABLE_DEFINITION void Hub::finish_collective() {
+    if (auto const reason = collectives_.disagreement()) {
+        end(*reason);
+        return;
+    }
+    collectives_.finish([this](int rank, std::uint64_t sequence, std::span<std::byte const> body) {
+        FrameHeader header;
+        header.kind = FrameKind::result;
+        header.sequence = sequence;
+        send(rank, header, body);
+    });
+}
+
+JOINABLE_DEFINITION void Hub::end(AbortReason reason) {
+    if (!end_) {
+        end_ = std::move(reason);
+        for (int rank = size(); rank-- > 0;) {
+            send_end(rank);
+        }
+    }
+}
+
+JOINABLE_DEFINITION void Hub::look_into_lobby() {
+    if (handshakes_) {
+        handshakes_->look(
+            [this](int rank) { return member(rank).has_come; },
+            [this](int rank, Socket socket) { admit(rank, std::move(socket)); }
+        );
+    }
+}
+
+JOINABLE_DEFINITION void Hub::admit(int rank, Socket socket) {
+    Member& one = member(rank);
+    one.socket = std::move(socket);
+    one.has_come = true;
+    if (end_) {
+        send_end(rank);
+    }
+}
+
+JOINABLE_DEFINITION void Hub::start_if_all_are_here() {
+    if (end_ || !handshakes_ || !missing(meeting).empty()) {
+        return;
+    }
+    handshakes_.reset();
+    for (int rank = size(); rank-- > 0;) {
+        FrameHeader header;
+        header.kind = FrameKind::start;
+        send(rank, header, {});
+    }
+}
+
+JOINABLE_DEFINITION void Hub::lose(int rank, AbortReason const& reason) {
+    member(rank).socket.close();
+    end(reason);
+    if (rank == 0 && !leaving_) {
+        leaving_ = Clock::now() + tcp_patience;
+        look_into_lobby(); // who has come is told why all ends, not that nobody is here
+        handshakes_.reset();
+    }
+}
+
+JOINABLE_DEFINITION bool Hub::is_over() {
+    bool is_over = true;
+    for (Member& one : members_) {
+        if (!one.socket.is_open()) {
+            continue;
+        }
+        flush(one);
+        if (one.outbox.is_empty()) {
+            one.socket.end_sending();
+            if (one.socket.is_delivered()) {
+                one.socket.close();
+                continue;
+            }
+        }
+        is_over = false;
+    }
+    return is_over || Clock::now() >= *leaving_;
+}
+
+}}} // namespace joinable::v0::detail

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/communicator/tcp/detail/rank.hpp>
+
+#include <algorithm>
+
+#include <joinable/communicator/detail/reasons.hpp>
+#include <joinable/detail/failure.hpp>
+#include <joinable/detail/text.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void TcpRank::meet(std::string const& meanwhile) {
+    wait_until([this] { return has_started_; }, meeting, [&] { return meanwhile; });
+    throw_if_over(has_started_);
+}
+
+JOINABLE_DEFINITION std::uint64_t TcpRank::post(Request const& request) {
+    Descriptor const& said = request.signature;
+    while (pending_.size() == most_in_flight) {
+        finish(finished_);
+    }
+    throw_if_over(false);
+    FrameHeader header;
+    header.kind = FrameKind::arrival;
+    header.collective = said.collective;
+    header.dtype = said.dtype;
+    header.op = said.op;
+    header.root = said.root;
+    header.count = said.count;
+    header.sequence = next();
+    std::uint64_t const sequence = next();
+    pending_.push_back({said, request.out});
+    ConstBuffer const& in = request.in;
+    send(header, std::span{static_cast<std::byte const*>(in.data), in.bytes()});
+    return sequence;
+}
+
+JOINABLE_DEFINITION bool TcpRank::progress(std::uint64_t sequence) {
+    if (!is_done(sequence)) {
+        look();
+        throw_if_over(is_done(sequence));
+    }
+    return is_done(sequence);
+}
+
+JOINABLE_DEFINITION void TcpRank::finish(std::uint64_t sequence) {
+    wait_until([&] { return is_done(sequence); }, sequence, [&] { return waiting_text(sequence); });
+    throw_if_over(is_done(sequence));
+}
+
+JOINABLE_DEFINITION void TcpRank::abort(AbortReason const& reason) {
+    if (is_aborted()) {
+        return;
+    }
+    own_reason_ = reason;
+    FrameHeader header;
+    header.kind = FrameKind::abort;
+    send(header, packed(reason));
+    auto const end = is_alone_ ? Clock::now() : Clock::now() + tcp_patience;
+    while (!over_ && Clock::now() < end) {
+        pump(end);
+    }
+    if (!over_) {
+        is_alone_ = true;
+        over_ = reason;
+    }
+}
+
+JOINABLE_DEFINITION void TcpRank::abort_for_exception(std::string const& what) {
+    abort(blamed_on(rank_, {FailureKind::peer_failed, {}, "an exception left " + what}));
+}
+
+JOINABLE_DEFINITION void TcpRank::keep_alive() {
+    outbox_.flush(socket_);
+    if (outbox_.is_empty()) { // else the hub takes nothing now, and the next time will do
+        FrameHeader header;
+        header.kind = FrameKind::keep_alive;
+        send(header, {});
+    }
+}
+
+JOINABLE_DEFINITION std::vector<int> TcpRank::missing_ranks() {
+    look();
+    if (pending_.empty()) {
+        return {};
+    }
+    if (over_) {
+        return missing_;
+    }
+    FrameHeader header;
+    header.kind = FrameKind::question;
+    header.sequence = finished_;
+    send(header, {});
+    ++questions_;
+    missing_ = {0}; // if it does not answer
+    has_answer_ = false;
+    auto const end = Clock::now() + tcp_patience;
+    while (!has_answer_ && !over_ && Clock::now() < end) {
+        pump(end);
+    }
+    return pending_.empty() || is_done(header.sequence) ? std::vector<int>{} : missing_;
+}
+
+JOINABLE_DEFINITION TcpRank::Overdue* TcpRank::overdue_of(std::uint64_t sequence) noexcept {
+    if (sequence == meeting) {
+        return &overdue_;
+    }
+    bool const is_pending = sequence >= finished_ && sequence < next();
+    return is_pending ? &pending_[sequence - finished_].overdue : nullptr;
+}
+
+JOINABLE_DEFINITION void TcpRank::throw_if_over(bool is_done) const {
+    if (!is_done && over_) {
+        throw_failure(*over_);
+    }
+}
+
+JOINABLE_DEFINITION void TcpRank::count_poll(std::uint64_t sequence) {
+    Overdue& overdue = *overdue_of(sequence);
+    if (overdue.left) {
+        overdue.polled.set(deadline_ - *std::exchange(overdue.left, std::nullopt));
+    }
+    if (overdue.asked == 0) {
+        if (overdue.polled.reaches(deadline_)) {
+            ask_for_more(sequence, waiting_text(sequence));
+            overdue.polled.set(std::chrono::nanoseconds{0});
+            overdue.consumed = inbox_.consumed();
+        }
+        return;
+    }
+    if (overdue.consumed != inbox_.consumed()) {
+        overdue.consumed = inbox_.consumed();
+        overdue.polled.set(std::chrono::nanoseconds{0});
+    }
+    if (overdue.polled.reaches(tcp_patience)) {
+        give_up(waiting_text(sequence));
+        throw_if_over(false);
+    }
+}
+
+JOINABLE_DEFINITION std::string TcpRank::waiting_text(std::uint64_t sequence) const {
+    return "waits in " + pending_[sequence - finished_].said.text();
+}
+
+JOINABLE_DEFINITION void
+TcpRank::ask_for_more(std::uint64_t sequence, std::string const& meanwhile) {
+    std::string const text = sendable(meanwhile);
+    Overdue& overdue = *overdue_of(sequence);
+    std::chrono::nanoseconds const deadline = (std::max)(deadline_, std::chrono::nanoseconds{0});
+    overdue.deadline = overdue.asked == 0 ? deadline : (std::max)(overdue.deadline, deadline);
+    FrameHeader header;
+    header.kind = FrameKind::overdue;
+    header.sequence = sequence;
+    header.count = static_cast<std::uint64_t>(deadline.count());
+    send(header, std::as_bytes(std::span{text}));
+    ++overdue.asked;
+}
+
+JOINABLE_DEFINITION void TcpRank::give_up(std::string const& meanwhile) {
+    is_alone_ = true;
+    abort(reason_of_delay(
+        {0}, "answer for all ranks, which meet there,", deadline_ + tcp_patience, rank_, meanwhile
+    ));
+}
+
+JOINABLE_DEFINITION void TcpRank::send(FrameHeader header, std::span<std::byte const> body) {
+    header.bytes = body.size();
+    header.consumed = inbox_.consumed();
+    told_ = header.consumed;
+    outbox_.send(socket_, bytes_of(header), body);
+}
+
+JOINABLE_DEFINITION void TcpRank::pump(TimePoint end) {
+    std::uint64_t const consumed = inbox_.consumed();
+    look();
+    if (!over_ && consumed == inbox_.consumed()) {
+        auto const events = static_cast<short>(POLLIN | (outbox_.is_empty() ? 0 : POLLOUT));
+        wait_for(socket_, events, end);
+        look();
+    }
+}
+
+JOINABLE_DEFINITION void TcpRank::look() {
+    if (over_) { // buffers of collectives that are lost are the caller's again
+        return;
+    }
+    outbox_.flush(socket_);
+    bool goes_on = true;
+    try {
+        goes_on = inbox_.read(
+            socket_,
+            [this](FrameHeader const& header, std::uint64_t done) {
+                return place_for(header, done);
+            },
+            [this](FrameHeader const& header) { take(header); }
+        );
+    } catch (ProtocolError const& error) {
+        refuse(error);
+    }
+    if (!goes_on && !over_) {
+        over_ = own_reason_.value_or(AbortReason{
+            FailureKind::peer_failed,
+            {0},
+            "rank 0 failed: its connection broke: its process died, or its machine is out of "
+            "reach"
+        });
+    }
+    if (!over_ && inbox_.consumed() - told_ >= 16'384) {
+        FrameHeader header;
+        header.kind = FrameKind::credit;
+        send(header, {});
+    }
+}
+
+JOINABLE_DEFINITION void TcpRank::refuse(ProtocolError const& error) {
+    AbortReason const reason{
+        FailureKind::communication,
+        {0},
+        concat("rank 0 sent rank ", rank_, " ", error.what, ": is it this version of joinable?")
+    };
+    FrameHeader header;
+    header.kind = FrameKind::abort;
+    send(header, packed(reason));
+    over_ = reason;
+}
+
+JOINABLE_DEFINITION std::span<std::byte>
+TcpRank::place_for(FrameHeader const& header, std::uint64_t done) {
+    if (done == 0) {
+        require_expected(header);
+    }
+    if (header.kind == FrameKind::result && header.bytes != 0) {
+        Buffer const& out = pending_.front().out;
+        return std::span{static_cast<std::byte*>(out.data), out.bytes()}.subspan(done);
+    }
+    return room_in(body_, header.bytes, done);
+}
+
+JOINABLE_DEFINITION std::size_t TcpRank::bytes_of_result() const noexcept {
+    auto const& [said, out, overdue] = pending_.front();
+    bool const gets_some = said.collective == Collective::all_reduce ||
+                           (said.collective == Collective::broadcast && said.root != rank_);
+    return gets_some ? out.bytes() : 0;
+}
+
+JOINABLE_DEFINITION void TcpRank::require_expected(FrameHeader const& header) {
+    auto const require = [](bool is_expected, auto const&... what) {
+        if (!is_expected) {
+            throw ProtocolError{concat(what...)};
+        }
+    };
+    auto const require_bytes = [&](std::size_t least, std::size_t most) {
+        require(
+            header.bytes >= least && header.bytes <= most,
+            header.bytes,
+            " bytes where ",
+            most,
+            least == most ? " were expected" : " are the most"
+        );
+    };
+    require(header.consumed <= outbox_.sent(), "word of bytes that it never got");
+    Overdue const* const overdue = overdue_of(header.sequence);
+    switch (header.kind) {
+    case FrameKind::start:
+        require(!has_started_, "a second start");
+        require_bytes(0, 0);
+        break;
+    case FrameKind::result:
+        require(
+            has_started_ && !pending_.empty() && header.sequence == finished_,
+            "a result for which it did not ask"
+        );
+        require_bytes(bytes_of_result(), bytes_of_result());
+        break;
+    case FrameKind::end: require_bytes(0, most_told_bytes); break;
+    case FrameKind::wait:
+        require(
+            overdue != nullptr && overdue->asked > 0 && header.count > 0 &&
+                header.count <= static_cast<std::uint64_t>(overdue->deadline.count()),
+            "more time, for which it did not ask"
+        );
+        require_bytes(0, 0);
+        break;
+    case FrameKind::answer:
+        require(questions_ > 0, "an answer to no question");
+        require_bytes(0, static_cast<std::size_t>(size_) * sizeof(std::int32_t));
+        break;
+    default: require(false, "a message of the unknown kind ", static_cast<int>(header.kind));
+    }
+}
+
+JOINABLE_DEFINITION void TcpRank::take(FrameHeader const& header) {
+    switch (header.kind) {
+    case FrameKind::start: has_started_ = true; break;
+    case FrameKind::result:
+        pending_.pop_front();
+        ++finished_;
+        break;
+    case FrameKind::end:
+        over_ = unpacked_reason(body_);
+        if (!over_) {
+            throw ProtocolError{"an end without a reason"};
+        }
+        break;
+    case FrameKind::wait: {
+        Overdue& overdue = *overdue_of(header.sequence);
+        --overdue.asked;
+        overdue.left = std::chrono::nanoseconds{static_cast<std::int64_t>(header.count)};
+        break;
+    }
+    case FrameKind::answer: {
+        std::vector<int> ranks = unpacked_ranks(body_);
+        if (!are_ranks(ranks, size_)) {
+            throw ProtocolError{"numbers that are no ranks"};
+        }
+        has_answer_ = --questions_ == 0; // or it is that to an older one
+        missing_ = has_answer_ ? std::move(ranks) : missing_;
+        break;
+    }
+    default: break;
+    }
+}
+
+JOINABLE_DEFINITION void TcpRank::leave() noexcept {
+    try {
+        FrameHeader header;
+        header.kind = FrameKind::leave;
+        send(header, {});
+        auto const end = is_alone_ ? Clock::now() : Clock::now() + tcp_patience;
+        std::vector<std::byte> ignored(4096);
+        bool is_open = true;
+        while (is_open && Clock::now() < end) {
+            outbox_.flush(socket_);
+            auto const got = socket_.receive(ignored);
+            is_open = got.has_value();
+            if (got && *got == 0) {
+                auto const events = static_cast<short>(POLLIN | (outbox_.is_empty() ? 0 : POLLOUT));
+                wait_for(socket_, events, end);
+            }
+        }
+    } catch (...) { // NOLINT(bugprone-empty-catch): the connection breaks, which the hub notices
+    }
+}
+
+}}} // namespace joinable::v0::detail

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/detail/failure.hpp>
+
+#include <joinable/detail/text.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION AbortReason failure_of(std::exception_ptr const& error) {
+    if (!error) {
+        return {FailureKind::peer_failed, {}, {}};
+    }
+    try {
+        std::rethrow_exception(error);
+    } catch (PeerFailed const& failure) {
+        return {FailureKind::peer_failed, failure.ranks(), failure.what()};
+    } catch (TimedOut const& failure) {
+        return {FailureKind::timed_out, failure.ranks(), failure.what()};
+    } catch (Mismatch const& failure) {
+        return {FailureKind::mismatch, failure.ranks(), failure.what()};
+    } catch (std::exception const& other) {
+        return {FailureKind::peer_failed, {}, other.what()};
+    } catch (...) {
+        return {FailureKind::peer_failed, {}, "an exception that is no std::exception"};
+    }
+}
+
+JOINABLE_DEFINITION AbortReason reason_of(std::exception_ptr const& error) {
+    try {
+        std::rethrow_exception(error);
+    } catch (CommunicationError const& failure) {
+        return {FailureKind::communication, {}, failure.what()};
+    } catch (ContractViolation const& failure) {
+        return {FailureKind::contract, {}, failure.what()};
+    } catch (...) {
+        return failure_of(error);
+    }
+}
+
+JOINABLE_DEFINITION std::string
+failure_text(std::vector<int> const& ranks, std::string const& text) {
+    std::string const left = "an exception left the guard";
+    return ranks_text(ranks) + " failed: " + (text.empty() ? left : text);
+}
+
+JOINABLE_DEFINITION AbortReason blamed_on(int rank, AbortReason reason) {
+    bool const is_of_all =
+        reason.kind == FailureKind::communication || reason.kind == FailureKind::contract;
+    if (reason.ranks.empty() && !is_of_all) {
+        reason.ranks = {rank};
+        reason.message = failure_text(reason.ranks, reason.message);
+    }
+    return reason;
+}
+
+}}} // namespace joinable::v0::detail

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/join/detail/attachments.hpp>
+
+#include <algorithm>
+
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/join/detail/verdict.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void
+Attachment::attach(JoinState& state, LocalRounds& rounds, std::size_t position) noexcept {
+    if (is_attached(state)) {
+        return;
+    }
+    state_ = &state;
+    state.local_rounds_ = &rounds;
+    state.position_ = position;
+    state.accumulated_ = {};
+}
+
+JOINABLE_DEFINITION void Attachment::detach() noexcept {
+    if (JoinState* const state = std::exchange(state_, nullptr)) {
+        state->session_ = nullptr;
+        state->local_rounds_ = nullptr;
+        state->accumulated_ = {};
+    }
+}
+
+JOINABLE_DEFINITION void check_states(std::initializer_list<NamedState> participants) {
+    for (auto const* mine = participants.begin(); mine != participants.end(); ++mine) {
+        auto const is_same = [&](NamedState const& other) { return other.state == mine->state; };
+        if (std::any_of(participants.begin(), mine, is_same)) {
+            throw ContractViolation{concat(
+                "a ", mine->name, " is twice among the participants of a guard; list it once"
+            )};
+        }
+        if (Attachment::is_attached(*mine->state)) {
+            throw ContractViolation{
+                concat("a ", mine->name, " already takes part in another guard; end that one first")
+            };
+        }
+    }
+}
+
+JOINABLE_DEFINITION void Deadlines::exchange(
+    std::vector<ControlCommunicator*> const& communicators, std::chrono::nanoseconds deadline
+) {
+    before_.reserve(communicators.size()); // or one could be changed and not restored
+    for (ControlCommunicator* communicator : communicators) {
+        auto const before = communicator->exchange_deadline(deadline);
+        if (!before) {
+            throw ContractViolation{"JoinOptions::timeout needs communicators that "
+                                    "have set_deadline()"};
+        }
+        before_.emplace_back(communicator, *before);
+    }
+}
+
+JOINABLE_DEFINITION void Deadlines::restore() noexcept {
+    for (auto const& [communicator, deadline] : before_) {
+        communicator->exchange_deadline(deadline);
+    }
+    before_.clear();
+}
+
+JOINABLE_DEFINITION void check_options(JoinOptions const& options) {
+    if (options.timeout && *options.timeout <= std::chrono::nanoseconds::zero()) {
+        throw ContractViolation{concat(
+            "JoinOptions::timeout must be positive, or no wait could end well; given ",
+            options.timeout->count(),
+            " ns"
+        )};
+    }
+    if (options.sync_every == 0) {
+        throw ContractViolation{"JoinOptions::sync_every must be at least 1, given 0"};
+    }
+    if (options.weight_per_input.value_or(0) > max_weight) {
+        throw ContractViolation{
+            "JoinOptions::weight_per_input must be at most " + to_text(max_weight) + ", given " +
+            to_text(*options.weight_per_input)
+        };
+    }
+}
+
+JOINABLE_DEFINITION void check_same_ranks(std::vector<ControlCommunicator*> const& communicators) {
+    ControlCommunicator const& first = *communicators.front();
+    if (first.size() > max_world_size) {
+        throw ContractViolation{
+            concat("a guard takes at most ", max_world_size, " ranks, given ", first.size())
+        };
+    }
+    auto const place = [](ControlCommunicator const& communicator) {
+        return concat("rank ", communicator.rank(), " of ", communicator.size());
+    };
+    for (ControlCommunicator const* other : communicators) {
+        if (place(*other) != place(first)) {
+            throw ContractViolation{
+                "the communicators of a guard's participants "
+                "must have the same ranks in the same "
+                "order, but one says " +
+                place(first) + " and another " + place(*other)
+            };
+        }
+    }
+}
+
+}}} // namespace joinable::v0::detail

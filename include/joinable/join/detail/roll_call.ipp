@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/join/detail/roll_call.hpp>
+
+#include <cstdint>
+#include <span>
+
+#include <joinable/agreement/agree.hpp>
+#include <joinable/detail/text.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION RollCall::RollCall(ControlCommunicator& control, EndPolicy policy)
+    : control_{control}, policy_{policy}, joined_after_(static_cast<std::size_t>(control.size())),
+      is_active_(static_cast<std::size_t>(control.size()), true) {}
+
+JOINABLE_DEFINITION void RollCall::post(RollCallLanes const& mine, Carry const& carry) {
+    mine_ = mine;
+    my_carry_ = carry;
+    if (schedule_) {
+        schedule_->require_promised(control_.rank(), rounds_, mine);
+    } else {
+        words_ = mine.encode();
+        control_.post_sum(words_);
+    }
+    posted_ = true;
+}
+
+JOINABLE_DEFINITION Verdict RollCall::answer(std::string_view text) {
+    Verdict const verdict = hear(text);
+    if (verdict == Verdict::mismatch) {
+        name_difference();
+    }
+    rounds_ += verdict == Verdict::go_on ? 1 : 0;
+    return verdict;
+}
+
+JOINABLE_DEFINITION Verdict RollCall::hear(std::string_view text) {
+    carry_ = {};
+    if (schedule_) {
+        said_ = schedule_->next();
+        if (said_.arrived > 0) {
+            carry_ = schedule_->carry();
+            note_arrivals(schedule_->arriving());
+        }
+    } else {
+        control_.wait_sum();
+        said_ = RollCallLanes::decode(words_);
+        if (said_.arrived > 0) {
+            exchange_arrivals();
+        }
+        if (said_.failed > 0) {
+            bool const has_failed = mine_.failed != 0;
+            auto const size = static_cast<std::uint64_t>(control_.size());
+            failure_ = Inquiry{control_, 0, size, true}.failure(has_failed, text);
+        }
+    }
+    posted_ = false;
+    Verdict const verdict = judge(said_, policy_);
+    if (verdict != Verdict::go_on) {
+        schedule_.reset();
+    }
+    return verdict;
+}
+
+JOINABLE_DEFINITION void RollCall::note_arrivals(std::vector<int> const& ranks) {
+    arrived_ = ranks;
+    for (int const rank : ranks) {
+        is_active_[index(rank)] = false;
+        joined_after_[index(rank)] = rounds_;
+    }
+    while (lowest_active_ + 1 < control_.size() && !is_active_[index(lowest_active_)]) {
+        ++lowest_active_;
+    }
+}
+
+JOINABLE_DEFINITION void RollCall::exchange_arrivals() {
+    std::size_t const carry_at = (is_active_.size() + 63) / 64;
+    std::vector<std::uint64_t> words(carry_at + 2);
+    if (mine_.arrived != 0) {
+        set_bit(words, control_.rank());
+    }
+    words[carry_at] = my_carry_.ranks;
+    words[carry_at + 1] = my_carry_.weight;
+    control_.sum(words);
+    std::vector<int> ranks;
+    append_bits(ranks, std::span{words}.first(carry_at), 0);
+    note_arrivals(ranks);
+    carry_ = {words[carry_at], words[carry_at + 1]};
+}
+
+JOINABLE_DEFINITION void RollCall::name_difference() {
+    int lowest = lowest_active_;
+    std::uint64_t count = said_.active;
+    bool has_say = mine_.active != 0;
+    std::optional<bool> is_weighted;
+    if (said_.silent == 0 || said_.have_one_code()) {
+        is_weighted = mine_.weighted != 0;
+        has_say = has_say && mine_.silent == 0;
+        count -= said_.silent;
+    }
+    if (count != said_.active) {
+        lowest = Inquiry{control_, lowest, count, has_say}.ranks_with(has_say).front();
+    }
+    AgreementList list;
+    list.begin_section(concat("ranks disagree about round ", rounds_, ": "));
+    RoundCode::decode(static_cast<std::uint32_t>(mine_.code.sum)).agree_on(list, is_weighted);
+    failure_ = Inquiry{control_, lowest, count, has_say}.difference(list);
+    failure_.message += "; every active rank must open the same round";
+}
+
+}}} // namespace joinable::v0::detail

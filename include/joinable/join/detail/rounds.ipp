@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/join/detail/rounds.hpp>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <vector>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void Rounds::exchange_lengths() {
+    std::uint64_t const weight = options_.weight_per_input.value_or(0);
+    std::array<std::uint64_t, 2> const mine{{options_.inputs.value_or(0), weight}};
+    std::vector<std::uint64_t> const all = control_.gather(mine);
+    std::vector<Schedule::Shard> shards;
+    for (std::size_t k = 0; k < all.size(); k += mine.size()) {
+        shards.push_back({all[k], all[k + 1]});
+    }
+    bool const is_weighted = options_.weight_per_input.has_value();
+    roll_call_.follow(Schedule{std::move(shards), is_weighted, options_.sync_every});
+}
+
+JOINABLE_DEFINITION RoundNotice Rounds::completed(RoundNotice const& notice) const {
+    RoundNotice const said = detail::completed(notice, options_, roll_call_.rounds());
+    accumulated_.require_summable(said.phase, own_weight(said));
+    return said;
+}
+
+JOINABLE_DEFINITION Round Rounds::preview(Announcement const& said) const noexcept {
+    Round round;
+    round.number_ = roll_call_.rounds();
+    round.phase_ = said.notice.phase;
+    round.will_sync_ = said.syncs();
+    return round;
+}
+
+JOINABLE_DEFINITION void Rounds::announce(Announcement const& said) {
+    RoundCode const code{
+        said.notice.phase, said.syncs(), said.opening, static_cast<std::uint32_t>(said.opener)
+    };
+    RollCallLanes lanes;
+    lanes.active = 1;
+    lanes.stop = take_vote();
+    lanes.weighted = said.notice.weight ? 1 : 0;
+    lanes.silent = said.notice.skips && !said.notice.weight ? 1 : 0;
+    lanes.contributors = contributes(said) ? 1 : 0;
+    lanes.weight = weight_of(said);
+    lanes.code = Agreement::of(code.encode());
+    lanes.digest = Agreement::of(static_cast<std::uint32_t>(roll_call_.rounds()) & digest_mask);
+    roll_call_.post(lanes);
+}
+
+JOINABLE_DEFINITION void Rounds::announce_arrival() {
+    RollCallLanes lanes;
+    lanes.arrived = 1;
+    lanes.stop = take_vote();
+    roll_call_.post(lanes, {accumulated_.batches != 0 ? 1U : 0U, accumulated_.weight});
+}
+
+JOINABLE_DEFINITION Verdict Rounds::hear() {
+    if (roll_call_.test()) {
+        return roll_call_.answer();
+    }
+    auto const begin = std::chrono::steady_clock::now();
+    Verdict const verdict = roll_call_.answer();
+    result_.waited += std::chrono::steady_clock::now() - begin;
+    return verdict;
+}
+
+JOINABLE_DEFINITION Round Rounds::adopt(Session& session, std::optional<Announcement> const& own) {
+    RollCallLanes const& said = roll_call_.said();
+    RoundCode const code = agreed_code();
+    Round round;
+    round.session_ = &session;
+    round.number_ = roll_call_.rounds() - 1;
+    round.phase_ = code.phase;
+    round.will_sync_ = code.syncs;
+    if (code.phase == Phase::train && said.silent != said.active) {
+        was_weighted_ = said.weighted != 0;
+    }
+    // Where all skip nobody says; what joined ranks still hold is of rounds that said.
+    round.is_weighted_ = said.weighted != 0 || (said.silent == said.active && was_weighted_);
+    round.active_count_ = static_cast<int>(said.active);
+    bool const takes_carry = code.syncs && options_.carry_accumulated;
+    carry_.ranks += roll_call_.carry().ranks;
+    carry_.weight += roll_call_.carry().weight;
+    round.contributor_count_ =
+        static_cast<int>(said.contributors + (takes_carry ? carry_.ranks : 0));
+    round.contributes_ = own ? contributes(*own) : takes_carry && accumulated_.batches != 0;
+    round.weight_sum_ = said.weight + (takes_carry ? carry_.weight : 0);
+    round.weight_ = own ? weight_of(*own) : takes_carry ? accumulated_.weight : 0;
+    if (round.will_sync_ && round.is_weighted_ && round.weight_sum_ == 0) {
+        round.contributor_count_ = 0; // the average is zeros
+        round.contributes_ = false;
+    }
+    round.accumulated_rounds_ = accumulated_.rounds;
+    round.buffer_source_ = roll_call_.lowest_active();
+    round.is_shadow_ = !own;
+    ++(own ? result_.own_rounds : result_.shadow_rounds);
+    if (code.syncs) {
+        carry_ = {};
+    }
+    if (own) {
+        accumulated_.pass(code.syncs, code.phase, own->notice.skips, own_weight(own->notice));
+    } else {
+        accumulated_.pass(code.syncs, code.phase);
+    }
+    return round;
+}
+
+JOINABLE_DEFINITION JoinResult Rounds::result(bool stopped_early) const {
+    JoinResult result = result_;
+    result.rounds = roll_call_.rounds();
+    result.stopped_early = stopped_early;
+    result.unsynced_rounds = accumulated_.rounds;
+    std::vector<int> const& arrived = roll_call_.arrived();
+    bool const some_arrived = roll_call_.said().arrived > 0;
+    for (int rank = 0; rank < control_.size(); ++rank) {
+        result.rounds_per_rank.push_back(roll_call_.rounds_of(rank));
+        bool const arrives_last =
+            some_arrived && std::find(arrived.begin(), arrived.end(), rank) != arrived.end();
+        if (arrives_last || (stopped_early && roll_call_.is_active(rank))) {
+            result.last_joiners.push_back(rank);
+        }
+    }
+    result.authoritative_rank = result.last_joiners.back();
+    return result;
+}
+
+JOINABLE_DEFINITION RoundCode Rounds::agreed_code() const noexcept {
+    RollCallLanes const& said = roll_call_.said();
+    return RoundCode::decode(said.code.value(said.active).value_or(0));
+}
+
+}}} // namespace joinable::v0::detail

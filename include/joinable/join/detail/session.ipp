@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/join/detail/session.hpp>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include <joinable/agreement/agree.hpp>
+#include <joinable/detail/failure.hpp>
+#include <joinable/join/detail/skew.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION Session::Session(
+    std::vector<ControlCommunicator*> communicators,
+    std::vector<ParticipantInfo> participants,
+    JoinOptions const& options
+)
+    : outcome_{std::move(communicators)}, turns_{std::move(participants)}, options_{options},
+      rounds_{outcome_.control(), options_} {}
+
+JOINABLE_DEFINITION void
+Session::enter(AgreementList const& list, std::exception_ptr const& local_error) {
+    std::optional<AbortReason> failure;
+    try {
+        failure = find_disagreement(outcome_.control(), list, local_error);
+        if (!failure && options_.inputs && can_abort()) {
+            rounds_.exchange_lengths();
+        }
+    } catch (TimedOut const& timeout) {
+        fail_together();
+        std::string const text = timeout.what();
+        throw TimedOut{timeout.ranks(), text + "; a Join with enable = false does not enter"};
+    } catch (...) {
+        fail_together();
+        throw;
+    }
+    if (local_error) {
+        std::rethrow_exception(local_error);
+    }
+    if (failure) {
+        throw_failure(*failure);
+    }
+}
+
+JOINABLE_DEFINITION void Session::announce(std::size_t position, RoundNotice const& notice) {
+    outcome_.require_alive();
+    if (is_shadowing_) {
+        return; // a hook may run the code of active ranks
+    }
+    require_no_announcement();
+    bool const loop_opens_rounds = opened_ && opened_->opening != Opening::notification;
+    if (turns_.take_turn(position, loop_opens_rounds)) {
+        check_later_notice(position, notice);
+        return;
+    }
+    opened_ = open(notice, Opening::notification, position);
+    if (options_.end_policy == EndPolicy::throw_early) {
+        settle();
+    }
+}
+
+JOINABLE_DEFINITION void Session::require_followed(std::string_view name) {
+    if (outcome_.is_over() || stopped_ || has_ended_ || is_shadowing_ || turns_.is_open()) {
+        return;
+    }
+    std::string const text = concat(
+        name,
+        " is used while its communicator is in a guard that does not list it, so joined ranks would not "
+        "follow; add it to the guard's participants(...), or call it after finish()"
+    );
+    outcome_.record(text); // it is no participant, so nobody else would
+    throw_violation(text);
+}
+
+JOINABLE_DEFINITION bool
+Session::next(bool have_input, RoundNotice const& notice, Opening opening) {
+    if (stopped_) {
+        return false;
+    }
+    outcome_.require_alive();
+    require_complete_round();
+    if (!have_input) {
+        return false;
+    }
+    if (is_ahead_ && (opening != Opening::look_ahead || !ahead_)) {
+        throw_violation("a loop with look-ahead has said already what this rank does next; run "
+                        "one such loop in a guard, and no next() beside it");
+    }
+    opened_ = is_ahead_ ? std::exchange(ahead_, {}) : open(notice, opening, 0);
+    is_ahead_ = false;
+    settle();
+    return !stopped_;
+}
+
+JOINABLE_DEFINITION void Session::look_ahead(std::optional<RoundNotice> const& notice) {
+    if (rounds_.is_scheduled()) {
+        return; // everybody knows
+    }
+    if (notice) {
+        ahead_ = open(*notice, Opening::look_ahead, 0);
+    } else {
+        rounds_.announce_arrival();
+    }
+    is_ahead_ = true;
+}
+
+JOINABLE_DEFINITION void Session::vote_stop() {
+    if (opened_ && opened_->opening == Opening::notification) {
+        throw_violation(
+            "vote_stop() needs a loop that runs on next() or iterate(), so that no rank "
+            "computes a round that was stopped"
+        );
+    }
+    rounds_.vote_stop();
+}
+
+JOINABLE_DEFINITION void Session::finish(HookRunner& hooks) {
+    outcome_.require_alive();
+    try {
+        require_complete_round();
+        require_nothing_ahead();
+        if (!stopped_) {
+            shadow_until_end(hooks);
+        }
+        has_ended_ = true;
+        JoinResult result = rounds_.result(stopped_);
+        auto const& last = result.last_joiners;
+        bool const is_last =
+            std::find(last.begin(), last.end(), outcome_.control().rank()) != last.end();
+        hooks.run_post_hooks(result, is_last);
+        rounds_.announce_nothing(); // a post hook that fails on one rank fails on all
+        hear();
+        outcome_.end();
+        result_ = std::move(result);
+    } catch (...) {
+        outcome_.record({});
+        leave_by_exception();
+        throw;
+    }
+}
+
+JOINABLE_DEFINITION void Session::leave_by_exception() noexcept {
+    if (outcome_.is_over()) {
+        return;
+    }
+    try {
+        AbortReason const reason = outcome_.reason();
+        if (is_between_rounds() && reason.ranks.empty()) {
+            outcome_.end();
+            rounds_.announce_failure(reason.message);
+            return;
+        }
+    } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is in flight goes on
+        return;
+    }
+    abort();
+}
+
+JOINABLE_DEFINITION Announcement
+Session::open(RoundNotice const& notice, Opening opening, std::size_t opener) {
+    Announcement const said{rounds_.completed(notice), opening, opener};
+    if (opening == Opening::notification) {
+        if (rounds_.has_vote() || options_.end_policy == EndPolicy::stop_at_first) {
+            throw_violation(stop_needs_loop);
+        }
+        turns_.require_first(opener, rounds_.preview(said));
+    }
+    rounds_.announce(said);
+    return said;
+}
+
+JOINABLE_DEFINITION void Session::settle() {
+    if (is_answered()) {
+        return;
+    }
+    if (hear() == Verdict::stop) {
+        stopped_ = true;
+        return;
+    }
+    round_ = rounds_.adopt(*this, opened_);
+    turns_.open(round_);
+    if (opened_ && opened_->opening == Opening::notification) {
+        turns_.begin(opened_->opener);
+    }
+}
+
+JOINABLE_DEFINITION Verdict Session::hear() {
+    Verdict verdict{};
+    try {
+        verdict = rounds_.hear();
+    } catch (...) {
+        fail_together();
+        throw;
+    }
+    return act_on(verdict);
+}
+
+JOINABLE_DEFINITION void Session::abort() noexcept {
+    try {
+        outcome_.abort(blamed_on(outcome_.control().rank(), outcome_.reason()));
+    } catch (...) { // NOLINT(bugprone-empty-catch): the exception that is in flight goes on
+    }
+}
+
+JOINABLE_DEFINITION Verdict Session::act_on(Verdict verdict) {
+    switch (verdict) {
+    case Verdict::failed:
+    case Verdict::mismatch: outcome_.fail(rounds_.roll_call().failure());
+    case Verdict::early_end:
+        outcome_.end();
+        throw EarlyTermination{
+            rounds_.roll_call().arrived(),
+            to_text(ranks_text(rounds_.roll_call().arrived())) + " ran out of inputs after " +
+                to_text(rounds_.roll_call().rounds()) + " rounds"
+        };
+    case Verdict::stop: // a rank that opens no round can vote whatever the others do
+        if (rounds_.was_voted_down() && rounds_.opening() == Opening::notification) {
+            outcome_.fail({FailureKind::contract, {}, stop_needs_loop});
+        }
+        break;
+    case Verdict::go_on:
+    case Verdict::end: break;
+    }
+    return verdict;
+}
+
+JOINABLE_DEFINITION void
+Session::check_later_notice(std::size_t position, RoundNotice const& notice) const {
+    if (!opened_ || notice == RoundNotice{} || notice == opened_->notice) {
+        return;
+    }
+    if (notice != RoundNotice{.skips = opened_->notice.skips}) {
+        throw_violation(concat(
+            turns_.name(position),
+            " gave a notice that differs from the one that opened round ",
+            round_.number(),
+            opened_->opening == Opening::notification
+                ? "; give the notice to the participant that comes first in hook order"
+                : "; give the notice to next() or to the announce function of iterate()"
+        ));
+    }
+}
+
+JOINABLE_DEFINITION void Session::require_no_announcement() const {
+    if (!is_answered()) {
+        throw_violation(concat(
+            turns_.name(opened_ ? opened_->opener : 0),
+            " announced round ",
+            rounds_.roll_call().rounds(),
+            ", but never waited for it (a forward without its backward?)"
+        ));
+    }
+}
+
+JOINABLE_DEFINITION void Session::require_nothing_ahead() {
+    if (ahead_) {
+        AbortReason const reason{
+            FailureKind::contract,
+            {outcome_.control().rank()},
+            "rank " + to_text(outcome_.control().rank()) +
+                " left a loop with look-ahead before its end, but had announced round " +
+                to_text(rounds_.roll_call().rounds()) +
+                "; vote_stop() instead, or iterate without look_ahead"
+        };
+        outcome_.abort(reason);
+        throw_failure(reason);
+    }
+}
+
+JOINABLE_DEFINITION bool Session::is_between_rounds() const {
+    return !rounds_.is_posted() && !rounds_.is_scheduled() && turns_.are_complete() && !stopped_ &&
+           !has_ended_ && !is_shadowing_; // after a stop come the post hooks
+}
+
+JOINABLE_DEFINITION void Session::shadow_until_end(HookRunner& hooks) {
+    turns_.close();
+    if (!std::exchange(is_ahead_, false)) {
+        rounds_.announce_arrival();
+    }
+    for (;;) {
+        Verdict const verdict = hear();
+        if (verdict != Verdict::go_on) {
+            stopped_ = verdict == Verdict::stop;
+            return;
+        }
+        is_shadowing_ = true;
+        round_ = rounds_.adopt(*this, {});
+        if (rounds_.opening() == Opening::look_ahead) {
+            rounds_.announce_nothing(); // before this round's collectives, as active ranks do
+        }
+        turns_.open(round_);
+        for (auto part = turns_.next(); part; part = turns_.next()) {
+            turns_.begin(*part);
+            round_.position_ = *part;
+            hooks.run_main_hook(*part, round_);
+        }
+        turns_.close();
+        is_shadowing_ = false;
+        warn_of_skew(options_, outcome_.control().rank(), rounds_.shadow_rounds());
+        if (!rounds_.is_posted()) {
+            rounds_.announce_nothing();
+        }
+    }
+}
+
+}}} // namespace joinable::v0::detail

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/tensor/overlap.hpp>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION Shape dimensions_by_stride(Shape const& extents, Shape const& strides) {
+    Shape order;
+    for (std::size_t d = 0; d < extents.size(); ++d) {
+        if (extents[d] > 1) {
+            order.push_back(d);
+        }
+    }
+    for (std::size_t i = 1; i < order.size(); ++i) { // insertion sort of at most eight
+        for (std::size_t k = i; k > 0 && strides[order[k]] < strides[order[k - 1]]; --k) {
+            std::swap(order[k], order[k - 1]);
+        }
+    }
+    return order;
+}
+
+}}} // namespace joinable::v0::detail
+
+namespace joinable { inline namespace v0 {
+
+JOINABLE_DEFINITION bool is_non_overlapping_and_dense(Shape const& extents, Shape const& strides) {
+    if (numel(extents) == 0) {
+        return true;
+    }
+    std::size_t expected = 1;
+    for (std::size_t const d : detail::dimensions_by_stride(extents, strides)) {
+        if (strides[d] != expected) {
+            return false;
+        }
+        expected *= extents[d];
+    }
+    return true;
+}
+
+}} // namespace joinable::v0
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+JOINABLE_DEFINITION void SumsOfStrides::add(std::size_t stride, std::size_t count) noexcept {
+    if (stride != 0 && count > 1) {
+        terms_[size_++] = {stride, count, 0, 0};
+    }
+}
+
+JOINABLE_DEFINITION void SumsOfStrides::merge_equal_strides() noexcept {
+    sort();
+    std::size_t merged = 0;
+    for (std::size_t i = 0; i < size_; ++i) {
+        if (merged != 0 && terms_[merged - 1].stride == terms_[i].stride) {
+            terms_[merged - 1].count += terms_[i].count - 1;
+        } else {
+            terms_[merged++] = terms_[i];
+        }
+    }
+    size_ = merged;
+}
+
+JOINABLE_DEFINITION bool SumsOfStrides::has(std::size_t total, int wanted) noexcept {
+    sort();
+    std::size_t rest = 0;
+    std::size_t divisor = 0;
+    for (std::size_t i = size_; i-- > 0;) {
+        rest += terms_[i].stride * (terms_[i].count - 1);
+        divisor = std::gcd(divisor, terms_[i].stride);
+        terms_[i].rest = rest;
+        terms_[i].divisor = divisor;
+    }
+    wanted_ = wanted;
+    steps_ = 0;
+    search(0, total);
+    return wanted_ <= 0;
+}
+
+JOINABLE_DEFINITION void SumsOfStrides::sort() noexcept {
+    auto const end = terms_.begin() + static_cast<std::ptrdiff_t>(size_);
+    std::sort(terms_.begin(), end, [](Term const& a, Term const& b) {
+        return a.stride > b.stride;
+    });
+}
+
+JOINABLE_DEFINITION void SumsOfStrides::search(std::size_t i, std::size_t total) noexcept {
+    if (i == size_) {
+        wanted_ -= total == 0 ? 1 : 0;
+        return;
+    }
+    Term const& term = terms_[i];
+    if (total > term.rest || total % term.divisor != 0) {
+        return;
+    }
+    std::size_t const later = term.rest - term.stride * (term.count - 1);
+    std::size_t const first = total <= later ? 0 : (total - later + term.stride - 1) / term.stride;
+    std::size_t const last = (std::min)(term.count - 1, total / term.stride);
+    for (std::size_t k = first; k <= last && wanted_ > 0; ++k) {
+        if (++steps_ > max_steps) {
+            wanted_ = 0;
+            return;
+        }
+        search(i + 1, total - k * term.stride);
+    }
+}
+
+JOINABLE_DEFINITION bool is_nested(Shape const& extents, Shape const& strides) {
+    std::size_t reach = 0;
+    for (std::size_t const d : dimensions_by_stride(extents, strides)) {
+        if (strides[d] <= reach) {
+            return false;
+        }
+        reach += strides[d] * (extents[d] - 1);
+    }
+    return true;
+}
+
+JOINABLE_DEFINITION bool is_overlapping(Shape const& extents, Shape const& strides) {
+    if (numel(extents) < 2 || is_nested(extents, strides)) {
+        return false;
+    }
+    // Two indices name one element where the difference of indices, taken from -(extent - 1) to
+    // extent - 1, steps to 0 without being 0. Counted from the lowest difference:
+    SumsOfStrides sums;
+    std::size_t total = 0;
+    for (std::size_t d = 0; d < extents.size(); ++d) {
+        if (extents[d] > 1 && strides[d] == 0) {
+            return true;
+        }
+        sums.add(strides[d], 2 * extents[d] - 1);
+        total += strides[d] * (extents[d] - 1);
+    }
+    return sums.has(total, 2);
+}
+
+}}} // namespace joinable::v0::detail

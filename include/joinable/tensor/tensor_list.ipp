@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <joinable/tensor/tensor_list.hpp>
+
+namespace joinable { inline namespace v0 {
+
+JOINABLE_DEFINITION
+FixedTensors::FixedTensors(TensorList tensors, std::string_view what, DeviceId device)
+    : tensors_{std::move(tensors)}, what_{what} {
+    for (AnyTensor const& tensor : tensors_) {
+        AnyView const view = tensor.view();
+        if (!view || view.device() != device || !detail::has_memory(view)) {
+            refuse(
+                views_.size(),
+                !view ? " is missing; give a pointer that is not null"
+                : view.device() != device
+                    ? " is not on " + detail::to_text(device) + "; give a copy that is"
+                    : " has elements at a null pointer; give it memory"
+            );
+        }
+        views_.push_back(view);
+    }
+}
+
+JOINABLE_DEFINITION std::vector<AnyView> const& FixedTensors::views() {
+    for (std::size_t i = 0; i < views_.size(); ++i) {
+        AnyView const now = tensors_[i].view();
+        if (!detail::is_like(now, views_[i]) || !detail::has_memory(now)) {
+            refuse(
+                i,
+                " was " + detail::to_text(views_[i]) + ", but now is " + detail::to_text(now) +
+                    (detail::has_memory(now) ? "" : " at a null pointer") +
+                    "; it may move, but neither grow nor change"
+            );
+        }
+        views_[i] = now;
+    }
+    return views_;
+}
+
+JOINABLE_DEFINITION void FixedTensors::append(FixedTensors const& more) {
+    detail::append(tensors_, more.tensors_);
+    views_.insert(views_.end(), more.views_.begin(), more.views_.end());
+}
+
+JOINABLE_DEFINITION void FixedTensors::refuse(std::size_t i, std::string const& why) const {
+    throw ContractViolation{detail::concat(what_, " ", i, why)};
+}
+
+}} // namespace joinable::v0

@@ -752,6 +752,24 @@ private:
     return strides;
 }
 
+namespace detail {
+
+/// The same numbers from the last to the first.
+[[nodiscard]] constexpr Shape reversed(Shape const& shape) {
+    Shape other;
+    for (std::size_t i = shape.size(); i-- > 0;) {
+        other.push_back(shape[i]);
+    }
+    return other;
+}
+
+} // namespace detail
+
+/// The strides, in elements, of a dense tensor whose first dimension varies fastest.
+[[nodiscard]] constexpr Shape column_major_strides(Shape const& extents) {
+    return detail::reversed(row_major_strides(detail::reversed(extents)));
+}
+
 /// Whether elements lie one after another in row-major order. The stride of a dimension of extent
 /// 1 does not matter, and a tensor without elements is contiguous.
 [[nodiscard]] constexpr bool is_contiguous(Shape const& extents, Shape const& strides) {
@@ -872,8 +890,12 @@ struct DeviceId {
 /// |                                                  | dtype); of a const tensor if T is a view |
 /// | `static U const* data(T const& t);`              | to be read                               |
 /// | `static auto extents(T const& t);`               | a range of integers, at most 8           |
-/// | `static auto strides(T const& t);`               | optional, in elements; else row-major    |
+/// | `static auto strides(T const& t);`               | optional, in elements; else dense        |
 /// | `static DeviceId device(T const& t);`            | optional; else the host                  |
+/// | `static constexpr bool is_column_major = true;`  | optional: the first dimension varies     |
+/// |                                                  | fastest; else the last one does          |
+/// | `static constexpr bool is_expression = true;`    | instead of all others: T has no memory,  |
+/// |                                                  | and an error text says so                |
 template <class T>
 struct tensor_traits; // primary undefined: a type without a specialisation is no tensor
 
@@ -967,6 +989,12 @@ concept has_writable_data = requires(lvalue_of<T> t) {
     { traits_of<T>::data(t) } -> std::convertible_to<void*>;
 };
 
+template <class T>
+concept is_column_major = requires { requires traits_of<T>::is_column_major; };
+
+template <class T>
+concept is_expression = requires { requires traits_of<T>::is_expression; };
+
 template <class Range>
 Shape shape_of(Range const& range) {
     Shape shape;
@@ -994,8 +1022,10 @@ Shape shape_of(Range const& range) {
 /// | `traits::value_type` or `traits::dtype(t)` | Element, or `DType` | the type of the elements                 |
 /// | `traits::data(t)`                         | a pointer           | the first element                        |
 /// | `traits::extents(t)`                      | a range of integers | one per dimension, at most 8             |
-/// | `traits::strides(t)` (optional)           | a range of integers | in elements; row-major without it        |
+/// | `traits::strides(t)` (optional)           | a range of integers | in elements; dense without it            |
 /// | `traits::device(t)` (optional)            | `DeviceId`          | where the memory is; the host without it |
+/// | `traits::is_column_major` (optional)      | `bool`              | which dimension varies fastest: the first |
+/// |                                           |                     | if true, the last without it             |
 ///
 /// Not checkable, still required: the memory stays where it is while a collective uses it.
 /// Models: std::vector, std::array, std::span, StridedView, AnyView; std::variant of tensors (tensor/variant.hpp).
@@ -1050,7 +1080,12 @@ consteval bool models_tensor() {
         "Tensor: specialise joinable::tensor_traits for this very type (one for its base class does not "
         "count; see tensor/traits.hpp)"
     );
-    if constexpr (detail::has_tensor_traits<T>) {
+    static_assert(
+        !detail::is_expression<T>,
+        "Tensor: this is an expression without memory of its own; assign it to a matrix or an array, "
+        "and give that"
+    );
+    if constexpr (detail::has_tensor_traits<T> && !detail::is_expression<T>) {
         static_assert(
             detail::has_static_dtype<T> || detail::has_run_time_dtype<T>,
             "Tensor: tensor_traits needs value_type (an element type that has a DType) or "
@@ -1109,6 +1144,8 @@ template <Tensor T>
             )};
         }
         return given;
+    } else if constexpr (detail::is_column_major<T>) {
+        return column_major_strides(extents(tensor));
     } else {
         return row_major_strides(extents(tensor));
     }
@@ -1130,13 +1167,19 @@ template <Tensor T>
     return numel(extents(tensor));
 }
 
-/// Whether a tensor's elements lie one after another in row-major order.
+/// Whether a tensor's elements lie one after another in the order of its type: column-major where its
+/// traits say so, else row-major.
 template <Tensor T>
 [[nodiscard]] constexpr bool is_contiguous(T const& tensor) {
-    return is_contiguous(extents(tensor), strides(tensor));
+    if constexpr (detail::is_column_major<T>) {
+        return is_contiguous(detail::reversed(extents(tensor)), detail::reversed(strides(tensor)));
+    } else {
+        return is_contiguous(extents(tensor), strides(tensor));
+    }
 }
 
-/// The memory of a contiguous tensor, to be written.
+/// The memory of a contiguous tensor, to be written. Elements are in the order of its type, so ranks that
+/// exchange them give tensors of one order.
 /// @throws ContractViolation  the tensor is not contiguous.
 template <WritableTensor T>
 [[nodiscard]] constexpr Buffer to_buffer(T&& tensor) {
@@ -1148,7 +1191,7 @@ template <WritableTensor T>
     return {detail::traits_of<T>::data(tensor), numel(tensor), dtype(tensor)};
 }
 
-/// The memory of a contiguous tensor, to be read.
+/// The memory of a contiguous tensor, to be read. Elements are in the order of its type.
 /// @throws ContractViolation  the tensor is not contiguous.
 template <Tensor T>
 [[nodiscard]] constexpr ConstBuffer to_const_buffer(T const& tensor) {

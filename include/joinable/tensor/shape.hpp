@@ -93,6 +93,24 @@ private:
     return strides;
 }
 
+namespace detail {
+
+/// The same numbers from the last to the first.
+[[nodiscard]] constexpr Shape reversed(Shape const& shape) {
+    Shape other;
+    for (std::size_t i = shape.size(); i-- > 0;) {
+        other.push_back(shape[i]);
+    }
+    return other;
+}
+
+} // namespace detail
+
+/// The strides, in elements, of a dense tensor whose first dimension varies fastest.
+[[nodiscard]] constexpr Shape column_major_strides(Shape const& extents) {
+    return detail::reversed(row_major_strides(detail::reversed(extents)));
+}
+
 /// Whether elements lie one after another in row-major order. The stride of a dimension of extent
 /// 1 does not matter, and a tensor without elements is contiguous.
 [[nodiscard]] constexpr bool is_contiguous(Shape const& extents, Shape const& strides) {

@@ -66,6 +66,12 @@ concept has_writable_data = requires(lvalue_of<T> t) {
     { traits_of<T>::data(t) } -> std::convertible_to<void*>;
 };
 
+template <class T>
+concept is_column_major = requires { requires traits_of<T>::is_column_major; };
+
+template <class T>
+concept is_expression = requires { requires traits_of<T>::is_expression; };
+
 template <class Range>
 Shape shape_of(Range const& range) {
     Shape shape;
@@ -93,8 +99,10 @@ Shape shape_of(Range const& range) {
 /// | `traits::value_type` or `traits::dtype(t)` | Element, or `DType` | the type of the elements                 |
 /// | `traits::data(t)`                         | a pointer           | the first element                        |
 /// | `traits::extents(t)`                      | a range of integers | one per dimension, at most 8             |
-/// | `traits::strides(t)` (optional)           | a range of integers | in elements; row-major without it        |
+/// | `traits::strides(t)` (optional)           | a range of integers | in elements; dense without it            |
 /// | `traits::device(t)` (optional)            | `DeviceId`          | where the memory is; the host without it |
+/// | `traits::is_column_major` (optional)      | `bool`              | which dimension varies fastest: the first |
+/// |                                           |                     | if true, the last without it             |
 ///
 /// Not checkable, still required: the memory stays where it is while a collective uses it.
 /// Models: std::vector, std::array, std::span, StridedView, AnyView; std::variant of tensors (tensor/variant.hpp).
@@ -149,7 +157,12 @@ consteval bool models_tensor() {
         "Tensor: specialise joinable::tensor_traits for this very type (one for its base class does not "
         "count; see tensor/traits.hpp)"
     );
-    if constexpr (detail::has_tensor_traits<T>) {
+    static_assert(
+        !detail::is_expression<T>,
+        "Tensor: this is an expression without memory of its own; assign it to a matrix or an array, "
+        "and give that"
+    );
+    if constexpr (detail::has_tensor_traits<T> && !detail::is_expression<T>) {
         static_assert(
             detail::has_static_dtype<T> || detail::has_run_time_dtype<T>,
             "Tensor: tensor_traits needs value_type (an element type that has a DType) or "
@@ -208,6 +221,8 @@ template <Tensor T>
             )};
         }
         return given;
+    } else if constexpr (detail::is_column_major<T>) {
+        return column_major_strides(extents(tensor));
     } else {
         return row_major_strides(extents(tensor));
     }
@@ -229,13 +244,19 @@ template <Tensor T>
     return numel(extents(tensor));
 }
 
-/// Whether a tensor's elements lie one after another in row-major order.
+/// Whether a tensor's elements lie one after another in the order of its type: column-major where its
+/// traits say so, else row-major.
 template <Tensor T>
 [[nodiscard]] constexpr bool is_contiguous(T const& tensor) {
-    return is_contiguous(extents(tensor), strides(tensor));
+    if constexpr (detail::is_column_major<T>) {
+        return is_contiguous(detail::reversed(extents(tensor)), detail::reversed(strides(tensor)));
+    } else {
+        return is_contiguous(extents(tensor), strides(tensor));
+    }
 }
 
-/// The memory of a contiguous tensor, to be written.
+/// The memory of a contiguous tensor, to be written. Elements are in the order of its type, so ranks that
+/// exchange them give tensors of one order.
 /// @throws ContractViolation  the tensor is not contiguous.
 template <WritableTensor T>
 [[nodiscard]] constexpr Buffer to_buffer(T&& tensor) {
@@ -247,7 +268,7 @@ template <WritableTensor T>
     return {detail::traits_of<T>::data(tensor), numel(tensor), dtype(tensor)};
 }
 
-/// The memory of a contiguous tensor, to be read.
+/// The memory of a contiguous tensor, to be read. Elements are in the order of its type.
 /// @throws ContractViolation  the tensor is not contiguous.
 template <Tensor T>
 [[nodiscard]] constexpr ConstBuffer to_const_buffer(T const& tensor) {

@@ -44,8 +44,12 @@ struct DeviceId {
 /// |                                                  | dtype); of a const tensor if T is a view |
 /// | `static U const* data(T const& t);`              | to be read                               |
 /// | `static auto extents(T const& t);`               | a range of integers, at most 8           |
-/// | `static auto strides(T const& t);`               | optional, in elements; else row-major    |
+/// | `static auto strides(T const& t);`               | optional, in elements; else dense        |
 /// | `static DeviceId device(T const& t);`            | optional; else the host                  |
+/// | `static constexpr bool is_column_major = true;`  | optional: the first dimension varies     |
+/// |                                                  | fastest; else the last one does          |
+/// | `static constexpr bool is_expression = true;`    | instead of all others: T has no memory,  |
+/// |                                                  | and an error text says so                |
 template <class T>
 struct tensor_traits; // primary undefined: a type without a specialisation is no tensor
 

@@ -21,6 +21,8 @@ static_assert(numel(Shape{}) == 1); // a scalar
 static_assert(numel(Shape{2, 3, 4}) == 24);
 static_assert(numel(Shape{max, max, 0}) == 0);
 static_assert(joinable::row_major_strides(Shape{2, 3, 4}) == Shape{12, 4, 1});
+static_assert(joinable::column_major_strides(Shape{2, 3, 4}) == Shape{1, 2, 6});
+static_assert(joinable::column_major_strides(Shape{}) == Shape{});
 static_assert(Shape{2, 3} != Shape{2, 3, 1} && Shape{2, 3} != Shape{3, 2});
 static_assert(is_contiguous(Shape{}, Shape{}));
 static_assert(is_contiguous(Shape{2, 3}, Shape{3, 1}));

@@ -11,6 +11,7 @@
 
 #include <doctest/doctest.h>
 
+#include <joinable/tensor/any_view.hpp>
 #include <joinable/tensor/strided_view.hpp>
 
 namespace {
@@ -59,6 +60,16 @@ struct Signed {
     double* data = nullptr;
 };
 
+/// An engine's matrix whose columns lie one after another, or apart.
+struct Columns {
+    std::array<std::size_t, 2> extents;
+    std::size_t step = extents[0];
+    std::vector<int> numbers = std::vector<int>(step * extents[1]);
+};
+
+/// What an engine computes only when it is read.
+struct Lazy {};
+
 } // namespace
 
 template <class T>
@@ -85,6 +96,27 @@ struct joinable::tensor_traits<Signed> {
     static std::vector<long> const& extents(Signed const& t) { return t.extents; }
     static std::vector<long> const& strides(Signed const& t) { return t.strides; }
     static DeviceId device(Signed const&) { return {DeviceKind::cuda, 3}; }
+};
+
+template <>
+struct joinable::tensor_traits<Columns> {
+    using value_type = int;
+    static constexpr bool is_column_major = true;
+    static auto* data(auto& t) { return t.numbers.data(); }
+    static auto extents(Columns const& t) { return t.extents; }
+    static auto strides(Columns const& t) { return std::array{std::size_t{1}, t.step}; }
+};
+
+template <class T>
+struct DenseColumns : Mat<T> {};
+template <class T>
+struct joinable::tensor_traits<DenseColumns<T>> : joinable::tensor_traits<Mat<T>> {
+    static constexpr bool is_column_major = true;
+};
+
+template <>
+struct joinable::tensor_traits<Lazy> {
+    static constexpr bool is_expression = true;
 };
 
 namespace {
@@ -149,5 +181,24 @@ TEST_CASE("a collective's buffer is taken from a contiguous tensor only") {
     auto const column = joinable::as_strided(storage, {3}, {2});
     CHECK_THROWS_AS((void)joinable::to_buffer(column), ContractViolation);
 }
+
+TEST_CASE("a tensor of a column-major type gives its buffer column by column") {
+    Columns tensor{{3, 2}};
+    CHECK(joinable::is_contiguous(tensor));
+    CHECK(joinable::to_buffer(tensor).data == tensor.numbers.data());
+    CHECK(joinable::to_const_buffer(tensor).count == 6);
+    CHECK_THROWS_AS((void)joinable::to_buffer(Columns{{3, 2}, 4}), ContractViolation);
+    CHECK(joinable::to_buffer(Columns{{3, 1}, 4}).count == 3); // one column has no gap
+    // A view has no type that says so: on another rank it might be row-major.
+    CHECK_THROWS_AS((void)joinable::to_buffer(joinable::AnyView{tensor}), ContractViolation);
+}
+
+TEST_CASE("a column-major tensor without strides of its own is dense") {
+    DenseColumns<float> const tensor{{3, 2}};
+    CHECK(joinable::strides(tensor) == Shape{1, 3});
+    CHECK(joinable::to_const_buffer(tensor).data == tensor.numbers.data());
+}
+
+static_assert(!joinable::Tensor<Lazy> && joinable::detail::is_expression<Lazy>);
 
 } // namespace

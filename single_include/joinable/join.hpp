@@ -2875,11 +2875,11 @@ concept pointer_like_to_tensor = requires(P&& pointer) {
 
 template <class T>
 constexpr T* address_of_gradient(T& gradient) noexcept {
-    return &gradient;
+    return std::addressof(gradient);
 }
 template <class T>
 constexpr T* address_of_gradient(std::optional<T>& gradient) noexcept {
-    return gradient ? &*gradient : nullptr;
+    return gradient ? std::addressof(*gradient) : nullptr;
 }
 
 /// The base of `parameter_traits` where nobody specialised it.
@@ -2918,7 +2918,7 @@ struct parameter_traits : detail::DefaultParameterTraits {
     static constexpr auto value(P& p) noexcept
         requires detail::has_value_and_grad_members<P>
     {
-        return &p.value;
+        return std::addressof(p.value);
     }
     static constexpr auto grad(P& p) noexcept
         requires detail::has_value_and_grad_members<P>
@@ -3188,8 +3188,8 @@ public:
     /// The parameter that `object` is; `owner` keeps it alive where that is needed.
     template <Parameter P>
     explicit AnyParameter(P& object, std::shared_ptr<void> owner = {})
-        : object_{const_cast<std::remove_const_t<P>*>(&object)}, functions_{&table<P>},
-          owner_{std::move(owner)} {
+        : object_{const_cast<std::remove_const_t<P>*>(std::addressof(object))},
+          functions_{&table<P>}, owner_{std::move(owner)} {
         static_assert(
             !std::is_const_v<P> || detail::is_handle_parameter<P>,
             "parameters: const parameters cannot be trained, since values and gradients are "
@@ -3385,7 +3385,7 @@ public:
     template <class T>
         requires WritableTensor<T&>
     explicit AnyTensor(T& object, std::shared_ptr<void> owner = {})
-        : object_{const_cast<std::remove_const_t<T>*>(&object)},
+        : object_{const_cast<std::remove_const_t<T>*>(std::addressof(object))},
           view_{[](void* tensor) { return detail::view_of(*static_cast<T*>(tensor)); }},
           owner_{std::move(owner)} {}
 

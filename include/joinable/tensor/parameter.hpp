@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <type_traits>
@@ -23,11 +24,11 @@ concept pointer_like_to_tensor = requires(P&& pointer) {
 
 template <class T>
 constexpr T* address_of_gradient(T& gradient) noexcept {
-    return &gradient;
+    return std::addressof(gradient);
 }
 template <class T>
 constexpr T* address_of_gradient(std::optional<T>& gradient) noexcept {
-    return gradient ? &*gradient : nullptr;
+    return gradient ? std::addressof(*gradient) : nullptr;
 }
 
 /// The base of `parameter_traits` where nobody specialised it.
@@ -66,7 +67,7 @@ struct parameter_traits : detail::DefaultParameterTraits {
     static constexpr auto value(P& p) noexcept
         requires detail::has_value_and_grad_members<P>
     {
-        return &p.value;
+        return std::addressof(p.value);
     }
     static constexpr auto grad(P& p) noexcept
         requires detail::has_value_and_grad_members<P>

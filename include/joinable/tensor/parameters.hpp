@@ -23,8 +23,8 @@ public:
     /// The parameter that `object` is; `owner` keeps it alive where that is needed.
     template <Parameter P>
     explicit AnyParameter(P& object, std::shared_ptr<void> owner = {})
-        : object_{const_cast<std::remove_const_t<P>*>(&object)}, functions_{&table<P>},
-          owner_{std::move(owner)} {
+        : object_{const_cast<std::remove_const_t<P>*>(std::addressof(object))},
+          functions_{&table<P>}, owner_{std::move(owner)} {
         static_assert(
             !std::is_const_v<P> || detail::is_handle_parameter<P>,
             "parameters: const parameters cannot be trained, since values and gradients are "

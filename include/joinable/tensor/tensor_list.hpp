@@ -24,7 +24,7 @@ public:
     template <class T>
         requires WritableTensor<T&>
     explicit AnyTensor(T& object, std::shared_ptr<void> owner = {})
-        : object_{const_cast<std::remove_const_t<T>*>(&object)},
+        : object_{const_cast<std::remove_const_t<T>*>(std::addressof(object))},
           view_{[](void* tensor) { return detail::view_of(*static_cast<T*>(tensor)); }},
           owner_{std::move(owner)} {}
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <joinable/tensor/parameters.hpp>
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <span>
@@ -9,6 +10,8 @@
 
 #include <doctest/doctest.h>
 #include <support/linear_model.hpp>
+
+#include <joinable/tensor/tensor_list.hpp>
 
 namespace {
 
@@ -27,6 +30,16 @@ struct Optional {
 struct Handle {
     std::shared_ptr<Plain> plain;
 };
+/// Its & gives something else than its address, as that of xtensor's views.
+struct Closure {
+    std::vector<float> numbers;
+    void operator&() const {} // NOLINT(google-runtime-operator)
+};
+struct OfClosures {
+    Closure value;
+    std::optional<Closure> grad;
+    void operator&() const {} // NOLINT(google-runtime-operator)
+};
 struct NoGradient {
     std::vector<float> value;
 };
@@ -34,6 +47,12 @@ static_assert(joinable::Parameter<Plain> && joinable::Parameter<Optional>);
 static_assert(!joinable::Parameter<NoGradient> && !joinable::Parameter<int>);
 
 } // namespace
+
+template <>
+struct joinable::tensor_traits<Closure> : joinable::tensor_traits<std::vector<float>> {
+    static float* data(Closure& t) { return t.numbers.data(); }
+    static auto extents(Closure const& t) { return std::array{t.numbers.size()}; }
+};
 
 template <>
 struct joinable::parameter_traits<Handle> {
@@ -60,6 +79,15 @@ TEST_CASE("ranges of different types are one list, in order") {
     CHECK_FALSE(list[0].can_set_grad());
     optionals[0].grad.emplace(2);
     CHECK(list[2].grad()); // asked again each time
+}
+
+TEST_CASE("parameters and tensors are found where they are, whatever their & gives") {
+    OfClosures parameter{{{1.0F}}, Closure{{2.0F}}};
+    auto const list = parameters(parameter);
+    CHECK(list[0].value().data() == parameter.value.numbers.data());
+    CHECK(list[0].grad().data() == parameter.grad->numbers.data());
+    joinable::AnyTensor const tensor{parameter.value};
+    CHECK(tensor.view().data() == parameter.value.numbers.data());
 }
 
 TEST_CASE("pointers are kept, shared ones keep their parameters alive, temporary ranges too") {

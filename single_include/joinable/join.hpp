@@ -1138,16 +1138,16 @@ template <Tensor T>
 [[nodiscard]] constexpr Shape strides(T const& tensor) {
     if constexpr (detail::has_strides<T>) {
         Shape const given = detail::shape_of(detail::traits_of<T>::strides(tensor));
-        if (std::size_t const rank = extents(tensor).size(); given.size() != rank) {
+        if (std::size_t const rank = joinable::extents(tensor).size(); given.size() != rank) {
             throw ContractViolation{detail::concat(
                 "a tensor has ", rank, " extents but ", given.size(), " strides; give one for each"
             )};
         }
         return given;
     } else if constexpr (detail::is_column_major<T>) {
-        return column_major_strides(extents(tensor));
+        return column_major_strides(joinable::extents(tensor));
     } else {
-        return row_major_strides(extents(tensor));
+        return row_major_strides(joinable::extents(tensor));
     }
 }
 
@@ -1164,7 +1164,7 @@ template <Tensor T>
 /// The number of elements of a tensor.
 template <Tensor T>
 [[nodiscard]] constexpr std::size_t numel(T const& tensor) {
-    return numel(extents(tensor));
+    return joinable::numel(joinable::extents(tensor));
 }
 
 /// Whether a tensor's elements lie one after another in the order of its type: column-major where its
@@ -1172,9 +1172,11 @@ template <Tensor T>
 template <Tensor T>
 [[nodiscard]] constexpr bool is_contiguous(T const& tensor) {
     if constexpr (detail::is_column_major<T>) {
-        return is_contiguous(detail::reversed(extents(tensor)), detail::reversed(strides(tensor)));
+        return joinable::is_contiguous(
+            detail::reversed(joinable::extents(tensor)), detail::reversed(joinable::strides(tensor))
+        );
     } else {
-        return is_contiguous(extents(tensor), strides(tensor));
+        return joinable::is_contiguous(joinable::extents(tensor), joinable::strides(tensor));
     }
 }
 
@@ -1183,24 +1185,24 @@ template <Tensor T>
 /// @throws ContractViolation  the tensor is not contiguous.
 template <WritableTensor T>
 [[nodiscard]] constexpr Buffer to_buffer(T&& tensor) {
-    if (!is_contiguous(tensor)) {
+    if (!joinable::is_contiguous(tensor)) {
         throw ContractViolation{
             "a collective needs a contiguous tensor; copy the strided one into a dense one first"
         };
     }
-    return {detail::traits_of<T>::data(tensor), numel(tensor), dtype(tensor)};
+    return {detail::traits_of<T>::data(tensor), joinable::numel(tensor), joinable::dtype(tensor)};
 }
 
 /// The memory of a contiguous tensor, to be read. Elements are in the order of its type.
 /// @throws ContractViolation  the tensor is not contiguous.
 template <Tensor T>
 [[nodiscard]] constexpr ConstBuffer to_const_buffer(T const& tensor) {
-    if (!is_contiguous(tensor)) {
+    if (!joinable::is_contiguous(tensor)) {
         throw ContractViolation{
             "a collective needs a contiguous tensor; copy the strided one into a dense one first"
         };
     }
-    return {detail::traits_of<T>::data(tensor), numel(tensor), dtype(tensor)};
+    return {detail::traits_of<T>::data(tensor), joinable::numel(tensor), joinable::dtype(tensor)};
 }
 
 }} // namespace joinable::v0
@@ -1584,9 +1586,9 @@ bool is_overlapping(Shape const& extents, Shape const& strides);
 /// @throws ContractViolation  extents and strides are none of a view, see StridedView.
 template <Tensor T>
 [[nodiscard]] bool is_overlapping(T const& tensor) {
-    Shape const shape = extents(tensor);
-    Shape const steps = strides(tensor);
-    (void)detail::checked_reach(shape, steps, size_of(dtype(tensor)));
+    Shape const shape = joinable::extents(tensor);
+    Shape const steps = joinable::strides(tensor);
+    (void)detail::checked_reach(shape, steps, size_of(joinable::dtype(tensor)));
     return detail::is_overlapping(shape, steps);
 }
 
@@ -1596,19 +1598,19 @@ template <Tensor T>
 /// @throws ContractViolation  extents and strides are none of a view, see StridedView.
 template <Tensor A, Tensor B>
 [[nodiscard]] bool share_memory(A const& a, B const& b) {
-    Shape const extents_a = extents(a);
-    Shape const extents_b = extents(b);
-    Shape const strides_a = strides(a);
-    Shape const strides_b = strides(b);
-    std::size_t const size = size_of(dtype(a));
-    std::size_t const size_b = size_of(dtype(b));
+    Shape const extents_a = joinable::extents(a);
+    Shape const extents_b = joinable::extents(b);
+    Shape const strides_a = joinable::strides(a);
+    Shape const strides_b = joinable::strides(b);
+    std::size_t const size = size_of(joinable::dtype(a));
+    std::size_t const size_b = size_of(joinable::dtype(b));
     std::size_t const reach_a = detail::checked_reach(extents_a, strides_a, size);
     std::size_t const reach_b = detail::checked_reach(extents_b, strides_b, size_b);
     void const* const data_a = detail::traits_of<A const>::data(a);
     void const* const data_b = detail::traits_of<B const>::data(b);
     auto const first_a = reinterpret_cast<std::uintptr_t>(data_a);
     auto const first_b = reinterpret_cast<std::uintptr_t>(data_b);
-    if (device(a) != device(b) || first_a >= first_b + reach_b * size_b ||
+    if (joinable::device(a) != joinable::device(b) || first_a >= first_b + reach_b * size_b ||
         first_b >= first_a + reach_a * size || reach_a == 0 || reach_b == 0) {
         return false;
     }
@@ -4408,14 +4410,14 @@ consteval void check_written_tensor() {
 template <Communicator Comm, class T>
 [[nodiscard]] auto all_reduce(Comm& comm, T&& tensor, ReduceOp op = ReduceOp::sum) {
     detail::check_written_tensor<T>();
-    return comm.all_reduce(to_buffer(tensor), op);
+    return comm.all_reduce(joinable::to_buffer(tensor), op);
 }
 
 /// Copies the tensor of `root` to all ranks. The same count and dtype on every rank.
 template <Communicator Comm, class T>
 [[nodiscard]] auto broadcast(Comm& comm, T&& tensor, int root) {
     detail::check_written_tensor<T>();
-    return comm.broadcast(to_buffer(tensor), root);
+    return comm.broadcast(joinable::to_buffer(tensor), root);
 }
 
 /// Combines `tensor` over all ranks, in place at `root`; the other tensors keep what they have.
@@ -4427,7 +4429,7 @@ template <Communicator Comm, class T>
         "reduce: this communicator has no member 'Work reduce(Buffer, ReduceOp, int root)'; add "
         "it, or use one that models Reduces"
     );
-    return comm.reduce(to_buffer(tensor), op, root);
+    return comm.reduce(joinable::to_buffer(tensor), op, root);
 }
 
 /// Concatenates the tensors of all ranks, in rank order, on every rank: `out` has size() times the
@@ -4441,7 +4443,9 @@ template <Communicator Comm, class In, class Out, class... Counts>
         "all_gather: this communicator has no member 'Work all_gather(ConstBuffer in, Buffer "
         "out)' without and with counts; add it, or use one that models AllGathers"
     );
-    return comm.all_gather(to_const_buffer(in), to_buffer(out), detail::Counts{counts}...);
+    return comm.all_gather(
+        joinable::to_const_buffer(in), joinable::to_buffer(out), detail::Counts{counts}...
+    );
 }
 
 /// Combines `in` over all ranks and leaves rank r the part from r * numel(out) on: `in` has size()
@@ -4458,7 +4462,9 @@ template <Communicator Comm, class In, class Out, class... Counts>
         "Buffer out, ReduceOp)' without and with counts; add it, or use one that models "
         "ReduceScatters"
     );
-    return comm.reduce_scatter(to_const_buffer(in), to_buffer(out), op, detail::Counts{counts}...);
+    return comm.reduce_scatter(
+        joinable::to_const_buffer(in), joinable::to_buffer(out), op, detail::Counts{counts}...
+    );
 }
 
 /// Concatenates the tensors of all ranks, in rank order, in `out` of the root; elsewhere `out` is
@@ -4472,7 +4478,9 @@ template <Communicator Comm, class In, class Out, class... Counts>
         "gather: this communicator has no member 'Work gather(ConstBuffer in, Buffer out, int "
         "root)' without and with counts; add it, or use one that models Gathers"
     );
-    return comm.gather(to_const_buffer(in), to_buffer(out), root, detail::Counts{counts}...);
+    return comm.gather(
+        joinable::to_const_buffer(in), joinable::to_buffer(out), root, detail::Counts{counts}...
+    );
 }
 
 /// Deals `in` of the root out to `out` of all ranks; elsewhere `in` is not looked at. With
@@ -4486,7 +4494,9 @@ template <Communicator Comm, class In, class Out, class... Counts>
         "scatter: this communicator has no member 'Work scatter(ConstBuffer in, Buffer out, int "
         "root)' without and with counts; add it, or use one that models Scatters"
     );
-    return comm.scatter(to_const_buffer(in), to_buffer(out), root, detail::Counts{counts}...);
+    return comm.scatter(
+        joinable::to_const_buffer(in), joinable::to_buffer(out), root, detail::Counts{counts}...
+    );
 }
 
 /// Part r of `in` goes to rank r, and part r of `out` comes from it. With counts of `in` and of
@@ -4504,7 +4514,9 @@ template <Communicator Comm, class In, class Out, class... Counts>
         sizeof...(Counts) == 0 || sizeof...(Counts) == 2,
         "all_to_all takes the counts of the input and of the output, or neither"
     );
-    return comm.all_to_all(to_const_buffer(in), to_buffer(out), detail::Counts{counts}...);
+    return comm.all_to_all(
+        joinable::to_const_buffer(in), joinable::to_buffer(out), detail::Counts{counts}...
+    );
 }
 
 /// Not collective. Sends `tensor` to rank `to`, which receives it with the same tag.
@@ -4517,7 +4529,7 @@ template <Communicator Comm, class In>
         "'Work receive(Buffer, int from, int tag)'; add them, or use one that models "
         "SendsAndReceives"
     );
-    return comm.send(to_const_buffer(tensor), to, tag);
+    return comm.send(joinable::to_const_buffer(tensor), to, tag);
 }
 
 /// Not collective. Receives what rank `from` sends with the same tag, count and dtype.
@@ -4530,7 +4542,7 @@ template <Communicator Comm, class Out>
         "'Work receive(Buffer, int from, int tag)'; add them, or use one that models "
         "SendsAndReceives"
     );
-    return comm.receive(to_buffer(tensor), from, tag);
+    return comm.receive(joinable::to_buffer(tensor), from, tag);
 }
 
 }} // namespace joinable::v0
@@ -5137,7 +5149,7 @@ template <has_tensor_size T>
     } else if constexpr (std::same_as<Object, AnyParameter>) {
         return tensor_size_of(object.value());
     } else if constexpr (Tensor<T>) {
-        return {numel(object), dtype(object), device(object)};
+        return {joinable::numel(object), joinable::dtype(object), joinable::device(object)};
     } else {
         // Traits take parameters that can be written; nothing is written for a size.
         return tensor_size_of(*parameter_traits<Object>::value(const_cast<Object&>(object)));

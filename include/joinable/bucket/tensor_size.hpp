@@ -40,7 +40,7 @@ template <has_tensor_size T>
     } else if constexpr (std::same_as<Object, AnyParameter>) {
         return tensor_size_of(object.value());
     } else if constexpr (Tensor<T>) {
-        return {numel(object), dtype(object), device(object)};
+        return {joinable::numel(object), joinable::dtype(object), joinable::device(object)};
     } else {
         // Traits take parameters that can be written; nothing is written for a size.
         return tensor_size_of(*parameter_traits<Object>::value(const_cast<Object&>(object)));

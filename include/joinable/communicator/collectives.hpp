@@ -31,14 +31,14 @@ consteval void check_written_tensor() {
 template <Communicator Comm, class T>
 [[nodiscard]] auto all_reduce(Comm& comm, T&& tensor, ReduceOp op = ReduceOp::sum) {
     detail::check_written_tensor<T>();
-    return comm.all_reduce(to_buffer(tensor), op);
+    return comm.all_reduce(joinable::to_buffer(tensor), op);
 }
 
 /// Copies the tensor of `root` to all ranks. The same count and dtype on every rank.
 template <Communicator Comm, class T>
 [[nodiscard]] auto broadcast(Comm& comm, T&& tensor, int root) {
     detail::check_written_tensor<T>();
-    return comm.broadcast(to_buffer(tensor), root);
+    return comm.broadcast(joinable::to_buffer(tensor), root);
 }
 
 /// Combines `tensor` over all ranks, in place at `root`; the other tensors keep what they have.
@@ -50,7 +50,7 @@ template <Communicator Comm, class T>
         "reduce: this communicator has no member 'Work reduce(Buffer, ReduceOp, int root)'; add "
         "it, or use one that models Reduces"
     );
-    return comm.reduce(to_buffer(tensor), op, root);
+    return comm.reduce(joinable::to_buffer(tensor), op, root);
 }
 
 /// Concatenates the tensors of all ranks, in rank order, on every rank: `out` has size() times the
@@ -64,7 +64,9 @@ template <Communicator Comm, class In, class Out, class... Counts>
         "all_gather: this communicator has no member 'Work all_gather(ConstBuffer in, Buffer "
         "out)' without and with counts; add it, or use one that models AllGathers"
     );
-    return comm.all_gather(to_const_buffer(in), to_buffer(out), detail::Counts{counts}...);
+    return comm.all_gather(
+        joinable::to_const_buffer(in), joinable::to_buffer(out), detail::Counts{counts}...
+    );
 }
 
 /// Combines `in` over all ranks and leaves rank r the part from r * numel(out) on: `in` has size()
@@ -81,7 +83,9 @@ template <Communicator Comm, class In, class Out, class... Counts>
         "Buffer out, ReduceOp)' without and with counts; add it, or use one that models "
         "ReduceScatters"
     );
-    return comm.reduce_scatter(to_const_buffer(in), to_buffer(out), op, detail::Counts{counts}...);
+    return comm.reduce_scatter(
+        joinable::to_const_buffer(in), joinable::to_buffer(out), op, detail::Counts{counts}...
+    );
 }
 
 /// Concatenates the tensors of all ranks, in rank order, in `out` of the root; elsewhere `out` is
@@ -95,7 +99,9 @@ template <Communicator Comm, class In, class Out, class... Counts>
         "gather: this communicator has no member 'Work gather(ConstBuffer in, Buffer out, int "
         "root)' without and with counts; add it, or use one that models Gathers"
     );
-    return comm.gather(to_const_buffer(in), to_buffer(out), root, detail::Counts{counts}...);
+    return comm.gather(
+        joinable::to_const_buffer(in), joinable::to_buffer(out), root, detail::Counts{counts}...
+    );
 }
 
 /// Deals `in` of the root out to `out` of all ranks; elsewhere `in` is not looked at. With
@@ -109,7 +115,9 @@ template <Communicator Comm, class In, class Out, class... Counts>
         "scatter: this communicator has no member 'Work scatter(ConstBuffer in, Buffer out, int "
         "root)' without and with counts; add it, or use one that models Scatters"
     );
-    return comm.scatter(to_const_buffer(in), to_buffer(out), root, detail::Counts{counts}...);
+    return comm.scatter(
+        joinable::to_const_buffer(in), joinable::to_buffer(out), root, detail::Counts{counts}...
+    );
 }
 
 /// Part r of `in` goes to rank r, and part r of `out` comes from it. With counts of `in` and of
@@ -127,7 +135,9 @@ template <Communicator Comm, class In, class Out, class... Counts>
         sizeof...(Counts) == 0 || sizeof...(Counts) == 2,
         "all_to_all takes the counts of the input and of the output, or neither"
     );
-    return comm.all_to_all(to_const_buffer(in), to_buffer(out), detail::Counts{counts}...);
+    return comm.all_to_all(
+        joinable::to_const_buffer(in), joinable::to_buffer(out), detail::Counts{counts}...
+    );
 }
 
 /// Not collective. Sends `tensor` to rank `to`, which receives it with the same tag.
@@ -140,7 +150,7 @@ template <Communicator Comm, class In>
         "'Work receive(Buffer, int from, int tag)'; add them, or use one that models "
         "SendsAndReceives"
     );
-    return comm.send(to_const_buffer(tensor), to, tag);
+    return comm.send(joinable::to_const_buffer(tensor), to, tag);
 }
 
 /// Not collective. Receives what rank `from` sends with the same tag, count and dtype.
@@ -153,7 +163,7 @@ template <Communicator Comm, class Out>
         "'Work receive(Buffer, int from, int tag)'; add them, or use one that models "
         "SendsAndReceives"
     );
-    return comm.receive(to_buffer(tensor), from, tag);
+    return comm.receive(joinable::to_buffer(tensor), from, tag);
 }
 
 }} // namespace joinable::v0

@@ -78,9 +78,9 @@ bool is_overlapping(Shape const& extents, Shape const& strides);
 /// @throws ContractViolation  extents and strides are none of a view, see StridedView.
 template <Tensor T>
 [[nodiscard]] bool is_overlapping(T const& tensor) {
-    Shape const shape = extents(tensor);
-    Shape const steps = strides(tensor);
-    (void)detail::checked_reach(shape, steps, size_of(dtype(tensor)));
+    Shape const shape = joinable::extents(tensor);
+    Shape const steps = joinable::strides(tensor);
+    (void)detail::checked_reach(shape, steps, size_of(joinable::dtype(tensor)));
     return detail::is_overlapping(shape, steps);
 }
 
@@ -90,19 +90,19 @@ template <Tensor T>
 /// @throws ContractViolation  extents and strides are none of a view, see StridedView.
 template <Tensor A, Tensor B>
 [[nodiscard]] bool share_memory(A const& a, B const& b) {
-    Shape const extents_a = extents(a);
-    Shape const extents_b = extents(b);
-    Shape const strides_a = strides(a);
-    Shape const strides_b = strides(b);
-    std::size_t const size = size_of(dtype(a));
-    std::size_t const size_b = size_of(dtype(b));
+    Shape const extents_a = joinable::extents(a);
+    Shape const extents_b = joinable::extents(b);
+    Shape const strides_a = joinable::strides(a);
+    Shape const strides_b = joinable::strides(b);
+    std::size_t const size = size_of(joinable::dtype(a));
+    std::size_t const size_b = size_of(joinable::dtype(b));
     std::size_t const reach_a = detail::checked_reach(extents_a, strides_a, size);
     std::size_t const reach_b = detail::checked_reach(extents_b, strides_b, size_b);
     void const* const data_a = detail::traits_of<A const>::data(a);
     void const* const data_b = detail::traits_of<B const>::data(b);
     auto const first_a = reinterpret_cast<std::uintptr_t>(data_a);
     auto const first_b = reinterpret_cast<std::uintptr_t>(data_b);
-    if (device(a) != device(b) || first_a >= first_b + reach_b * size_b ||
+    if (joinable::device(a) != joinable::device(b) || first_a >= first_b + reach_b * size_b ||
         first_b >= first_a + reach_a * size || reach_a == 0 || reach_b == 0) {
         return false;
     }

@@ -215,16 +215,16 @@ template <Tensor T>
 [[nodiscard]] constexpr Shape strides(T const& tensor) {
     if constexpr (detail::has_strides<T>) {
         Shape const given = detail::shape_of(detail::traits_of<T>::strides(tensor));
-        if (std::size_t const rank = extents(tensor).size(); given.size() != rank) {
+        if (std::size_t const rank = joinable::extents(tensor).size(); given.size() != rank) {
             throw ContractViolation{detail::concat(
                 "a tensor has ", rank, " extents but ", given.size(), " strides; give one for each"
             )};
         }
         return given;
     } else if constexpr (detail::is_column_major<T>) {
-        return column_major_strides(extents(tensor));
+        return column_major_strides(joinable::extents(tensor));
     } else {
-        return row_major_strides(extents(tensor));
+        return row_major_strides(joinable::extents(tensor));
     }
 }
 
@@ -241,7 +241,7 @@ template <Tensor T>
 /// The number of elements of a tensor.
 template <Tensor T>
 [[nodiscard]] constexpr std::size_t numel(T const& tensor) {
-    return numel(extents(tensor));
+    return joinable::numel(joinable::extents(tensor));
 }
 
 /// Whether a tensor's elements lie one after another in the order of its type: column-major where its
@@ -249,9 +249,11 @@ template <Tensor T>
 template <Tensor T>
 [[nodiscard]] constexpr bool is_contiguous(T const& tensor) {
     if constexpr (detail::is_column_major<T>) {
-        return is_contiguous(detail::reversed(extents(tensor)), detail::reversed(strides(tensor)));
+        return joinable::is_contiguous(
+            detail::reversed(joinable::extents(tensor)), detail::reversed(joinable::strides(tensor))
+        );
     } else {
-        return is_contiguous(extents(tensor), strides(tensor));
+        return joinable::is_contiguous(joinable::extents(tensor), joinable::strides(tensor));
     }
 }
 
@@ -260,24 +262,24 @@ template <Tensor T>
 /// @throws ContractViolation  the tensor is not contiguous.
 template <WritableTensor T>
 [[nodiscard]] constexpr Buffer to_buffer(T&& tensor) {
-    if (!is_contiguous(tensor)) {
+    if (!joinable::is_contiguous(tensor)) {
         throw ContractViolation{
             "a collective needs a contiguous tensor; copy the strided one into a dense one first"
         };
     }
-    return {detail::traits_of<T>::data(tensor), numel(tensor), dtype(tensor)};
+    return {detail::traits_of<T>::data(tensor), joinable::numel(tensor), joinable::dtype(tensor)};
 }
 
 /// The memory of a contiguous tensor, to be read. Elements are in the order of its type.
 /// @throws ContractViolation  the tensor is not contiguous.
 template <Tensor T>
 [[nodiscard]] constexpr ConstBuffer to_const_buffer(T const& tensor) {
-    if (!is_contiguous(tensor)) {
+    if (!joinable::is_contiguous(tensor)) {
         throw ContractViolation{
             "a collective needs a contiguous tensor; copy the strided one into a dense one first"
         };
     }
-    return {detail::traits_of<T>::data(tensor), numel(tensor), dtype(tensor)};
+    return {detail::traits_of<T>::data(tensor), joinable::numel(tensor), joinable::dtype(tensor)};
 }
 
 }} // namespace joinable::v0

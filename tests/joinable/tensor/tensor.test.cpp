@@ -11,8 +11,29 @@
 
 #include <doctest/doctest.h>
 
+#include <joinable/bucket/tensor_size.hpp>
+#include <joinable/communicator/collectives.hpp>
+#include <joinable/communicator/self.hpp>
 #include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/overlap.hpp>
 #include <joinable/tensor/strided_view.hpp>
+
+/// An engine whose functions for its tensors have the names of joinable's.
+namespace engine_of_tensor_test {
+
+struct Tensor {
+    std::array<float, 6> numbers;
+};
+void extents(Tensor const&);
+void strides(Tensor const&);
+void numel(Tensor const&);
+void dtype(Tensor const&);
+void device(Tensor const&);
+void is_contiguous(Tensor const&);
+void to_buffer(Tensor&);
+void to_const_buffer(Tensor const&);
+
+} // namespace engine_of_tensor_test
 
 namespace {
 
@@ -115,6 +136,14 @@ struct joinable::tensor_traits<DenseColumns<T>> : joinable::tensor_traits<Mat<T>
 };
 
 template <>
+struct joinable::tensor_traits<engine_of_tensor_test::Tensor> {
+    using value_type = float;
+    static auto* data(auto& t) { return t.numbers.data(); }
+    static auto extents(engine_of_tensor_test::Tensor const&) { return std::array{2, 3}; }
+    static auto strides(engine_of_tensor_test::Tensor const&) { return std::array{3, 1}; }
+};
+
+template <>
 struct joinable::tensor_traits<Lazy> {
     static constexpr bool is_expression = true;
 };
@@ -197,6 +226,18 @@ TEST_CASE("a column-major tensor without strides of its own is dense") {
     DenseColumns<float> const tensor{{3, 2}};
     CHECK(joinable::strides(tensor) == Shape{1, 3});
     CHECK(joinable::to_const_buffer(tensor).data == tensor.numbers.data());
+}
+
+TEST_CASE("functions of an engine's namespace are never called for joinable's of the same name") {
+    engine_of_tensor_test::Tensor tensor{};
+    joinable::SelfCommunicator comm;
+    joinable::all_reduce(comm, tensor).wait();
+    CHECK(joinable::to_buffer(tensor).count == 6);
+    CHECK(joinable::to_const_buffer(tensor).dtype == DType::f32);
+    CHECK(joinable::numel(tensor) == 6);
+    CHECK_FALSE(joinable::is_overlapping(tensor));
+    CHECK(joinable::detail::tensor_size_of(tensor).numel == 6);
+    CHECK(joinable::share_memory(tensor, tensor));
 }
 
 static_assert(!joinable::Tensor<Lazy> && joinable::detail::is_expression<Lazy>);

@@ -5,7 +5,7 @@
 # control.cpp must compile: it shows that the others fail for their misuse and not for the way they
 # are compiled. No options but the standard and warnings as errors, so that users see the same:
 # without the latter a guard without a name, and with clang options out of order, are warnings.
-# A line "// OPTIONS: " has other options than the standard.
+# SYSTEM are folders of other libraries' headers. A line "// OPTIONS: " has other options than the standard.
 file(STRINGS ${SOURCE} standard REGEX "^// OPTIONS: ")
 string(REGEX REPLACE "^// OPTIONS: " "" standard "${standard}")
 if(standard)
@@ -14,6 +14,9 @@ else()
     set(standard -std=c++20)
 endif()
 set(options ${standard} -I${INCLUDE} -I${CMAKE_CURRENT_LIST_DIR}/..)
+foreach(folder IN LISTS SYSTEM)
+    list(APPEND options -isystem ${folder})
+endforeach()
 if(COMPILER MATCHES "nvcc")
     set(kind "nvcc")
     list(APPEND options -x cu -Werror all-warnings -ptx -o /dev/null) # its front end for the device alone

@@ -37,15 +37,15 @@ install() { # PACKAGE...
     fi
 }
 
-# Compilers that not every release of Debian has: whether PROGRAM is there, after installing the
-# packages if apt knows them. Says so when it is not.
+# What not every release of Debian has: whether PROGRAM is there, or the file of that path, after installing
+# the packages if apt knows them. Says so when it is not.
 install_optional() { # PROGRAM PACKAGE...
     local program=$1
     shift
     if command -v apt-get >/dev/null && apt-get install --dry-run "$@" >/dev/null 2>&1; then
         install "$@" || exit 1
     fi
-    if ! command -v "$program" >/dev/null; then
+    if [ ! -e "$program" ] && ! command -v "$program" >/dev/null; then
         echo "skipped: there is no $program, and apt does not know $* (as of its last update)"
         return 1
     fi

@@ -67,32 +67,31 @@ struct Weight {
     bool is_frozen = false;
 };
 
-/// In the place of Armadillo: the members of its dense matrices that traits need, columns one after another.
-namespace arma {
+/// An engine's family of dense matrices, columns one after another.
+namespace house {
 
 template <class T>
-class Mat {
+class Matrix {
 public:
-    using elem_type = T;
-    std::size_t const n_rows;
-    std::size_t const n_cols;
+    using element = T;
+    std::size_t const rows;
+    std::size_t const columns;
 
-    Mat(std::size_t rows, std::size_t columns)
-        : n_rows{rows}, n_cols{columns}, numbers_(rows * columns) {}
-    [[nodiscard]] T* memptr() { return numbers_.data(); }
-    [[nodiscard]] T const* memptr() const { return numbers_.data(); }
+    Matrix(std::size_t r, std::size_t c) : rows{r}, columns{c}, numbers_(r * c) {}
+    [[nodiscard]] T* memory() { return numbers_.data(); }
+    [[nodiscard]] T const* memory() const { return numbers_.data(); }
 
 private:
     std::vector<T> numbers_;
 };
 
 template <class T>
-class Col : public Mat<T> {
+class Column : public Matrix<T> {
 public:
-    explicit Col(std::size_t rows) : Mat<T>{rows, 1} {}
+    explicit Column(std::size_t count) : Matrix<T>{count, 1} {}
 };
 
-} // namespace arma
+} // namespace house
 
 /// What an engine's layers have in common, whatever their numbers are.
 class Layer {

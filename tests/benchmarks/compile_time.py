@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: BSL-1.0
 """What it costs to compile a file that includes the library, beside other libraries' headers.
 
-  python3 tests/benchmarks/compile_time.py [--rounds N] [--before FOLDER] [--compilers g++ clang++-19]
+  python3 tests/benchmarks/compile_time.py [--rounds N] [--before FOLDER] [--compilers g++ clang++-19] [--only TEXT]
 
 Compiles one file after the other, N rounds of all, and prints a Markdown table per compiler: median
 seconds of CPU (user and system), MiB at most, bytes of the object. The files: a trainer
 (compile_time/trainer.cpp); files that only include an umbrella; the standard headers that join.hpp
-includes; Eigen, range-v3 and libtorch, where they are installed. --before names another include/
-folder of this library, to compare with.
+includes; Eigen, range-v3 and libtorch, where they are installed; the header of an engine without and
+with its adapter. --before names another include/ folder of this library, to compare with; --only
+leaves out files whose row does not contain that text.
 """
 import argparse
 import importlib.util
@@ -21,6 +22,7 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 INCLUDE = HERE.parent.parent / "include"
+ENGINES = {"eigen": "<Eigen/Core>", "armadillo": "<armadillo>", "xtensor": "<xtensor/xtensor.hpp>"}
 
 
 def torch_includes():
@@ -60,6 +62,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--before", type=pathlib.Path, help="include/ of another version of the library")
     parser.add_argument("--compilers", nargs="+", default=["g++", "clang++-19"])
+    parser.add_argument("--only", default="", help="text that the rows to measure contain, as 'adapter'")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         def file(name, text):
@@ -80,6 +83,15 @@ def main():
             ("`<range/v3/all.hpp>` alone", [], file("range", "#include <range/v3/all.hpp>\n")),
             ("`<torch/torch.h>` alone", torch_includes(), file("torch", "#include <torch/torch.h>\n")),
         ]
+        for name, header in ENGINES.items():
+            includes = [INCLUDE, "/usr/include/eigen3"]
+            own = f"#include {header}\n"
+            adapter = f"#include <joinable/interop/{name}.hpp>\n"
+            rows += [
+                (f"`{header}` without its adapter", includes, file(f"{name}_alone", own)),
+                (f"`{header}` with its adapter", includes, file(f"{name}_adapter", own + adapter)),
+            ]
+        rows = [row for row in rows if arguments.only in row[0]]
         for compiler in arguments.compilers:
             measured = {row[0]: [] for row in rows}
             for _ in range(arguments.rounds):
@@ -91,7 +103,7 @@ def main():
                     print(f"| {name} | does not compile, or is not installed | | |")
                     continue
                 seconds, kib, size = (statistics.median(values) for values in zip(*results))
-                print(f"| {name} | {seconds:.1f} | {kib / 1024:.0f} | {size:.0f} |", flush=True)
+                print(f"| {name} | {seconds:.2f} | {kib / 1024:.0f} | {size:.0f} |", flush=True)
 
 
 main()

@@ -38,6 +38,27 @@ class Mutation:
 
 
 MUTATIONS = [
+    # -- in which order the elements of a tensor lie ------------------------------------------------
+    Mutation(
+        "column-major-types-have-row-major-strides", "tensor/tensor.hpp",
+        "return column_major_strides(joinable::extents(tensor));",
+        "return row_major_strides(joinable::extents(tensor));",
+        "tensor/tensor.test.cpp", "*column-major*",
+    ),
+    Mutation(
+        "collectives-take-any-dense-order", "tensor/tensor.hpp",
+        "return joinable::is_contiguous(joinable::extents(tensor), joinable::strides(tensor));",
+        "return joinable::is_contiguous(joinable::extents(tensor), joinable::strides(tensor)) ||\n"
+        "            joinable::is_contiguous(detail::reversed(joinable::extents(tensor)), "
+        "detail::reversed(joinable::strides(tensor)));",
+        "tensor/tensor.test.cpp", "*column-major*",
+    ),
+    Mutation(
+        "the-order-of-a-type-is-ignored", "tensor/tensor.hpp",
+        "concept is_column_major = requires { requires traits_of<T>::is_column_major; };",
+        "concept is_column_major = false && requires { requires traits_of<T>::is_column_major; };",
+        "tensor/tensor.test.cpp", "*column-major*",
+    ),
     # -- what a model refuses, and what ranks compare of it -----------------------------------------
     Mutation(
         "parameters-may-share-memory", "participant/detail/check_parameters.ipp",

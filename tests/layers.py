@@ -62,7 +62,7 @@ OWNED = {
     r"cuda.*": {"device/cuda", "communicator/nccl"},
     r"nccl\.h": {"communicator/nccl"},
     r"mpi\.h": {"communicator/mpi"},
-    r"nvtx3/.*|range/v3/.*|Eigen/.*|armadillo|xtensor/.*": {"interop"},
+    r"nvtx3/.*|range/v3/.*|Eigen/.*|armadillo|xtensor/.*|mdspan": {"interop"},
     r"nlohmann/.*": {"checkpoint"},
 }
 # Nobody gets these unasked: they need other libraries, and may refuse a compiler; or a network; or would make

@@ -62,11 +62,11 @@ if $all; then
     step "headers alone, with g++"
     cmake --preset release >/dev/null
     cmake --build build/release --target all_verify_interface_header_sets joinable_nccl_headers
-    step "headers together, with nvcc" # range-v3 does not compile in a .cu file, and engines may be missing or warn there
+    step "headers together, with nvcc" # range-v3 and mdspan do not compile in a .cu file, and engines may be missing or warn there
     if command -v nvcc >/dev/null; then
         mkdir -p build/nvcc
         left_out=(! -path '*/interop/range_v3.hpp')
-        for engine in eigen armadillo xtensor; do
+        for engine in eigen armadillo xtensor mdspan; do
             left_out+=(! -path "*/interop/$engine.hpp")
         done
         if ! echo '#include <nccl.h>' | nvcc -x cu -E - >/dev/null 2>&1; then
@@ -88,6 +88,7 @@ if $all; then
     oldest=g++
     if install_optional clang++-19 clang-19 libclang-rt-19-dev; then
         oldest=clang++-19
+        install_optional /usr/lib/llvm-19/include/c++/v1/mdspan libc++-19-dev libc++abi-19-dev || true
         python3 tests/budget/check_budget.py
         build_and_test tsan
     fi

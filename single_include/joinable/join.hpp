@@ -874,8 +874,8 @@ struct DeviceId {
 /// A class `Tensor` of the global namespace is written with `::` before it there, inside the
 /// specialisation as well: this namespace has names of its own. So are `Parameter`, `Buffer` and `Shape`.
 ///
-/// Types of Eigen, Armadillo and xtensor need no specialisation: include interop/eigen.hpp, armadillo.hpp
-/// or xtensor.hpp.
+/// Types of Eigen, Armadillo and xtensor, and std::mdspan, need no specialisation: include
+/// interop/eigen.hpp, armadillo.hpp, xtensor.hpp or mdspan.hpp.
 ///
 /// Traits of a base class do not count for what is derived from it (`arma::Col` from `arma::Mat`). One
 /// constrained specialisation adapts the whole family; those of this header stay the choice for their types:

@@ -4392,7 +4392,8 @@ make_arena(Comm& comm, std::size_t bytes, std::size_t alignment = Arena::default
 /// @file
 /// The collectives over tensors instead of buffers. Collective, like the members that they call;
 /// each returns the communicator's Work, and the tensors must live until it is waited for.
-/// All throw ContractViolation before any data moves when a tensor is not contiguous.
+/// All throw ContractViolation before any data moves when a tensor is not contiguous. Elements go in the
+/// order of the tensor's type, so of a column-major one a gathering collective puts columns side by side.
 
 namespace joinable { inline namespace v0 {
 

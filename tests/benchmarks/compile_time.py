@@ -6,8 +6,8 @@
 
 Compiles one file after the other, N rounds of all, and prints a Markdown table per compiler: median
 seconds of CPU (user and system), MiB at most, bytes of the object. The files: a trainer
-(compile_time/trainer.cpp); files that only include an umbrella; the standard headers that join.hpp
-includes; Eigen, range-v3 and libtorch, where they are installed; the header of an engine without and
+(compile_time/trainer.cpp); files that only include an umbrella; these two in a program that compiles the
+library once, and the source file of such a program; the standard headers that join.hpp includes; Eigen, range-v3 and libtorch, where they are installed; the header of an engine without and
 with its adapter. --before names another include/ folder of this library, to compare with; --only
 leaves out files whose row does not contain that text.
 """
@@ -32,8 +32,9 @@ def torch_includes():
     return [root, root / "torch/csrc/api/include"]
 
 
-def standard_headers(include):
-    """What join.hpp includes of the standard library and the system, directly or through its own."""
+def standard_headers(include, once=False):
+    """What join.hpp includes of the standard library and the system, directly or through its own; `once`: in
+    a program that compiles the library once."""
     seen, found, todo = set(), set(), ["joinable/join.hpp"]
     while todo:
         name = todo.pop()
@@ -41,7 +42,8 @@ def standard_headers(include):
             continue
         seen.add(name)
         for header in re.findall(r"(?m)^#include <(.*)>", (include / name).read_text()):
-            (todo.append if header.startswith("joinable/") else found.add)(header)
+            if not once or not header.endswith(".ipp"):
+                (todo.append if header.startswith("joinable/") else found.add)(header)
     return "".join(f"#include <{header}>\n" for header in sorted(found))
 
 
@@ -73,12 +75,17 @@ def main():
         trainer = HERE / "compile_time/trainer.cpp"
         only = {name: file(name, f"#include <joinable/{name}.hpp>\n") for name in ("join", "core")}
         versions = [("", INCLUDE)] + ([("before: ", arguments.before)] if arguments.before else [])
+        once = "#define JOINABLE_SEPARATE_COMPILATION\n"
         rows = []
         for label, include in versions:
             rows.append((f"{label}a trainer: DDP, Step, Join, threads", [include], trainer))
             rows += [(f"{label}`<joinable/{name}.hpp>` alone", [include], path) for name, path in only.items()]
         rows += [
             ("the standard headers of join.hpp", [], file("standard", standard_headers(INCLUDE))),
+            ("a trainer, compiled once", [INCLUDE], file("trainer_once", once + trainer.read_text())),
+            ("`<joinable/join.hpp>` alone, compiled once", [INCLUDE], file("join_once", once + only["join"].read_text())),
+            ("its standard headers", [], file("standard_once", standard_headers(INCLUDE, once=True))),
+            ("`<joinable/src.hpp>`, the one source file", [INCLUDE], file("src", once + "#include <joinable/src.hpp>\n")),
             ("`<Eigen/Dense>` alone", ["/usr/include/eigen3"], file("eigen", "#include <Eigen/Dense>\n")),
             ("`<range/v3/all.hpp>` alone", [], file("range", "#include <range/v3/all.hpp>\n")),
             ("`<torch/torch.h>` alone", torch_includes(), file("torch", "#include <torch/torch.h>\n")),

@@ -43,6 +43,7 @@ ROOMS = {
     f"{MEMORY}/group": f"base tensor device communicator {MEMORY}/board {MEMORY}/engine",
     f"{MEMORY}/process": f"base device communicator {MEMORY}/board {MEMORY}/group",
     MEMORY: f"base device communicator {MEMORY}/board {MEMORY}/engine {MEMORY}/group {MEMORY}/process",
+    "communicator/algorithms": "base tensor reduction communicator",
     "communicator/tcp": "base reduction communicator",
     "communicator/mpi": "base tensor reduction device communicator",
     "communicator/nccl": f"base tensor device device/cuda communicator {MEMORY} agreement",
@@ -66,11 +67,11 @@ OWNED = {
     r"nlohmann/.*": {"checkpoint"},
 }
 # Nobody gets these unasked: they need other libraries, and may refuse a compiler; or a network; or would make
-# a file that shards nothing slower to compile.
+# a file that does without them slower to compile.
 OPT_IN = re.compile(
-    r"interop/|device/cuda/|communicator/(mpi|nccl|tcp)/|participant/(captured_step|detail/captures)\.hpp|"
+    r"interop/|device/cuda/|communicator/(algorithms|mpi|nccl|tcp)/|participant/(captured_step|detail/captures)\.hpp|"
     r"optimizer/|participant/(zero_|sharded_|detail/(shard_|sharded_|bucket_arenas))|checkpoint/|"
-    r"agreement/staged_collectives\.hpp|(checkpoint|cuda|mpi|nccl|nccl_graphs|nvtx|src|tcp|zero)\.hpp"
+    r"agreement/staged_collectives\.hpp|(algorithms|checkpoint|cuda|mpi|nccl|nccl_graphs|nvtx|src|tcp|zero)\.hpp"
 )
 PUBLIC = r"namespace joinable \{ inline namespace v0 \{" # and what ctags understand
 # What lies beside the folders: documents lie in the room that they describe.

@@ -580,6 +580,38 @@ MUTATIONS = [
         "void list_averaged(std::vector<void const*>&) const noexcept {}", "",
         "participant/sharded_data_parallel.test.cpp", "a ZeroRedundancyOptimizer over*",
     ),
+    # -- all-reduces by messages --------------------------------------------------------------------
+    Mutation(
+        "partners-combine-in-two-orders", "communicator/algorithms/message_schedule.hpp",
+        "combine_whole(partner < index_, step);", "combine_whole(true, step);",
+        "communicator/algorithms/message_schedule.test.cpp", "elements are combined in the order*",
+    ),
+    Mutation(
+        "pieces-share-a-slot", "communicator/algorithms/detail/ring.hpp",
+        "return of_block_ == 1 ? 0 : static_cast<int>(piece % 2);", "return 0;",
+        "communicator/algorithms/message_schedule.test.cpp", "what a rank does in one step*",
+    ),
+    Mutation(
+        "slots-of-the-longest-block", "communicator/algorithms/message_schedule.hpp",
+        "is_cut ? segment_ : longest_block);",
+        "ElementRange{0, longest_block}.part(0, detail::segments_of(longest_block, segment_)).size());",
+        "communicator/algorithms/message_schedule.test.cpp", "every rank gets*",
+    ),
+    Mutation(
+        "operations-share-a-tag", "communicator/algorithms/detail/message_engine.hpp",
+        "options_.tag + tag_offset", "options_.tag + 0 * tag_offset",
+        "communicator/algorithms/communicator.test.cpp", "ranks that do not compare*",
+    ),
+    Mutation(
+        "ranks-that-compare-find-nothing", "communicator/algorithms/detail/message_engine.hpp",
+        "return compared_[0] == ~compared_[1];", "return true;",
+        "communicator/algorithms/communicator.test.cpp", "ranks that compare*",
+    ),
+    Mutation(
+        "a-failed-message-is-kept-secret", "communicator/algorithms/detail/message_engine.hpp",
+        "comm_.abort(blamed_on(comm_.rank(), reason_of(error)));", "",
+        "communicator/algorithms/communicator.test.cpp", "a rank that fails tells*",
+    ),
 ]
 
 

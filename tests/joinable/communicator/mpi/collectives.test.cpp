@@ -12,8 +12,10 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <simulator/plans.hpp>
 #include <support/mpi_ranks.hpp>
 
+#include <joinable/algorithms.hpp>
 #include <joinable/communicator/capabilities.hpp>
 #include <joinable/communicator/collectives.hpp>
 #include <joinable/communicator/shared_buffer.hpp>
@@ -408,6 +410,17 @@ TEST_CASE("messages of one tag keep their order, and those of another one may pa
         std::vector<double> got_large(large.size());
         joinable::receive(comm, got_large, before, 5).wait();
         CHECK(got_large == std::vector<double>(large.size(), before));
+    });
+}
+
+TEST_CASE("all-reduces are made of messages over MPI, by every algorithm") {
+    run_mpi_ranks({1, 2, 3, 4, 8}, [](MpiCommunicator& comm) {
+        for (joinable::AllReducePlan const& plan : all_plans(comm.size(), 4096)) {
+            joinable::MessageCommunicator over{comm, {.plan = plan, .check = true}};
+            std::vector<double> values(10'000, comm.rank() + 1);
+            over.all_reduce({values.data(), values.size(), DType::f64}, ReduceOp::sum).wait();
+            CHECK(values == std::vector<double>(10'000, comm.size() * (comm.size() + 1) / 2));
+        }
     });
 }
 

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+/// @file
+/// All-reduce algorithms by messages: their steps, their costs, and collectives over any communicator that
+/// sends and receives.
+
+#include <joinable/communicator/algorithms/communicator.hpp>
+#include <joinable/communicator/algorithms/message_schedule.hpp>
+#include <joinable/communicator/algorithms/message_step.hpp>
+#include <joinable/communicator/algorithms/options.hpp>
+#include <joinable/communicator/algorithms/plan.hpp>

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <chrono>
+#include <climits>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/algorithms/detail/message_engine.hpp>
+#include <joinable/communicator/algorithms/options.hpp>
+#include <joinable/communicator/algorithms/plan.hpp>
+#include <joinable/communicator/capabilities.hpp>
+#include <joinable/communicator/communicator.hpp>
+#include <joinable/communicator/detail/checks.hpp>
+#include <joinable/communicator/detail/collective_members.hpp>
+#include <joinable/communicator/detail/request.hpp>
+#include <joinable/detail/text.hpp>
+#include <joinable/detail/unwinding.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/buffer.hpp>
+
+namespace joinable { inline namespace v0 {
+
+/// Ranks that exchange messages in host memory: all that a MessageCommunicator needs. Every communicator that
+/// models SendsAndReceives, and reduces host memory, is one.
+///
+/// `comm` is an lvalue of `C`.
+/// | expression                        | result             | meaning                                     |
+/// |-----------------------------------|--------------------|---------------------------------------------|
+/// | `comm.rank()`, `comm.size()`      | convertible to int | as in Communicator                          |
+/// | `comm.send(in, to, tag)`          | Work               | returns before the receive is posted        |
+/// | `comm.receive(buffer, from, tag)` | Work               | messages of one tag between two ranks keep  |
+/// |                                   |                    | their order; count and dtype agree on both  |
+template <class C>
+concept ExchangesMessages = detail::has_rank<C> && detail::has_size<C> && detail::has_send<C> &&
+                            detail::has_receive<C> && detail::reduces_host_memory<C>;
+
+/// Says in one sentence what a class lacks to exchange messages.
+template <class C>
+consteval bool models_exchanges_messages() {
+    static_assert(detail::has_rank<C>, "ExchangesMessages: expected a member 'int rank() const'");
+    static_assert(detail::has_size<C>, "ExchangesMessages: expected a member 'int size() const'");
+    static_assert(
+        detail::has_send<C>,
+        "ExchangesMessages: expected a member 'Work send(ConstBuffer, int to, int tag)'"
+    );
+    static_assert(
+        detail::has_receive<C>,
+        "ExchangesMessages: expected a member 'Work receive(Buffer, int from, int tag)'"
+    );
+    static_assert(
+        detail::reduces_host_memory<C>,
+        "ExchangesMessages: expected a communicator of host memory, where messages are combined"
+    );
+    return ExchangesMessages<C>;
+}
+
+template <class Comm>
+class MessageCommunicator;
+
+/// A collective of one rank, which is made of messages. Destroyed unfinished it waits, and while unwinding it
+/// aborts, where the communicator below can. It does not outlive the communicator.
+template <class Comm>
+class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] MessageWork {
+public:
+    MessageWork(MessageWork&& other) noexcept
+        : engine_{std::exchange(other.engine_, nullptr)}, number_{other.number_},
+          unwinding_{other.unwinding_} {}
+    MessageWork& operator=(MessageWork&&) = delete;
+
+    ~MessageWork() {
+        if (engine_ == nullptr || engine_->is_done(number_)) {
+            return;
+        }
+        try {
+            if (unwinding_.has_begun()) {
+                engine_->abort_for_exception("a collective");
+            }
+            engine_->wait(number_);
+        } catch (...) { // NOLINT(bugprone-empty-catch): there is nobody to tell; all are awake
+        }
+    }
+
+    /// Blocks until this rank's part is done: then its buffer is final. Does this rank's part in the
+    /// collectives that were posted before, too. Waiting again returns at once, or throws again.
+    /// @throws what messages of the communicator below throw, unchanged; Mismatch, see MessageOptions::check.
+    void wait() { engine_->wait(number_); }
+    /// Makes progress; true once wait() would return at once. @throws as wait() does; TimedOut where test() of
+    /// a message does.
+    [[nodiscard]] bool test() { return engine_->test(number_); }
+    /// The same without that deadline, for a rank that waits in the end.
+    [[nodiscard]] bool progress() { return engine_->progress(number_); }
+
+private:
+    friend class MessageCommunicator<Comm>;
+    MessageWork(detail::MessageEngine<Comm>& engine, std::uint64_t number) noexcept
+        : engine_{&engine}, number_{number} {}
+
+    detail::MessageEngine<Comm>* engine_;
+    std::uint64_t number_;
+    detail::Unwinding unwinding_;
+};
+
+/// All-reduces, broadcasts and barriers, made of the messages of another communicator: AllReduceAlgorithm says
+/// of which, and in which order elements are combined. All ranks get the same bits, every time.
+///
+/// It refers to that communicator, which outlives it and may be used beside it: see MessageOptions::tag. What
+/// that communicator offers of abort(), set_deadline() and keep_alive() is offered here, too.
+///
+/// A collective makes progress inside wait() and test(), and only one at a time, in the order in which they
+/// were posted. It needs scratch memory, which is kept for the next one: see AllReducePlan::segment_bytes.
+///
+/// A failure of a message is thrown unchanged. Before, the communicator below is aborted with the same reason,
+/// where it models Aborts: then all ranks throw that reason at once, and both communicators are useless. Where
+/// it does not, each rank throws at its own deadline. That deadline is of one message: a rank that waits for
+/// others meanwhile may be the one that TimedOut names. A rank that destroys this object while others wait for
+/// its messages lets them time out, unless it is unwinding, or the communicator below goes, too.
+///
+/// All members that take buffers throw ContractViolation before any data moves when a root is no rank, memory
+/// is missing, or floats are combined bit by bit. One thread at a time uses an object and the communicator
+/// below.
+template <class Comm>
+class MessageCommunicator
+    : public detail::BasicCollectives<MessageCommunicator<Comm>, MessageWork<Comm>> {
+    static_assert(models_exchanges_messages<Comm>());
+
+public:
+    /// Local.
+    /// @throws ContractViolation  the extents of a torus do not fit the number of ranks; there is no room for
+    ///                            tags of at least 0.
+    [[nodiscard]] explicit MessageCommunicator(Comm& comm, MessageOptions const& options = {})
+        : engine_{comm, options} {
+        if (options.plan) {
+            (void)MessageSchedule::all_reduce(*options.plan, size(), 0, 1);
+        }
+        if (options.tag < 0 || options.tag > INT_MAX - tags) {
+            throw ContractViolation{detail::concat(
+                "MessageOptions::tag must be at least 0 and leave room for ",
+                tags,
+                " tags, but is ",
+                options.tag
+            )};
+        }
+    }
+    MessageCommunicator(MessageCommunicator const&) = delete;
+    MessageCommunicator& operator=(MessageCommunicator const&) = delete;
+    ~MessageCommunicator() {
+        if (unwinding_.has_begun()) {
+            engine_.abort_for_exception("the scope of its communicator");
+        }
+    }
+
+    [[nodiscard]] int rank() const { return engine_.communicator().rank(); }
+    [[nodiscard]] int size() const { return engine_.communicator().size(); }
+    /// By which an all-reduce of so many bytes runs.
+    [[nodiscard]] AllReducePlan plan_for(std::size_t bytes) const {
+        return engine_.plan_for(bytes);
+    }
+
+    /// Not collective. A message of the communicator below, whose tag is none of collectives.
+    auto send(ConstBuffer buffer, int to, int tag = 0) {
+        check_tag(tag);
+        return engine_.communicator().send(buffer, to, tag);
+    }
+    /// Not collective. The other side of send().
+    auto receive(Buffer buffer, int from, int tag = 0) {
+        check_tag(tag);
+        return engine_.communicator().receive(buffer, from, tag);
+    }
+
+    /// Local. Aborts the communicator below.
+    void abort(AbortReason const& reason)
+        requires detail::has_abort<Comm>
+    {
+        engine_.communicator().abort(reason);
+    }
+    [[nodiscard]] bool is_aborted() const
+        requires detail::has_abort<Comm>
+    {
+        return engine_.communicator().is_aborted();
+    }
+    /// Local; for messages that start later. Returns the deadline that was in force.
+    std::chrono::nanoseconds set_deadline(std::chrono::nanoseconds deadline)
+        requires detail::has_set_deadline<Comm>
+    {
+        return engine_.communicator().set_deadline(deadline);
+    }
+    /// Local. Ranks that wait for a message of this one do so for one more deadline from now.
+    void keep_alive()
+        requires detail::has_keep_alive<Comm>
+    {
+        engine_.communicator().keep_alive();
+    }
+    /// Local. The ranks on the other sides of the messages that this rank waits for.
+    [[nodiscard]] std::vector<int> missing_ranks() const { return engine_.missing_ranks(); }
+
+private:
+    static constexpr int tags = 129; ///< one for each collective and operation, and one to compare
+
+    friend class detail::BasicCollectives<MessageCommunicator, MessageWork<Comm>>;
+    MessageWork<Comm> post(detail::Request const& request) {
+        return {engine_, engine_.post(request)};
+    }
+    void check_tag(int tag) const {
+        int const first = engine_.options().tag;
+        if (tag >= first && tag - first < tags) {
+            throw ContractViolation{detail::concat(
+                "tags from ",
+                first,
+                " to ",
+                first + tags - 1,
+                " are those of collectives, but a message was given ",
+                tag,
+                ": take another one, or set MessageOptions::tag"
+            )};
+        }
+    }
+
+    detail::MessageEngine<Comm> engine_;
+    detail::Unwinding unwinding_;
+};
+
+}} // namespace joinable::v0

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <joinable/communicator/algorithms/message_schedule.hpp>
+#include <joinable/communicator/algorithms/message_step.hpp>
+#include <joinable/communicator/work.hpp>
+#include <joinable/reduction/reduce.hpp>
+#include <joinable/tensor/buffer.hpp>
+#include <joinable/tensor/reduce_op.hpp>
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// How a caller goes on with what is on its way.
+enum class Waiting : std::uint8_t {
+    blocks,
+    tests, ///< ends by the deadline
+    polls, ///< the same without a deadline
+};
+
+/// Runs the steps of one rank of a schedule over messages of `Comm`.
+template <class Comm>
+class ScheduleRun {
+public:
+    ScheduleRun(
+        MessageSchedule schedule,
+        int rank,
+        Buffer buffer,
+        ReduceOp op,
+        std::array<std::byte*, 2> slots,
+        int tag
+    )
+        : schedule_{std::move(schedule)}, steps_{schedule_.steps(rank)}, buffer_{buffer}, op_{op},
+          slots_{slots}, tag_{tag} {}
+    ScheduleRun(ScheduleRun const&) = delete;
+    ScheduleRun& operator=(ScheduleRun const&) = delete;
+
+    /// Whether all steps are done. @throws what messages throw.
+    [[nodiscard]] bool advance(Comm& comm, Waiting waiting) {
+        for (;;) {
+            if (!is_settled(receiving_, waiting) || !is_settled(sending_, waiting)) {
+                return false;
+            }
+            if (!steps_.next(step_)) {
+                return true;
+            }
+            start(comm, step_);
+        }
+    }
+    /// The other sides of messages that are on their way.
+    [[nodiscard]] std::vector<int> missing_ranks() const {
+        std::vector<int> ranks;
+        if (receiving_) {
+            ranks.push_back(step_.receive.peer);
+        }
+        if (sending_ && (!receiving_ || step_.send.peer != ranks.front())) {
+            ranks.push_back(step_.send.peer);
+        }
+        return ranks;
+    }
+
+private:
+    using Sending = decltype(std::declval<Comm&>().send(ConstBuffer{}, 0, 0));
+    using Receiving = decltype(std::declval<Comm&>().receive(Buffer{}, 0, 0));
+
+    void start(Comm& comm, MessageStep const& step) {
+        if (!step.receive.is_none()) {
+            (void)receiving_.emplace(comm.receive(place_of(step.receive), step.receive.peer, tag_)
+            ); // the work is kept: nvcc 13 looks at what emplace() returns
+        }
+        if (!step.send.is_none()) {
+            (void)sending_.emplace(comm.send(place_of(step.send), step.send.peer, tag_));
+        }
+        if (!step.combine.is_none()) {
+            combine(step.combine);
+        }
+    }
+    template <class Work>
+    [[nodiscard]] static bool is_settled(std::optional<Work>& work, Waiting waiting) {
+        if (!work) {
+            return true;
+        }
+        if (waiting == Waiting::blocks) {
+            work->wait();
+        } else if (waiting == Waiting::tests ? !work->test() : !make_progress(*work)) {
+            return false;
+        }
+        work.reset();
+        return true;
+    }
+
+    [[nodiscard]] std::byte* address_of(ElementRange range) const noexcept {
+        return static_cast<std::byte*>(buffer_.data) + range.begin * size_of(buffer_.dtype);
+    }
+    [[nodiscard]] Buffer place_of(Transfer const& transfer) const noexcept {
+        std::byte* const data = transfer.slot == Transfer::in_place
+                                    ? address_of(transfer.range)
+                                    : slots_[static_cast<std::size_t>(transfer.slot)];
+        return {data, transfer.range.size(), buffer_.dtype};
+    }
+    void combine(Combination const& combination) const {
+        std::byte* const own = address_of(combination.range);
+        std::byte* const slot = slots_[static_cast<std::size_t>(combination.slot)];
+        std::array<std::byte*, 2> const operands =
+            combination.slot_is_left ? std::array{slot, own} : std::array{own, slot};
+        auto const operand = [&](std::size_t i) { return operands[i]; };
+        auto const result = [&](std::size_t) { return own; };
+        reduce_to(buffer_.dtype, op_, {2, operand}, {1, result}, combination.range.size());
+    }
+
+    MessageSchedule schedule_;
+    MessageSteps steps_;
+    Buffer buffer_;
+    ReduceOp op_;
+    std::array<std::byte*, 2> slots_;
+    int tag_;
+    MessageStep step_;
+    std::optional<Receiving> receiving_;
+    std::optional<Sending> sending_;
+};
+
+}}} // namespace joinable::v0::detail

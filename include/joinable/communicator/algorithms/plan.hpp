@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <limits>
+#include <string_view>
+#include <vector>
+
+/// @file
+/// The all-reduce algorithms, what each of them costs, and which one is the cheapest.
+
+namespace joinable { inline namespace v0 {
+
+/// How an all-reduce is made of messages. N is the number of ranks, S the bytes of the buffer. All ranks
+/// get the same bits from every algorithm. What differs is the order in which elements are combined:
+///
+/// | algorithm        | messages, one after another     | order of combination                          |
+/// |------------------|---------------------------------|-----------------------------------------------|
+/// | star             | 2 (N - 1) of S                  | rank order 0, 1, ..., N - 1                   |
+/// | tree             | 2 log2 N of S                   | rank order; brackets are those of a binomial  |
+/// |                  |                                 | tree                                          |
+/// | double_tree      | 4 (log2 N + k - 1) of S / 2k    | rank order, in the second half of the buffer  |
+/// |                  |                                 | 1, ..., N - 1, 0 where N is odd; brackets are |
+/// |                  |                                 | those of a binary tree for each half          |
+/// | butterfly        | log2 N of S                     | rank order; brackets are those of a binary    |
+/// |                  |                                 | tree                                          |
+/// | ring             | 2 (N - 1) of S / N              | of block b: b + 1, b + 2, ..., b (mod N)      |
+/// | segmented_ring   | (k + 1) (N - 1), of S / kN and  | as ring                                       |
+/// |                  | of S / N                        |                                               |
+/// | halving_doubling | 2 log2 N of S / 2, S / 4, ...   | as torus with extents of 2                    |
+/// | torus            | 2 (d - 1) along each dimension  | as ring along each dimension, the first       |
+/// |                  | of d ranks                      | dimension inside                              |
+///
+/// A combination of f16 or bf16 is rounded to 16 bits.
+///
+/// Butterfly and halving_doubling run over a power of two of ranks, and torus over the product of its extents.
+/// With M surplus ranks, the first M even ranks each give their buffer to the next rank before, and get the
+/// result from it after. (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations
+/// in MPICH", 2005.) The other algorithms take any number of ranks.
+enum class AllReduceAlgorithm : std::uint8_t {
+    star,        ///< all to rank 0, and back: a parameter server
+    tree,        ///< reduce and broadcast along a binomial tree
+    double_tree, ///< halves along two binary trees: leaves of one have children in the other; in k blocks
+    butterfly,        ///< recursive doubling: partners exchange all they have
+    ring,             ///< each block passes through all ranks, twice
+    segmented_ring,   ///< the same in k pieces: a piece is combined while the next one travels
+    halving_doubling, ///< Rabenseifner's: partners exchange halves, quarters, ...
+    torus,            ///< rings along the dimensions of a grid of ranks
+};
+/// How many there are, from 0 on.
+inline constexpr std::size_t all_reduce_algorithm_count = 8;
+
+/// As it is spelled here.
+[[nodiscard]] constexpr std::string_view name_of(AllReduceAlgorithm algorithm) noexcept {
+    constexpr std::string_view names[] = {
+        "star",
+        "tree",
+        "double_tree",
+        "butterfly",
+        "ring",
+        "segmented_ring",
+        "halving_doubling",
+        "torus",
+    };
+    static_assert(std::size(names) == all_reduce_algorithm_count);
+    return names[static_cast<std::size_t>(algorithm)];
+}
+
+/// An algorithm with what it leaves open. The same on all ranks.
+struct AllReducePlan {
+    AllReduceAlgorithm algorithm = AllReduceAlgorithm::ring;
+    /// The longest message of double_tree, and in the first half of ring, segmented_ring, halving_doubling and
+    /// torus, which then combine a piece while the next one travels. Scratch memory is two such pieces.
+    /// 0: nothing is cut, but segmented_ring cuts its blocks into two, and scratch memory is as large as the
+    /// longest message.
+    std::size_t segment_bytes = 0;
+    /// Of torus, from the dimension in which ranks are neighbours up; empty: torus_extents(ranks).
+    std::vector<int> extents = {};
+
+    friend bool operator==(AllReducePlan const&, AllReducePlan const&) = default;
+};
+
+/// What messages and combinations take on the machines of the ranks.
+struct MessageCosts {
+    double message_seconds = 20e-6;  ///< of a message, however short: alpha
+    double bytes_per_second = 1e9;   ///< of a link, in each direction: B
+    double combine_seconds = 0.1e-9; ///< of a byte: C
+
+    /// A message of so many bytes: alpha + bytes / B.
+    [[nodiscard]] constexpr double message(double bytes) const noexcept {
+        return message_seconds + bytes / bytes_per_second;
+    }
+    [[nodiscard]] constexpr double combination(double bytes) const noexcept {
+        return bytes * combine_seconds;
+    }
+};
+
+/// The dimensions of a torus of all ranks: their prime factors, ascending, multiplied up where more than
+/// `dimensions` would result, so that extents are nearly equal. A prime number of ranks makes a ring.
+[[nodiscard]] constexpr std::vector<int> torus_extents(int ranks, std::size_t dimensions = 31) {
+    std::vector<int> factors;
+    for (int factor = 2; ranks > 1;) {
+        if (factor > ranks / factor) {
+            factor = ranks; // what is left is prime
+        }
+        if (ranks % factor == 0) {
+            factors.push_back(factor);
+            ranks /= factor;
+        } else {
+            ++factor;
+        }
+    }
+    std::vector<int> extents((std::min)(dimensions, factors.size()), 1);
+    for (auto factor = factors.rbegin(); factor != factors.rend(); ++factor) {
+        *std::min_element(extents.begin(), extents.end()) *= *factor;
+    }
+    std::sort(extents.begin(), extents.end());
+    return extents;
+}
+
+namespace detail {
+
+/// The smallest number of rounds in which all ranks can know of each other.
+[[nodiscard]] constexpr int rounded_up_log2(int ranks) noexcept {
+    return static_cast<int>(std::bit_width(static_cast<unsigned>(ranks) - 1U));
+}
+[[nodiscard]] constexpr int largest_power_of_two(int ranks) noexcept {
+    return static_cast<int>(std::bit_floor(static_cast<unsigned>(ranks)));
+}
+/// The dimensions of ranks that are a power of two: a hypercube.
+[[nodiscard]] constexpr std::vector<int> hypercube(int ranks) {
+    return std::vector<int>(static_cast<std::size_t>(rounded_up_log2(ranks)), 2);
+}
+/// How many segments `whole` makes; without a length of segments it is one.
+[[nodiscard]] constexpr std::size_t segments_of(std::size_t whole, std::size_t segment) noexcept {
+    return segment == 0 || whole <= segment ? 1 : whole / segment + (whole % segment == 0 ? 0 : 1);
+}
+[[nodiscard]] constexpr int product_of(std::vector<int> const& extents) noexcept {
+    int product = 1;
+    for (int const extent : extents) {
+        product *= extent;
+    }
+    return product;
+}
+/// The length of segments, in units of which the buffer has `whole`; 0: nothing is cut.
+[[nodiscard]] constexpr std::size_t
+segment_of(AllReducePlan const& plan, std::size_t whole, int ranks, std::size_t unit) noexcept {
+    if (plan.segment_bytes == 0 && plan.algorithm == AllReduceAlgorithm::segmented_ring) {
+        std::size_t const half_blocks = 2 * static_cast<std::size_t>(ranks);
+        return (whole + half_blocks - 1) / half_blocks;
+    }
+    return plan.segment_bytes == 0 ? 0 : (std::max)(plan.segment_bytes / unit, std::size_t{1});
+}
+/// The dimensions that a plan has rings along, from the first one up. @pre it has rings
+[[nodiscard]] constexpr std::vector<int> rings_of(AllReducePlan const& plan, int ranks) {
+    // Not by a conditional operator: of a vector and a temporary one, g++ 12 loses the latter in constants.
+    if (plan.algorithm == AllReduceAlgorithm::halving_doubling) {
+        return hypercube(largest_power_of_two(ranks));
+    }
+    if (plan.algorithm != AllReduceAlgorithm::torus) {
+        return std::vector<int>(1, ranks);
+    }
+    if (plan.extents.empty()) {
+        return torus_extents(ranks);
+    }
+    return plan.extents;
+}
+
+/// A block is sent `hops` times and combined after each, whole or in segments: then a segment is combined while
+/// the next one travels.
+[[nodiscard]] constexpr double combining_seconds(
+    double hops, double block, std::size_t segment_bytes, MessageCosts const& costs
+) noexcept {
+    std::size_t const segments = segments_of(static_cast<std::size_t>(block), segment_bytes);
+    double const count = static_cast<double>(segments);
+    double const send = costs.message(block / count);
+    double const combine = costs.combination(block / count);
+    return segments == 1 ? hops * (send + combine)
+                         : send + combine + (hops * count - 1) * (std::max)(send, combine);
+}
+
+/// Ranks that are no part of a power of two, or of a torus, hand their buffers over, and get results.
+[[nodiscard]] constexpr double surplus_seconds(
+    double bytes, int ranks, int participants, std::size_t segment_bytes, MessageCosts const& costs
+) noexcept {
+    return ranks == participants
+               ? 0
+               : combining_seconds(1, bytes, segment_bytes, costs) + costs.message(bytes);
+}
+
+/// Rings along each dimension d: sum of 2 (d - 1) (alpha + s / B) + (d - 1) s C, where s is S divided by
+/// the extents up to d. In k segments, the first half takes what is longer, the message or the
+/// combination, of all pieces but the first and the last.
+[[nodiscard]] constexpr double ring_seconds(
+    std::size_t bytes,
+    int ranks,
+    std::vector<int> const& extents,
+    std::size_t segment_bytes,
+    MessageCosts const& costs
+) {
+    double block = static_cast<double>(bytes);
+    double seconds = surplus_seconds(block, ranks, product_of(extents), segment_bytes, costs);
+    for (int const extent : extents) {
+        block /= extent;
+        if (extent > 1) { // on the way back nothing is combined
+            seconds += combining_seconds(extent - 1, block, segment_bytes, costs) +
+                       (extent - 1) * costs.message(block);
+        }
+    }
+    return seconds;
+}
+
+/// 2 (D + k - 1) rounds up and as many down, D = log2 N rounded up, of blocks of S / 2k. An upper bound:
+/// not every rank has a message in every round.
+[[nodiscard]] constexpr double double_tree_seconds(
+    std::size_t bytes, int ranks, std::size_t segment_bytes, MessageCosts const& costs
+) noexcept {
+    std::size_t const blocks = segments_of(bytes - bytes / 2, segment_bytes);
+    double const rounds = 2 * (rounded_up_log2(ranks) + static_cast<double>(blocks) - 1);
+    double const block = static_cast<double>(bytes) / 2 / static_cast<double>(blocks);
+    return rounds * (2 * costs.message(block) + costs.combination(block));
+}
+
+} // namespace detail
+
+/// How long an all-reduce takes by this plan, where all ranks begin at once, links are independent of each
+/// other and a rank sends one message and receives one at a time. With L = log2 N rounded up:
+///
+/// | algorithm        | seconds, without surplus ranks                                                |
+/// |------------------|-------------------------------------------------------------------------------|
+/// | star             | 2 (N - 1) (alpha + S / B) + (N - 1) S C                                       |
+/// | tree             | 2 L (alpha + S / B) + L S C                                                   |
+/// | butterfly        | L (alpha + S / B + S C)                                                       |
+/// | ring             | 2 (N - 1) (alpha + S / NB) + (N - 1) S C / N                                  |
+/// | segmented_ring   | as ring, but alpha + S / kNB and S C / kN overlap, in k (N - 1) steps          |
+/// | torus            | the sum of rings along each dimension, of ever smaller blocks                 |
+/// | halving_doubling | 2 L alpha + 2 (N - 1) S / NB + (N - 1) S C / N                                |
+/// | double_tree      | at most 2 (L + k - 1) (2 (alpha + S / 2kB) + S C / 2k)                         |
+///
+/// Surplus ranks add 2 (alpha + S / B) + S C. Texts on the subject also print 2 (alpha + S / B) + N S C for a
+/// star, whose root would receive all messages at once, and 2 L (alpha + S / B + S C) for a tree, which would
+/// combine on its way down, too.
+[[nodiscard]] constexpr double all_reduce_seconds(
+    AllReducePlan const& plan, std::size_t bytes, int ranks, MessageCosts const& costs
+) {
+    if (ranks == 1) {
+        return 0;
+    }
+    double const message = costs.message(static_cast<double>(bytes));
+    double const combine = costs.combination(static_cast<double>(bytes));
+    switch (plan.algorithm) {
+    case AllReduceAlgorithm::star: return (ranks - 1) * (2 * message + combine);
+    case AllReduceAlgorithm::tree: return detail::rounded_up_log2(ranks) * (2 * message + combine);
+    case AllReduceAlgorithm::butterfly: {
+        int const participants = detail::largest_power_of_two(ranks);
+        return detail::surplus_seconds(static_cast<double>(bytes), ranks, participants, 0, costs) +
+               detail::rounded_up_log2(participants) * (message + combine);
+    }
+    case AllReduceAlgorithm::double_tree:
+        return detail::double_tree_seconds(bytes, ranks, plan.segment_bytes, costs);
+    default: break;
+    }
+    return detail::ring_seconds(
+        bytes,
+        ranks,
+        detail::rings_of(plan, ranks),
+        detail::segment_of(plan, bytes, ranks, 1),
+        costs
+    );
+}
+
+/// The plan that takes the least time, and of equal ones that with the fewest steps. It cuts into segments by
+/// powers of two, and knows nothing of which ranks are neighbours: a torus of given extents is for its user.
+[[nodiscard]] constexpr AllReducePlan
+choose_algorithm(std::size_t bytes, int ranks, MessageCosts const& costs) {
+    using enum AllReduceAlgorithm;
+    AllReducePlan best{butterfly};
+    double least = std::numeric_limits<double>::infinity();
+    auto const consider = [&](AllReduceAlgorithm algorithm, std::size_t segment_bytes) {
+        AllReducePlan plan{algorithm, segment_bytes, {}};
+        double const seconds = all_reduce_seconds(plan, bytes, ranks, costs);
+        if (seconds < least) {
+            least = seconds;
+            best = plan;
+        }
+        return seconds;
+    };
+    for (AllReduceAlgorithm const algorithm :
+         {butterfly, tree, star, halving_doubling, torus, ring}) {
+        consider(algorithm, 0);
+    }
+    // As long as smaller segments pay: alpha ends it.
+    for (AllReduceAlgorithm const algorithm :
+         {double_tree, segmented_ring, halving_doubling, torus}) {
+        double before = std::numeric_limits<double>::infinity();
+        for (std::size_t segment = bytes; segment != 0; segment /= 2) {
+            double const seconds = consider(algorithm, segment);
+            if (seconds > before) {
+                break;
+            }
+            before = seconds;
+        }
+    }
+    return best;
+}
+
+}} // namespace joinable::v0

@@ -128,8 +128,13 @@ struct joinable::tensor_traits<Columns> {
     static auto strides(Columns const& t) { return std::array{std::size_t{1}, t.step}; }
 };
 
+namespace {
+
 template <class T>
 struct DenseColumns : Mat<T> {};
+
+} // namespace
+
 template <class T>
 struct joinable::tensor_traits<DenseColumns<T>> : joinable::tensor_traits<Mat<T>> {
     static constexpr bool is_column_major = true;

@@ -73,7 +73,7 @@ class Amalgamation:
     def find_conditions(self, name, outer):
         """What all lines have in common that include a header. `outer`: the conditions of one of them."""
         if None in outer:
-            raise Unsupported(f"<{name}> is included under {outer}; an #if without #else can be pasted")
+            raise Unsupported(f"<{name}> is included by an #if that has an #else; one #if without #else can be pasted")
         known = self.conditions.get(name)
         if known is not None:
             outer = tuple(condition for condition in known if condition in outer)

@@ -94,6 +94,8 @@ class Amalgamate(Copy):
             "include/joinable/join.hpp", "#if 1\n#else\n#include <joinable/tcp.hpp>\n#endif\n"
         )
         self.fails(self.script, saying="one #if without #else can be pasted")
+
+    def test_an_include_in_quotes_is_refused(self):
         self.append("include/joinable/fwd.hpp", '#include "elsewhere.hpp"\n')
         self.fails(self.script, saying="includes are written <joinable/...>")
 

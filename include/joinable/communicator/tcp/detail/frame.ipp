@@ -24,9 +24,13 @@ JOINABLE_DEFINITION std::vector<std::byte> packed(AbortReason reason) {
     std::erase_if(reason.ranks, [](int rank) { return !are_ranks({rank}, max_ranks); });
     reason.ranks.resize((std::min)(reason.ranks.size(), std::size_t{max_ranks}));
     reason.message = sendable(reason.message);
-    std::vector<std::byte> bytes;
+    std::vector<std::byte> bytes(
+        sizeof reason.kind + (1 + reason.ranks.size()) * sizeof(std::uint32_t) +
+        reason.message.size()
+    );
+    auto end = bytes.begin();
     auto const append = [&](std::span<std::byte const> part) {
-        bytes.insert(bytes.end(), part.begin(), part.end());
+        end = std::copy(part.begin(), part.end(), end);
     };
     append(bytes_of(reason.kind));
     append(bytes_of(static_cast<std::uint32_t>(reason.ranks.size())));

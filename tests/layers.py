@@ -54,7 +54,7 @@ ROOMS = {
     "participant": "base tensor hook device communicator communicator/nccl agreement bucket join optimizer",
     "checkpoint": "base tensor hook communicator agreement optimizer join participant",
     "data": "base communicator",
-    "interop": "tensor bucket data",
+    "interop": "base tensor bucket join participant data",
 }
 INNER = {"reduction", *(room for room in ROOMS if room.startswith(f"{MEMORY}/"))}
 TRANSPORTS = {MEMORY, "communicator/tcp", "communicator/mpi", "communicator/nccl"}
@@ -63,7 +63,7 @@ OWNED = {
     r"cuda.*": {"device/cuda", "communicator/nccl"},
     r"nccl\.h": {"communicator/nccl"},
     r"mpi\.h": {"communicator/mpi"},
-    r"nvtx3/.*|range/v3/.*|Eigen/.*|armadillo|xtensor/.*|mdspan": {"interop"},
+    r"nvtx3/.*|range/v3/.*|Eigen/.*|armadillo|xtensor/.*|mdspan|(ATen|c10|torch)/.*": {"interop"},
     r"nlohmann/.*": {"checkpoint"},
 }
 # Nobody gets these unasked: they need other libraries, and may refuse a compiler; or a network; or would make

@@ -41,6 +41,9 @@ install ca-certificates cmake ninja-build g++ python3 doctest-dev librapidcheck-
 install_optional /usr/include/eigen3/Eigen/Core libeigen3-dev || true # engines whose types have adapters
 install_optional /usr/include/armadillo libarmadillo-dev || true
 install_optional /usr/include/xtensor/xtensor.hpp libxtensor-dev || true
+if $all; then # large, and a minute of compiling
+    install_optional /usr/include/torch/csrc/api/include/torch/torch.h libtorch-dev || true
+fi
 if $all; then
     install doxygen
     install_optional mpirun.openmpi openmpi-bin libopenmpi-dev || true
@@ -62,10 +65,10 @@ if $all; then
     step "headers alone, with g++"
     cmake --preset release >/dev/null
     cmake --build build/release --target all_verify_interface_header_sets joinable_nccl_headers
-    step "headers together, with nvcc" # range-v3 and mdspan do not compile in a .cu file, and engines may be missing or warn there
+    step "headers together, with nvcc" # range-v3, libtorch and mdspan do not compile in a .cu file, and engines may be missing or warn there
     if command -v nvcc >/dev/null; then
         mkdir -p build/nvcc
-        left_out=(! -path '*/interop/range_v3.hpp')
+        left_out=(! -path '*/interop/range_v3.hpp' ! -path '*/interop/torch*.hpp')
         for engine in eigen armadillo xtensor mdspan; do
             left_out+=(! -path "*/interop/$engine.hpp")
         done

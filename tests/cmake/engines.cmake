@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSL-1.0
 # Sets engines to those whose types have an adapter in joinable/interop, by the names of the headers, and
 # library_of_X to what links engine X. That is not set where it is not found, or the compiler refuses it.
-set(engines eigen armadillo xtensor)
+set(engines eigen armadillo xtensor torch)
 find_package(Eigen3 QUIET)
 if(Eigen3_FOUND)
     set(library_of_eigen Eigen3::Eigen)
@@ -28,8 +28,15 @@ if(xtensor_FOUND)
         set(library_of_xtensor xtensor)
     endif()
 endif()
+# No sanitizer knows what libtorch was compiled without.
+if(NOT CMAKE_CXX_FLAGS MATCHES "sanitize" AND NOT JOINABLE_TEST_LANGUAGE STREQUAL "CUDA")
+    find_package(Libtorch QUIET)
+    if(Libtorch_FOUND)
+        set(library_of_torch Libtorch::Libtorch)
+    endif()
+endif()
 foreach(engine ${engines})
     if(NOT library_of_${engine})
-        message(STATUS "skipped: ${engine} is not found or does not compile, so nothing tests joinable/interop/${engine}.hpp")
+        message(STATUS "skipped: ${engine} is not found, does not compile or is not for this build, so nothing tests joinable/interop/${engine}.hpp")
     endif()
 endforeach()

@@ -1,0 +1,530 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <joinable/bucket/all_reduce.hpp>
+#include <joinable/bucket/bucket.hpp>
+#include <joinable/bucket/timeline.hpp>
+#include <joinable/error.hpp>
+#include <joinable/interop/torch_tensor.hpp>
+#include <joinable/join/joinable.hpp>
+#include <joinable/join/result.hpp>
+#include <joinable/join/round.hpp>
+#include <joinable/participant/data_parallel.hpp>
+#include <joinable/participant/options.hpp>
+#include <joinable/participant/step.hpp>
+#include <joinable/tensor/parameters.hpp>
+#include <joinable/tensor/tensor_list.hpp>
+
+/// @file
+/// Data-parallel training for libtorch's C++. Opt-in, of libtorch 1.13 or later; include <torch/torch.h> as well:
+/// ```cpp
+/// joinable::torch::DistributedDataParallel ddp{comm, model};
+/// joinable::torch::Step step{comm, optimizer};
+/// joinable::Join join{joinable::participants(ddp, step)};
+/// for (auto const& batch : batches) {                        // another number of them on each rank
+///     optimizer.zero_grad();
+///     auto loss = loss_of(ddp.forward(batch.data), batch.target);
+///     loss.backward();                                       // averages as gradients become ready
+///     step.step();
+/// }
+/// join.finish();
+/// ```
+/// Where a program uses the namespace joinable, names of libtorch begin with two colons.
+
+namespace joinable { inline namespace v0 { namespace torch {
+
+/// A tensor of a module by its name, for error texts.
+struct NamedTensor {
+    std::string name;
+    at::Tensor tensor; ///< shares the module's
+};
+
+}}} // namespace joinable::v0::torch
+
+namespace joinable { inline namespace v0 {
+
+template <>
+struct parameter_traits<torch::NamedTensor> {
+    using Tensor = parameter_traits<at::Tensor>;
+    static constexpr bool is_handle = true;
+
+    static at::Tensor* value(torch::NamedTensor& p) noexcept { return &p.tensor; }
+    static at::Tensor* grad(torch::NamedTensor& p) { return Tensor::grad(p.tensor); }
+    static bool requires_grad(torch::NamedTensor const& p) { return p.tensor.requires_grad(); }
+    static std::string_view name(torch::NamedTensor const& p) noexcept { return p.name; }
+    static void set_grad(torch::NamedTensor& p, AnyView const& view) {
+        Tensor::set_grad(p.tensor, view);
+    }
+    static void release_grad(torch::NamedTensor& p) { Tensor::release_grad(p.tensor); }
+};
+
+}} // namespace joinable::v0
+
+namespace joinable { inline namespace v0 { namespace torch {
+
+/// The parameters of a module, a holder or a pointer to one, with their names. One that is registered twice (tied
+/// weights) is listed once. Local.
+template <class Module>
+[[nodiscard]] ParameterList parameters(Module&& module);
+/// Its buffers, as running means are. Local.
+template <class Module>
+[[nodiscard]] BufferList buffers(Module&& module);
+
+}}} // namespace joinable::v0::torch
+
+namespace joinable { inline namespace v0 { namespace detail {
+
+/// The module that a holder or a pointer refers to, or that it is.
+template <class Module>
+auto& torch_module_of(Module& module) {
+    if constexpr (requires { module.named_parameters(); }) {
+        return module;
+    } else {
+        return *module;
+    }
+}
+template <class Holder>
+using TorchModule = std::remove_reference_t<decltype(torch_module_of(std::declval<Holder&>()))>;
+
+/// A shared pointer of this libtorch's kind.
+using TorchNode =
+    decltype(::torch::autograd::impl::grad_accumulator(std::declval<at::Tensor const&>()));
+
+/// Runs when autograd has written a gradient.
+class TorchHook final : public ::torch::autograd::FunctionPostHook {
+public:
+    explicit TorchHook(std::function<void()> body) : body_{std::move(body)} {}
+    ::torch::autograd::variable_list
+    operator()(::torch::autograd::variable_list const& outputs, ::torch::autograd::variable_list const&)
+        override {
+        body_();
+        return outputs;
+    }
+
+private:
+    std::function<void()> body_;
+};
+
+/// Says when the gradients of parameters are final, by the nodes that accumulate them.
+class TorchGradients {
+public:
+    TorchGradients() = default;
+    TorchGradients(TorchGradients const&) = delete;
+    TorchGradients& operator=(TorchGradients const&) = delete;
+    ~TorchGradients() {
+        for (Watched const& watched : watched_) {
+            static_cast<void>(watched.node->del_post_hook(watched.hook));
+        }
+    }
+
+    /// `ready(i)` is called from within the backward passes of all graphs, as long as this object lives.
+    void watch(
+        std::vector<torch::NamedTensor> const& parameters,
+        std::function<void(std::size_t)> const& ready
+    ) {
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+            if (at::Tensor const& tensor = parameters[i].tensor; tensor.requires_grad()) {
+                // Held, or each graph would have a new one, without the hook.
+                TorchNode node = ::torch::autograd::impl::grad_accumulator(tensor);
+                auto const hook =
+                    node->add_post_hook(std::make_unique<TorchHook>([ready, i] { ready(i); }));
+                watched_.push_back({tensor, std::move(node), hook, i});
+            }
+        }
+    }
+
+    /// Gradients that live in these buckets get memory of their own, or none where that is short.
+    void leave(std::vector<Bucket> const& buckets) noexcept {
+        for (Watched& watched : watched_) {
+            at::Tensor& gradient = watched.tensor.mutable_grad();
+            if (gradient.defined() && is_in(buckets, gradient.data_ptr())) {
+                try {
+                    gradient = gradient.clone();
+                } catch (...) {
+                    gradient.reset();
+                }
+            }
+        }
+    }
+
+    /// The parameters that the graph of these tensors does not lead to.
+    [[nodiscard]] std::vector<std::size_t> unused_in(std::vector<at::Tensor> const& outputs) const {
+        std::unordered_set<::torch::autograd::Node const*> seen;
+        std::vector<::torch::autograd::Node const*> open;
+        auto const visit = [&](auto const& node) {
+            if (node && seen.insert(&*node).second) {
+                open.push_back(&*node);
+            }
+        };
+        for (at::Tensor const& output : outputs) {
+            visit(::torch::autograd::impl::gradient_edge(output).function);
+        }
+        while (!open.empty()) {
+            auto const* const node = open.back();
+            open.pop_back();
+            for (auto const& edge : node->next_edges()) {
+                visit(edge.function);
+            }
+        }
+        std::vector<std::size_t> unused;
+        for (Watched const& watched : watched_) {
+            if (!seen.contains(&*watched.node)) {
+                unused.push_back(watched.parameter);
+            }
+        }
+        return unused;
+    }
+
+private:
+    struct Watched {
+        at::Tensor tensor;
+        TorchNode node; ///< accumulates its gradient
+        std::uintptr_t hook;
+        std::size_t parameter;
+    };
+
+    static bool is_in(std::vector<Bucket> const& buckets, void const* data) {
+        return std::any_of(buckets.begin(), buckets.end(), [&](Bucket const& bucket) {
+            auto const* const begin = static_cast<std::byte const*>(bucket.buffer.data);
+            return !std::less<void const*>{}(data, begin) &&
+                   std::less<void const*>{}(data, begin + bucket.buffer.bytes());
+        });
+    }
+
+    std::vector<Watched> watched_;
+};
+
+template <class...>
+inline constexpr bool is_torch_pass = false;
+template <class First, class... Rest>
+inline constexpr bool is_torch_pass<First, Rest...> =
+    std::invocable<First&> || std::same_as<std::remove_cvref_t<First>, RoundNotice>;
+
+template <class T>
+concept torch_range = requires(T const& range) {
+    std::begin(range);
+    std::end(range);
+};
+template <class T>
+concept torch_tuple = requires { std::tuple_size<T>::value; };
+template <class T>
+concept torch_optional = requires(T const& value) {
+    value.has_value();
+    *value;
+};
+
+/// Appends the tensors that need gradients. Returns false where it cannot look into what a pass returned.
+template <class T>
+bool append_outputs(T const& value, std::vector<at::Tensor>& outputs) {
+    if constexpr (std::same_as<T, at::Tensor>) {
+        if (value.defined() && value.requires_grad()) {
+            outputs.push_back(value);
+        }
+        return true;
+    } else if constexpr (torch_optional<T>) {
+        return !value.has_value() || append_outputs(*value, outputs);
+    } else if constexpr (torch_range<T>) {
+        bool all = true;
+        for (auto const& item : value) {
+            all = append_outputs(item, outputs) && all;
+        }
+        return all;
+    } else if constexpr (torch_tuple<T>) {
+        return std::apply(
+            [&](auto const&... items) { return (append_outputs(items, outputs) & ...); }, value
+        );
+    } else {
+        return std::is_arithmetic_v<T>;
+    }
+}
+
+/// The tensors of a module by name, each once.
+template <class Items>
+std::vector<torch::NamedTensor> distinct_tensors(Items const& items) {
+    std::vector<torch::NamedTensor> tensors;
+    std::unordered_set<void const*> seen;
+    for (auto const& item : items) {
+        at::Tensor const& tensor = item.value();
+        if (tensor.defined() && seen.insert(tensor.unsafeGetTensorImpl()).second) {
+            tensors.push_back({item.key(), tensor});
+        }
+    }
+    return tensors;
+}
+
+template <class Optimizer>
+struct StepOptimizer {
+    static_assert(
+        requires(Optimizer& optimizer) { optimizer.step(); },
+        "Step: after the communicator comes an optimizer of libtorch, as in Step step{comm, optimizer}"
+    );
+    Optimizer* optimizer;
+    void operator()() const { optimizer->step(); }
+};
+
+}}} // namespace joinable::v0::detail
+
+namespace joinable { inline namespace v0 { namespace torch {
+
+template <class Module>
+ParameterList parameters(Module&& module) {
+    return joinable::parameters(
+        detail::distinct_tensors(detail::torch_module_of(module).named_parameters())
+    );
+}
+
+template <class Module>
+BufferList buffers(Module&& module) {
+    std::vector<at::Tensor> tensors;
+    for (NamedTensor const& buffer :
+         detail::distinct_tensors(detail::torch_module_of(module).named_buffers())) {
+        tensors.push_back(buffer.tensor);
+    }
+    return joinable::buffers(std::move(tensors));
+}
+
+/// joinable::DistributedDataParallel of a torch::nn::Module: it hears from autograd when a gradient is final, so
+/// `loss.backward()` is all that a backward pass needs. All that is said there holds here, too.
+///
+/// | torch                                  | here                                                             |
+/// |----------------------------------------|------------------------------------------------------------------|
+/// | undefined gradients, zero_grad()       | a parameter without a gradient sends zeros and receives the      |
+/// |                                        | average                                                          |
+/// | frozen and tied parameters             | left out; averaged once                                          |
+/// | forward() in NoGradGuard               | an evaluation: nothing is averaged                               |
+/// | parameters that the outputs do not use | with DataParallelOptions::find_unused read off their graph       |
+/// | two forward passes, one backward pass  | refused, as a backward pass is that no forward() of this came    |
+/// |                                        | before: put both into one forward(pass)                          |
+template <class Comm, class Module, class Reduction = AllReduce, Timeline Times = NoTimeline>
+class DistributedDataParallel : public joinable::DistributedDataParallel<Comm, Reduction, Times> {
+    using Base = joinable::DistributedDataParallel<Comm, Reduction, Times>;
+
+public:
+    /// Collective. `module` is a module, a holder (`torch::nn::Sequential`) or a shared pointer; a module itself
+    /// has to outlive this. Its parameters and buffers take rank 0's values.
+    /// @throws what joinable::DistributedDataParallel throws.
+    template <class Holder>
+    DistributedDataParallel(
+        Comm& comm,
+        Holder& module,
+        DataParallelOptions const& options = {},
+        Reduction reduction = {}
+    )
+        : Base{comm, torch::parameters(module), torch::buffers(module), options, std::move(reduction)},
+          module_{detail::torch_module_of(module)}, finds_unused_{options.find_unused} {
+        if constexpr (requires { std::shared_ptr<void>{module.ptr()}; }) {
+            keep_ = module.ptr();
+        } else if constexpr (std::convertible_to<Holder, std::shared_ptr<void>>) {
+            keep_ = module;
+        }
+        gradients_.watch(
+            detail::distinct_tensors(module_.named_parameters()),
+            [this](std::size_t i) { on_gradient(i); }
+        );
+    }
+
+    /// Gradients stay, in memory of their own.
+    ~DistributedDataParallel() { gradients_.leave(this->buckets()); }
+
+    /// Announces a round, and runs the module's forward(inputs...) behind the roll call. Collective over the active
+    /// ranks. When it throws, skip() goes on with the others.
+    template <class... Inputs>
+        requires(!detail::is_torch_pass<Inputs...>)
+    decltype(auto) forward(Inputs&&... inputs) {
+        return forward(RoundNotice{}, std::forward<Inputs>(inputs)...);
+    }
+    /// The same with a notice: `ddp.forward({.weight = n}, inputs...)`.
+    template <class... Inputs>
+    decltype(auto) forward(RoundNotice const& notice, Inputs&&... inputs) {
+        constexpr bool takes_inputs =
+            requires(Module& module) { module.forward(std::forward<Inputs>(inputs)...); };
+        static_assert(
+            takes_inputs,
+            "forward: the module's forward() does not take these inputs; a lambda can call what else the module "
+            "has, as in ddp.forward([&] { return module->encode(batch); })"
+        );
+        if constexpr (takes_inputs) {
+            return forward(
+                [&] { return module_.forward(std::forward<Inputs>(inputs)...); }, notice
+            );
+        }
+    }
+    /// Runs `pass` as the forward pass, and returns what it returns.
+    template <std::invocable Pass>
+    auto forward(Pass&& pass, RoundNotice notice = {}) -> std::invoke_result_t<Pass> {
+        is_reducing_ = false; // whatever pass failed before
+        unused_.clear();
+        if (!at::GradMode::is_enabled()) {
+            notice.phase = Phase::evaluate;
+        }
+        if constexpr (std::is_void_v<std::invoke_result_t<Pass>>) {
+            Base::forward(std::forward<Pass>(pass), notice);
+            find_unused(0);
+        } else {
+            auto outputs = Base::forward(std::forward<Pass>(pass), notice);
+            find_unused(outputs);
+            return outputs;
+        }
+    }
+
+    /// `loss.backward(gradient)`, with one thing more: what it throws is told to the other ranks.
+    void backward(at::Tensor const& loss, at::Tensor const& gradient = {}) {
+        this->guarded([&] { loss.backward(gradient); });
+    }
+
+    /// What joined ranks run. See joinable::DistributedDataParallel.
+    class Hook : public Base::Hook {
+    public:
+        Hook(DistributedDataParallel& ddp, bool divides_by_initial_world_size)
+            : Base::Hook{ddp, divides_by_initial_world_size}, ddp_{ddp} {}
+
+        void main_hook(Round const& round) {
+            shadowed_ += round.will_sync() && round.phase() == Phase::train ? 1U : 0U;
+            Base::Hook::main_hook(round);
+        }
+        void post_hook(JoinResult const& result) {
+            Base::Hook::post_hook(result);
+            if (shadowed_ != 0 && !ddp_.has_step_ && !std::exchange(ddp_.has_warned_, true)) {
+                TORCH_WARN(
+                    "joinable: rank ",
+                    ddp_.join_communicator().rank(),
+                    " had joined for ",
+                    shadowed_,
+                    " rounds in which its optimizer did not step, so what that keeps (momentum, "
+                    "numbers of steps) is behind; list a joinable::torch::Step{comm, optimizer} in "
+                    "the guard"
+                );
+            }
+        }
+
+    private:
+        DistributedDataParallel& ddp_;
+        std::size_t shadowed_ = 0; ///< rounds
+    };
+
+    using typename Base::join_keywords;
+    [[nodiscard]] Hook join_hook(arguments<join_keywords> const& args) {
+        return Hook{*this, args.get(divide_by_initial_world_size, true)};
+    }
+    void check_guard(GuardView const& guard) const {
+        Base::check_guard(guard);
+        has_step_ = guard.steps;
+    }
+
+private:
+    // The base's, which take a pass that calls ready(i): autograd calls it here.
+    using Base::finalize_backward;
+    using Base::mark_ready;
+    using Base::prepare_for_backward;
+    using Base::prepare_for_forward;
+    using Stage = typename Base::Stage;
+
+    void on_gradient(std::size_t i) {
+        begin_reduction();
+        Base::mark_ready(i);
+    }
+
+    /// The first gradient of a backward pass is there.
+    void begin_reduction() {
+        if (is_reducing_) {
+            return;
+        }
+        this->guarded([&] {
+            if (!has_forward_pass()) {
+                throw ContractViolation{
+                    "gradients became ready, but no forward() of the DistributedDataParallel came before, or "
+                    "its backward pass has been; call ddp.forward(inputs) in place of the module's, once before "
+                    "each backward pass, and add losses that share a forward pass"
+                };
+            }
+        });
+        Base::prepare_for_backward(unused_);
+        is_reducing_ = true;
+        ::torch::autograd::Engine::get_default_engine().queue_callback([this] {
+            is_reducing_ = false;
+            Base::finalize_backward();
+        });
+    }
+    [[nodiscard]] bool has_forward_pass() const noexcept {
+        return this->stage_ == Stage::forward || this->stage_ == Stage::unsynced;
+    }
+
+    template <class Outputs>
+    void find_unused(Outputs const& outputs) {
+        if (!finds_unused_ || !has_forward_pass()) {
+            return;
+        }
+        this->guarded([&] {
+            std::vector<at::Tensor> tensors;
+            if (!detail::append_outputs(outputs, tensors)) {
+                throw ContractViolation{
+                    "find_unused reads the graph of what forward() returns; return tensors, or optionals, tuples "
+                    "or ranges of them"
+                };
+            }
+            unused_ = gradients_.unused_in(tensors);
+            // The graph may lead to none of the parameters, so that no gradient becomes ready.
+            for (at::Tensor const& tensor : tensors) {
+                tensor.register_hook([this,
+                                      alive = std::weak_ptr<char>{is_alive_}](at::Tensor const&) {
+                    if (!alive.expired()) {
+                        begin_reduction();
+                    }
+                });
+            }
+        });
+    }
+
+    Module& module_;
+    std::shared_ptr<void> keep_;
+    detail::TorchGradients gradients_;
+    bool finds_unused_;
+    bool is_reducing_ = false;     ///< in a backward pass
+    mutable bool has_step_ = true; ///< the guard, as it says on entry
+    bool has_warned_ = false;      ///< of an optimizer that is behind
+    std::vector<std::size_t> unused_;
+    std::shared_ptr<char> is_alive_ = std::make_shared<char>();
+};
+
+template <class Comm, class Holder>
+DistributedDataParallel(Comm&, Holder&)
+    -> DistributedDataParallel<Comm, detail::TorchModule<Holder>>;
+template <class Comm, class Holder>
+DistributedDataParallel(Comm&, Holder&, DataParallelOptions)
+    -> DistributedDataParallel<Comm, detail::TorchModule<Holder>>;
+template <class Comm, class Holder, class Reduction>
+DistributedDataParallel(Comm&, Holder&, DataParallelOptions, Reduction)
+    -> DistributedDataParallel<Comm, detail::TorchModule<Holder>, Reduction>;
+
+/// An optimizer of libtorch as a participant, so that it also steps on ranks that have joined. See joinable::Step.
+template <class Comm, class Optimizer>
+class Step : public joinable::Step<detail::StepOptimizer<Optimizer>, Comm> {
+public:
+    Step(Comm& comm, Optimizer& optimizer)
+        : joinable::Step<detail::StepOptimizer<Optimizer>, Comm>{comm, {&optimizer}} {}
+};
+
+}}} // namespace joinable::v0::torch

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+
+#include <joinable/detail/text.hpp>
+#include <joinable/error.hpp>
+#include <joinable/tensor/any_view.hpp>
+#include <joinable/tensor/dtype.hpp>
+#include <joinable/tensor/parameter.hpp>
+#include <joinable/tensor/traits.hpp>
+
+/// @file
+/// torch::Tensor as a tensor, and as a parameter with its grad(). Opt-in, of libtorch 1.13 or later:
+/// ```cpp
+/// joinable::all_reduce(comm, loss).wait();                                    // of any device that comm serves
+/// joinable::ZeroRedundancyOptimizer zero{comm, model->parameters(), joinable::Adam{}};
+/// ```
+/// Copies of a torch::Tensor share its elements, so ranges of them may be temporary. Elements are read and
+/// written without autograd: a value that changes so is not noticed by a graph that needs it.
+///
+/// | torch               | joinable  | torch                          | joinable                                |
+/// |---------------------|-----------|--------------------------------|-----------------------------------------|
+/// | kFloat, kDouble     | f32, f64  | kInt, kLong                    | i32, i64                                |
+/// | kHalf, kBFloat16    | f16, bf16 | channels_last, views           | their strides                           |
+/// | kChar, kByte, kBool | i8, u8, u8 | sparse, quantised, complex    | ContractViolation                       |
+
+namespace joinable { inline namespace v0 {
+
+namespace detail {
+
+/// @throws ContractViolation  its elements cannot be read as they lie.
+inline at::Tensor const& strided(at::Tensor const& tensor) {
+    char const* const why =
+        !tensor.defined() ? "undefined; give it a value"
+        : tensor.layout() != c10::kStrided
+            ? "not strided (sparse, or of another library); call to_dense(), and give embeddings sparse(false)"
+        : tensor.is_conj() || tensor.is_neg()
+            ? "a view that negates or conjugates; call resolve_neg() or resolve_conj()"
+            : nullptr;
+    if (why != nullptr) {
+        throw ContractViolation{concat("a torch::Tensor is ", why)};
+    }
+    return tensor;
+}
+
+[[nodiscard]] inline DType dtype_of_torch(c10::ScalarType type) {
+    switch (type) {
+    case c10::ScalarType::Float: return DType::f32;
+    case c10::ScalarType::Double: return DType::f64;
+    case c10::ScalarType::Half: return DType::f16;
+    case c10::ScalarType::BFloat16: return DType::bf16;
+    case c10::ScalarType::Char: return DType::i8;
+    case c10::ScalarType::Byte:
+    case c10::ScalarType::Bool: return DType::u8;
+    case c10::ScalarType::Int: return DType::i32;
+    case c10::ScalarType::Long: return DType::i64;
+    default:
+        throw ContractViolation{concat(
+            "a torch::Tensor has elements of type ",
+            c10::toString(type),
+            ", which has no DType; convert it with to(torch::kFloat) or the like"
+        )};
+    }
+}
+
+} // namespace detail
+
+template <>
+struct tensor_traits<at::Tensor> {
+    static DType dtype(at::Tensor const& t) {
+        return detail::dtype_of_torch(detail::strided(t).scalar_type());
+    }
+    static void* data(at::Tensor const& t) { return detail::strided(t).data_ptr(); }
+    static auto extents(at::Tensor const& t) { return detail::strided(t).sizes(); }
+    static auto strides(at::Tensor const& t) { return detail::strided(t).strides(); }
+    static DeviceId device(at::Tensor const& t) {
+        c10::Device const device = detail::strided(t).device();
+        if (device.is_cpu()) {
+            return {};
+        }
+        if (!device.is_cuda()) {
+            throw ContractViolation{detail::concat(
+                "a torch::Tensor is on ", device.str(), "; joinable knows cpu and cuda"
+            )};
+        }
+        return {DeviceKind::cuda, device.index()};
+    }
+};
+
+template <>
+struct parameter_traits<at::Tensor> {
+    static constexpr bool is_handle = true;
+
+    static at::Tensor* value(at::Tensor& p) noexcept { return &p; }
+    static at::Tensor* grad(at::Tensor& p) {
+        at::Tensor& gradient = p.mutable_grad();
+        return gradient.defined() ? &gradient : nullptr;
+    }
+    static bool requires_grad(at::Tensor const& p) { return p.requires_grad(); }
+    static void set_grad(at::Tensor& p, AnyView const& view) {
+        std::vector<std::int64_t> const extents{view.extents().begin(), view.extents().end()};
+        std::vector<std::int64_t> const strides{view.strides().begin(), view.strides().end()};
+        p.mutable_grad() =
+            at::from_blob(view.data(), extents, strides, p.options().requires_grad(false));
+    }
+    static void release_grad(at::Tensor& p) { p.mutable_grad().reset(); }
+};
+
+}} // namespace joinable::v0

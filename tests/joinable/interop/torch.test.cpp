@@ -1,0 +1,608 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <joinable/interop/torch.hpp>
+
+#include <torch/torch.h> // before doctest: both have a macro CHECK
+
+#include <cmath>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <support/engines.hpp>
+#include <support/process_ranks.hpp>
+#include <support/ranks.hpp>
+
+#include <joinable/communicator/collectives.hpp>
+#include <joinable/join/guard.hpp>
+#include <joinable/zero.hpp>
+
+namespace {
+
+using joinable::ContractViolation;
+using joinable::DataParallelOptions;
+using joinable::DType;
+using joinable::JoinedGradients;
+using joinable::Shape;
+using joinable::ThreadCommunicator;
+using joinable_tests::engine_input;
+using joinable_tests::engine_start;
+using joinable_tests::engine_target;
+using joinable_tests::run_process_ranks;
+using joinable_tests::run_ranks;
+using torch::Tensor;
+
+static_assert(joinable::models_tensor<Tensor>() && joinable::WritableTensor<Tensor const>);
+static_assert(joinable::models_parameter<Tensor>());
+
+// ---- tensors
+
+TEST_CASE("a torch tensor has the dtype, extents and strides that torch gives it") {
+    auto const view = [](Tensor const& t) { return joinable::AnyView{t}; };
+    CHECK(view(torch::zeros({2, 3})).dtype() == DType::f32);
+    CHECK(view(torch::zeros({2}, torch::kDouble)).dtype() == DType::f64);
+    CHECK(view(torch::zeros({2}, torch::kHalf)).dtype() == DType::f16);
+    CHECK(view(torch::zeros({2}, torch::kBFloat16)).dtype() == DType::bf16);
+    CHECK(view(torch::zeros({2}, torch::kChar)).dtype() == DType::i8);
+    CHECK(view(torch::zeros({2}, torch::kByte)).dtype() == DType::u8);
+    CHECK(view(torch::zeros({2}, torch::kBool)).dtype() == DType::u8);
+    CHECK(view(torch::zeros({2}, torch::kInt)).dtype() == DType::i32);
+    CHECK(view(torch::zeros({2}, torch::kLong)).dtype() == DType::i64);
+    Tensor const scalar = torch::tensor(3.0);
+    CHECK((view(scalar).numel() == 1 && view(scalar).extents() == Shape{}));
+    Tensor const image = torch::zeros({2, 3, 4, 5}).contiguous(torch::MemoryFormat::ChannelsLast);
+    CHECK(view(image).strides() == Shape{60, 1, 15, 3});
+    Tensor const part = torch::arange(12).reshape({3, 4}).t().narrow(0, 1, 2);
+    CHECK((view(part).extents() == Shape{2, 3} && view(part).strides() == Shape{1, 4}));
+    CHECK(view(part).data() == part.data_ptr());
+    CHECK(view(part).device() == joinable::DeviceId{});
+}
+
+TEST_CASE("a torch tensor whose elements cannot be read as they lie is refused") {
+    Tensor const floats = torch::ones({2, 2});
+    for (Tensor const& refused :
+         {Tensor{},
+          floats.to_sparse(),
+          torch::imag(torch::complex(floats, floats).conj()), // a view that negates
+          torch::zeros({2}, torch::kShort),
+          torch::zeros({2}, torch::kComplexFloat),
+          torch::zeros({2}, torch::TensorOptions{torch::kMeta})}) {
+        CHECK_THROWS_AS((void)joinable::AnyView{refused}, ContractViolation);
+    }
+    CHECK_THROWS_WITH(
+        (void)joinable::AnyView{torch::zeros({2}, torch::kShort)},
+        "a torch::Tensor has elements of type Short, which has no DType; convert it with to(torch::kFloat) or "
+        "the like"
+    );
+}
+
+TEST_CASE("collectives take torch tensors, and refuse those with gaps") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        Tensor tensor = torch::full({2, 3}, comm.rank() + 1, torch::kDouble);
+        joinable::all_reduce(comm, tensor).wait();
+        CHECK(tensor.eq(comm.size() * (comm.size() + 1) / 2).all().item<bool>());
+        CHECK_THROWS_AS(joinable::all_reduce(comm, tensor.t()).wait(), ContractViolation);
+    });
+}
+
+// ---- training
+
+/// y = V tanh(W x + b) + c in doubles, and a branch that only some passes take.
+struct NetImpl : torch::nn::Module {
+    NetImpl()
+        : first{register_module("first", torch::nn::Linear{3, 4})},
+          second{register_module("second", torch::nn::Linear{4, 2})},
+          branch{register_module("branch", torch::nn::Linear{3, 2})} {
+        to(torch::kDouble);
+        torch::NoGradGuard const no_graph;
+        int k = 0;
+        for (Tensor& parameter : parameters()) {
+            auto const values = parameter.view({-1});
+            for (std::int64_t i = 0; i < values.size(0); ++i) {
+                values[i] = engine_start(k, static_cast<int>(i));
+            }
+            ++k;
+        }
+    }
+    Tensor forward(Tensor const& inputs, bool takes_branch = false) {
+        Tensor const outputs = second->forward(torch::tanh(first->forward(inputs)));
+        return takes_branch ? outputs + branch->forward(inputs) : outputs;
+    }
+    /// All but the branch.
+    void freeze_branch() {
+        for (Tensor& parameter : branch->parameters()) {
+            parameter.requires_grad_(false);
+        }
+    }
+
+    torch::nn::Linear first, second, branch;
+};
+TORCH_MODULE(Net);
+
+struct Batch {
+    explicit Batch(std::vector<int> const& samples)
+        : inputs{torch::zeros({static_cast<std::int64_t>(samples.size()), 3}, torch::kDouble)},
+          targets{torch::zeros({static_cast<std::int64_t>(samples.size()), 2}, torch::kDouble)} {
+        for (std::size_t i = 0; i < samples.size(); ++i) {
+            for (int k = 0; k < 3; ++k) {
+                inputs[static_cast<std::int64_t>(i)][k] = engine_input(samples[i], k);
+            }
+            for (int k = 0; k < 2; ++k) {
+                targets[static_cast<std::int64_t>(i)][k] = engine_target(samples[i], k);
+            }
+        }
+    }
+    [[nodiscard]] std::int64_t size() const { return inputs.size(0); }
+
+    Tensor inputs, targets;
+};
+
+Tensor loss_of(Tensor const& outputs, Batch const& batch) {
+    return (outputs - batch.targets).pow(2).sum() / (2 * batch.size());
+}
+
+std::vector<std::vector<int>> batches_of(int rank, int world) {
+    std::vector<std::vector<int>> batches;
+    int sample = 100 * rank;
+    int const count = world > 1 && rank == 1 ? 0 : 2 + rank % 3;
+    for (int b = 0; b < count; ++b) {
+        std::vector<int>& batch = batches.emplace_back();
+        for (int i = 0; i <= (rank + 2 * b) % 5; ++i) {
+            batch.push_back(sample++);
+        }
+    }
+    return batches;
+}
+/// The samples of all ranks in a round.
+std::vector<int> union_of_round(std::size_t round, int world) {
+    std::vector<int> samples;
+    for (int rank = 0; rank < world; ++rank) {
+        auto const batches = batches_of(rank, world);
+        if (round < batches.size()) {
+            samples.insert(samples.end(), batches[round].begin(), batches[round].end());
+        }
+    }
+    return samples;
+}
+
+std::vector<double> numbers_of(torch::nn::Module const& module) {
+    std::vector<double> numbers;
+    for (Tensor const& parameter : module.parameters()) {
+        Tensor const flat = parameter.detach().contiguous();
+        auto const* const data = flat.data_ptr<double>();
+        numbers.insert(numbers.end(), data, data + flat.numel());
+    }
+    return numbers;
+}
+void check_close(std::vector<double> const& numbers, std::vector<double> const& expected) {
+    REQUIRE(numbers.size() == expected.size());
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+        CHECK(std::abs(numbers[i] - expected[i]) < 1e-12);
+    }
+}
+
+auto const sgd = torch::optim::SGDOptions{0.1}.momentum(0.9);
+
+/// What one process makes of the union of the batches.
+std::vector<double> train_alone(int world) {
+    Net model;
+    model->freeze_branch();
+    torch::optim::SGD optimizer{model->parameters(), sgd};
+    for (std::size_t round = 0;; ++round) {
+        auto const samples = union_of_round(round, world);
+        if (samples.empty()) {
+            return numbers_of(*model);
+        }
+        Batch const batch{samples};
+        model->zero_grad();
+        loss_of(model->forward(batch.inputs), batch).backward();
+        optimizer.step();
+    }
+}
+
+template <class Comm>
+void train_together(Comm& comm, DataParallelOptions options, bool to_none) {
+    Net model;
+    model->freeze_branch();
+    if (comm.rank() != 0) {
+        torch::NoGradGuard const no_graph;
+        model->first->weight.mul_(2);
+    }
+    torch::optim::SGD optimizer{model->parameters(), sgd};
+    options.sync_at_end =
+        false; // so that each rank ends with what its own steps made of its values
+    joinable::torch::DistributedDataParallel ddp{comm, model, options};
+    joinable::torch::Step step{comm, optimizer};
+    check_close(numbers_of(*model), numbers_of(*Net{}));
+    {
+        joinable::Join guard{joinable::participants(ddp, step)};
+        for (auto const& samples : batches_of(comm.rank(), comm.size())) {
+            Batch const batch{samples};
+            model->zero_grad(to_none);
+            auto const outputs = ddp.forward({.weight = batch.size()}, batch.inputs);
+            loss_of(outputs, batch).backward();
+            step.step();
+        }
+        guard.finish();
+    }
+    check_close(numbers_of(*model), train_alone(comm.size()));
+}
+
+TEST_CASE("a libtorch module trains on uneven inputs as one process does on their union") {
+    for (bool const views : {false, true}) {
+        for (bool const to_none : {false, true}) {
+            CAPTURE(views);
+            CAPTURE(to_none);
+            DataParallelOptions const options{
+                .first_bucket_bytes = 64, .gradient_as_bucket_view = views
+            };
+            run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+                train_together(comm, options, to_none);
+            });
+            run_process_ranks({3}, [&](joinable::ProcessCommunicator& comm) {
+                train_together(comm, options, to_none);
+            });
+        }
+    }
+}
+
+TEST_CASE("Adam of joinable, sharded, steps libtorch's parameters as libtorch's Adam does") {
+    auto const settings = torch::optim::AdamOptions{0.05}.weight_decay(0.01);
+    run_ranks({1, 2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+        Net alone;
+        torch::optim::Adam adam{alone->parameters(), settings};
+        Net model;
+        joinable::torch::DistributedDataParallel ddp{comm, model, {.find_unused = true}};
+        joinable::ZeroRedundancyOptimizer zero{
+            comm, model->parameters(), joinable::Adam{.learning_rate = 0.05, .weight_decay = 0.01}
+        };
+        joinable::Join guard{joinable::participants(ddp, zero)};
+        for (auto const& samples : batches_of(comm.rank(), comm.size())) {
+            Batch const batch{samples};
+            model->zero_grad();
+            auto const outputs = ddp.forward({.weight = batch.size()}, batch.inputs);
+            loss_of(outputs, batch).backward();
+            zero.step();
+        }
+        guard.finish();
+        for (std::size_t round = 0;; ++round) {
+            auto const samples = union_of_round(round, comm.size());
+            if (samples.empty()) {
+                break;
+            }
+            Batch const batch{samples};
+            adam.zero_grad();
+            loss_of(alone->forward(batch.inputs), batch).backward();
+            adam.step();
+        }
+        auto const numbers = numbers_of(*model);
+        auto const expected = numbers_of(*alone);
+        for (std::size_t i = 0; i < numbers.size(); ++i) {
+            CHECK(std::abs(numbers[i] - expected[i]) < 1e-9);
+        }
+    });
+}
+
+TEST_CASE("parameters that the outputs do not use are found in the graph") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        Net model;
+        joinable::torch::DistributedDataParallel ddp{comm, model, {.find_unused = true}};
+        Batch const batch{{comm.rank()}};
+        auto const gradient = [&] { return model->branch->bias.grad(); };
+        loss_of(ddp.forward(batch.inputs), batch).backward();
+        CHECK(!gradient().defined()); // nobody used it
+        CHECK(model->first->bias.grad().defined());
+
+        bool const mine = comm.rank() == comm.size() - 1;
+        model->zero_grad(true);
+        Tensor const outputs = ddp.forward(batch.inputs, mine);
+        loss_of(outputs, batch).backward();
+        Net other;
+        Batch const last{{comm.size() - 1}};
+        loss_of(other->forward(last.inputs, true), last).backward();
+        REQUIRE(gradient().defined());
+        CHECK(
+            (gradient() * comm.size() - other->branch->bias.grad()).abs().max().item<double>() <
+            1e-12
+        );
+
+        // A rank whose outputs use none of them.
+        model->zero_grad(true);
+        Tensor const leaf =
+            torch::ones({1, 2}, torch::TensorOptions{torch::kDouble}.requires_grad(true));
+        bool const none = comm.size() > 1 && comm.rank() == 0;
+        auto const some =
+            ddp.forward([&] { return none ? leaf * 2 : model->forward(batch.inputs); });
+        some.sum().backward();
+        CHECK(model->first->bias.grad().defined());
+    });
+}
+
+TEST_CASE("rounds in no_sync() accumulate, and the next one averages the sum") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        Net model, alone;
+        model->freeze_branch();
+        joinable::torch::DistributedDataParallel ddp{comm, model};
+        for (int round = 0; round < 2; ++round) {
+            auto const backward = [&](int sample) {
+                Batch const batch{{sample + comm.rank()}};
+                loss_of(ddp.forward(batch.inputs), batch).backward();
+            };
+            model->zero_grad();
+            alone->zero_grad();
+            {
+                auto const local = ddp.no_sync();
+                backward(10);
+                backward(20);
+            }
+            backward(30);
+            for (int rank = 0; rank < comm.size(); ++rank) {
+                for (int const sample : {10, 20, 30}) {
+                    Batch const batch{{sample + rank}};
+                    loss_of(alone->forward(batch.inputs), batch).backward();
+                }
+            }
+            Tensor const sum = alone->first->weight.grad() / comm.size();
+            CHECK((model->first->weight.grad() - sum).abs().max().item<double>() < 1e-12);
+        }
+    });
+}
+
+TEST_CASE("a forward pass without a graph is an evaluation") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        Net model;
+        model->freeze_branch();
+        joinable::torch::DistributedDataParallel ddp{comm, model};
+        Batch const batch{{1, 2}};
+        joinable::Join guard{joinable::participants(ddp)};
+        for (int i = 0; i <= comm.rank(); ++i) {
+            {
+                torch::NoGradGuard const no_graph;
+                CHECK(!ddp.forward(batch.inputs).requires_grad());
+            }
+            loss_of(ddp.forward(batch.inputs), batch).backward();
+        }
+        CHECK(guard.finish().rounds == 2 * static_cast<std::size_t>(comm.size()));
+    });
+}
+
+TEST_CASE(
+    "buffers of BatchNorm are the same on all ranks at the end, and tied weights are averaged once"
+) {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        torch::nn::Linear tied{3, 3};
+        torch::nn::Sequential model{tied, torch::nn::BatchNorm1d{3}, tied, torch::nn::Linear{3, 1}};
+        joinable::torch::DistributedDataParallel ddp{comm, model};
+        joinable::Join guard{joinable::participants(ddp)};
+        for (int i = 0; i <= comm.rank(); ++i) {
+            model->zero_grad();
+            ddp.forward(torch::randn({4, 3})).pow(2).mean().backward();
+        }
+        guard.finish();
+        for (auto const& tensors : {model->buffers(), model->parameters()}) {
+            for (Tensor const& tensor : tensors) {
+                auto const own = tensor.detach().to(torch::kDouble).sum();
+                auto first = own.clone();
+                joinable::broadcast(comm, first, 0).wait();
+                CHECK(own.item<double>() == first.item<double>());
+            }
+        }
+        CHECK(model->buffers()[2].item<std::int64_t>() == comm.size()); // num_batches_tracked
+    });
+}
+
+TEST_CASE("gradients outlive the buckets that they lived in") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        Net model;
+        Batch const batch{{comm.rank()}};
+        Tensor loss;
+        {
+            joinable::torch::DistributedDataParallel ddp{
+                comm, model, {.gradient_as_bucket_view = true}
+            };
+            loss = loss_of(ddp.forward(batch.inputs, true), batch);
+            loss.backward({}, true);
+        }
+        Tensor const before = model->first->weight.grad().clone();
+        loss.backward(); // nobody listens any more
+        CHECK((model->first->weight.grad() - before).abs().max().item<double>() > 1e-6);
+    });
+}
+
+// ---- what goes wrong
+
+struct AutogradError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+struct ThrowsInBackward : torch::autograd::Function<ThrowsInBackward> {
+    static Tensor forward(torch::autograd::AutogradContext*, Tensor const& x) { return x.clone(); }
+    static torch::autograd::variable_list
+    backward(torch::autograd::AutogradContext*, torch::autograd::variable_list const&) {
+        throw AutogradError{"rank 0 has had enough"};
+    }
+};
+
+TEST_CASE("what is thrown within autograd keeps its type, and the others hear of it") {
+    for (bool const early :
+         {false, true}) { // before any gradient is ready, or after that of the last layer
+        run_ranks({2, 3, 4, 8}, [&](ThreadCommunicator& comm) {
+            Net model;
+            model->freeze_branch();
+            joinable::torch::DistributedDataParallel ddp{
+                comm, model, {.first_bucket_bytes = 1, .rebuild_buckets = false}
+            };
+            Batch const batch{{1}};
+            auto const train = [&] {
+                joinable::Join guard{joinable::participants(ddp)};
+                auto const outputs = ddp.forward([&] {
+                    auto inner = torch::tanh(model->first->forward(batch.inputs));
+                    if (comm.rank() == 0 && !early) {
+                        inner = ThrowsInBackward::apply(inner);
+                    }
+                    inner = model->second->forward(inner);
+                    return comm.rank() == 0 && early ? ThrowsInBackward::apply(inner) : inner;
+                });
+                ddp.backward(loss_of(outputs, batch));
+                guard.finish();
+            };
+            if (comm.rank() == 0) {
+                CHECK_THROWS_AS(train(), AutogradError);
+            } else {
+                try {
+                    train();
+                    CHECK(false);
+                } catch (joinable::PeerFailed const& error) {
+                    CHECK(error.rank() == 0);
+                    CHECK(std::string{error.what()}.find("has had enough") != std::string::npos);
+                }
+            }
+        });
+    }
+}
+
+TEST_CASE("a batch that fails within autograd can be skipped") {
+    run_ranks({1, 2, 3, 4, 8}, [](ThreadCommunicator& comm) {
+        Net model;
+        model->freeze_branch();
+        joinable::torch::DistributedDataParallel ddp{comm, model};
+        joinable::Join guard{joinable::participants(ddp)};
+        for (int round = 0; round < 3; ++round) {
+            Batch const batch{{round}};
+            model->zero_grad();
+            try {
+                Tensor outputs = ddp.forward(batch.inputs);
+                if (round == 1 && comm.rank() == 0) {
+                    outputs = ThrowsInBackward::apply(outputs);
+                }
+                loss_of(outputs, batch).backward();
+            } catch (AutogradError const&) {
+                ddp.skip();
+            }
+            Net alone;
+            loss_of(alone->forward(batch.inputs), batch).backward();
+            double const share = round == 1 ? double(comm.size() - 1) / comm.size() : 1;
+            auto const error = model->first->weight.grad() - share * alone->first->weight.grad();
+            CHECK(error.abs().max().item<double>() < 1e-12);
+        }
+        CHECK(guard.finish().rounds == 3);
+    });
+}
+
+TEST_CASE("backward passes without a forward pass of their own are refused by a text that says so"
+) {
+    run_ranks({1, 2, 4}, [](ThreadCommunicator& comm) {
+        Net model;
+        model->freeze_branch();
+        joinable::torch::DistributedDataParallel ddp{comm, model};
+        Batch const batch{{1}};
+        auto const refuses = [](Tensor const& loss) {
+            try {
+                loss.backward();
+                CHECK(false);
+            } catch (ContractViolation const& error) {
+                CHECK(
+                    std::string{error.what()}.find(
+                        "call ddp.forward(inputs) in place of the module's"
+                    ) != std::string::npos
+                );
+            }
+        };
+        refuses(loss_of(model->forward(batch.inputs), batch));
+        Tensor const loss = loss_of(ddp.forward(batch.inputs), batch);
+        loss.backward({}, true);
+        refuses(loss);
+    });
+}
+
+TEST_CASE("with find_unused a pass returns what can be looked into") {
+    struct Outputs {
+        Tensor tensor;
+    };
+    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+        Net model;
+        Batch const batch{{1}};
+        joinable::torch::DistributedDataParallel plain{comm, model};
+        loss_of(
+            plain.forward([&] { return Outputs{model->forward(batch.inputs, true)}; }).tensor, batch
+        )
+            .backward();
+    });
+    run_ranks({1, 2}, [](ThreadCommunicator& comm) {
+        Net model;
+        Batch const batch{{1}};
+        joinable::torch::DistributedDataParallel ddp{comm, model, {.find_unused = true}};
+        auto const [first, rest] = ddp.forward([&] {
+            auto const outputs = model->forward(batch.inputs);
+            return std::pair{outputs, std::vector<c10::optional<Tensor>>{outputs * 2, {}}};
+        });
+        loss_of(first + *rest[0], batch).backward();
+        CHECK_THROWS_WITH(
+            ddp.forward([&] { return Outputs{model->forward(batch.inputs)}; }),
+            "find_unused reads the graph of what forward() returns; return tensors, or optionals, tuples or ranges "
+            "of them"
+        );
+    });
+}
+
+/// What `body` prints on stderr.
+std::string printed_by(std::function<void()> const& body) {
+    std::unique_ptr<std::FILE, int (*)(std::FILE*)> const file{std::tmpfile(), &std::fclose};
+    REQUIRE(file);
+    std::fflush(stderr);
+    int const kept = dup(2);
+    dup2(fileno(file.get()), 2);
+    body();
+    std::fflush(stderr);
+    dup2(kept, 2);
+    close(kept);
+    std::rewind(file.get());
+    std::string text(4096, '\0');
+    text.resize(std::fread(text.data(), 1, text.size(), file.get()));
+    return text;
+}
+
+TEST_CASE("a joined rank whose optimizer falls behind is told so, once") {
+    auto const train = [](bool with_step) {
+        return printed_by([&] {
+            joinable::run_threads(3, [&](ThreadCommunicator& comm) {
+                Net model;
+                model->freeze_branch();
+                torch::optim::SGD optimizer{model->parameters(), sgd};
+                joinable::torch::DistributedDataParallel ddp{comm, model};
+                joinable::torch::Step step{comm, optimizer};
+                Batch const batch{{1}};
+                auto const train_with = [&](auto&... participants) {
+                    joinable::Join guard{joinable::participants(ddp, participants...)};
+                    for (int i = 0; i < (comm.rank() == 1 ? 5 : 2); ++i) {
+                        loss_of(ddp.forward(batch.inputs), batch).backward();
+                        (participants.step(), ...);
+                    }
+                    guard.finish();
+                };
+                for (int epoch = 0; epoch < 2; ++epoch) {
+                    with_step ? train_with(step) : train_with();
+                }
+            });
+        });
+    };
+    CHECK(train(true).find("joinable") == std::string::npos);
+    std::string const text = train(false);
+    for (char const* const rank : {"rank 0", "rank 2"}) {
+        auto const begin = text.find(
+            rank + std::string{" had joined for 3 rounds in which its optimizer did not step"}
+        );
+        CHECK(begin != std::string::npos);
+        CHECK(text.find(rank, begin + 1) == std::string::npos);
+    }
+    CHECK(text.find("rank 1") == std::string::npos);
+}
+
+} // namespace

@@ -11815,7 +11815,7 @@ public:
 
     /// Rounds that open while the result lives do not sync: gradients accumulate. Under next() and
     /// iterate() say {.will_sync = false} there instead. The same on all ranks. Local.
-    [[nodiscard("rounds do not sync as long as the object that no_sync() returns lives")]] auto
+    [[nodiscard("keep what no_sync() returns: rounds do not sync while it lives")]] auto
     no_sync() noexcept {
         return detail::ScopedFlag{is_inside_no_sync_, true};
     }

@@ -42,7 +42,7 @@ def standard_headers(include, once=False):
         if name in seen:
             continue
         seen.add(name)
-        for header in re.findall(r"(?m)^#include <(.*)>", (include / name).read_text()):
+        for header in re.findall(r"(?m)^#include <(\S*)>", (include / name).read_text()):
             if not once or not header.endswith(".ipp"):
                 (todo.append if header.startswith("joinable/") else found.add)(header)
     return "".join(f"#include <{header}>\n" for header in sorted(found))

@@ -254,7 +254,12 @@ bool append_outputs(T const& value, std::vector<at::Tensor>& outputs) {
         return all;
     } else if constexpr (torch_tuple<T>) {
         return std::apply(
-            [&](auto const&... items) { return (append_outputs(items, outputs) & ...); }, value
+            [&](auto const&... items) {
+                bool all = true;
+                ((all = append_outputs(items, outputs) && all), ...);
+                return all;
+            },
+            value
         );
     } else {
         return std::is_arithmetic_v<T>;

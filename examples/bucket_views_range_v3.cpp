@@ -33,7 +33,7 @@ struct Weight {
         : name{std::move(called)}, value(elements), grad(elements) {}
 };
 
-/// Of a transformer: matrices with 16 bits per number, scales of the normalization with 32.
+/// A block of a transformer: matrices with 16 bits per number, scales of the normalization with 32.
 struct Block {
     std::vector<Weight<joinable::BFloat16>> matrices;
     std::vector<Weight<float>> scales;

@@ -17,6 +17,7 @@ A room is a folder; X/detail/ belongs to X. The rules:
   R8  Umbrellas include, and nothing else.
   R9  X.ipp has what X.hpp declares and one source file may compile: X.hpp alone includes it, after all
       that it declares, and JOINABLE_DEFINITION is nowhere else.
+  R10 Prose names the actor: it has none of the turns of BANNED.
 """
 import argparse
 import pathlib
@@ -98,6 +99,16 @@ NOT_FOR_GUARDS = (
     "tensor/flat_parameters", "tensor/variant",
     "detail/kept_range",
 )
+# Turns that readers stumble over, in comments, texts and pages, and what to write instead.
+BANNED = {
+    r"\b[Ww]hoever\b": "name the rank, the thread or the caller",
+    r"\bgets on\b": "makes progress",
+    r"\b(is|are|be) gone\b": "say what destroyed, freed or ended it",
+    r"\b(is|are|was|be) at it\b": "name what it does",
+    r"\b(comes for|is to be had|of no account)\b": "use a plain verb",
+    r"(?:^[ /#*|-]*|[.:] )Of (a|an|the|what|each|all|its|those|some|one|two) ": "begin with the subject",
+}
+SPOKEN = {".md", ".hpp", ".ipp", ".cpp", ".cu", ".py", ".sh", ".txt", ".cmake"}
 NOT_IN_CORE = {"thread", "mutex", "condition_variable", "ranges", "iostream", "regex"}
 
 errors = []
@@ -289,6 +300,13 @@ for folder in ("tests", "examples"):
     for path in sorted(p for e in ("*.cpp", "*.hpp") for p in (ROOT / folder).rglob(e)):
         if not path.read_text().startswith("// SPDX-License-Identifier: BSL-1.0\n"):
             errors.append(f"{path.relative_to(ROOT)}: starts without the SPDX line")
+spoken = [*ROOT.glob("*"), *(p for folder in ("include", "tests", "examples") for p in (ROOT / folder).rglob("*"))]
+for path in sorted(spoken):
+    if path.suffix in SPOKEN and path.name not in ("layers.py", "scripts_test.py"):
+        for number, line in enumerate(path.read_text().split("\n"), 1):
+            for turn, instead in BANNED.items():
+                if found := re.search(turn, line):
+                    errors.append(f"R10 {path.relative_to(ROOT)}:{number}: '{found[0].strip()}': {instead}")
 
 
 def picture():

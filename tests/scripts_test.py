@@ -173,6 +173,11 @@ class Layers(Copy):
         self.add("tcp.hpp", "namespace joinable { class More; }\n")
         self.fails(self.script, saying="R8 tcp.hpp: an umbrella includes, and nothing else")
 
+    def test_r10_a_turn_that_readers_stumble_over_fails(self):
+        self.add("tensor/shape.hpp", "// Of the ranks, whoever comes first.\n// Out of the way: of a kind.\n")
+        self.fails(self.script, saying="'whoever': name the rank, the thread or the caller")
+        self.fails(self.script, saying="'// Of the': begin with the subject")
+
     def test_a_folder_more_at_the_top_level_fails(self):
         (self.root / "docs").mkdir()
         self.fails(self.script, saying="docs: lies at the top level")

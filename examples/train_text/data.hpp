@@ -53,7 +53,7 @@ public:
     /// seen before.
     ///
     /// `limit_bytes` bounds what is read, however much there is; 0 reads everything. Each path gets an
-    /// equal part of it. Of a folder, no file gives more than a 16th of its part, so that the text
+    /// equal part of it. No file gives more than a 16th of its folder's part, so that the text
     /// comes from many files and ranks still have different amounts.
     Corpus(std::vector<std::string> const& paths, std::size_t limit_bytes) {
         for (std::string const& path : paths) {

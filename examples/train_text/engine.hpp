@@ -126,7 +126,7 @@ class FallingRate {
 public:
     FallingRate(float start, std::size_t steps) : start_{start}, steps_{steps} {}
 
-    /// Of a step, counted from 0.
+    /// The rate of a step, counted from 0.
     [[nodiscard]] float at(std::size_t step) const {
         return start_ *
                (1.0F - static_cast<float>(step) / static_cast<float>(std::max(step + 1, steps_)));

@@ -2,7 +2,7 @@
 #pragma once
 
 // What the passes of the model compute, number by number: each kernel is a function object that makes
-// the number of an index, whoever runs it for all indices: a loop of the host, or threads of a GPU.
+// the number of an index. A loop of the host or threads of a GPU run it for all indices.
 
 #include <cmath>
 #include <cstddef>

@@ -1348,7 +1348,7 @@ template <class Storage>
     static_assert(
         std::is_lvalue_reference_v<Storage> ||
             std::ranges::enable_borrowed_range<std::remove_cv_t<Storage>>,
-        "as_strided: a temporary storage would be gone before the view is used; give it a name"
+        "as_strided: a temporary storage would be destroyed before the view is used; give it a name"
     );
     using T = std::remove_pointer_t<decltype(std::data(storage))>;
     StridedView<T> const whole{std::data(storage), Shape{extents}, Shape{strides}};
@@ -3129,7 +3129,7 @@ void append_object(HandleList<Handle>& list, T& object) {
     constexpr bool is_shared = Handle::template shares_storage<T>;
     static_assert(
         Stays || is_shared,
-        "parameters, buffers: a temporary object, or a temporary range of objects, would be gone before it is "
+        "parameters, buffers: a temporary object, or a temporary range of objects, would be destroyed before it is "
         "used; give it a name, or set parameter_traits::is_handle if copies share storage"
     );
     if constexpr (Stays) {
@@ -3141,9 +3141,9 @@ void append_object(HandleList<Handle>& list, T& object) {
     }
 }
 
-/// Appends handles on the objects in a range. Of a named range of objects the addresses are kept;
-/// of pointers and smart pointers the pointer; of a temporary range of handles, copies of them. A
-/// list is spliced in. One object is taken as a range of one.
+/// Appends handles on the objects in a range. It keeps the addresses of objects in a named range, copies
+/// of pointers and smart pointers, and copies of handles in a temporary range. A list is spliced in. One
+/// object is taken as a range of one.
 template <class Handle, class Range>
 void append(HandleList<Handle>& list, Range&& range) {
     if constexpr (list_of<Range, Handle>) {
@@ -3326,9 +3326,9 @@ consteval bool says_what_parameters_lack() {
 
 } // namespace detail
 
-/// Joins ranges of parameters of different types into one list, in order. Of a named range of
-/// objects the addresses are kept; of pointers and smart pointers the pointer (shared ones share
-/// ownership); a temporary range must hold pointers or handles (parameter_traits::is_handle), which
+/// Joins ranges of parameters of different types into one list, in order. The list keeps the addresses
+/// of objects in a named range, and copies of pointers and smart pointers (shared ones share
+/// ownership). A temporary range must hold pointers or handles (parameter_traits::is_handle), which
 /// are copied. Const parameters and temporary ranges of unique pointers are compile errors. A
 /// ParameterList is spliced in. Local.
 /// @throws ContractViolation  a pointer is null.
@@ -3471,10 +3471,9 @@ TensorList tensor_list(Ranges&&... ranges) {
 
 } // namespace detail
 
-/// Joins tensors, and ranges of tensors, of different types into one list, in order. Of a named
-/// tensor or range the addresses are kept, so that a tensor which gets other memory is followed; of
-/// pointers the pointer; a temporary must be a view, or a range of pointers or views, which are
-/// copied. Local.
+/// Joins tensors, and ranges of tensors, of different types into one list, in order. The list keeps the
+/// addresses of named tensors, so it follows a tensor that gets other memory, and copies of pointers. A
+/// temporary must be a view, or a range of pointers or views, which are copied. Local.
 template <class... Ranges>
 [[nodiscard]] BufferList buffers(Ranges&&... ranges) {
     return BufferList{detail::tensor_list(std::forward<Ranges>(ranges)...)};
@@ -4101,7 +4100,7 @@ concept RegistersArenas = AllocatesArena<C> && detail::has_register_arena<C>;
 /// | expression           | result | meaning                                                      |
 /// |----------------------|--------|--------------------------------------------------------------|
 /// | `comm.share(bytes)`  | Arena  | blocks; the same zeroed memory on every rank, which is there |
-/// |                      |        | until the last rank's arena is gone; the same bytes on all,  |
+/// |                      |        | until the last rank's arena ends; the same bytes on all,     |
 /// |                      |        | else Mismatch                                                |
 template <class C>
 concept SharesMemory = Communicator<C> && detail::has_share<C>;
@@ -4676,7 +4675,7 @@ public:
     };
     [[nodiscard]] std::vector<Item> const& items() const noexcept { return items_; }
 
-    /// Of an item; 0 behind the last one.
+    /// The hash of an item; 0 behind the last one.
     [[nodiscard]] std::uint64_t hash(std::size_t i) const noexcept {
         if (i >= items_.size()) {
             return 0;
@@ -5468,7 +5467,7 @@ public:
 
     /// In the order in which they are launched: as they fill when gradients come in `order`.
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept { return buckets_; }
-    /// Of all arenas.
+    /// The bytes of all arenas.
     [[nodiscard]] std::size_t bytes() const noexcept;
 
     /// Calls f(arena) for each, in an order that all ranks have which have the same parameters.
@@ -5838,7 +5837,7 @@ namespace joinable { inline namespace v0 {
 /// are not used. Ranks have the same runs.
 struct BucketRun {
     std::size_t bucket; ///< its index
-    Buffer buffer;      ///< in the bucket's memory, until the reducer is gone
+    Buffer buffer;      ///< in the bucket's memory, valid as long as the reducer
 };
 
 namespace detail {
@@ -8972,7 +8971,7 @@ private:
     }
     /// As texts go on after its name.
     [[nodiscard]] std::string notified(std::size_t position) const;
-    /// Of the participants that take part in a round, as a text ends.
+    /// The end of a text: the order of the participants that take part in a round.
     [[nodiscard]] std::string order(Round const& round) const;
     [[nodiscard]] std::string takes_no_part(std::size_t position, Round const& round) const;
 
@@ -11816,7 +11815,8 @@ public:
 
     /// Rounds that open while the result lives do not sync: gradients accumulate. Under next() and
     /// iterate() say {.will_sync = false} there instead. The same on all ranks. Local.
-    [[nodiscard("rounds sync again when what no_sync() returns is gone")]] auto no_sync() noexcept {
+    [[nodiscard("keep what no_sync() returns: rounds do not sync while it lives")]] auto
+    no_sync() noexcept {
         return detail::ScopedFlag{is_inside_no_sync_, true};
     }
 
@@ -11916,9 +11916,9 @@ protected:
     Passes& operator=(Passes const&) = delete;
     ~Passes() = default;
 
-    /// Of the open round: none is open or it has no gradients; its forward pass, when it syncs;
-    /// its backward pass; its step, where this class steps; all of it, when it does not sync; an
-    /// evaluation that threw.
+    /// The stage of the open round. idle: none is open, or it has no gradients. forward: its forward
+    /// pass, when it syncs. backward: its backward pass. reduced: its step, where this class steps.
+    /// unsynced: all of a round that does not sync. failed: an evaluation that threw.
     enum class Stage : std::uint8_t { idle, forward, backward, reduced, unsynced, failed };
 
     using RoundRange = decltype(std::declval<GradientReducer&>().timeline().round(false));
@@ -13208,8 +13208,8 @@ public:
     }
 };
 
-/// Of a process rank: the part of the shared memory that is its own. Only the rank itself knows what
-/// of it is in use; its communicators may be used by several threads.
+/// The part of the shared memory that belongs to one process rank. Only that rank knows which bytes of it
+/// are in use. Several threads may use the rank's communicators.
 class Room {
 public:
     static constexpr bool is_all_in_reach = false;
@@ -14522,7 +14522,7 @@ public:
     static constexpr std::chrono::nanoseconds patience = std::chrono::seconds{1};
 
     /// Whether it was the first. `close()` runs after the reason is written. If not, some other writer
-    /// may still be at it, or have died or been stopped: see take_over() and settle().
+    /// may still be writing, or have died or been stopped: see take_over() and settle().
     template <class Close>
     bool give(AbortReason const& reason, int writer, Close const& close) noexcept {
         State const mine{Phase::writing, 0, writer};
@@ -14533,7 +14533,7 @@ public:
         return is_first;
     }
     /// `writer` does what the `dead` one has begun, or begins. False: there was nothing to do, though
-    /// another writer may still be at it.
+    /// another writer may still be writing.
     template <class Close>
     bool take_over(int dead, AbortReason const& reason, int writer, Close const& close) noexcept {
         State const seen{state_.load()};
@@ -15094,8 +15094,8 @@ private:
     /// Elements that rank `from` sends to rank `to`.
     [[nodiscard]] std::size_t share(int from, int to) const noexcept;
 
-    /// Of the byte at `offset` in a rank's input or output; from there on to the end of its slice, if
-    /// the rank has a ring.
+    /// The byte at `offset` in a rank's input or output. If the rank has a ring, the bytes up to the end
+    /// of the slice follow it.
     [[nodiscard]] std::byte* shared(int rank, std::size_t word, std::size_t offset) const noexcept;
     [[nodiscard]] std::byte* input(int rank, std::size_t offset) const noexcept {
         return rank == own_.rank ? own_.in + offset : shared(rank, ArrivalLine::in, offset);
@@ -16146,7 +16146,7 @@ private:
         }
     }
     [[nodiscard]] std::uint64_t limit_of_lending(Board& board, int rank) const noexcept;
-    /// Of a number that each rank tells.
+    /// The least of a number that each rank tells.
     [[nodiscard]] std::uint64_t
     least(Board& board, std::atomic<std::uint64_t> ChunkProgress::* told) const noexcept;
     [[nodiscard]] std::uint64_t lent_by_all(Board& board) const noexcept {
@@ -16518,7 +16518,7 @@ public:
 
     /// `rank` takes part no longer: a collective cannot complete any more, but the others still have
     /// their messages and their groups without it. The last that is done with this group: its memory
-    /// may be gone after that.
+    /// may be destroyed after that.
     void leave(int rank) const;
 
     /// The rank that has this number among all has died, wherever it was; `death` says how. Ends what
@@ -17051,7 +17051,7 @@ public:
     static constexpr bool needs_slices = true;
 
     explicit StagedMemory(std::shared_ptr<Room> room) noexcept : room_{std::move(room)} {}
-    /// Of one that nobody else uses.
+    /// In memory that nobody else uses.
     explicit StagedMemory(std::span<std::byte> memory)
         : StagedMemory{std::make_shared<Room>(memory)} {}
     StagedMemory(StagedMemory&&) = default;
@@ -17891,8 +17891,8 @@ private:
 
     void deliver(Message const& message, PendingMessage& other) noexcept;
 
-    /// Whether the message is delivered: if not, the other side finds it no longer. Or its process has
-    /// been stopped while it was at it: then the message is left to it for ever.
+    /// Whether the message is delivered. If not, the other side no longer finds it, or the other process
+    /// was stopped while it copied the message, which then stays with it.
     [[nodiscard]] bool is_delivered(Message& message);
     void abort_for_copy(Message const& message);
 
@@ -18074,7 +18074,7 @@ void GroupRank<Memory>::deliver(Message const& message, PendingMessage& other) n
     } else {
         copy(message.buffer.data, data_of(other), message.buffer.bytes());
     }
-    other.state.store(State::done); // from here on it may be gone
+    other.state.store(State::done); // from here on it may be destroyed
 }
 
 template <class Memory>
@@ -18187,8 +18187,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 template <class Rank, class Work>
 class BoardCommunicator;
 
-/// A collective or a message of one rank. Destroyed unfinished it waits up to the deadline; while
-/// unwinding it aborts. When it is gone, no other rank touches this rank's buffers.
+/// A collective or a message of one rank. Its destructor waits up to the deadline, and aborts while
+/// unwinding. After that no other rank touches this rank's buffers.
 template <class Memory>
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] GroupWork {
 public:
@@ -18478,7 +18478,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 class ProcessRank : public GroupRank<Room> {
 public:
     ProcessRank(ProcessSegment& segment, int rank);
-    /// Of a group that was split from that of all.
+    /// A rank of a group that was split from the group of all.
     ProcessRank(Group group, int rank, std::shared_ptr<GroupStorage<Room>> storage);
 
     /// The process that started this one waits as long for the others after a failure: what is set
@@ -18617,9 +18617,9 @@ public:
     /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
     [[nodiscard]] ProcessCommunicator split(int color, int key);
 
-    /// Local. Zeroed memory that the ranks share, for what is to be reduced often; memory of arenas
-    /// that are gone is used again. With the first one, half of what is shared is set aside for
-    /// arenas; where that is full, an arena is from the heap, and its buffers are copied as others
+    /// Local. Zeroed memory that the ranks share, for buffers that are reduced often. Memory of
+    /// destroyed arenas is used again. The first arena sets half of the shared memory aside for
+    /// arenas. Where that is full, an arena is from the heap, and its buffers are copied as others
     /// are. An arena may outlive the communicator, not the process, and is used and destroyed by one
     /// thread at a time with it. @throws ContractViolation  alignment is no power of two.
     [[nodiscard]] Arena
@@ -18834,7 +18834,7 @@ inline void sleep_for(std::chrono::nanoseconds time) noexcept {
 /// nobody removes another one.
 class SharedObject {
 public:
-    /// One without a name and without bytes: it is gone with the last process that has it open.
+    /// One without a name and without bytes. It ends with the last process that has it open.
     /// @throws CommunicationError  the system refuses.
     static SharedObject create() {
         SharedObject object{
@@ -19773,8 +19773,8 @@ template <class T>
 } // namespace detail
 
 /// The handle of one rank to elements that all ranks see: made by shared_buffer(), zero at first.
-/// A view in what const means, an owner in how long they live: until the last handle is gone,
-/// whether or not ranks or communicators are. It models Tensor. Each rank that gives it as the output
+/// A const handle gives access to elements that are not const, as a view does. The elements live until
+/// the last handle is destroyed, also after ranks and communicators have ended. It models Tensor. Each rank that gives it as the output
 /// of a collective writes the result, at its own time: give it on one rank, or meet at a barrier()
 /// before anything else is written there.
 ///
@@ -19856,7 +19856,7 @@ template <class T, Communicator Comm>
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The processes of one group, seen by the one that started them. None is left when this is gone.
+/// The processes of one group, seen by the one that started them. The destructor ends those that are left.
 class ChildProcesses {
 public:
     explicit ChildProcesses(ProcessSegment& segment);
@@ -20081,8 +20081,8 @@ namespace detail {
     ProcessSegment& segment, int rank, std::function<void(ProcessCommunicator&)> const& body
 ) noexcept;
 
-/// Of the ranks that failed the one that did so first: by itself, not because of another; named by
-/// the abort, if there are several. Throws what it said.
+/// Throws what the first rank said that failed by itself, not because of another. If several did, it is
+/// the one that the abort names.
 void throw_first_failure(ProcessSegment& segment, ChildProcesses const& children);
 
 /// As run_processes(), which is called with so many types of bodies that it does nothing else.
@@ -20282,8 +20282,8 @@ private:
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Memory from the heap that all ranks have, which are threads; it is there until the last rank's
-/// arena is gone. Collective, blocks.
+/// Memory of the heap, shared by ranks that are threads. It lives until the last rank's arena is
+/// destroyed. Collective, blocks.
 /// @throws Mismatch        see check_same_size.
 /// @throws std::bad_alloc  on all ranks.
 template <class Comm>
@@ -20378,8 +20378,8 @@ namespace detail {
 
 bool is_of_a_peer(std::exception_ptr const& error);
 
-/// Of the exceptions that ended the ranks' bodies, the one that came first: not what other ranks
-/// threw because of it. `named` are the ranks that the abort names.
+/// The first of the exceptions that ended the ranks' bodies, not those that other ranks threw because of
+/// it. `named` are the ranks that the abort names.
 std::exception_ptr
 original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& named, int first);
 
@@ -21019,7 +21019,7 @@ template <class Range>
     static_assert(
         std::is_lvalue_reference_v<Range> ||
             std::ranges::enable_borrowed_range<std::remove_cv_t<Range>>,
-        "flat_parameters: temporary memory would be gone before it is used; give it a name"
+        "flat_parameters: temporary memory would be destroyed before it is used; give it a name"
     );
     if constexpr (is_contiguous) {
         using T = typename decltype(std::span{range})::element_type;

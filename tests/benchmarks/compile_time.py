@@ -7,9 +7,10 @@
 Compiles one file after the other, N rounds of all, and prints a Markdown table per compiler: median
 seconds of CPU (user and system), MiB at most, bytes of the object. The files: a trainer
 (compile_time/trainer.cpp); files that only include an umbrella; these two in a program that compiles the
-library once, and the source file of such a program; the standard headers that join.hpp includes; Eigen, range-v3 and libtorch, where they are installed; the header of an engine without and
-with its adapter. --before names another include/ folder of this library, to compare with; --only
-leaves out files whose row does not contain that text.
+library once, and the source file of such a program; the standard headers that join.hpp includes; Eigen, range-v3 and
+libtorch, where they are installed; a trainer of libtorch (compile_time/torch_trainer.cpp) alone and over ranks; the
+header of an engine without and with its adapter. --before names another include/ folder of this library, to compare
+with; --only leaves out files whose row does not contain that text.
 """
 import argparse
 import importlib.util
@@ -41,7 +42,7 @@ def standard_headers(include, once=False):
         if name in seen:
             continue
         seen.add(name)
-        for header in re.findall(r"(?m)^#include <(.*)>", (include / name).read_text()):
+        for header in re.findall(r"(?m)^#include <(\S*)>", (include / name).read_text()):
             if not once or not header.endswith(".ipp"):
                 (todo.append if header.startswith("joinable/") else found.add)(header)
     return "".join(f"#include <{header}>\n" for header in sorted(found))
@@ -90,6 +91,12 @@ def main():
             ("`<range/v3/all.hpp>` alone", [], file("range", "#include <range/v3/all.hpp>\n")),
             ("`<torch/torch.h>` alone", torch_includes(), file("torch", "#include <torch/torch.h>\n")),
         ]
+        torch_trainer = (HERE / "compile_time/torch_trainer.cpp").read_text()
+        for label, text in (
+            ("alone", ""), ("over ranks", "#define JOINABLE\n"), ("over ranks, compiled once", "#define JOINABLE\n" + once)
+        ):
+            source = file(f"torch_{label.replace(' ', '_')}", text + torch_trainer)
+            rows.append((f"a trainer of libtorch {label}", [INCLUDE, *torch_includes()], source))
         for name, header in ENGINES.items():
             includes = [INCLUDE, "/usr/include/eigen3"]
             own = f"#include {header}\n"

@@ -28,7 +28,7 @@ using Microseconds = std::chrono::duration<double, std::micro>;
 constexpr std::size_t buckets = 8;
 constexpr std::chrono::milliseconds making{2};
 
-/// Arithmetic in registers, as long as on an idle core: so whoever takes the core away takes time.
+/// Arithmetic in registers, as long as on an idle core. A thread that takes the core away takes time.
 double volatile sink = 1;
 void compute(long steps) {
     double x = sink;

@@ -24,7 +24,7 @@ HEADER = pathlib.Path("joinable/communicator/shared_memory/board/tuning.hpp")
 KIB = 1024
 CORES = os.cpu_count()
 
-# Of each number: other values, as factors of today's; the sizes in bytes that it decides; how many ranks, and which.
+# For each number: other values, as factors of today's; the sizes in bytes that it decides; how many ranks, and which.
 NUMBERS = {
     "slot_bytes": ([1 / 8, 1 / 2, 1, 2, 4], [256, KIB, 2 * KIB, 4 * KIB, 8 * KIB], CORES, "threads"),
     "one_chunk_bytes": ([0, 1 / 4, 1, 4], [16 * KIB, 64 * KIB, 256 * KIB, KIB * KIB], CORES, "threads"),

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSL-1.0
 """What including the library costs, compared with tests/budget/budget.json.
 
-Of each .cpp file here, compiled by clang++-19 at -O0, as far as budget.json names it:
+For each .cpp file here, compiled by clang++-19 at -O0, as far as budget.json names it:
   own_lines       lines of joinable's headers after preprocessing that are not empty
   instantiations  class and function templates instantiated for types of joinable
   added           how many more of these than core.cpp has

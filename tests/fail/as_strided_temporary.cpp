@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: as_strided: a temporary storage would be gone before the view is used; give it a name
+// EXPECT: as_strided: a temporary storage would be destroyed before the view is used; give it a name
 #include <joinable/join.hpp>
 
 #include <support/misuse.hpp>

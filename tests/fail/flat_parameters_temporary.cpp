@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: flat_parameters: temporary memory would be gone before it is used; give it a name
+// EXPECT: flat_parameters: temporary memory would be destroyed before it is used; give it a name
 #include <joinable/join.hpp>
 
 #include <support/misuse.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// EXPECT: parameters, buffers: a temporary object, or a temporary range of objects, would be gone
+// EXPECT: parameters, buffers: a temporary object, or a temporary range of objects, would be destroyed
 // EXPECT: it a name, or set parameter_traits::is_handle if copies share storage
 #include <joinable/join.hpp>
 

@@ -33,7 +33,7 @@ public:
     [[nodiscard]] std::string file(std::string const& name) const {
         return (path_ / name).string();
     }
-    /// Of what lies in it.
+    /// The names of what lies in it.
     [[nodiscard]] std::vector<std::string> names() const {
         std::vector<std::string> found;
         for (auto const& entry : std::filesystem::directory_iterator{path_}) {

@@ -79,7 +79,7 @@ void poll_for_rank_at_work(Comm& comm) {
     comm.barrier();
 }
 
-/// Of a gap between tests 10 ms count, however long it is; and progress() has no deadline at all.
+/// A gap between tests counts as 10 ms at most. progress() has no deadline at all.
 template <class Comm>
 void poll_now_and_then(Comm& comm, PollCounts& counts) {
     comm.barrier();

@@ -93,7 +93,7 @@ public:
                 auto comm = joinable::TcpCommunicator::attach(std::move(*listener_), options);
                 body(comm);
             } else {
-                listener_.reset(); // or connections wait here when rank 0 is gone
+                listener_.reset(); // or connections wait here after rank 0 has ended
                 auto comm = joinable::TcpCommunicator::attach(options);
                 body(comm);
             }

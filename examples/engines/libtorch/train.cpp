@@ -108,7 +108,7 @@ double loss_on(Network& network, Batch const& data) {
     torch::NoGradGuard const no_graph;
     return loss_of(network(data.images), data).item<double>();
 }
-/// Of the digits, how many are read right, in percent.
+/// The share of digits that the network reads right, in percent.
 double accuracy_on(Network& network, Batch const& data) {
     torch::NoGradGuard const no_graph;
     return 100 *

@@ -108,7 +108,7 @@ public:
     };
     [[nodiscard]] std::vector<Item> const& items() const noexcept { return items_; }
 
-    /// Of an item; 0 behind the last one.
+    /// The hash of an item; 0 behind the last one.
     [[nodiscard]] std::uint64_t hash(std::size_t i) const noexcept {
         if (i >= items_.size()) {
             return 0;

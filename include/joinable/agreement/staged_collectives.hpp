@@ -16,8 +16,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Of a communicator that moves memory of a device. Nothing else may be in flight on it, or wait()
-/// waits for that, too.
+/// The collectives of a communicator that moves memory of a device. wait() also waits for whatever else is in
+/// flight on it.
 template <class Comm>
     requires(!reduces_host_memory<Comm> && gives_device<Comm>)
 class HostCollectives<Comm> {

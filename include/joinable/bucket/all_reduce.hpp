@@ -17,7 +17,7 @@ namespace joinable { inline namespace v0 {
 /// are not used. Ranks have the same runs.
 struct BucketRun {
     std::size_t bucket; ///< its index
-    Buffer buffer;      ///< in the bucket's memory, until the reducer is gone
+    Buffer buffer;      ///< in the bucket's memory, valid as long as the reducer
 };
 
 namespace detail {

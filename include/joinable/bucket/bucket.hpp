@@ -52,7 +52,7 @@ public:
 
     /// In the order in which they are launched: as they fill when gradients come in `order`.
     [[nodiscard]] std::vector<Bucket> const& buckets() const noexcept { return buckets_; }
-    /// Of all arenas.
+    /// The bytes of all arenas.
     [[nodiscard]] std::size_t bytes() const noexcept;
 
     /// Calls f(arena) for each, in an order that all ranks have which have the same parameters.

@@ -34,7 +34,7 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Of a Checkpoint. The same on every rank.
+/// Options of a Checkpoint. The same on every rank.
 struct CheckpointOptions {
     std::size_t every = 1; ///< rounds that sync from one file to the next
 };

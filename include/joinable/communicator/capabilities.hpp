@@ -226,7 +226,7 @@ concept RegistersArenas = AllocatesArena<C> && detail::has_register_arena<C>;
 /// | expression           | result | meaning                                                      |
 /// |----------------------|--------|--------------------------------------------------------------|
 /// | `comm.share(bytes)`  | Arena  | blocks; the same zeroed memory on every rank, which is there |
-/// |                      |        | until the last rank's arena is gone; the same bytes on all,  |
+/// |                      |        | until the last rank's arena ends; the same bytes on all,     |
 /// |                      |        | else Mismatch                                                |
 template <class C>
 concept SharesMemory = Communicator<C> && detail::has_share<C>;

@@ -41,8 +41,8 @@ template <class T>
 } // namespace detail
 
 /// The handle of one rank to elements that all ranks see: made by shared_buffer(), zero at first.
-/// A view in what const means, an owner in how long they live: until the last handle is gone,
-/// whether or not ranks or communicators are. It models Tensor. Each rank that gives it as the output
+/// A const handle gives access to elements that are not const, as a view does. The elements live until
+/// the last handle is destroyed, also after ranks and communicators have ended. It models Tensor. Each rank that gives it as the output
 /// of a collective writes the result, at its own time: give it on one rank, or meet at a barrier()
 /// before anything else is written there.
 ///

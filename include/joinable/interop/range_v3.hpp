@@ -95,7 +95,7 @@ inline BucketSlot place_after(BucketSlot const& previous, BucketSlot slot) {
            }) |
            ranges::views::join;
 }
-void bucket_slots(BucketLayout const&&) = delete; // it would be gone before its slots are read
+void bucket_slots(BucketLayout const&&) = delete; // it would be destroyed before its slots are read
 
 /// The slots that the buckets of a BucketedView would have, without any memory for them: offsets
 /// are those of a layout that takes the parameters in the order of the view. An input range; valid
@@ -104,7 +104,7 @@ template <class Base>
 [[nodiscard]] auto bucket_slots(BucketedView<Base> buckets) {
     static_assert(
         ranges::enable_view<BucketedView<Base>>,
-        "bucket_slots: the view owns its parameters, which would be gone before the slots are "
+        "bucket_slots: the view owns its parameters, which would be destroyed before the slots are "
         "read; give the range of parameters a name"
     );
     return ranges::views::enumerate(std::move(buckets)) |
@@ -161,7 +161,8 @@ template <class Base>
                return round < lengths[static_cast<std::size_t>(rank)];
            });
 }
-void active_ranks(std::vector<std::size_t>&& lengths, std::size_t round) = delete; // it is gone
+void active_ranks(std::vector<std::size_t>&& lengths, std::size_t round) =
+    delete; // it would dangle
 
 /// The active ranks of every round of a guard that ends when all ranks have run out
 /// (EndPolicy::drain): a random-access range with one range of ranks per round. Valid as long as
@@ -173,7 +174,8 @@ void active_ranks(std::vector<std::size_t>&& lengths, std::size_t round) = delet
                return active_ranks(lengths, round);
            });
 }
-void rounds(std::vector<std::size_t>&& lengths) = delete; // it is gone before the rounds are read
+void rounds(std::vector<std::size_t>&& lengths
+) = delete; // it would dangle when the rounds are read
 
 } // namespace views
 

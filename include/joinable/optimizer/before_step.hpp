@@ -33,7 +33,7 @@ public:
 
     [[nodiscard]] auto begin() const noexcept { return pieces_.begin(); }
     [[nodiscard]] auto end() const noexcept { return pieces_.end(); }
-    /// Of all groups, on all ranks.
+    /// The number of parameters in all groups, on all ranks.
     [[nodiscard]] std::size_t parameter_count() const noexcept { return parameters_; }
     /// Sums numbers over all ranks, in place: what they found in the gradients that each has here. With
     /// Sharding::none each has all of them, and numbers stay as they are. Collective; as many on every rank.

@@ -72,7 +72,7 @@ public:
     [[nodiscard]] std::size_t kept_count(std::size_t rank) const noexcept {
         return keeps_all() ? bucket_.count() : bucket_.counts[rank];
     }
-    /// Of one element of values and gradients, in bytes.
+    /// The size of one element of values and gradients, in bytes.
     [[nodiscard]] std::size_t element() const noexcept { return size_of(bucket_.dtype); }
     [[nodiscard]] std::size_t bucket_bytes() const noexcept { return bucket_.count() * element(); }
     /// Elements of this rank's part.

@@ -33,7 +33,7 @@ public:
     [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }
     /// The dtype of all arrays.
     [[nodiscard]] DType computed_in() const noexcept { return has_masters() ? DType::f32 : dtype_; }
-    /// Of all arrays, for one element.
+    /// The bytes of all arrays for one element.
     [[nodiscard]] std::size_t element_bytes() const noexcept {
         return arrays() * size_of(computed_in());
     }

@@ -181,7 +181,7 @@ private:
     std::vector<Buffer> gradients_;
     Passes passes_;
     detail::Averaging averaging_;
-    detail::NcclCapturedAverages averages_; ///< waits for its runs before the rest is gone
+    detail::NcclCapturedAverages averages_; ///< waits for its runs before the rest is destroyed
     JoinState state_;
 };
 

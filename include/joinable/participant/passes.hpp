@@ -175,7 +175,8 @@ public:
 
     /// Rounds that open while the result lives do not sync: gradients accumulate. Under next() and
     /// iterate() say {.will_sync = false} there instead. The same on all ranks. Local.
-    [[nodiscard("rounds sync again when what no_sync() returns is gone")]] auto no_sync() noexcept {
+    [[nodiscard("keep what no_sync() returns: rounds do not sync while it lives")]] auto
+    no_sync() noexcept {
         return detail::ScopedFlag{is_inside_no_sync_, true};
     }
 
@@ -275,9 +276,9 @@ protected:
     Passes& operator=(Passes const&) = delete;
     ~Passes() = default;
 
-    /// Of the open round: none is open or it has no gradients; its forward pass, when it syncs;
-    /// its backward pass; its step, where this class steps; all of it, when it does not sync; an
-    /// evaluation that threw.
+    /// The stage of the open round. idle: none is open, or it has no gradients. forward: its forward
+    /// pass, when it syncs. backward: its backward pass. reduced: its step, where this class steps.
+    /// unsynced: all of a round that does not sync. failed: an evaluation that threw.
     enum class Stage : std::uint8_t { idle, forward, backward, reduced, unsynced, failed };
 
     using RoundRange = decltype(std::declval<GradientReducer&>().timeline().round(false));

@@ -150,9 +150,9 @@ public:
         add(std::forward<Parameters>(parameters), std::move(rule), owners, nothing, [] {});
     }
 
-    /// Collective, outside a guard. Gathers all values, which are there until what it returns is gone: to read
-    /// them where ranks keep parts of them, or to write them, on all ranks alike, and to call reload() then.
-    /// Nothing with another sharding. Let go of it before the next pass.
+    /// Collective, outside a guard. Gathers all values, and keeps them as long as the returned object lives.
+    /// Read them where ranks keep parts of them, or write them on all ranks alike and call reload() then.
+    /// Does nothing with another sharding. Destroy the returned object before the next pass.
     /// @throws ContractViolation  in a guard, or values are held. std::bad_alloc  there is no room for all of
     ///         them; then the other ranks throw PeerFailed.
     [[nodiscard]] std::vector<HeldValues> use_all() {

@@ -102,7 +102,7 @@ public:
         }
     }
     /// What consolidate() gathered on this rank: rules, numbers of steps and tensors, in the order of the
-    /// parameters. It is gone with the next step. Local.
+    /// parameters. The next step frees it. Local.
     /// @throws ContractViolation  it gathered nothing here since the last step.
     [[nodiscard]] OptimizerState<Rule> const& state() const {
         if (!consolidated_) {
@@ -529,7 +529,7 @@ private:
         settings_.resize(shared);
     }
 
-    /// Of the values of a bucket, where they are not sent from where they are.
+    /// The bytes of a bucket's values, 0 where they are sent from where they are.
     [[nodiscard]] static std::size_t packed_bytes(Group const& group, OptimizerShard const& shard) {
         return shard.lone_value(group.parameters) ? 0 : shard.bucket_bytes();
     }

@@ -13,7 +13,7 @@
 
 namespace joinable { inline namespace v0 {
 
-/// Of a ShardedDataParallel. All but `before_step` the same on every rank.
+/// Options of a ShardedDataParallel. All but `before_step` the same on every rank.
 struct ShardedOptions {
     Sharding sharding = Sharding::optimizer;
     Partition partition = Partition::by_parameters;

@@ -40,7 +40,7 @@ private:
     std::size_t bytes_;
 };
 
-/// Of a ZeroRedundancyOptimizer. All but `before_step` the same on every rank.
+/// Options of a ZeroRedundancyOptimizer. All but `before_step` the same on every rank.
 struct ZeroOptions {
     Partition partition = Partition::by_parameters;
     /// The owner of each parameter of the constructor's list, in place of the rule of by_parameters.

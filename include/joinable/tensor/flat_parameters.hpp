@@ -39,7 +39,7 @@ template <class Range>
     static_assert(
         std::is_lvalue_reference_v<Range> ||
             std::ranges::enable_borrowed_range<std::remove_cv_t<Range>>,
-        "flat_parameters: temporary memory would be gone before it is used; give it a name"
+        "flat_parameters: temporary memory would be destroyed before it is used; give it a name"
     );
     if constexpr (is_contiguous) {
         using T = typename decltype(std::span{range})::element_type;

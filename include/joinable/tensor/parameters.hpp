@@ -156,9 +156,9 @@ consteval bool says_what_parameters_lack() {
 
 } // namespace detail
 
-/// Joins ranges of parameters of different types into one list, in order. Of a named range of
-/// objects the addresses are kept; of pointers and smart pointers the pointer (shared ones share
-/// ownership); a temporary range must hold pointers or handles (parameter_traits::is_handle), which
+/// Joins ranges of parameters of different types into one list, in order. The list keeps the addresses
+/// of objects in a named range, and copies of pointers and smart pointers (shared ones share
+/// ownership). A temporary range must hold pointers or handles (parameter_traits::is_handle), which
 /// are copied. Const parameters and temporary ranges of unique pointers are compile errors. A
 /// ParameterList is spliced in. Local.
 /// @throws ContractViolation  a pointer is null.

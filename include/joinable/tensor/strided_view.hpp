@@ -148,7 +148,7 @@ template <class Storage>
     static_assert(
         std::is_lvalue_reference_v<Storage> ||
             std::ranges::enable_borrowed_range<std::remove_cv_t<Storage>>,
-        "as_strided: a temporary storage would be gone before the view is used; give it a name"
+        "as_strided: a temporary storage would be destroyed before the view is used; give it a name"
     );
     using T = std::remove_pointer_t<decltype(std::data(storage))>;
     StridedView<T> const whole{std::data(storage), Shape{extents}, Shape{strides}};

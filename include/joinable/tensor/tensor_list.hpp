@@ -105,10 +105,9 @@ TensorList tensor_list(Ranges&&... ranges) {
 
 } // namespace detail
 
-/// Joins tensors, and ranges of tensors, of different types into one list, in order. Of a named
-/// tensor or range the addresses are kept, so that a tensor which gets other memory is followed; of
-/// pointers the pointer; a temporary must be a view, or a range of pointers or views, which are
-/// copied. Local.
+/// Joins tensors, and ranges of tensors, of different types into one list, in order. The list keeps the
+/// addresses of named tensors, so it follows a tensor that gets other memory, and copies of pointers. A
+/// temporary must be a view, or a range of pointers or views, which are copied. Local.
 template <class... Ranges>
 [[nodiscard]] BufferList buffers(Ranges&&... ranges) {
     return BufferList{detail::tensor_list(std::forward<Ranges>(ranges)...)};

@@ -190,7 +190,7 @@ concept has_slots = requires(T&& argument) {
     { bucket_slots(std::forward<T>(argument)) } -> ranges::input_range;
 };
 static_assert(has_slots<BucketLayout&> && has_slots<BucketLayout const&>);
-static_assert(!has_slots<BucketLayout>, "it would be gone before its slots are read");
+static_assert(!has_slots<BucketLayout>, "it would be destroyed before its slots are read");
 
 // ---- shards -------------------------------------------------------------------------------------
 
@@ -293,7 +293,7 @@ concept has_rounds = requires(T&& lengths) {
 };
 static_assert(has_rounds<std::vector<std::size_t>&> && has_rounds<std::span<std::size_t const>>);
 static_assert(
-    !has_rounds<std::vector<std::size_t>>, "guard.finish().rounds_per_rank would be gone"
+    !has_rounds<std::vector<std::size_t>>, "guard.finish().rounds_per_rank would be destroyed"
 );
 
 } // namespace

@@ -217,7 +217,7 @@ TEST_CASE("the lowest active rank moves up when the lower ones have joined") {
     CHECK(roll_call.lowest_active() == 2);
 }
 
-TEST_CASE("a failed rank is named with its text, whoever asks") {
+TEST_CASE("a failed rank is named with its text on every rank that asks") {
     RollCallLanes leaving;
     leaving.failed = 1;
     std::vector<std::uint64_t> who(384);

@@ -58,8 +58,8 @@ std::size_t most_inputs(int world) {
 std::uint64_t weight_of(int rank, std::size_t input) {
     return 1 + (static_cast<std::uint64_t>(rank) + 2 * input) % 3;
 }
-/// Of the mean over an input, with respect to one element: depends on the element's value, so that an
-/// error of one step shows in the next.
+/// The gradient of the mean over an input, with respect to one element. It depends on the element's value,
+/// so an error of one step shows in the next.
 double gradient_of(double value, std::size_t element, int rank, std::size_t input) {
     double const x = 1.0 + 0.25 * rank - 0.5 * static_cast<double>(input);
     return value * x + 0.125 * static_cast<double>(element);

@@ -512,7 +512,7 @@ TEST_CASE(
             );
             over_ranks({world}, [&](RankCommunicator& comm) {
                 auto& params = model_of(comm);
-                drop_gradients(params); // views of what is gone
+                drop_gradients(params); // they would dangle
                 DistributedDataParallel ddp{comm, params, options};
                 Join guard{participants(ddp)};
                 for (int i = 0; i < 3; ++i) {

@@ -69,7 +69,7 @@ using Weights = CopyingParamOf<double>;
 
 // -- optimizers, in double ---------------------------------------------------------------------------
 
-/// Of one parameter.
+/// Adam's state of one parameter.
 struct Moments {
     Numbers first;
     Numbers second;
@@ -135,7 +135,7 @@ AllNumbers start_of(Training const& training) {
     return values;
 }
 
-/// Of one batch, by hand.
+/// The gradients of one batch, by hand.
 AllNumbers gradients_of(Training const& training, AllNumbers const& values, int rank, int round) {
     std::vector<std::size_t> const& widths = training.widths;
     std::size_t const layers = widths.size() - 1;

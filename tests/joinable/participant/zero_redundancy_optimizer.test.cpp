@@ -79,7 +79,7 @@ std::vector<ZeroOptions> options_in_turn(std::size_t turn) {
 }
 
 TEST_CASE(
-    "a sharded optimizer trains as the whole one on every rank, bit for bit, whoever runs out when"
+    "a sharded optimizer trains as the whole one on every rank, bit for bit, whichever rank runs out when"
 ) {
     over_ranks({1, 2, 3, 4, 8}, [](RankCommunicator& comm) {
         std::size_t turn = static_cast<std::size_t>(comm.size());
@@ -311,7 +311,7 @@ TEST_CASE("rules of different classes are named, whatever their settings") {
     });
 }
 
-TEST_CASE("a state that was gathered is gone with the next step") {
+TEST_CASE("the next step frees a state that was gathered") {
     over_ranks({1, 2}, [](RankCommunicator& comm) {
         std::vector<Param<float>> params = make_params<float>({3});
         ZeroRedundancyOptimizer zero{comm, params, Adam{}};

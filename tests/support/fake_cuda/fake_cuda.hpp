@@ -12,8 +12,8 @@
 /// this header define the functions of <cuda_runtime_api.h> that the library and its tests call.
 ///
 /// What it does, beside what NVIDIA's manual says of each function:
-/// - Devices (8, or as set_device_count says) are host memory. What is allocated is full of `poison`,
-///   what is freed is so before it goes: whoever relies on zeros, or comes too early, gets nonsense.
+/// - Devices (8, or as set_device_count says) are host memory. Allocated memory is full of
+///   `poison`, and so is memory before it is freed: code that relies on zeros, or reads too early, gets nonsense.
 /// - Each stream is a thread that runs closures in order. All copies are asynchronous, those from and
 ///   to pageable memory too; but before one from pageable memory the host waits for the stream, as the
 ///   runtime may. So it is harsher than a GPU in both ways.

@@ -99,7 +99,7 @@ struct Member {
     std::map<int, Factor> factors; ///< of operators that are alive
     int operators = 0;             ///< that ever were
     std::size_t captured = 0;      ///< operations, in graphs
-    /// Of each node of a graph that is alive, what it runs.
+    /// What each node of a live graph runs.
     std::vector<std::weak_ptr<std::vector<Op> const>> nodes;
 };
 

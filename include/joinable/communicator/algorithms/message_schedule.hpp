@@ -62,7 +62,7 @@ public:
     [[nodiscard]] std::size_t slot_count() const noexcept { return slot_count_; }
     /// How many slots steps receive into.
     [[nodiscard]] int slots() const noexcept { return slots_; }
-    /// Of one rank, from the first one on. They refer to the schedule.
+    /// The steps of one rank, from the first one on. They refer to the schedule.
     [[nodiscard]] MessageSteps steps(int rank) const noexcept;
 
 private:
@@ -326,7 +326,7 @@ private:
     int index_; ///< among participants; negative for a surplus rank
     std::size_t phase_ = 0;
     std::int64_t number_ = 0; ///< of the next step in the phase
-    // Of the phase, where it has one of these.
+    // The steps of the phase, which has one of these or none.
     detail::TreeSteps tree_;
     detail::DoubleTreeSteps blocks_;
     detail::RingSteps ring_;

@@ -10,7 +10,7 @@
 namespace joinable { inline namespace v0 {
 
 /// A collective or a message of MPI. Destroyed unfinished it waits up to the deadline; while unwinding it
-/// aborts. When it is gone, nothing writes to this rank's buffer any more, unless that lies in an arena.
+/// aborts. After that nothing writes to this rank's buffer, unless the buffer lies in an arena.
 /// The communicator is there for longer.
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] MpiWork {
 public:

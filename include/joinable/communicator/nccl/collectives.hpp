@@ -109,7 +109,7 @@ public:
     ///         any of them, after which its communicator takes nothing more.
     bool register_arena(Arena const& arena) { return arenas_.register_arena(arena); }
 
-    /// Of the hosts: streams go on.
+    /// A barrier of the hosts. Streams go on.
     void barrier() {
         rank_.over_control([](detail::NcclControl& control) { control.barrier(); });
     }

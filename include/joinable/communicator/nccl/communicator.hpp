@@ -151,7 +151,7 @@ private:
             throw;
         }
     }
-    /// Of a group that split() made.
+    /// The communicator of a group that split() made.
     NcclCommunicator(
         std::unique_ptr<detail::NcclControl> control, NcclOptions const& options, ncclComm_t made
     )

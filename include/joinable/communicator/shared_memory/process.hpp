@@ -96,9 +96,9 @@ public:
     /// reaches it, not the other way round; errors name the ranks of the group in which they occur.
     [[nodiscard]] ProcessCommunicator split(int color, int key);
 
-    /// Local. Zeroed memory that the ranks share, for what is to be reduced often; memory of arenas
-    /// that are gone is used again. With the first one, half of what is shared is set aside for
-    /// arenas; where that is full, an arena is from the heap, and its buffers are copied as others
+    /// Local. Zeroed memory that the ranks share, for buffers that are reduced often. Memory of
+    /// destroyed arenas is used again. The first arena sets half of the shared memory aside for
+    /// arenas. Where that is full, an arena is from the heap, and its buffers are copied as others
     /// are. An arena may outlive the communicator, not the process, and is used and destroyed by one
     /// thread at a time with it. @throws ContractViolation  alignment is no power of two.
     [[nodiscard]] Arena

@@ -30,8 +30,8 @@ namespace detail {
     ProcessSegment& segment, int rank, std::function<void(ProcessCommunicator&)> const& body
 ) noexcept;
 
-/// Of the ranks that failed the one that did so first: by itself, not because of another; named by
-/// the abort, if there are several. Throws what it said.
+/// Throws what the first rank said that failed by itself, not because of another. If several did, it is
+/// the one that the abort names.
 void throw_first_failure(ProcessSegment& segment, ChildProcesses const& children);
 
 /// As run_processes(), which is called with so many types of bodies that it does nothing else.

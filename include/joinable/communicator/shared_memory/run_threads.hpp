@@ -15,8 +15,8 @@ namespace detail {
 
 bool is_of_a_peer(std::exception_ptr const& error);
 
-/// Of the exceptions that ended the ranks' bodies, the one that came first: not what other ranks
-/// threw because of it. `named` are the ranks that the abort names.
+/// The first of the exceptions that ended the ranks' bodies, not those that other ranks threw because of
+/// it. `named` are the ranks that the abort names.
 std::exception_ptr
 original(std::vector<std::exception_ptr> const& errors, std::vector<int> const& named, int first);
 

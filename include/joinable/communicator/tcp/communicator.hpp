@@ -21,7 +21,7 @@
 namespace joinable { inline namespace v0 {
 
 /// A collective of ranks that are connected by TCP. Destroyed unfinished it waits up to the deadline;
-/// while unwinding it aborts. When it is gone, nothing writes to this rank's buffer any more.
+/// while unwinding it aborts. After that nothing writes to this rank's buffer.
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] TcpWork {
 public:
     TcpWork(TcpWork&& other) noexcept;

@@ -155,7 +155,7 @@ public:
         order(stream_, engine_stream_);
     }
 
-    /// Through a second arena as large as the first one, which is gone when this returns.
+    /// Through a second arena as large as the first one, which is freed when this returns.
     void permute(Arena const& arena, std::vector<detail::Section>& sections) override {
         submit();
         Arena const other = allocate(arena.bytes(), Arena::default_alignment);

@@ -86,7 +86,7 @@ private:
     }
     /// As texts go on after its name.
     [[nodiscard]] std::string notified(std::size_t position) const;
-    /// Of the participants that take part in a round, as a text ends.
+    /// The end of a text: the order of the participants that take part in a round.
     [[nodiscard]] std::string order(Round const& round) const;
     [[nodiscard]] std::string takes_no_part(std::size_t position, Round const& round) const;
 

@@ -20,7 +20,7 @@ public:
             static_cast<void>(data(k, bytes));
         }
     }
-    /// Arena `k`, of at least `bytes`. What it held is gone when it grows.
+    /// Arena `k`, of at least `bytes`. It loses what it held when it grows.
     [[nodiscard]] std::byte* data(std::size_t k, std::size_t bytes) {
         if (k >= arenas_.size()) {
             arenas_.resize(k + 1);
@@ -36,7 +36,7 @@ public:
             arenas_[k] = Arena{};
         }
     }
-    /// Of all arenas.
+    /// The bytes of all arenas.
     [[nodiscard]] std::size_t bytes() const noexcept {
         std::size_t bytes = 0;
         for (Arena const& arena : arenas_) {

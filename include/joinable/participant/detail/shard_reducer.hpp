@@ -77,7 +77,7 @@ public:
     ShardReducer(ShardReducer const&) = delete;
     ShardReducer& operator=(ShardReducer const&) = delete;
 
-    /// Waits for the value of parameter `i`, and keeps it until what it returns is gone.
+    /// Waits for the value of parameter `i`, and keeps it as long as the returned object lives.
     [[nodiscard]] typename ShardedUnits<Comm>::Held use(std::size_t i) {
         require_in_range(i, states_.size(), static_cast<int>(comm_.rank()));
         if (!values_ || !values_->has(i)) {

@@ -33,7 +33,7 @@ template <Communicator Comm>
 class ShardedUnits {
 public:
     /// Keeps the values of a unit where they are while it lives.
-    class [[nodiscard("values are gone when what use() returns is gone")]] Held {
+    class [[nodiscard("the object that use() returns keeps the values")]] Held {
     public:
         Held() = default;
         Held(Held&& other) noexcept : units_{std::move(other.units_)}, unit_{other.unit_} {}
@@ -58,11 +58,11 @@ public:
         Held(std::shared_ptr<ShardedUnits*> units, std::size_t unit) noexcept
             : units_{std::move(units)}, unit_{unit} {}
 
-        std::shared_ptr<ShardedUnits*> units_; ///< to null when they are gone
+        std::shared_ptr<ShardedUnits*> units_; ///< to null after they were destroyed
         std::size_t unit_ = 0;
     };
 
-    /// Local. Of the list `groups` that the participant keeps, and of `next`, which it is about to add.
+    /// Local. For the list `groups` that the participant keeps, and for `next`, which it is about to add.
     ShardedUnits(Comm& comm, std::vector<ShardGroup> const& groups, ShardGroup const& next)
         : comm_{comm}, groups_{groups}, self_{std::make_shared<ShardedUnits*>(this)},
           arenas_{BufferMemory{comm}} {
@@ -252,7 +252,7 @@ public:
             ")"
         );
     }
-    /// Of the memory in which units are gathered.
+    /// The bytes of the memory in which units are gathered.
     [[nodiscard]] std::size_t bytes() const noexcept { return arenas_.bytes(); }
 
 private:

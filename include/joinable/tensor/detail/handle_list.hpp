@@ -57,7 +57,7 @@ void append_object(HandleList<Handle>& list, T& object) {
     constexpr bool is_shared = Handle::template shares_storage<T>;
     static_assert(
         Stays || is_shared,
-        "parameters, buffers: a temporary object, or a temporary range of objects, would be gone before it is "
+        "parameters, buffers: a temporary object, or a temporary range of objects, would be destroyed before it is "
         "used; give it a name, or set parameter_traits::is_handle if copies share storage"
     );
     if constexpr (Stays) {
@@ -69,9 +69,9 @@ void append_object(HandleList<Handle>& list, T& object) {
     }
 }
 
-/// Appends handles on the objects in a range. Of a named range of objects the addresses are kept;
-/// of pointers and smart pointers the pointer; of a temporary range of handles, copies of them. A
-/// list is spliced in. One object is taken as a range of one.
+/// Appends handles on the objects in a range. It keeps the addresses of objects in a named range, copies
+/// of pointers and smart pointers, and copies of handles in a temporary range. A list is spliced in. One
+/// object is taken as a range of one.
 template <class Handle, class Range>
 void append(HandleList<Handle>& list, Range&& range) {
     if constexpr (list_of<Range, Handle>) {

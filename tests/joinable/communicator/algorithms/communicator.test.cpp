@@ -140,7 +140,7 @@ TEST_CASE("every dtype and operation is combined by every algorithm") {
                             if (is_bitwise && joinable::is_floating_point(dtype)) {
                                 continue;
                             }
-                            // Small numbers are exact in every dtype. Of a product one factor is not 1.
+                            // Small numbers are exact in every dtype. One factor of a product is not 1.
                             auto const of_rank = [&](int rank, std::size_t i) {
                                 int const drawn = (rank + static_cast<int>(i)) % comm.size();
                                 return operation == ReduceOp::product ? (drawn == 0 ? 3 : 1)

@@ -274,7 +274,7 @@ TEST_CASE("a work that is complete before an abort is heard does not throw it") 
     });
 }
 
-TEST_CASE("where a rank is gone, the others keep what MPI has, and end at once") {
+TEST_CASE("where a rank has ended, the others keep what MPI has, and end at once") {
     run_mpi_groups({2, 3, 4, 8}, [](MPI_Comm group) {
         std::size_t const before = kept();
         auto const start = Clock::now();

@@ -429,7 +429,7 @@ TEST_CASE("many collectives at once are finished in any order, however long NCCL
     fake_nccl::set_polls_in_progress(1);
 }
 
-TEST_CASE("nothing is left of a communicator when it is gone") {
+TEST_CASE("nothing is left of a communicator after its destruction") {
     std::size_t const streams = fake_cuda::live_streams();
     std::size_t const events = fake_cuda::live_events();
     run_nccl_ranks({1, 4}, [](NcclCommunicator& comm, auto&, cudaStream_t stream) {

@@ -885,7 +885,7 @@ TEST_CASE("a split that fails on one rank ends all of them, and nothing of NCCL 
     }
 }
 
-TEST_CASE("a rank that is gone before the others end does not keep them from ending") {
+TEST_CASE("a rank that ends before the others does not keep them from ending") {
     Meeting complete{2};
     auto const run = [&] {
         run_nccl_ranks({2}, [&](NcclCommunicator& comm, auto&, cudaStream_t stream) {

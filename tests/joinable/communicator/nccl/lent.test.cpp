@@ -257,7 +257,7 @@ TEST_CASE("a communicator that is in an error state is not taken") {
     });
 }
 
-TEST_CASE("a lent handle is gone after an abort, unless it is revoked") {
+TEST_CASE("a lent handle is freed by an abort, unless it is revoked") {
     for (bool const revokes : {false, true}) {
         Meeting begun{2};
         run_engines({2}, false, [&](joinable::ThreadCommunicator& hosts, Engine& engine) {

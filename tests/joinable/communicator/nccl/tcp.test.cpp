@@ -181,7 +181,7 @@ TEST_CASE("a rank that throws in a round over NCCL and TCP is named on all other
     CHECK(fake_nccl::live_communicators() == 0);
 }
 
-TEST_CASE("a rank that is gone before NCCL begins is named by those that wait for it") {
+TEST_CASE("a rank that ends before NCCL begins is named by those that wait for it") {
     run_started({2, 3, 4}, [](Started const& started) {
         TcpCommunicator control = started.attach();
         if (control.rank() == control.size() - 1) {

@@ -253,7 +253,7 @@ TEST_CASE("a rank that leaves fails the messages that wait for it, and no others
     });
 }
 
-TEST_CASE("an abort wakes whoever waits for a message, and its memory is free") {
+TEST_CASE("an abort wakes ranks that wait for a message, and its memory is free") {
     run_all_ranks({2, 4}, [](auto& comm) {
         std::vector<float> values(1000, 2.0F);
         if (comm.rank() == 0) {

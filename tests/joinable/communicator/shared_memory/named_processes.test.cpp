@@ -77,7 +77,8 @@ std::uint64_t mapped_at() {
     return found;
 }
 
-TEST_CASE("ranks see the memory at different addresses, and its file is gone once all have come") {
+TEST_CASE("ranks see the memory at different addresses, and its file is removed once all have come"
+) {
     for (int const world : {1, 2, 3, 4, 8}) {
         std::string const job = fresh_job();
         Processes processes;

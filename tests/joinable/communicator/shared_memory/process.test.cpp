@@ -319,7 +319,7 @@ TEST_CASE("a rank that says it is alive is waited for") {
     });
 }
 
-bool is_running(pid_t process) { // whoever adopted it may not have reaped it yet
+bool is_running(pid_t process) { // its new parent may not have reaped it yet
     std::ifstream file{"/proc/" + std::to_string(process) + "/stat"};
     std::string state;
     std::getline(file, state);

@@ -39,7 +39,7 @@ using joinable::detail::Descriptor;
 using joinable::detail::Exchange;
 using joinable::detail::Helper;
 
-/// All ranks of a group in the hands of one thread, which decides who gets on: posting never blocks.
+/// All ranks of a group in the hands of one thread, which decides which rank goes on. Posting never blocks.
 class Puppets {
 public:
     explicit Puppets(int size)
@@ -181,7 +181,7 @@ TEST_CASE("a failure amid collectives that threads compute is told as ever, and 
                     {world},
                     [&](joinable::ThreadCommunicator& comm) {
                         ProgressThread const thread{comm};
-                        for (int round = 0;; ++round) { // memory that is gone when it throws
+                        for (int round = 0;; ++round) { // memory that is freed when it throws
                             std::vector<std::int64_t> values(100'000, round);
                             auto work = comm.all_reduce(
                                 {values.data(), values.size(), DType::i64}, ReduceOp::sum

@@ -319,7 +319,7 @@ private:
     std::vector<T> expected_;
     std::vector<T> in_;
     std::vector<T> out_;
-    ThreadWork work_; // the last member: it is gone before the memory that it works on
+    ThreadWork work_; // the last member: destroyed before the memory that it works on
 };
 
 TEST_CASE("any collectives in flight together leave on every rank what a serial model computes") {

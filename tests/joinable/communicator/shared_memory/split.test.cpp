@@ -122,7 +122,7 @@ TEST_CASE("groups go on without a rank of the parent that has left") {
         if (comm.rank() == 0) {
             return;
         }
-        while (!comm.is_aborted()) { // rank 0 is gone
+        while (!comm.is_aborted()) { // rank 0 has ended
             std::this_thread::yield();
         }
         CHECK(sum_of_ones(group) == comm.size() - 1);
@@ -147,7 +147,8 @@ TEST_CASE("who leaves a group while others wait in it is named by its rank there
     });
 }
 
-TEST_CASE("an exception inside a group ends as the original one, whoever hears of it first") {
+TEST_CASE("an exception inside a group ends as the original one, whichever rank hears of it first"
+) {
     for (int repeat = 0; repeat < 20; ++repeat) {
         Shared<std::atomic<int>> const failures;
         auto const body = [&](auto& comm) {

@@ -292,7 +292,7 @@ TEST_CASE("ranks that run different collectives all throw what thread ranks thro
     }
 }
 
-TEST_CASE("whoever aborts first is heard by all, also while rank 0 computes") {
+TEST_CASE("the rank that aborts first is heard by all, also while rank 0 computes") {
     for (int const world : {2, 3, 8}) {
         std::atomic<int> heard{0};
         Told told;
@@ -433,7 +433,7 @@ TEST_CASE("the longest deadline by TCP does not pass at once") {
     });
 }
 
-/// Leaves the status to whoever waits for the process.
+/// Leaves the status to the function that waits for the process.
 void wait_for_end(pid_t process) {
     siginfo_t info;
     while (::waitid(P_PID, static_cast<id_t>(process), &info, WEXITED | WNOWAIT) != 0) {

@@ -194,7 +194,7 @@ TEST_CASE("a rank whose first words come one by one is taken in") {
     );
 }
 
-TEST_CASE("whoever does not belong to the job is told why, and the job goes on") {
+TEST_CASE("a process that does not belong to the job is told why, and the job goes on") {
     meet_despite([](std::uint16_t port) {
         auto const refused = [&](TcpOptions const& options, std::string const& text) {
             CHECK_THROWS_WITH_AS(

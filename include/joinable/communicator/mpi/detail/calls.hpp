@@ -254,7 +254,7 @@ private:
         }
     }
 
-    /// Of the collectives by counts only an all_gather has all of them on all ranks.
+    /// Only an all_gather by counts has all counts on all ranks.
     [[nodiscard]] bool gather_by_counts(MpiTransfer const& transfer, MpiTables& tables) const {
         auto const& said = transfer.said;
         if (said.collective != Collective::all_gather) {

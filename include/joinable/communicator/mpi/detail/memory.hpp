@@ -102,7 +102,7 @@ private:
 
     std::array<std::vector<std::byte*>, 65> free_; ///< by the logarithm of their size
     std::vector<Arena> arenas_;                    ///< what the callers' arenas refer to
-    std::vector<Arena> held_;                      ///< of callers' arenas that are gone
+    std::vector<Arena> held_;                      ///< of callers' arenas that were destroyed
     bool is_held_ = false;
 };
 

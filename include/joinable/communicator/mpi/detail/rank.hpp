@@ -226,7 +226,7 @@ public:
 
     /// The rank's last act. Collective, unless it is unwinding: waits for the others, up to the deadline,
     /// and after an abort for a moment. Ranks complete for each other what an abort has cut off; where
-    /// they cannot, or one is gone, MPI keeps this rank's memory.
+    /// they cannot, or one has ended, MPI keeps this rank's memory.
     void close(bool is_unwinding) noexcept {
         if (!is_mpi_running()) {
             keep();
@@ -440,7 +440,7 @@ private:
         }
         peers_.say_last_word(std::move(leave));
     }
-    /// Whether all ranks have left in time, and none of them is gone.
+    /// Whether all ranks have left in time, and none of them has ended before.
     [[nodiscard]] bool hear_last_words() {
         auto end = end_of_wait(options_.deadline);
         bool is_short = false;
@@ -536,7 +536,7 @@ private:
     MpiPeers peers_; ///< listens at once, so what may throw is made before
 };
 
-/// What MPI may still use when its rank is gone. It is never freed.
+/// What MPI may still use after its rank was destroyed. It is never freed.
 inline std::vector<std::shared_ptr<MpiRank>>& kept_mpi_ranks() {
     static auto& kept = *new std::vector<std::shared_ptr<MpiRank>>;
     return kept;

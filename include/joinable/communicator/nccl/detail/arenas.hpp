@@ -100,11 +100,11 @@ public:
 
 private:
     struct Segment {
-        NcclArenas* owner = nullptr; ///< null: it is gone
+        NcclArenas* owner = nullptr; ///< null: it was destroyed
         int device = 0;
         void* block = nullptr; ///< what NCCL has given
         void* data = nullptr;
-        void* registration = nullptr; ///< null: none, or of a handle that is gone
+        void* registration = nullptr; ///< null: none, or the handle was destroyed
         Unwinding unwinding;
     };
 

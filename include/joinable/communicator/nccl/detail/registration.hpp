@@ -50,7 +50,7 @@ concept nccl_registers =
 template <class Handle>
 inline constexpr bool nccl_can_register = nccl_has_windows<Handle> || nccl_registers<Handle>;
 
-/// Of the current device. `Data` is void.
+/// Allocates memory of the current device. `Data` is void.
 template <class Data>
 [[nodiscard]] ncclResult_t
 nccl_allocate([[maybe_unused]] Data** data, [[maybe_unused]] std::size_t bytes) {

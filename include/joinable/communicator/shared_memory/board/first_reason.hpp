@@ -29,7 +29,7 @@ public:
     static constexpr std::chrono::nanoseconds patience = std::chrono::seconds{1};
 
     /// Whether it was the first. `close()` runs after the reason is written. If not, some other writer
-    /// may still be at it, or have died or been stopped: see take_over() and settle().
+    /// may still be writing, or have died or been stopped: see take_over() and settle().
     template <class Close>
     bool give(AbortReason const& reason, int writer, Close const& close) noexcept {
         State const mine{Phase::writing, 0, writer};
@@ -40,7 +40,7 @@ public:
         return is_first;
     }
     /// `writer` does what the `dead` one has begun, or begins. False: there was nothing to do, though
-    /// another writer may still be at it.
+    /// another writer may still be writing.
     template <class Close>
     bool take_over(int dead, AbortReason const& reason, int writer, Close const& close) noexcept {
         State const seen{state_.load()};

@@ -40,8 +40,8 @@ public:
     }
 };
 
-/// Of a process rank: the part of the shared memory that is its own. Only the rank itself knows what
-/// of it is in use; its communicators may be used by several threads.
+/// The part of the shared memory that belongs to one process rank. Only that rank knows which bytes of it
+/// are in use. Several threads may use the rank's communicators.
 class Room {
 public:
     static constexpr bool is_all_in_reach = false;

@@ -59,8 +59,8 @@ private:
     /// Elements that rank `from` sends to rank `to`.
     [[nodiscard]] std::size_t share(int from, int to) const noexcept;
 
-    /// Of the byte at `offset` in a rank's input or output; from there on to the end of its slice, if
-    /// the rank has a ring.
+    /// The byte at `offset` in a rank's input or output. If the rank has a ring, the bytes up to the end
+    /// of the slice follow it.
     [[nodiscard]] std::byte* shared(int rank, std::size_t word, std::size_t offset) const noexcept;
     [[nodiscard]] std::byte* input(int rank, std::size_t offset) const noexcept {
         return rank == own_.rank ? own_.in + offset : shared(rank, ArrivalLine::in, offset);

@@ -54,7 +54,7 @@ public:
     static constexpr bool needs_slices = true;
 
     explicit StagedMemory(std::shared_ptr<Room> room) noexcept : room_{std::move(room)} {}
-    /// Of one that nobody else uses.
+    /// In memory that nobody else uses.
     explicit StagedMemory(std::span<std::byte> memory)
         : StagedMemory{std::make_shared<Room>(memory)} {}
     StagedMemory(StagedMemory&&) = default;

@@ -137,7 +137,7 @@ private:
         }
     }
     [[nodiscard]] std::uint64_t limit_of_lending(Board& board, int rank) const noexcept;
-    /// Of a number that each rank tells.
+    /// The least of a number that each rank tells.
     [[nodiscard]] std::uint64_t
     least(Board& board, std::atomic<std::uint64_t> ChunkProgress::* told) const noexcept;
     [[nodiscard]] std::uint64_t lent_by_all(Board& board) const noexcept {

@@ -78,7 +78,7 @@ public:
 
     /// `rank` takes part no longer: a collective cannot complete any more, but the others still have
     /// their messages and their groups without it. The last that is done with this group: its memory
-    /// may be gone after that.
+    /// may be destroyed after that.
     void leave(int rank) const;
 
     /// The rank that has this number among all has died, wherever it was; `death` says how. Ends what

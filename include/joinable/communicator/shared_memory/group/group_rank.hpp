@@ -112,8 +112,8 @@ private:
 
     void deliver(Message const& message, PendingMessage& other) noexcept;
 
-    /// Whether the message is delivered: if not, the other side finds it no longer. Or its process has
-    /// been stopped while it was at it: then the message is left to it for ever.
+    /// Whether the message is delivered. If not, the other side no longer finds it, or the other process
+    /// was stopped while it copied the message, which then stays with it.
     [[nodiscard]] bool is_delivered(Message& message);
     void abort_for_copy(Message const& message);
 

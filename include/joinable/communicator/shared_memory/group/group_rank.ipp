@@ -162,7 +162,7 @@ void GroupRank<Memory>::deliver(Message const& message, PendingMessage& other) n
     } else {
         copy(message.buffer.data, data_of(other), message.buffer.bytes());
     }
-    other.state.store(State::done); // from here on it may be gone
+    other.state.store(State::done); // from here on it may be destroyed
 }
 
 template <class Memory>

@@ -12,8 +12,8 @@ namespace joinable { inline namespace v0 { namespace detail {
 template <class Rank, class Work>
 class BoardCommunicator;
 
-/// A collective or a message of one rank. Destroyed unfinished it waits up to the deadline; while
-/// unwinding it aborts. When it is gone, no other rank touches this rank's buffers.
+/// A collective or a message of one rank. Its destructor waits up to the deadline, and aborts while
+/// unwinding. After that no other rank touches this rank's buffers.
 template <class Memory>
 class [[nodiscard("destroying the work waits for it: wait() where it is needed")]] GroupWork {
 public:

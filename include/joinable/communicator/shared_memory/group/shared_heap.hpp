@@ -15,8 +15,8 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// Memory from the heap that all ranks have, which are threads; it is there until the last rank's
-/// arena is gone. Collective, blocks.
+/// Memory of the heap, shared by ranks that are threads. It lives until the last rank's arena is
+/// destroyed. Collective, blocks.
 /// @throws Mismatch        see check_same_size.
 /// @throws std::bad_alloc  on all ranks.
 template <class Comm>

@@ -17,7 +17,7 @@
 
 namespace joinable { inline namespace v0 { namespace detail {
 
-/// The processes of one group, seen by the one that started them. None is left when this is gone.
+/// The processes of one group, seen by the one that started them. The destructor ends those that are left.
 class ChildProcesses {
 public:
     explicit ChildProcesses(ProcessSegment& segment);

@@ -17,7 +17,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 class ProcessRank : public GroupRank<Room> {
 public:
     ProcessRank(ProcessSegment& segment, int rank);
-    /// Of a group that was split from that of all.
+    /// A rank of a group that was split from the group of all.
     ProcessRank(Group group, int rank, std::shared_ptr<GroupStorage<Room>> storage);
 
     /// The process that started this one waits as long for the others after a failure: what is set

@@ -43,7 +43,7 @@ inline void sleep_for(std::chrono::nanoseconds time) noexcept {
 /// nobody removes another one.
 class SharedObject {
 public:
-    /// One without a name and without bytes: it is gone with the last process that has it open.
+    /// One without a name and without bytes. It ends with the last process that has it open.
     /// @throws CommunicationError  the system refuses.
     static SharedObject create() {
         SharedObject object{

@@ -83,7 +83,7 @@ private:
         int asked = 0;                                     ///< how often it has not answered yet
         std::chrono::nanoseconds deadline = {};            ///< the longest of these
         std::optional<std::chrono::nanoseconds> left = {}; ///< its answer
-        // Of a work that is tested:
+        // For a work that is tested:
         PolledTime polled = {};
         std::uint64_t consumed = 0; ///< when the hub was asked last, or has been seen to live
     };

@@ -114,7 +114,7 @@ TEST_CASE("arenas of ranks begin as far apart in a page as their number allows, 
     }
 }
 
-TEST_CASE("an arena is released once, by whoever has it last") {
+TEST_CASE("an arena is released once, by its last owner") {
     int releases = 0;
     std::array<std::byte, 8> memory{};
     auto const release = [](void* context, std::byte*, std::size_t bytes) noexcept {

@@ -53,7 +53,7 @@ void check_killed(int world, int culprit, Body const& body) {
     CHECK(Clock::now() - start < std::chrono::seconds{20});
 }
 
-/// Bytes of which one in the middle kills or stops whoever touches it.
+/// Bytes of which one in the middle kills or stops a process that touches it.
 class Trap {
 public:
     static constexpr std::size_t bytes = std::size_t{4} << 20U;
@@ -98,7 +98,7 @@ void spin_until(std::atomic<bool> const& flag) {
     }
 }
 
-TEST_CASE("a rank that is killed is named on whoever waits for its message") {
+TEST_CASE("a rank that is killed is named on the rank that waits for its message") {
     Shared<std::atomic<int>> const named;
     for (int const world : {2, 3, 4, 8}) {
         for (int const culprit : {0, world - 1}) {
@@ -430,7 +430,7 @@ TEST_CASE("ranks that attached by a name form groups, and one that is killed lea
     }
 }
 
-TEST_CASE("a killed rank has the number that it has in the group of whoever hears of it") {
+TEST_CASE("a killed rank has the number that it has in the group of the rank that hears of it") {
     Shared<std::array<std::atomic<int>, 4>> const named;
     check_killed(4, 3, [&](ProcessCommunicator& comm) {
         auto group = comm.split(comm.rank() / 2, -comm.rank()); // 1, 0 and 3, 2

@@ -15,6 +15,7 @@ written outside of the folder --work, and nothing is downloaded. In a recipe, @V
 and @SOURCE@ the folder of the copy.
 """
 import argparse
+import concurrent.futures
 import os
 import pathlib
 import re
@@ -135,34 +136,36 @@ PACKAGES = {
 }
 
 
+def build(package, work):
+    """Whether it went well, and a line or more about it."""
+    name = package.__name__
+    if missing := [tool for tool in PACKAGES[package] if not shutil.which(tool)]:
+        return True, f"skipped: no package for {name} is built, because {', '.join(missing)} is not installed"
+    work = work.resolve() / name
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    began = time.monotonic()
+    try:
+        package(work)
+    except Failed as failed:
+        return False, f"{name}: {failed}"
+    return True, f"{name}: {version()} is built, and a program over it runs ({time.monotonic() - began:.0f} s)"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/packaging")
     parser.add_argument("packages", nargs="*", metavar="debian | conan | vcpkg")
     options = parser.parse_args()
-    names = [package.__name__ for package in PACKAGES]
-    if set(options.packages) - set(names):
-        parser.error(f"packages are {', '.join(names)}")
-    status = 0
-    for package, tools in PACKAGES.items():
-        name = package.__name__
-        if options.packages and name not in options.packages:
-            continue
-        missing = [tool for tool in tools if not shutil.which(tool)]
-        if missing:
-            print(f"skipped: no package for {name} is built, because {', '.join(missing)} is not installed")
-            continue
-        work = options.work.resolve() / name
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-        began = time.monotonic()
-        try:
-            package(work)
-            print(f"{name}: {version()} is built, and a program over it runs ({time.monotonic() - began:.0f} s)")
-        except Failed as failed:
-            print(f"{name}: {failed}", file=sys.stderr)
-            status = 1
-    return status
+    by_name = {package.__name__: package for package in PACKAGES}
+    if set(options.packages) - set(by_name):
+        parser.error(f"packages are {', '.join(by_name)}")
+    chosen = [by_name[name] for name in options.packages or by_name]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = list(pool.map(lambda package: build(package, options.work), chosen))
+    for _, text in results:
+        print(text)
+    return 0 if all(well for well, _ in results) else 1
 
 
 if __name__ == "__main__":

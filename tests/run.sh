@@ -45,7 +45,7 @@ if $all; then # large, and a minute of compiling
     install_optional /usr/include/torch/csrc/api/include/torch/torch.h libtorch-dev || true
 fi
 if $all; then
-    install doxygen debhelper dpkg-dev lintian python3-venv
+    install doxygen build-essential debhelper lintian python3-venv
     install_optional mpirun.openmpi openmpi-bin libopenmpi-dev || true
     install_optional mpirun.mpich mpich libmpich-dev || true
     step "layers and their picture"

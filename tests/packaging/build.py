@@ -51,8 +51,8 @@ def version():
 
 
 def files_of_the_tree():
-    """What git tracks; in a copy without git, all but what was built."""
-    if (ROOT / ".git").exists():
+    """All that git tracks; in a copy without git, all but what was built."""
+    if (ROOT / ".git").exists() and shutil.which("git"):
         names = run("git", "-c", "safe.directory=*", "-C", ROOT, "ls-files", "-z").split("\0")
         paths = [ROOT / name for name in names if name]
     else:

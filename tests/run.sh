@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSL-1.0
 # Installs what the tests need, builds all in Release and runs every test once.
-# --all adds: benchmarks are compiled, layers, links, the single header, reference, formatting, cost of
+# --all adds: benchmarks are compiled, layers, links, the single header, reference, packages, formatting, cost of
 # including, headers alone, nvcc, thread sanitizer by clang 19, and the other sanitizers by clang 14, the
 # oldest, over the single header and also over NCCL and processes, with frames drawn at random by TCP; what
 # this machine cannot have is skipped and named. Each step says what the one before it took; the last lines are ctest's.
@@ -45,7 +45,7 @@ if $all; then # large, and a minute of compiling
     install_optional /usr/include/torch/csrc/api/include/torch/torch.h libtorch-dev || true
 fi
 if $all; then
-    install doxygen
+    install doxygen build-essential debhelper lintian python3-venv
     install_optional mpirun.openmpi openmpi-bin libopenmpi-dev || true
     install_optional mpirun.mpich mpich libmpich-dev || true
     step "layers and their picture"
@@ -58,6 +58,9 @@ if $all; then
     python3 tests/reference/build.py
     step "the scripts fail when they should"
     python3 tests/scripts_test.py
+    step "packages"
+    install_by_pip build/conan conan '==2.*' || true
+    PATH=$PATH:$root/build/conan/bin python3 tests/packaging/build.py
     step "formatting"
     if install_optional clang-format-19 clang-format-19; then
         find include tests examples -name "*.[hci]pp" -print0 | xargs -0 clang-format-19 --dry-run -Werror

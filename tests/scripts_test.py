@@ -290,6 +290,35 @@ class Budget(Copy):
         self.assertIn("<regex> is reached, but must not be", output)
 
 
+class Packaging(Copy):
+    script = "tests/packaging/build.py"
+
+    @unittest.skipUnless(shutil.which("dh") and shutil.which("lintian"), "debhelper or lintian is not installed")
+    def test_an_error_of_lintian_and_a_consumer_that_does_not_compile_fail(self):
+        for folder in ("joinable", "fail", "benchmarks"):  # lintian takes its time for each file
+            shutil.rmtree(self.root / "tests" / folder)
+        self.replace("include/joinable/config.hpp", "VERSION_PATCH 0", "VERSION_PATCH 7")
+        self.replace("tests/packaging/debian/copyright", "2026 the joinable maintainers", "<years> <likewise for another author>")
+        self.append("tests/consumer/main.cpp", "#error planted\n")
+        before = {path: path.read_bytes() for path in self.root.rglob("*") if path.is_file()}
+        status, output = self.run_script(self.script, "debian")
+        self.assertEqual(status, 1, output)
+        self.assertIn("E: libjoinable-dev: helper-templates-in-copyright", output)
+        self.assertIn("error: #error planted", output)
+        self.assertTrue((self.root / "build/packaging/debian/joinable_0.1.7-1.dsc").is_file(), output)
+        shutil.rmtree(self.root / "build")
+        self.assertEqual(before, {path: path.read_bytes() for path in self.root.rglob("*") if path.is_file()})
+
+    def test_a_package_whose_tools_are_missing_is_skipped_and_an_unknown_one_is_refused(self):
+        path, os.environ["PATH"] = os.environ["PATH"], str(self.root)
+        self.addCleanup(os.environ.__setitem__, "PATH", path)
+        status, output = self.run_script(self.script)
+        self.assertEqual(status, 0, output)
+        for tools in ("debian is built, because dpkg-buildpackage, dh, lintian", "conan is built", "vcpkg is built"):
+            self.assertIn(f"skipped: no package for {tools}", output)
+        self.fails(self.script, "rpm", saying="packages are debian, conan, vcpkg")
+
+
 class Mutate(Copy):
     script = "tests/mutate.py"
 

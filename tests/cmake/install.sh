@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSL-1.0
-# Sourced: functions that install Debian packages by apt, as root or with sudo, only what is missing.
+# Sourced: functions that install Debian packages by apt, as root or with sudo, only what is missing; and one for PyPI.
 
 install() { # PACKAGE...
     local package missing=()
@@ -47,6 +47,16 @@ install_optional() { # PROGRAM PACKAGE...
     fi
     if [ ! -e "$program" ] && ! command -v "$program" >/dev/null; then
         echo "skipped: there is no $program, and apt does not know $* (as of its last update)"
+        return 1
+    fi
+}
+
+# For a program that Debian does not have: whether PROGRAM of the PyPI package of that name is installed, or is
+# after an attempt to install it in FOLDER, whose bin/ the caller adds to PATH. Says so when it is not.
+install_by_pip() { # FOLDER PROGRAM [VERSION]
+    if ! command -v "$2" >/dev/null && [ ! -x "$1/bin/$2" ] &&
+        ! { python3 -m venv "$1" && "$1/bin/pip" install --quiet --retries 0 "$2${3-}"; } >/dev/null 2>&1; then
+        echo "skipped: there is no $2, and pip cannot install it; is there a network?"
         return 1
     fi
 }

@@ -207,7 +207,7 @@ inline void add_save_options(CLI::App& app, Options& options) {
 }
 
 /// Reads the command line. `repository` is the folder to read if no files are given.
-/// @throws CLI::ParseError  it is wrong or asks for help: `app.exit` prints the text
+/// @throws CLI::ParseError  it is wrong or asks for help: `app.exit` prints the text.
 inline Options parse(CLI::App& app, int argc, char** argv, std::string const& repository) {
     Options options;
     app.name("train_text");

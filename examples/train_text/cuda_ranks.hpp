@@ -44,7 +44,7 @@ private:
 };
 
 /// Counts the GPUs in a separate process: ranks may be processes, and CUDA does not survive a fork.
-/// @throws NoDevice
+/// @throws NoDevice.
 inline int count_gpus() {
     struct Answer {
         int gpus;

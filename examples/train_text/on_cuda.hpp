@@ -18,8 +18,8 @@ public:
 
 /// The counterpart of train_ranks() on GPUs. Each rank has its own GPU, but process ranks may share
 /// them.
-/// @throws NoDevice  no GPU was found, or this program was built without CUDA
-/// @throws InputError  there are more thread ranks than GPUs
+/// @throws NoDevice  no GPU was found, or this program was built without CUDA.
+/// @throws InputError  there are more thread ranks than GPUs.
 std::vector<Findings>
 train_on_cuda(Options const& options, std::vector<Text> const& texts, Text const& held_out);
 

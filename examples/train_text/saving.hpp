@@ -75,7 +75,7 @@ auto train_saved(Optimizer&, SaveOptions const&, Train const& train) {
 }
 #endif
 
-/// @throws InputError  such a training cannot be saved
+/// @throws InputError  such a training cannot be saved.
 inline void require_savable(SaveOptions const& options, bool is_sharded) {
     if (options.is_wanted() && !is_sharded) {
         throw InputError{

@@ -250,7 +250,7 @@ Findings train(
 
 /// Runs `rank(hosts, job)`, which returns Findings, on as many ranks as there are texts. Ranks are
 /// threads or processes; memory shared with this process returns their findings.
-/// @throws joinable::PeerFailed  a rank failed or left the others
+/// @throws joinable::PeerFailed  a rank failed or left the others.
 template <class Rank>
 std::vector<Findings> run_ranks(
     Options const& options, std::vector<Text> const& texts, Text const& held_out, Rank const& rank

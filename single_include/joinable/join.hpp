@@ -5242,7 +5242,7 @@ constexpr void check_assignment_input(
 /// Parameters or TensorSizes. The rule is that of PyTorch's _compute_bucket_assignment_by_size.
 /// Complexity: linear in the tensors times the number of different dtypes and devices.
 /// @throws ContractViolation  there are no tensors or limits, sizes differ, or the indices are not
-///         a permutation
+///         a permutation.
 template <class Tensors>
 [[nodiscard]] constexpr BucketAssignment compute_bucket_assignment_by_size(
     Tensors const& tensors,
@@ -5468,7 +5468,7 @@ public:
     /// bytes. The arenas are in `memory` and have the size of the gradients plus at most one cache
     /// line per parameter. Complexity: linear in the parameters, plus the cost of the arenas.
     /// @throws ContractViolation  no parameter is listed, or a value is missing or on another
-    ///         device
+    ///         device.
     BucketLayout(
         ParameterList const& parameters,
         std::span<std::size_t const> order,
@@ -5675,7 +5675,7 @@ public:
     /// Local. Plans pieces; a piece closes with the tensor by which it reaches `piece_bytes`.
     /// Allocates up to two pieces in `memory`, where the tensors must be, too. Error texts call a
     /// tensor `what`.
-    /// @throws ContractViolation  a tensor is missing (a null pointer) or on another device
+    /// @throws ContractViolation  a tensor is missing (a null pointer) or on another device.
     explicit CoalescedBroadcast(
         TensorList tensors,
         std::size_t piece_bytes,
@@ -5686,8 +5686,8 @@ public:
     /// Collective over `comm`. All ranks must have planned for tensors of the same extents and
     /// dtypes in the same order; strides may differ. Blocks until this rank's tensors are written.
     /// At most two pieces are in flight; no allocation.
-    /// @throws ContractViolation  what current_views() throws, before anything is sent
-    /// @throws what the communicator throws; tensors that were not reached are unchanged
+    /// @throws ContractViolation  what current_views() throws, before anything is sent.
+    /// @throws what the communicator throws; tensors that were not reached are unchanged.
     template <Communicator Comm>
     void run(Comm& comm, int root) {
         std::vector<AnyView> const& views = current_views();
@@ -6912,14 +6912,14 @@ public:
         }
     }
 
-    /// Starts an iteration. This rank's gradients are multiplied by `factor`, which holds the
-    /// divisor of the average and this rank's weight, as they are packed or as they are summed
+    /// Starts an iteration. This rank's gradients are multiplied by `factor`, the divisor of the
+    /// average with this rank's weight in it, as they are packed or as they are summed
     /// (ScalesSums). With factor 0 this rank contributes zeros whatever its gradients hold, because
     /// a mean over no samples is NaN. `unused` names the parameters that get no gradient: a range
     /// of indices or a predicate over them. `order_source` is the rank whose ready order is used
     /// for new buckets, the same on all ranks. Collective in effect; does not block.
     /// @throws ContractViolation  the previous iteration was not finalized; parameters are unused
-    ///         without find_unused, or are listed twice, out of range or not trainable
+    ///         without find_unused, or are listed twice, out of range or not trainable.
     template <class Unused = std::initializer_list<std::size_t>>
     void prepare_for_backward(double factor, Unused const& unused = {}, int order_source = 0) {
         begin(factor, order_source, true);
@@ -6935,7 +6935,7 @@ public:
 
     /// Records that gradient `i` was added to in a round that is not reduced. Needed if parameters
     /// may be unused: the next iteration sends it even if the pass does not use it. Local.
-    /// @throws ContractViolation  `i` is out of range or needs no gradient
+    /// @throws ContractViolation  `i` is out of range or needs no gradient.
     void mark_accumulated(std::size_t i) { iteration_.mark_accumulated(i); }
 
     /// Marks the gradient of parameter `i` as final. Packs it, launches every full bucket whose
@@ -6946,7 +6946,7 @@ public:
     /// @throws ContractViolation  no iteration is prepared, `i` is out of range or needs no
     ///         gradient, was marked before or declared unused, or its gradient does not fit its
     ///         value. The iteration is lost.
-    /// @throws what the communicator throws
+    /// @throws what the communicator throws.
     void mark_ready(std::size_t i) {
         iteration_.mark(i);
         advance();
@@ -6957,7 +6957,7 @@ public:
 
     /// Contributes zeros from now on, because a batch failed. Call finalize_backward() afterwards.
     /// Collective in effect; does not block.
-    /// @throws ContractViolation  no iteration is open, or it is too late: a bucket is in flight
+    /// @throws ContractViolation  no iteration is open, or it is too late: a bucket is in flight.
     void contribute_nothing() {
         iteration_.require_open("contribute_nothing()");
         if (launched_ != 0) {
@@ -6973,8 +6973,8 @@ public:
     /// gradient gets a view of its bucket if it has set_grad. Parameters that no rank uses are not
     /// touched. Collective.
     /// @throws ContractViolation  parameters were not marked (the text lists them), the graph
-    ///         differs from the first iteration's, or a parameter has no place for its average
-    /// @throws what the communicator throws
+    ///         differs from the first iteration's, or a parameter has no place for its average.
+    /// @throws what the communicator throws.
     void finalize_backward() {
         iteration_.require_open("finalize_backward()");
         iteration_.complete();
@@ -7231,8 +7231,8 @@ struct RoundNotice {
 
 /// Options of a guard. These must be the same on every rank, or all ranks throw Mismatch when they
 /// enter: `end_policy`, `sync_every`, `carry_accumulated`, and whether `inputs` and
-/// `weight_per_input` are given. `enable` must be the same, too: the others wait for a rank that
-/// does not enter until the deadline.
+/// `weight_per_input` are given. `enable` must be the same, too: the others wait until the deadline
+/// for a rank that does not enter.
 struct JoinOptions {
     bool enable = true; ///< false: nothing is attached and nothing is sent
     EndPolicy end_policy = EndPolicy::drain;
@@ -7973,7 +7973,7 @@ struct Accumulated {
 
     /// Checks the weight `own` of an input before its round.
     /// @throws ContractViolation  together with the held weight it is too large to be summed over
-    ///         all ranks
+    ///         all ranks.
     void require_summable(Phase phase, std::uint64_t own) const {
         if (own > max_weight) {
             throw ContractViolation{
@@ -8197,7 +8197,7 @@ public:
 
     /// Checks `rank`'s announcement of `round`.
     /// @throws ContractViolation  it leaves earlier or later than it said at entry, votes to stop,
-    ///         or gives another notice
+    ///         or gives another notice.
     void require_promised(int rank, std::size_t round, RollCallLanes const& mine) const;
 
     /// The sum of what all ranks say in the next round; arriving() are the ranks that arrive in it.
@@ -8335,7 +8335,7 @@ public:
 
     /// Starts a roll call; `answer()` ends it. Asynchronous, no allocation. `carry` is what this
     /// rank accumulated, if it arrives.
-    /// @throws ContractViolation  it differs from the schedule, if there is one
+    /// @throws ContractViolation  it differs from the schedule, if there is one.
     void post(RollCallLanes const& mine, Carry const& carry = {});
     [[nodiscard]] bool is_posted() const noexcept { return posted_; }
     [[nodiscard]] bool test() { return schedule_ || control_.test_sum(); }
@@ -8655,7 +8655,7 @@ public:
         }
     }
 
-    /// @throws ContractViolation  the guard has ended without a failure; else the failure again
+    /// @throws ContractViolation  the guard has ended without a failure; else the failure again.
     void require_alive() const {
         if (failure_) {
             throw_failure(*failure_);
@@ -8712,7 +8712,7 @@ public:
     // -- saying ----------------------------------------------------------------------------------
 
     /// Completes a notice for the next round.
-    /// @throws ContractViolation  the weight, with what is held, is too large to be summed
+    /// @throws ContractViolation  the weight, with what is held, is too large to be summed.
     [[nodiscard]] RoundNotice completed(RoundNotice const& notice) const;
 
     /// The next round, as far as this rank alone knows it.
@@ -8966,7 +8966,8 @@ public:
         return round_ ? first(*round_, cursor_) : std::nullopt;
     }
 
-    /// @throws ContractViolation  the round that `opener` announces begins with another participant
+    /// @throws ContractViolation  the round that `opener` announces begins with another
+    ///         participant.
     void require_first(std::size_t opener, Round const& announced) const;
 
     void open(Round const& round) {
@@ -8989,7 +8990,7 @@ public:
 
     /// Begins the part of `position` in the open round. Returns false if `position` may open the
     /// next round; with `loop_opens_rounds` it may not.
-    /// @throws ContractViolation  it is not its turn
+    /// @throws ContractViolation  it is not its turn.
     bool take_turn(std::size_t position, bool loop_opens_rounds);
 
     /// @throws ContractViolation  a part is held open, or a participant is missing.
@@ -9179,7 +9180,7 @@ public:
 
     /// Collective. Agrees on `list`, and exchanges the numbers of inputs if ranks know them.
     /// Rethrows `local_error`, if there is one.
-    /// @throws PeerFailed, Mismatch  on all ranks together
+    /// @throws PeerFailed, Mismatch  on all ranks together.
     void enter(AgreementList const& list, std::exception_ptr const& local_error);
 
     [[nodiscard]] bool can_abort() const noexcept { return outcome_.can_abort(); }
@@ -9208,7 +9209,7 @@ public:
 
     /// Called before an object outside this guard uses one of its communicators.
     /// @throws ContractViolation  joined ranks would not follow, because no part of a participant
-    ///         is open and rounds have not ended
+    ///         is open and rounds have not ended.
     void require_followed(std::string_view name);
 
     void record_failure(std::string_view text) { outcome_.record(text); }
@@ -9736,7 +9737,8 @@ private:
 };
 
 /// Called before an object outside the guard uses `communicator`. Error texts call it `name`.
-/// @throws ContractViolation  the communicator is inside a guard, and joined ranks would not follow
+/// @throws ContractViolation  the communicator is inside a guard, and joined ranks would not
+///         follow.
 inline void require_unguarded(void const* communicator, std::string_view name) {
     if (Session* const session = Occupation::session_over(communicator)) {
         session->require_followed(name);
@@ -9846,7 +9848,7 @@ private:
     friend detail::Session* detail::session_of(JoinState const& state) noexcept;
 
     /// The round of a participant outside enabled guards. Adds the weight that the state holds.
-    /// @throws ContractViolation  a weight is above the maximum
+    /// @throws ContractViolation  a weight is above the maximum.
     Round open_alone(int world_size, RoundNotice const& notice) {
         RoundNotice const said =
             local_rounds_ == nullptr ? notice : local_rounds_->announce(position_ == 0, notice);
@@ -9885,7 +9887,7 @@ inline Session* session_of(JoinState const& state) noexcept {
 
 /// Called before the owner of `state` communicates; error texts call it `name`.
 /// @throws ContractViolation  its communicator is inside a guard, but the owner is not, and no part
-///         of a participant of that guard is open
+///         of a participant of that guard is open.
 template <class Comm>
 void require_listed(JoinState const& state, Comm const& comm, std::string_view name) {
     if (session_of(state) == nullptr) {
@@ -10026,8 +10028,8 @@ public:
     }
 
     /// Blocks until all ranks have opened the round; call it before the first collective.
-    /// @throws PeerFailed, Mismatch, EarlyTermination  the ranks agreed on it; the guard is over
-    /// @throws TimedOut  and other errors of the communicator; the guard is over
+    /// @throws PeerFailed, Mismatch, EarlyTermination  the ranks agreed on it; the guard is over.
+    /// @throws TimedOut  and other errors of the communicator; the guard is over.
     [[nodiscard]] Round wait() {
         if (state_ == nullptr || state_->session_ == nullptr) {
             return local_;
@@ -10064,7 +10066,7 @@ private:
 ///         names the participants. Also if the participant is in no guard, but its communicator is
 ///         in one, and no part of a participant of that guard is open: joined ranks would not
 ///         follow.
-/// @throws what PendingRound::wait throws, with EndPolicy::throw_early
+/// @throws what PendingRound::wait throws, with EndPolicy::throw_early.
 template <class J>
 PendingRound announce_round(J& joinable, RoundNotice notice = {}) {
     static_assert(models_joinable<J>());
@@ -10267,7 +10269,7 @@ struct NamedState {
     JoinState const* state;
     std::string_view name;
 };
-/// @throws ContractViolation  a participant is in a guard twice, or in another one
+/// @throws ContractViolation  a participant is in a guard twice, or in another one.
 void check_states(std::initializer_list<NamedState> participants);
 
 /// Restores the deadlines of communicators that a guard has overridden.
@@ -10291,7 +10293,7 @@ private:
 /// @throws ContractViolation  an option is out of its range.
 void check_options(JoinOptions const& options);
 
-/// @throws ContractViolation  the communicators have different ranks, or too many
+/// @throws ContractViolation  the communicators have different ranks, or too many.
 void check_same_ranks(std::vector<ControlCommunicator*> const& communicators);
 
 }}} // namespace joinable::v0::detail
@@ -10746,10 +10748,10 @@ public:
     /// Collective. After a throw nothing stays attached.
     /// @throws ContractViolation  a participant or a communicator is in another guard, a
     ///         participant is twice in this one, or the communicators differ in rank or size, or
-    ///         cannot keep the timeout
-    /// @throws PeerFailed  another rank's constructor threw
+    ///         cannot keep the timeout.
+    /// @throws PeerFailed  another rank's constructor threw.
     /// @throws Mismatch  the ranks construct different guards; the text names the first difference,
-    ///         with both values
+    ///         with both values.
     template <class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
     explicit Join(Participants<Js...> list, KeywordArgument<Ks>... keywords)
@@ -10794,7 +10796,7 @@ public:
     /// Opens a round. Collective over the active ranks. With `have_input` false it sends nothing;
     /// finish() announces the end. Returns whether to run a round. False means to leave the loop,
     /// also when all ranks agreed to stop.
-    /// @throws what a roll call throws: see PendingRound::wait
+    /// @throws what a roll call throws: see PendingRound::wait.
     bool next(bool have_input, RoundNotice const& notice = {}) {
         if (!options_.enable) {
             if (have_input) {
@@ -10829,7 +10831,7 @@ public:
 
     /// Votes to stop all ranks together. The next roll call carries the vote, and no rank runs that
     /// round. Local.
-    /// @throws ContractViolation  notifications open the rounds
+    /// @throws ContractViolation  notifications open the rounds.
     void vote_stop() {
         if (options_.enable) {
             session_.vote_stop();
@@ -10838,7 +10840,7 @@ public:
 
     /// Tells the others that this rank is still working (a validation, a checkpoint). They wait for
     /// it one more deadline from now. Local.
-    /// @throws ContractViolation  the control communicator has no keep_alive()
+    /// @throws ContractViolation  the control communicator has no keep_alive().
     void keep_alive()
         requires(RenewsDeadline<join_communicator_t<Js>> && ...)
     {
@@ -10860,7 +10862,7 @@ public:
 
     /// Joins, shadows the others until all have joined or stopped, and runs the post hooks.
     /// Collective. Further calls return the same result.
-    /// @throws what a roll call or a hook throws; the guard is over then
+    /// @throws what a roll call or a hook throws; the guard is over then.
     JoinResult finish() {
         if (!options_.enable) {
             JoinResult result;
@@ -11617,7 +11619,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// changes gradients itself.
 class ReadyCheck {
 public:
-    /// @throws ContractViolation  gradients are on a device, where the host cannot read them
+    /// @throws ContractViolation  gradients are on a device, where the host cannot read them.
     ReadyCheck(ParameterList parameters, DeviceId device);
 
     void begin() noexcept { marks_.clear(); }
@@ -11625,7 +11627,7 @@ public:
 
     /// Calls `mark_ready(i)` for each mark, in order. If a gradient has several marks (a static
     /// graph), the last one counts.
-    /// @throws ContractViolation  a gradient has changed since it was marked
+    /// @throws ContractViolation  a gradient has changed since it was marked.
     template <class F>
     void release(F const& mark_ready) {
         std::vector<bool> is_checked(parameters_.size());
@@ -11729,8 +11731,8 @@ public:
     /// joinable::buffers() takes. All ranks agree on count, extents and dtypes and take rank 0's
     /// values. When a guard ends, the tensors are sent with the model. Collective, outside a guard.
     /// @throws ContractViolation  called in a guard, or a tensor is missing; then the others throw
-    ///         PeerFailed
-    /// @throws Mismatch  the text names the first tensor that differs
+    ///         PeerFailed.
+    /// @throws Mismatch  the text names the first tensor that differs.
     template <class... Ranges>
     void attach_state(Ranges&&... ranges) {
         require_outside("attach_state()");
@@ -11742,7 +11744,7 @@ public:
     /// (with zeros, if it sums). Its exceptions must leave the guard, because skip() would call it
     /// again. A null function restores the broadcast. Local, the same on every rank, outside a
     /// guard.
-    /// @throws ContractViolation  in a guard or a round, or broadcast_buffers is off
+    /// @throws ContractViolation  in a guard or a round, or broadcast_buffers is off.
     void set_buffer_hook(
         std::function<void(Comm&, std::vector<AnyView> const& buffers, Round const&)> hook
     ) {
@@ -11799,7 +11801,7 @@ public:
     /// except with EndPolicy::throw_early. The opener of the round says whether it syncs: with
     /// next() and iterate() by the notice given there, otherwise by this notice. A round inside
     /// no_sync() never syncs.
-    /// @throws ContractViolation  the previous forward had no backward; see announce_round
+    /// @throws ContractViolation  the previous forward had no backward; see announce_round.
     void prepare_for_forward(RoundNotice notice = {}) {
         if (gathers_values()) {
             throw ContractViolation{
@@ -12212,9 +12214,9 @@ public:
     /// and options, then take rank 0's values.
     /// @throws ContractViolation  Reducer refuses the arguments, or a buffer is missing or on
     ///         another device; the other ranks throw PeerFailed, as after any other local failure,
-    ///         such as std::bad_alloc
+    ///         such as std::bad_alloc.
     /// @throws Mismatch  ranks have different options or models; the text names the first option,
-    ///         parameter or buffer that differs, with both values
+    ///         parameter or buffer that differs, with both values.
     template <class Parameters>
     DistributedDataParallel(
         Comm& comm,
@@ -12380,7 +12382,7 @@ public:
         }
     }
     /// @throws ContractViolation  joined ranks leave their gradients untouched, but other
-    ///         participants use them
+    ///         participants use them.
     void check_guard(GuardView const& guard) const {
         char const* const why =
             guard.carries_accumulated
@@ -12481,7 +12483,7 @@ public:
     Step(Comm& comm, Body body) : comm_{comm}, body_{std::move(body)} {}
 
     /// Local, apart from the notification.
-    /// @throws ContractViolation  the round of the guard does not sync: ranks would step apart
+    /// @throws ContractViolation  the round of the guard does not sync: ranks would step apart.
     void step() {
         Round const round = notify_join_context(*this);
         detail::run_part(*this, round, [&] { run(round); });
@@ -12839,7 +12841,7 @@ private:
 /// `range | views::bucketed(limits)`: the BucketedView of a forward range. A named container is
 /// referenced, a view is copied, a temporary container is moved into the result. Local; an empty
 /// range has no buckets.
-/// @throws ContractViolation  there are no limits
+/// @throws ContractViolation  there are no limits.
 [[nodiscard]] constexpr auto bucketed(std::span<std::size_t const> limits) {
     return detail::BucketedClosure{limits};
 }
@@ -12875,7 +12877,7 @@ namespace joinable { inline namespace v0 {
 template <std::size_t Capacity>
 class FixedBucketAssignment {
 public:
-    /// @throws ContractViolation  there are more tensors than the capacity
+    /// @throws ContractViolation  there are more tensors than the capacity.
     explicit constexpr FixedBucketAssignment(BucketAssignment const& assignment) {
         for (auto const& members : assignment.buckets) {
             if (members.size() > Capacity - starts_[size_]) {
@@ -20699,7 +20701,7 @@ namespace joinable { inline namespace v0 {
 /// `{rank * workers + worker, size * workers}`.
 class Share {
 public:
-    /// @throws ContractViolation  the rank is out of range
+    /// @throws ContractViolation  the rank is out of range.
     constexpr Share(int rank, int size) : rank_{rank}, size_{size} {
         if (rank < 0 || rank >= size) {
             throw ContractViolation{detail::concat(
@@ -21040,7 +21042,7 @@ deal_by_weight(Range&& range, Share share, Weight& weight, std::vector<std::size
 ///
 /// The range: as for shard. The result owns a list of its positions.
 /// @throws ContractViolation  a weight is negative or not finite, or the sum of all weights does
-///         not fit into a std::uint64_t (of integers) or a double
+///         not fit into a std::uint64_t (of integers) or a double.
 /// Complexity: n log n + n log size comparisons for n elements, on every rank. Memory for a weight
 /// and two positions per element during construction.
 template <class Range, class Weight>

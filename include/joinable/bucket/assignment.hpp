@@ -83,7 +83,7 @@ constexpr void check_assignment_input(
 /// Parameters or TensorSizes. The rule is that of PyTorch's _compute_bucket_assignment_by_size.
 /// Complexity: linear in the tensors times the number of different dtypes and devices.
 /// @throws ContractViolation  there are no tensors or limits, sizes differ, or the indices are not
-///         a permutation
+///         a permutation.
 template <class Tensors>
 [[nodiscard]] constexpr BucketAssignment compute_bucket_assignment_by_size(
     Tensors const& tensors,

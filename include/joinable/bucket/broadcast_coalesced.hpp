@@ -25,7 +25,7 @@ public:
     /// Local. Plans pieces; a piece closes with the tensor by which it reaches `piece_bytes`.
     /// Allocates up to two pieces in `memory`, where the tensors must be, too. Error texts call a
     /// tensor `what`.
-    /// @throws ContractViolation  a tensor is missing (a null pointer) or on another device
+    /// @throws ContractViolation  a tensor is missing (a null pointer) or on another device.
     explicit CoalescedBroadcast(
         TensorList tensors,
         std::size_t piece_bytes,
@@ -36,8 +36,8 @@ public:
     /// Collective over `comm`. All ranks must have planned for tensors of the same extents and
     /// dtypes in the same order; strides may differ. Blocks until this rank's tensors are written.
     /// At most two pieces are in flight; no allocation.
-    /// @throws ContractViolation  what current_views() throws, before anything is sent
-    /// @throws what the communicator throws; tensors that were not reached are unchanged
+    /// @throws ContractViolation  what current_views() throws, before anything is sent.
+    /// @throws what the communicator throws; tensors that were not reached are unchanged.
     template <Communicator Comm>
     void run(Comm& comm, int root) {
         std::vector<AnyView> const& views = current_views();

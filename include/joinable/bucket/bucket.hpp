@@ -43,7 +43,7 @@ public:
     /// bytes. The arenas are in `memory` and have the size of the gradients plus at most one cache
     /// line per parameter. Complexity: linear in the parameters, plus the cost of the arenas.
     /// @throws ContractViolation  no parameter is listed, or a value is missing or on another
-    ///         device
+    ///         device.
     BucketLayout(
         ParameterList const& parameters,
         std::span<std::size_t const> order,

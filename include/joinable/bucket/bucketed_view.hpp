@@ -268,7 +268,7 @@ private:
 /// `range | views::bucketed(limits)`: the BucketedView of a forward range. A named container is
 /// referenced, a view is copied, a temporary container is moved into the result. Local; an empty
 /// range has no buckets.
-/// @throws ContractViolation  there are no limits
+/// @throws ContractViolation  there are no limits.
 [[nodiscard]] constexpr auto bucketed(std::span<std::size_t const> limits) {
     return detail::BucketedClosure{limits};
 }

@@ -19,7 +19,7 @@ namespace joinable { inline namespace v0 {
 template <std::size_t Capacity>
 class FixedBucketAssignment {
 public:
-    /// @throws ContractViolation  there are more tensors than the capacity
+    /// @throws ContractViolation  there are more tensors than the capacity.
     explicit constexpr FixedBucketAssignment(BucketAssignment const& assignment) {
         for (auto const& members : assignment.buckets) {
             if (members.size() > Capacity - starts_[size_]) {

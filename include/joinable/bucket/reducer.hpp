@@ -109,14 +109,14 @@ public:
         }
     }
 
-    /// Starts an iteration. This rank's gradients are multiplied by `factor`, which holds the
-    /// divisor of the average and this rank's weight, as they are packed or as they are summed
+    /// Starts an iteration. This rank's gradients are multiplied by `factor`, the divisor of the
+    /// average with this rank's weight in it, as they are packed or as they are summed
     /// (ScalesSums). With factor 0 this rank contributes zeros whatever its gradients hold, because
     /// a mean over no samples is NaN. `unused` names the parameters that get no gradient: a range
     /// of indices or a predicate over them. `order_source` is the rank whose ready order is used
     /// for new buckets, the same on all ranks. Collective in effect; does not block.
     /// @throws ContractViolation  the previous iteration was not finalized; parameters are unused
-    ///         without find_unused, or are listed twice, out of range or not trainable
+    ///         without find_unused, or are listed twice, out of range or not trainable.
     template <class Unused = std::initializer_list<std::size_t>>
     void prepare_for_backward(double factor, Unused const& unused = {}, int order_source = 0) {
         begin(factor, order_source, true);
@@ -132,7 +132,7 @@ public:
 
     /// Records that gradient `i` was added to in a round that is not reduced. Needed if parameters
     /// may be unused: the next iteration sends it even if the pass does not use it. Local.
-    /// @throws ContractViolation  `i` is out of range or needs no gradient
+    /// @throws ContractViolation  `i` is out of range or needs no gradient.
     void mark_accumulated(std::size_t i) { iteration_.mark_accumulated(i); }
 
     /// Marks the gradient of parameter `i` as final. Packs it, launches every full bucket whose
@@ -143,7 +143,7 @@ public:
     /// @throws ContractViolation  no iteration is prepared, `i` is out of range or needs no
     ///         gradient, was marked before or declared unused, or its gradient does not fit its
     ///         value. The iteration is lost.
-    /// @throws what the communicator throws
+    /// @throws what the communicator throws.
     void mark_ready(std::size_t i) {
         iteration_.mark(i);
         advance();
@@ -154,7 +154,7 @@ public:
 
     /// Contributes zeros from now on, because a batch failed. Call finalize_backward() afterwards.
     /// Collective in effect; does not block.
-    /// @throws ContractViolation  no iteration is open, or it is too late: a bucket is in flight
+    /// @throws ContractViolation  no iteration is open, or it is too late: a bucket is in flight.
     void contribute_nothing() {
         iteration_.require_open("contribute_nothing()");
         if (launched_ != 0) {
@@ -170,8 +170,8 @@ public:
     /// gradient gets a view of its bucket if it has set_grad. Parameters that no rank uses are not
     /// touched. Collective.
     /// @throws ContractViolation  parameters were not marked (the text lists them), the graph
-    ///         differs from the first iteration's, or a parameter has no place for its average
-    /// @throws what the communicator throws
+    ///         differs from the first iteration's, or a parameter has no place for its average.
+    /// @throws what the communicator throws.
     void finalize_backward() {
         iteration_.require_open("finalize_backward()");
         iteration_.complete();

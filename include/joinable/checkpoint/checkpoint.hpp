@@ -91,9 +91,9 @@ public:
 
     /// Collective, outside a guard. Writes the file now. On the first two errors all ranks throw
     /// the same type, the old file stays, and the communicator is usable.
-    /// @throws CommunicationError  a rank cannot write
-    /// @throws ContractViolation  in a guard, or two parameters have one name
-    /// @throws what the communicator throws
+    /// @throws CommunicationError  a rank cannot write.
+    /// @throws ContractViolation  in a guard, or two parameters have one name.
+    /// @throws what the communicator throws.
     void write() {
         require_outside("write()");
         write_file();
@@ -102,9 +102,9 @@ public:
     /// Collective, outside a guard. Reads the file: values, state, settings and rounds(). On the
     /// first two errors all ranks throw the same type.
     /// @throws ContractViolation  in a guard, or the file is not a complete checkpoint of this
-    ///         model and rule: the text names the first tensor that differs; nothing was changed
-    /// @throws CommunicationError  a rank cannot read; what was read so far is kept
-    /// @throws what the communicator throws
+    ///         model and rule: the text names the first tensor that differs; nothing was changed.
+    /// @throws CommunicationError  a rank cannot read; what was read so far is kept.
+    /// @throws what the communicator throws.
     void read() { read(file_); }
     /// Reads another file; write() keeps its own.
     void read(std::filesystem::path const& from) {

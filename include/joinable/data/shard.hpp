@@ -23,7 +23,7 @@ namespace joinable { inline namespace v0 {
 /// `{rank * workers + worker, size * workers}`.
 class Share {
 public:
-    /// @throws ContractViolation  the rank is out of range
+    /// @throws ContractViolation  the rank is out of range.
     constexpr Share(int rank, int size) : rank_{rank}, size_{size} {
         if (rank < 0 || rank >= size) {
             throw ContractViolation{detail::concat(

@@ -145,7 +145,7 @@ deal_by_weight(Range&& range, Share share, Weight& weight, std::vector<std::size
 ///
 /// The range: as for shard. The result owns a list of its positions.
 /// @throws ContractViolation  a weight is negative or not finite, or the sum of all weights does
-///         not fit into a std::uint64_t (of integers) or a double
+///         not fit into a std::uint64_t (of integers) or a double.
 /// Complexity: n log n + n log size comparisons for n elements, on every rank. Memory for a weight
 /// and two positions per element during construction.
 template <class Range, class Weight>

@@ -125,7 +125,7 @@ template <class Base>
 /// `range | contiguous_shard(rank, world)`: this rank's part of a sized range that is dealt in
 /// blocks, in rank order. Nothing is trimmed or padded: of n elements the first n % world ranks
 /// have one more than the others. Local.
-/// @throws ContractViolation  the rank is out of range
+/// @throws ContractViolation  the rank is out of range.
 [[nodiscard]] inline auto contiguous_shard(int rank, int world) {
     return ranges::make_view_closure([share = Share{rank, world}]<class Range>(Range&& range) {
         static_assert(
@@ -144,7 +144,7 @@ template <class Base>
 
 /// `range | strided_shard(rank, world)`: elements rank, rank + world, rank + 2 * world, ... as
 /// shard deals them, from a range that need not be random access. Local.
-/// @throws ContractViolation  the rank is out of range
+/// @throws ContractViolation  the rank is out of range.
 [[nodiscard]] inline auto strided_shard(int rank, int world) {
     return ranges::make_view_closure([share = Share{rank, world}]<class Range>(Range&& range) {
         using Difference = ranges::range_difference_t<Range>;

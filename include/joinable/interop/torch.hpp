@@ -330,7 +330,7 @@ class DistributedDataParallel : public joinable::DistributedDataParallel<Comm, R
 public:
     /// Collective. `module` is a module, a holder (`torch::nn::Sequential`) or a shared pointer. A
     /// module itself must outlive this object. Parameters and buffers take rank 0's values.
-    /// @throws what joinable::DistributedDataParallel throws
+    /// @throws what joinable::DistributedDataParallel throws.
     template <class Holder>
     DistributedDataParallel(
         Comm& comm,

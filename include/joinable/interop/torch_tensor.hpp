@@ -34,7 +34,7 @@ namespace joinable { inline namespace v0 {
 
 namespace detail {
 
-/// @throws ContractViolation  its elements cannot be read in place
+/// @throws ContractViolation  its elements cannot be read in place.
 inline at::Tensor const& strided(at::Tensor const& tensor) {
     char const* const why =
         !tensor.defined() ? "undefined; give it a value"

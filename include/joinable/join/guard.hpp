@@ -53,10 +53,10 @@ public:
     /// Collective. After a throw nothing stays attached.
     /// @throws ContractViolation  a participant or a communicator is in another guard, a
     ///         participant is twice in this one, or the communicators differ in rank or size, or
-    ///         cannot keep the timeout
-    /// @throws PeerFailed  another rank's constructor threw
+    ///         cannot keep the timeout.
+    /// @throws PeerFailed  another rank's constructor threw.
     /// @throws Mismatch  the ranks construct different guards; the text names the first difference,
-    ///         with both values
+    ///         with both values.
     template <class... Ks>
     [[nodiscard("a Join guards until it is destroyed: give it a name")]]
     explicit Join(Participants<Js...> list, KeywordArgument<Ks>... keywords)
@@ -101,7 +101,7 @@ public:
     /// Opens a round. Collective over the active ranks. With `have_input` false it sends nothing;
     /// finish() announces the end. Returns whether to run a round. False means to leave the loop,
     /// also when all ranks agreed to stop.
-    /// @throws what a roll call throws: see PendingRound::wait
+    /// @throws what a roll call throws: see PendingRound::wait.
     bool next(bool have_input, RoundNotice const& notice = {}) {
         if (!options_.enable) {
             if (have_input) {
@@ -136,7 +136,7 @@ public:
 
     /// Votes to stop all ranks together. The next roll call carries the vote, and no rank runs that
     /// round. Local.
-    /// @throws ContractViolation  notifications open the rounds
+    /// @throws ContractViolation  notifications open the rounds.
     void vote_stop() {
         if (options_.enable) {
             session_.vote_stop();
@@ -145,7 +145,7 @@ public:
 
     /// Tells the others that this rank is still working (a validation, a checkpoint). They wait for
     /// it one more deadline from now. Local.
-    /// @throws ContractViolation  the control communicator has no keep_alive()
+    /// @throws ContractViolation  the control communicator has no keep_alive().
     void keep_alive()
         requires(RenewsDeadline<join_communicator_t<Js>> && ...)
     {
@@ -167,7 +167,7 @@ public:
 
     /// Joins, shadows the others until all have joined or stopped, and runs the post hooks.
     /// Collective. Further calls return the same result.
-    /// @throws what a roll call or a hook throws; the guard is over then
+    /// @throws what a roll call or a hook throws; the guard is over then.
     JoinResult finish() {
         if (!options_.enable) {
             JoinResult result;

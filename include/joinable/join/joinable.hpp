@@ -57,7 +57,7 @@ private:
     friend detail::Session* detail::session_of(JoinState const& state) noexcept;
 
     /// The round of a participant outside enabled guards. Adds the weight that the state holds.
-    /// @throws ContractViolation  a weight is above the maximum
+    /// @throws ContractViolation  a weight is above the maximum.
     Round open_alone(int world_size, RoundNotice const& notice) {
         RoundNotice const said =
             local_rounds_ == nullptr ? notice : local_rounds_->announce(position_ == 0, notice);
@@ -96,7 +96,7 @@ inline Session* session_of(JoinState const& state) noexcept {
 
 /// Called before the owner of `state` communicates; error texts call it `name`.
 /// @throws ContractViolation  its communicator is inside a guard, but the owner is not, and no part
-///         of a participant of that guard is open
+///         of a participant of that guard is open.
 template <class Comm>
 void require_listed(JoinState const& state, Comm const& comm, std::string_view name) {
     if (session_of(state) == nullptr) {
@@ -237,8 +237,8 @@ public:
     }
 
     /// Blocks until all ranks have opened the round; call it before the first collective.
-    /// @throws PeerFailed, Mismatch, EarlyTermination  the ranks agreed on it; the guard is over
-    /// @throws TimedOut  and other errors of the communicator; the guard is over
+    /// @throws PeerFailed, Mismatch, EarlyTermination  the ranks agreed on it; the guard is over.
+    /// @throws TimedOut  and other errors of the communicator; the guard is over.
     [[nodiscard]] Round wait() {
         if (state_ == nullptr || state_->session_ == nullptr) {
             return local_;
@@ -275,7 +275,7 @@ private:
 ///         names the participants. Also if the participant is in no guard, but its communicator is
 ///         in one, and no part of a participant of that guard is open: joined ranks would not
 ///         follow.
-/// @throws what PendingRound::wait throws, with EndPolicy::throw_early
+/// @throws what PendingRound::wait throws, with EndPolicy::throw_early.
 template <class J>
 PendingRound announce_round(J& joinable, RoundNotice notice = {}) {
     static_assert(models_joinable<J>());

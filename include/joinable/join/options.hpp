@@ -44,8 +44,8 @@ struct RoundNotice {
 
 /// Options of a guard. These must be the same on every rank, or all ranks throw Mismatch when they
 /// enter: `end_policy`, `sync_every`, `carry_accumulated`, and whether `inputs` and
-/// `weight_per_input` are given. `enable` must be the same, too: the others wait for a rank that
-/// does not enter until the deadline.
+/// `weight_per_input` are given. `enable` must be the same, too: the others wait until the deadline
+/// for a rank that does not enter.
 struct JoinOptions {
     bool enable = true; ///< false: nothing is attached and nothing is sent
     EndPolicy end_policy = EndPolicy::drain;

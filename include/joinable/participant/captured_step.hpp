@@ -51,7 +51,7 @@ class CapturedStep {
 public:
     /// Local. `gradients` have floating-point dtypes and are in memory of the communicator's
     /// device, in the order in which they become ready; the same on every rank.
-    /// @throws ContractViolation  a buffer is not like this
+    /// @throws ContractViolation  a buffer is not like this.
     CapturedStep(
         Comm& comm,
         std::vector<Buffer> gradients,
@@ -81,7 +81,7 @@ public:
     /// Runs a round. Enqueues both passes and the averages and returns; the caller's stream waits
     /// for them. The host blocks when it is four rounds ahead. Collective.
     /// @throws ContractViolation  the round does not sync, or the passes did not call ready(i) for
-    ///         all gradients
+    ///         all gradients.
     void step(RoundNotice notice = {}) {
         if (!notice.will_sync || notice.phase != Phase::train) {
             throw ContractViolation{"a captured step reduces gradients in each of its rounds, but "

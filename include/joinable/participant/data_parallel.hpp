@@ -75,9 +75,9 @@ public:
     /// and options, then take rank 0's values.
     /// @throws ContractViolation  Reducer refuses the arguments, or a buffer is missing or on
     ///         another device; the other ranks throw PeerFailed, as after any other local failure,
-    ///         such as std::bad_alloc
+    ///         such as std::bad_alloc.
     /// @throws Mismatch  ranks have different options or models; the text names the first option,
-    ///         parameter or buffer that differs, with both values
+    ///         parameter or buffer that differs, with both values.
     template <class Parameters>
     DistributedDataParallel(
         Comm& comm,
@@ -243,7 +243,7 @@ public:
         }
     }
     /// @throws ContractViolation  joined ranks leave their gradients untouched, but other
-    ///         participants use them
+    ///         participants use them.
     void check_guard(GuardView const& guard) const {
         char const* const why =
             guard.carries_accumulated

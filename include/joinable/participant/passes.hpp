@@ -35,8 +35,8 @@ public:
     /// joinable::buffers() takes. All ranks agree on count, extents and dtypes and take rank 0's
     /// values. When a guard ends, the tensors are sent with the model. Collective, outside a guard.
     /// @throws ContractViolation  called in a guard, or a tensor is missing; then the others throw
-    ///         PeerFailed
-    /// @throws Mismatch  the text names the first tensor that differs
+    ///         PeerFailed.
+    /// @throws Mismatch  the text names the first tensor that differs.
     template <class... Ranges>
     void attach_state(Ranges&&... ranges) {
         require_outside("attach_state()");
@@ -48,7 +48,7 @@ public:
     /// (with zeros, if it sums). Its exceptions must leave the guard, because skip() would call it
     /// again. A null function restores the broadcast. Local, the same on every rank, outside a
     /// guard.
-    /// @throws ContractViolation  in a guard or a round, or broadcast_buffers is off
+    /// @throws ContractViolation  in a guard or a round, or broadcast_buffers is off.
     void set_buffer_hook(
         std::function<void(Comm&, std::vector<AnyView> const& buffers, Round const&)> hook
     ) {
@@ -105,7 +105,7 @@ public:
     /// except with EndPolicy::throw_early. The opener of the round says whether it syncs: with
     /// next() and iterate() by the notice given there, otherwise by this notice. A round inside
     /// no_sync() never syncs.
-    /// @throws ContractViolation  the previous forward had no backward; see announce_round
+    /// @throws ContractViolation  the previous forward had no backward; see announce_round.
     void prepare_for_forward(RoundNotice notice = {}) {
         if (gathers_values()) {
             throw ContractViolation{

@@ -98,7 +98,7 @@ public:
     /// @throws ContractViolation  as for ZeroRedundancyOptimizer and DistributedDataParallel; with
     ///         Sharding::parameters also if a value cannot be set. The other ranks throw
     ///         PeerFailed.
-    /// @throws Mismatch  ranks differ; the text names the first parameter or setting that does
+    /// @throws Mismatch  ranks differ; the text names the first parameter or setting that does.
     template <class Parameters>
     ShardedDataParallel(
         Comm& comm,
@@ -157,9 +157,9 @@ public:
     /// outside a guard. If ranks keep parts of the values, read them here, or write them equally on
     /// all ranks and then call reload(). Does nothing with another sharding. Destroy the returned
     /// object before the next pass.
-    /// @throws ContractViolation  called in a guard, or values are held
+    /// @throws ContractViolation  called in a guard, or values are held.
     /// @throws std::bad_alloc  there is not enough memory for all values; then the other ranks
-    ///         throw PeerFailed
+    ///         throw PeerFailed.
     [[nodiscard]] std::vector<HeldValues> use_all() {
         Training::require_outside("use_all()");
         auto* const units = this->reducer_->values();
@@ -178,7 +178,7 @@ public:
     /// Steps what this rank owns and exchanges it. Call it once after each backward pass that syncs
     /// and after each skip(). Collective; blocks until all parameters are written. Throws what
     /// ZeroRedundancyOptimizer::step() throws.
-    /// @throws ContractViolation  no gradients have been reduced since the last step
+    /// @throws ContractViolation  no gradients have been reduced since the last step.
     void step() {
         this->guarded([&] {
             if (this->stage_ != Training::Stage::reduced) {
@@ -239,7 +239,7 @@ public:
         Optimizer::agree_on(list);
     }
     /// @throws ContractViolation  another participant that steps has no averages to step by, or
-    ///         steps one of these parameters, too
+    ///         steps one of these parameters, too.
     void check_guard(GuardView const& guard) const {
         if (guard.steps && guard.lists_all_averaged && guard.averaged.empty()) {
             throw ContractViolation{

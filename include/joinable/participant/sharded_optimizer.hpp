@@ -63,7 +63,7 @@ public:
     /// Reads values of 16 bits into the masters again after the engine changed the values. If
     /// values are sharded it reads what this rank owns of all values: call it during the lifetime
     /// of the result of use_all(). Local.
-    /// @throws ContractViolation  values are sharded and not gathered
+    /// @throws ContractViolation  values are sharded and not gathered.
     void reload() {
         for (Group const& group : groups_) {
             if (group.values) {
@@ -77,8 +77,8 @@ public:
 
     /// Gathers the state of all ranks at `to_rank`, where state() returns it. Collective, outside a
     /// guard.
-    /// @throws ContractViolation  called in a guard, or `to_rank` is out of range
-    /// @throws what the communicator throws
+    /// @throws ContractViolation  called in a guard, or `to_rank` is out of range.
+    /// @throws what the communicator throws.
     void consolidate(int to_rank = 0) {
         require_own_state();
         require_outside("consolidate()");
@@ -107,7 +107,7 @@ public:
     }
     /// The result of consolidate() on this rank: rules, step counts and tensors, in the order of
     /// the parameters. The next step frees it. Local.
-    /// @throws ContractViolation  nothing was gathered here since the last step
+    /// @throws ContractViolation  nothing was gathered here since the last step.
     [[nodiscard]] OptimizerState<Rule> const& state() const {
         if (!consolidated_) {
             throw ContractViolation{detail::concat(
@@ -124,7 +124,7 @@ public:
     /// ignored. The state may come from any number of ranks and either partition. It has no values:
     /// load values of 16 bits before. Collective, outside a guard.
     /// @throws ContractViolation  called in a guard, or the state is of another model; then the
-    ///         other ranks throw PeerFailed, and nothing was changed
+    ///         other ranks throw PeerFailed, and nothing was changed.
     void load(OptimizerState<Rule> const& state, int from_rank = 0) {
         require_own_state();
         require_outside("load()");
@@ -166,7 +166,7 @@ public:
 
     /// The rank that steps parameter `i`. Local.
     /// @throws ContractViolation  the partition is flat, each rank steps all parameters, or `i`
-    ///         needs no gradient or is out of range
+    ///         needs no gradient or is out of range.
     [[nodiscard]] int owner_of(std::size_t i) const {
         bool const has_owners = !is_flat() && sharding_ != Sharding::none;
         for (Group const& group : groups_) {
@@ -263,7 +263,8 @@ public:
             });
         }
     }
-    /// @throws ContractViolation  another optimizer of the guard steps one of these parameters, too
+    /// @throws ContractViolation  another optimizer of the guard steps one of these parameters,
+    ///         too.
     void check_guard(GuardView const& guard) const {
         std::vector<void const*> others = guard.stepped;
         std::sort(others.begin(), others.end());

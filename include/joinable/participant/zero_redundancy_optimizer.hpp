@@ -53,7 +53,7 @@ public:
     /// @throws ContractViolation  a parameter is not on the host, one of integers needs a gradient,
     ///         none needs one, or the rule or the options are invalid. The other ranks throw
     ///         PeerFailed.
-    /// @throws Mismatch  ranks differ; the text names the first parameter or setting that does
+    /// @throws Mismatch  ranks differ; the text names the first parameter or setting that does.
     template <class Parameters>
     ZeroRedundancyOptimizer(
         Comm& comm, Parameters&& parameters, Rule rule, ZeroOptions options = {}
@@ -81,8 +81,8 @@ public:
     /// stepped after an error.
     /// @throws ContractViolation  a gradient does not fit its value; a setting is invalid or
     ///         changes the amount of state; a value of 16 bits is not its rounded master, see
-    ///         reload(); the round of the guard does not sync
-    /// @throws what the communicator throws
+    ///         reload(); the round of the guard does not sync.
+    /// @throws what the communicator throws.
     void step(RoundNotice const& notice = {}) {
         Round const round = notify_join_context(*this, notice);
         detail::run_part(*this, round, [&] { run(round); });
@@ -119,7 +119,7 @@ public:
     [[nodiscard]] std::string_view join_name() const noexcept { return "ZeroRedundancyOptimizer"; }
     static constexpr std::string_view join_verb = "step()";
     /// @throws ContractViolation  the gradients of this guard or of a parameter are averaged by no
-    ///         participant, or gradients are averaged twice, or two optimizers step a parameter
+    ///         participant, or gradients are averaged twice, or two optimizers step a parameter.
     void check_guard(GuardView const& guard) const {
         if (guard.reduces == optimizer_options().reduces_gradients) {
             throw ContractViolation{

@@ -29,7 +29,7 @@ public:
     using Names = std::span<std::string_view const>; ///< of a rule
 
     /// `names` are the state names of each group's rule.
-    /// @throws ContractViolation  two tensors would have one name
+    /// @throws ContractViolation  two tensors would have one name.
     ModelLayout(
         std::string_view file, std::span<ShardGroup const> groups, std::vector<Names> const& names
     )
@@ -54,7 +54,8 @@ public:
     void place() { place_tensors(tensors_); }
 
     /// Takes the positions of the tensors from a file.
-    /// @throws ContractViolation  the file is of another model: names the first tensor that differs
+    /// @throws ContractViolation  the file is of another model: names the first tensor that
+    ///         differs.
     void place_as(std::string_view file, FileHeader const& header) {
         std::unordered_map<std::string_view, StoredTensor const*> stored;
         for (StoredTensor const& tensor : header.tensors) {

@@ -77,7 +77,7 @@ inline void place_tensors(std::vector<StoredTensor>& tensors) {
 }
 
 /// The start of a file: the length and the header, padded with spaces to a multiple of 8 bytes.
-/// @throws ContractViolation  a name is not UTF-8, or the header is longer than the format allows
+/// @throws ContractViolation  a name is not UTF-8, or the header is longer than the format allows.
 [[nodiscard]] inline std::string header_text(std::string_view file, FileHeader const& header) {
     using nlohmann::json;
     std::string text;
@@ -112,7 +112,7 @@ inline void place_tensors(std::vector<StoredTensor>& tensors) {
 
 /// The length of the header of a file of `file_bytes` bytes that begins with `start`.
 /// @throws ContractViolation  the file is too short for it, or the header longer than the format
-///         allows
+///         allows.
 [[nodiscard]] inline std::uint64_t
 header_length(std::string_view file, std::string_view start, std::uint64_t file_bytes) {
     if (file_bytes < length_bytes || start.size() < length_bytes) {
@@ -145,7 +145,7 @@ public:
     HeaderParser(std::string_view file, std::uint64_t data_bytes)
         : file_{file}, data_bytes_{data_bytes} {}
 
-    /// @throws ContractViolation  the text names the tensor, the expected and the actual value
+    /// @throws ContractViolation  the text names the tensor, the expected and the actual value.
     [[nodiscard]] FileHeader parse(std::string_view text) const {
         Json const all = parse_json(text);
         if (!all.is_object()) {

@@ -96,7 +96,7 @@ public:
     MetadataReader(std::string_view file, std::map<std::string, std::string> const& metadata)
         : file_{file}, metadata_{metadata} {}
 
-    /// @throws ContractViolation  the text names the key, the expected and the actual value
+    /// @throws ContractViolation  the text names the key, the expected and the actual value.
     [[nodiscard]] TrainingState state() const {
         require("format", std::string{checkpoint_format});
         require("version", std::to_string(checkpoint_version));

@@ -19,7 +19,7 @@ struct Accumulated {
 
     /// Checks the weight `own` of an input before its round.
     /// @throws ContractViolation  together with the held weight it is too large to be summed over
-    ///         all ranks
+    ///         all ranks.
     void require_summable(Phase phase, std::uint64_t own) const {
         if (own > max_weight) {
             throw ContractViolation{

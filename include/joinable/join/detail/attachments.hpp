@@ -48,7 +48,7 @@ struct NamedState {
     JoinState const* state;
     std::string_view name;
 };
-/// @throws ContractViolation  a participant is in a guard twice, or in another one
+/// @throws ContractViolation  a participant is in a guard twice, or in another one.
 void check_states(std::initializer_list<NamedState> participants);
 
 /// Restores the deadlines of communicators that a guard has overridden.
@@ -72,7 +72,7 @@ private:
 /// @throws ContractViolation  an option is out of its range.
 void check_options(JoinOptions const& options);
 
-/// @throws ContractViolation  the communicators have different ranks, or too many
+/// @throws ContractViolation  the communicators have different ranks, or too many.
 void check_same_ranks(std::vector<ControlCommunicator*> const& communicators);
 
 }}} // namespace joinable::v0::detail

@@ -58,7 +58,7 @@ public:
         }
     }
 
-    /// @throws ContractViolation  the guard has ended without a failure; else the failure again
+    /// @throws ContractViolation  the guard has ended without a failure; else the failure again.
     void require_alive() const {
         if (failure_) {
             throw_failure(*failure_);

@@ -70,7 +70,8 @@ private:
 };
 
 /// Called before an object outside the guard uses `communicator`. Error texts call it `name`.
-/// @throws ContractViolation  the communicator is inside a guard, and joined ranks would not follow
+/// @throws ContractViolation  the communicator is inside a guard, and joined ranks would not
+///         follow.
 inline void require_unguarded(void const* communicator, std::string_view name) {
     if (Session* const session = Occupation::session_over(communicator)) {
         session->require_followed(name);

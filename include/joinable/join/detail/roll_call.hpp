@@ -28,7 +28,7 @@ public:
 
     /// Starts a roll call; `answer()` ends it. Asynchronous, no allocation. `carry` is what this
     /// rank accumulated, if it arrives.
-    /// @throws ContractViolation  it differs from the schedule, if there is one
+    /// @throws ContractViolation  it differs from the schedule, if there is one.
     void post(RollCallLanes const& mine, Carry const& carry = {});
     [[nodiscard]] bool is_posted() const noexcept { return posted_; }
     [[nodiscard]] bool test() { return schedule_ || control_.test_sum(); }

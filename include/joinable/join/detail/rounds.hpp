@@ -41,7 +41,7 @@ public:
     // -- saying ----------------------------------------------------------------------------------
 
     /// Completes a notice for the next round.
-    /// @throws ContractViolation  the weight, with what is held, is too large to be summed
+    /// @throws ContractViolation  the weight, with what is held, is too large to be summed.
     [[nodiscard]] RoundNotice completed(RoundNotice const& notice) const;
 
     /// The next round, as far as this rank alone knows it.

@@ -29,7 +29,7 @@ public:
 
     /// Checks `rank`'s announcement of `round`.
     /// @throws ContractViolation  it leaves earlier or later than it said at entry, votes to stop,
-    ///         or gives another notice
+    ///         or gives another notice.
     void require_promised(int rank, std::size_t round, RollCallLanes const& mine) const;
 
     /// The sum of what all ranks say in the next round; arriving() are the ranks that arrive in it.

@@ -46,7 +46,7 @@ public:
 
     /// Collective. Agrees on `list`, and exchanges the numbers of inputs if ranks know them.
     /// Rethrows `local_error`, if there is one.
-    /// @throws PeerFailed, Mismatch  on all ranks together
+    /// @throws PeerFailed, Mismatch  on all ranks together.
     void enter(AgreementList const& list, std::exception_ptr const& local_error);
 
     [[nodiscard]] bool can_abort() const noexcept { return outcome_.can_abort(); }
@@ -75,7 +75,7 @@ public:
 
     /// Called before an object outside this guard uses one of its communicators.
     /// @throws ContractViolation  joined ranks would not follow, because no part of a participant
-    ///         is open and rounds have not ended
+    ///         is open and rounds have not ended.
     void require_followed(std::string_view name);
 
     void record_failure(std::string_view text) { outcome_.record(text); }

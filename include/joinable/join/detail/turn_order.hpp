@@ -47,7 +47,8 @@ public:
         return round_ ? first(*round_, cursor_) : std::nullopt;
     }
 
-    /// @throws ContractViolation  the round that `opener` announces begins with another participant
+    /// @throws ContractViolation  the round that `opener` announces begins with another
+    ///         participant.
     void require_first(std::size_t opener, Round const& announced) const;
 
     void open(Round const& round) {
@@ -70,7 +71,7 @@ public:
 
     /// Begins the part of `position` in the open round. Returns false if `position` may open the
     /// next round; with `loop_opens_rounds` it may not.
-    /// @throws ContractViolation  it is not its turn
+    /// @throws ContractViolation  it is not its turn.
     bool take_turn(std::size_t position, bool loop_opens_rounds);
 
     /// @throws ContractViolation  a part is held open, or a participant is missing.

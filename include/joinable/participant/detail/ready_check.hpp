@@ -19,7 +19,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 /// changes gradients itself.
 class ReadyCheck {
 public:
-    /// @throws ContractViolation  gradients are on a device, where the host cannot read them
+    /// @throws ContractViolation  gradients are on a device, where the host cannot read them.
     ReadyCheck(ParameterList parameters, DeviceId device);
 
     void begin() noexcept { marks_.clear(); }
@@ -27,7 +27,7 @@ public:
 
     /// Calls `mark_ready(i)` for each mark, in order. If a gradient has several marks (a static
     /// graph), the last one counts.
-    /// @throws ContractViolation  a gradient has changed since it was marked
+    /// @throws ContractViolation  a gradient has changed since it was marked.
     template <class F>
     void release(F const& mark_ready) {
         std::vector<bool> is_checked(parameters_.size());

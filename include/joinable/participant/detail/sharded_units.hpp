@@ -111,7 +111,7 @@ public:
     }
     /// Runs the remaining passes of a round. A training round has both, an evaluation only a
     /// forward pass.
-    /// @throws ContractViolation  values are still held
+    /// @throws ContractViolation  values are still held.
     void finish_passes(bool trains) {
         finish_forward();
         if (trains && pass_ == Pass::between) {
@@ -177,7 +177,7 @@ public:
         return i < unit_of_.size() ? unit_of_[i] : nowhere;
     }
     /// Whether the values of the unit of parameter `i` are set.
-    /// @throws ContractViolation  the pass is past them, or there is no pass
+    /// @throws ContractViolation  the pass is past them, or there is no pass.
     [[nodiscard]] bool is_present(std::size_t i) const {
         Unit const& unit = units_[unit_of(i)];
         if (unit.is_present) {

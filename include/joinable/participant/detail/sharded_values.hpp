@@ -50,7 +50,7 @@ namespace joinable { inline namespace v0 { namespace detail {
 class ShardedValues {
 public:
     /// Allocates memory. Takes the current extents and order of the values.
-    /// @throws ContractViolation  a value cannot be set
+    /// @throws ContractViolation  a value cannot be set.
     ShardedValues(
         ParameterList const& parameters,
         std::span<OptimizerShard const> shards,
@@ -58,7 +58,7 @@ public:
     );
 
     /// Copies what this rank owns from the engine's values.
-    /// @throws ContractViolation  a value is missing; then nothing was copied
+    /// @throws ContractViolation  a value is missing; then nothing was copied.
     void take(std::span<OptimizerShard const> shards, Scratch& scratch);
     /// Frees the engine's values.
     void release() const {

@@ -65,8 +65,8 @@ inline constexpr std::uint32_t library_version =
 
 }} // namespace joinable::v0
 
-// Places the definitions of heavy functions. In a header-only program they are inline functions.
-// With JOINABLE_SEPARATE_COMPILATION the headers only declare them, and the one source file that
+// Definitions of heavy functions. In a header-only program they are inline functions. With
+// JOINABLE_SEPARATE_COMPILATION the headers only declare them, and the one source file that
 // includes <joinable/src.hpp> compiles them. They are in X.ipp beside the X.hpp that declares them.
 // The same holds for members of templates for the types in JOINABLE_INSTANTIATE.
 #if !defined(JOINABLE_SEPARATE_COMPILATION)
@@ -6064,7 +6064,8 @@ public:
     /// Ends the guard. Complete after device().finish().
     void end_guard() const;
 
-    /// Copies the average in the bucket into gradient `i`. Complete after device().finish().
+    /// Makes the average in the bucket gradient `i`: copies it or sets a view. Complete after
+    /// device().finish().
     void deliver(std::size_t i);
 
     /// Cuts the buckets again, by `order`. Gradients that live in them move along.

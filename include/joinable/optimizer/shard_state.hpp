@@ -27,7 +27,7 @@ public:
           memory_{count * element_bytes()} {}
 
     [[nodiscard]] bool has_masters() const noexcept { return has_masters_; }
-    /// The rule's arrays and the masters.
+    /// The rule's arrays, then the masters.
     [[nodiscard]] std::size_t arrays() const noexcept { return names_ + (has_masters() ? 1 : 0); }
     [[nodiscard]] std::size_t names() const noexcept { return names_; }
     [[nodiscard]] std::size_t bytes() const noexcept { return memory_.bytes(); }

@@ -88,7 +88,7 @@ void check_rule(R const& rule) {
 /// | expression             | result                             | meaning                                  |
 /// |------------------------|------------------------------------|------------------------------------------|
 /// | `rule.state_names()`   | std::span<std::string_view const>  | names of the numbers that it keeps for   |
-/// |                        |                                    | each element; the same at every step     |
+/// |                        |                                    | each element; as many at every step      |
 /// | `rule.update(range)`   |                                    | steps an UpdateRange of float or double  |
 /// | `rule.check()`         |                                    | optional; throws ContractViolation if    |
 /// |                        |                                    | the settings are invalid                 |

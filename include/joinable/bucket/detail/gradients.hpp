@@ -85,7 +85,8 @@ public:
     /// Ends the guard. Complete after device().finish().
     void end_guard() const;
 
-    /// Copies the average in the bucket into gradient `i`. Complete after device().finish().
+    /// Makes the average in the bucket gradient `i`: copies it or sets a view. Complete after
+    /// device().finish().
     void deliver(std::size_t i);
 
     /// Cuts the buckets again, by `order`. Gradients that live in them move along.
